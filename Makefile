@@ -1,0 +1,44 @@
+# `make demo` and `make test` need nothing but Python 3.10 to 3.13: they make .venv and install into it by themselves.
+# Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test test-slow test-gpu lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	rm -rf runs/demo
+	$(BIN)/cordee train examples/digits.py --workers 2 --out runs/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamp is written last: an installation that broke off is begun again. torch goes first and alone, so that the
+# version of constraints.txt is taken wherever pip finds it, before anything else asks for "some torch".
+$(READY): pyproject.toml constraints.txt
+	@rm -f $@
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else "Cordée needs Python 3.10 to 3.13, but $(PYTHON) is %d.%d; say: make PYTHON=python3.12" % v[:2])'
+	@$(PYTHON) -m venv .venv || { echo 'No virtual environment: on Debian and Ubuntu install python3-venv.' >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

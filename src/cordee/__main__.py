@@ -1,0 +1,5 @@
+"""`python -m cordee`."""
+
+from cordee.cli.main import main
+
+main()

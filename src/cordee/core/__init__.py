@@ -1,0 +1,1 @@
+"""Words and values without torch: plan, world, events, errors."""

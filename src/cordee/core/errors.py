@@ -1,0 +1,149 @@
+"""What can go wrong, each with its exit code; `docs/reference/exit-codes.md` has a section for every one."""
+
+from __future__ import annotations
+
+
+class CordeeError(Exception):
+    """Something a user can act on: printed as one message, without a stack trace, ending with `code`."""
+
+    code = 1
+    """The exit code of the command that ends with this error."""
+
+    title = "unexpected failure"
+    """Two or three words for the exit-code table."""
+
+
+class UsageError(CordeeError):
+    """The command line, or a call of the public functions, does not make sense."""
+
+    code = 2
+    title = "usage"
+
+
+class JobError(CordeeError):
+    """The job file or a field of the job is wrong."""
+
+    code = 10
+    title = "job"
+
+
+class DataError(CordeeError):
+    """The data is missing, unreadable, or not of the form that the job needs."""
+
+    code = 11
+    title = "data"
+
+
+class PlanError(CordeeError):
+    """The plan is misspelt, contradicts itself, or asks for something that is not built."""
+
+    code = 12
+    title = "plan"
+
+
+class ModelError(CordeeError):
+    """The model or the loss does not accept a batch of the data."""
+
+    code = 13
+    title = "model does not fit"
+
+
+class MixingError(CordeeError):
+    """The loss of a batch is not the mean over its samples, so shares of it cannot be added up."""
+
+    code = 14
+    title = "loss mixes samples"
+
+
+class DivergedError(CordeeError):
+    """The loss became NaN or infinite."""
+
+    code = 15
+    title = "diverged"
+
+
+class WorkerFailed(CordeeError):
+    """The user's code raised an exception on a worker."""
+
+    code = 20
+    title = "worker failed"
+
+    def __init__(self, message: str, *, rank: int = -1, host: str = "", traceback: str = "") -> None:
+        """Keep who failed, and the worker's own traceback, for callers from Python."""
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.traceback = traceback
+
+
+class WorkersLost(CordeeError):
+    """So many workers died that the run cannot go on."""
+
+    code = 21
+    title = "workers lost"
+
+
+class WaitedTooLong(CordeeError):
+    """A wait reached its deadline."""
+
+    code = 22
+    title = "deadline"
+
+
+class CoordinatorLost(CordeeError):
+    """A worker lost its connection to the launcher and ended itself."""
+
+    code = 23
+    title = "coordinator lost"
+
+
+class PutOut(CordeeError):
+    """This worker was silent for so long that the others went on without it."""
+
+    code = 24
+    title = "put out"
+
+
+class RendezvousError(CordeeError):
+    """The hosts or processes of a run did not find each other (a port in use, a host that is not there)."""
+
+    code = 30
+    title = "rendezvous"
+
+
+class SecurityError(CordeeError):
+    """A connection off loopback without what protects it, or a peer that could not show the token."""
+
+    code = 31
+    title = "security"
+
+
+class StorageError(CordeeError):
+    """A file of the run could not be written (disk full, no permission)."""
+
+    code = 40
+    title = "storage"
+
+
+class CheckpointError(CordeeError):
+    """A checkpoint is missing, damaged, or belongs to another job or data set."""
+
+    code = 41
+    title = "checkpoint"
+
+
+class Interrupted(CordeeError):
+    """Ctrl-C or SIGTERM: the run ended early, with a checkpoint."""
+
+    code = 130
+    title = "interrupted"
+
+
+def all_errors() -> list[type[CordeeError]]:
+    """Every error with an exit code of its own, by code."""
+    return sorted(CordeeError.__subclasses__(), key=lambda error: error.code)
+
+
+def error_named(name: str) -> type[CordeeError]:
+    """The error class called `name`; `CordeeError` itself for a name we do not know."""
+    return next((error for error in all_errors() if error.__name__ == name), CordeeError)

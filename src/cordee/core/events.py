@@ -1,0 +1,172 @@
+"""What happened in a run, one JSON object a line: the names, the writer, the reader."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cordee.core.errors import StorageError
+
+EVENTS: Mapping[str, Mapping[str, str]] = {
+    "start": {
+        "workers": "workers at the start",
+        "plan": "the plan as key=value,...",
+        "resume": "whether a former run of this folder goes on",
+    },
+    "job": {
+        "name": "of the job",
+        "batch": "samples of a global batch",
+        "epochs": "epochs to train; null: until something else stops it",
+        "steps_per_epoch": "steps of an epoch",
+        "steps": "steps that were already committed (0 unless resumed)",
+        "parameters": "numbers in the model that are trained",
+        "samples": "samples of train, validation and test",
+    },
+    "step": {
+        "step": "steps committed so far, this one included",
+        "epoch": "the epoch of the step, from 0",
+        "loss": "mean loss over the global batch; null when not finite",
+        "samples": "samples of the global batch",
+        "ms": "wall time of the step on the worker that speaks for all",
+        "at": "when it was committed there, in the launcher's clock",
+    },
+    "times": {
+        "worker": "whose times these are",
+        "from": "the first step of the lists below, which have an entry a step",
+        "data_ms": "waiting for data",
+        "compute_ms": "forward, backward and update",
+        "blocked_ms": "in collectives: waiting for slower workers and communication together",
+        "arrived": "when the worker came to the collective, in the launcher's clock; the last one's tells them apart",
+    },
+    "epoch": {
+        "epoch": "the epoch that ended, from 0",
+        "step": "steps committed so far",
+        "loss": "training loss of its last step",
+        "validation": "value of each metric by name",
+    },
+    "checkpoint": {"step": "the step it holds"},
+    "failure": {"worker": "who was lost", "host": "where", "reason": "what was seen", "left": "workers that are left"},
+    "regroup": {
+        "generation": "number of the new group",
+        "workers": "the workers in it",
+        "ms": "from the news of the failure until all agreed to go on",
+    },
+    "warning": {"message": "what to know"},
+    "result": {"result": "what result.json says"},
+    "end": {"reason": "why the run ended", "code": "exit code"},
+}
+"""Every event by name, and what its fields mean. Each record also has `event` and `time` (seconds since 1970)."""
+
+
+class EventLog:
+    """Appends events to a file; safe to call from several threads."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open `path` at its end, after cutting off a line that a killed writer left unfinished."""
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        try:
+            # Without a buffer: what the disk refused once is not tried again when the file is closed.
+            self._file = self.path.open("ab+", buffering=0)
+            _cut_torn_line(self._file)
+        except OSError as error:
+            raise self._storage_error(error) from None
+
+    def write(self, event: str, /, **fields: Any) -> None:
+        """Append one record of `event` with these fields and hand it to the system."""
+        assert event in EVENTS, f"event {event!r} is not in the table EVENTS"
+        unknown = set(fields) - set(EVENTS[event])
+        assert not unknown, f"event {event!r} has no documented field {sorted(unknown)}"
+        record = {"event": event, "time": round(time.time(), 6), **_jsonable(fields)}
+        line = json.dumps(record, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
+        with self._lock:
+            try:
+                self._append(line.encode())
+            except OSError as error:
+                raise self._storage_error(error) from None
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            self._file.close()
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, line: bytes) -> None:
+        """Write the whole line, or leave the file as it was."""
+        end = self._file.seek(0, os.SEEK_END)
+        written = 0
+        try:
+            while written < len(line):
+                written += self._file.write(line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
+            raise
+
+    def _storage_error(self, error: OSError) -> StorageError:
+        """The error for a log that cannot be written."""
+        return StorageError(
+            f"{self.path.absolute()} could not be written: {error.strerror}. Free or choose another disk."
+        )
+
+
+def read_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The records of `path` in order; a last line that is still being written is left out."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise StorageError(f"{Path(path).absolute()} is damaged: line {number} is not JSON.") from None
+            yield record
+
+
+def _cut_torn_line(file: io.FileIO) -> None:
+    """Cut `file` after its last newline, reading backwards in blocks."""
+    end = file.seek(0, os.SEEK_END)
+    keep = end
+    while keep > 0:
+        start = max(0, keep - 4096)
+        file.seek(start)
+        newline = file.read(keep - start).rfind(b"\n")
+        if newline >= 0:
+            keep = start + newline + 1
+            break
+        keep = start
+    if keep < end:
+        file.truncate(keep)
+
+
+def _jsonable(value: Any) -> Any:
+    """`value` as JSON has it: NaN and infinity as null, scalars of arrays and tensors as numbers, paths as text."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(one) for one in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "item"):
+        return _jsonable(value.item())
+    raise TypeError(f"an event cannot hold {value!r}")

@@ -1,0 +1,327 @@
+"""The plan: how a job is trained here, as one frozen value that is parsed, printed, saved and compared.
+
+The fields of `Plan` are the only place where a key is written down. What parsing accepts, what printing
+shows and what help and docs say is read from the fields' metadata.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from cordee.core.errors import PlanError
+
+Faithfulness = Literal["exact", "same", "statistical"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What is known of one key of a plan."""
+
+    name: str
+    part: str
+    """The part of the plan it belongs to: feed, split, sync or device."""
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    """The allowed words; empty for numbers and switches."""
+    built: tuple[Any, ...] = ()
+    """The values that work in this version; empty when all allowed ones do."""
+    minimum: float | None = None
+
+    @property
+    def allowed(self) -> str:
+        """What may be written after `name=`, in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if isinstance(self.default, bool):
+            return "true or false"
+        if isinstance(self.default, tuple):
+            return "numbers of at least 0, not all 0, separated by colons, such as 5:3:2"
+        kind = "a whole number" if isinstance(self.default, int) else "a number"
+        return f"{kind} of at least {self.minimum:g}" if self.minimum is not None else kind
+
+    def read(self, given: Any) -> Any:
+        """The value meant by `given` (text from a command line, or a value from YAML or Python)."""
+        try:
+            value = _READERS[type(self.default)](given)
+        except (TypeError, ValueError):
+            raise self._refused(given) from None
+        if self.choices and value not in self.choices:
+            raise self._refused(given)
+        if self.minimum is not None and value < self.minimum:
+            raise self._refused(given)
+        if self.built and value not in self.built:
+            works = " or ".join(f"{self.name}={_written(one)}" for one in self.built)
+            raise PlanError(
+                f"plan key {self.name}={_written(value)} is not built yet in this version; what works is {works}."
+            )
+        return value
+
+    def _refused(self, given: Any) -> PlanError:
+        """The error for a value that this key never takes."""
+        near = difflib.get_close_matches(str(given), self.choices, n=1)
+        hint = f" Did you mean {self.name}={near[0]}?" if near else ""
+        return PlanError(f"plan key {self.name} was given {_written(given)!r}; expected {self.allowed}.{hint}")
+
+
+def _key(default: Any, part: str, help: str, **more: Any) -> Any:
+    """A field of the plan together with its row of the table of keys."""
+    return field(default=default, metadata={"part": part, "help": help, **more})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train a job here: Feed × Split × Sync, and what the devices do."""
+
+    share: str = _key(
+        "equal",
+        "feed",
+        "who computes which samples of a global batch",
+        choices=("equal", "proportional", "sampled", "balanced"),
+        built=("equal", "proportional", "sampled"),
+    )
+    proportions: tuple[float, ...] = _key((), "feed", "each worker's part of a global batch, one number a worker")
+
+    tensor: int = _key(1, "split", "ranks over which each weight matrix is cut", minimum=1, built=(1,))
+    pipeline: int = _key(1, "split", "ranks over which the layers are cut", minimum=1, built=(1,))
+    shard: str = _key(
+        "none",
+        "split",
+        "what is spread over the replicas instead of copied",
+        choices=("none", "optimizer", "gradients", "params"),
+        built=("none",),
+    )
+
+    sync: str = _key(
+        "allreduce", "sync", "how the replicas agree", choices=("allreduce", "server", "local"), built=("allreduce",)
+    )
+    mode: str = _key(
+        "sync", "sync", "how far a parameter server waits", choices=("sync", "async", "stale"), built=("sync",)
+    )
+    staleness: int = _key(0, "sync", "steps that a worker may be ahead under mode=stale", minimum=0, built=(0,))
+    servers: int = _key(1, "sync", "parameter servers under sync=server", minimum=1, built=(1,))
+    local_steps: int = _key(1, "sync", "steps between two merges under sync=local", minimum=1, built=(1,))
+    compress: str = _key(
+        "none", "sync", "how gradients are made smaller on the wire", choices=("none", "fp16", "int8"), built=("none",)
+    )
+    batchnorm: str = _key(
+        "exact", "sync", "BatchNorm over the global batch, or over each replica's share", choices=("exact", "replica")
+    )
+    accumulate: int = _key(1, "sync", "micro-batches that a step is computed in", minimum=1)
+    bucket_mb: float = _key(25.0, "sync", "gradients that travel together, in MiB", minimum=0.01)
+    overlap: bool = _key(True, "sync", "send gradients while the backward pass goes on")
+    backend: str = _key("auto", "sync", "who carries the collectives", choices=("auto", "gloo", "nccl"))
+
+    precision: str = _key(
+        "fp32", "device", "the number format of the mathematics", choices=("fp32", "bf16", "fp16"), built=("fp32",)
+    )
+    compile: bool = _key(False, "device", "compile the model", built=(False,))
+
+    def __post_init__(self) -> None:
+        """Check every value by its row of the table; what is kept is of the field's own type."""
+        for key in plan_keys():
+            object.__setattr__(self, key.name, key.read(getattr(self, key.name)))
+
+    @classmethod
+    def parse(cls, given: str | os.PathLike[str] | Plan) -> Plan:
+        """The plan meant by `auto`, a YAML file's path, or `key=value,...`; a plan is handed through."""
+        if isinstance(given, Plan):
+            return given
+        text = os.fspath(given).strip()
+        if text == "auto":
+            return cls()
+        if text.endswith((".yaml", ".yml")):
+            return cls.from_dict(_read_yaml(Path(text)))
+        return cls.from_dict(_read_pairs(text))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """The plan with these keys, the others at their defaults; `proportions` alone imply `share=proportional`."""
+        known = {key.name: key for key in plan_keys()}
+        for name in values:
+            if name not in known:
+                raise _unknown(str(name), list(known))
+        read = {name: known[name].read(value) for name, value in values.items()}
+        if read.get("proportions") and "share" not in read:
+            read["share"] = "proportional"
+        return cls(**read)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every key with its value, ready for JSON; `from_dict` gives the same plan back."""
+        values = {key.name: getattr(self, key.name) for key in plan_keys()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def to_yaml(self) -> str:
+        """The text of a YAML file that `parse` reads as this plan."""
+        import yaml  # only who reads or writes a plan's file pays for this import
+
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None)
+
+    def __str__(self) -> str:
+        """`key=value,...` of what differs from the defaults; `sync=allreduce` when nothing does."""
+        changed = {key.name: getattr(self, key.name) for key in plan_keys() if getattr(self, key.name) != key.default}
+        return ",".join(f"{name}={_written(value)}" for name, value in (changed or {"sync": self.sync}).items())
+
+    @property
+    def faithfulness(self) -> Faithfulness:
+        """How near the result is to that of one process: `exact` (bits), `same` (rounding) or `statistical`."""
+        lossy = self.compress != "none" or self.batchnorm == "replica"
+        return "statistical" if lossy or self.sync == "local" or self.mode != "sync" else "same"
+
+    def refusals(self, world_size: int) -> list[str]:
+        """Why this plan cannot run on `world_size` workers; empty when it can."""
+        reasons = (rule(self, world_size) for rule in REFUSALS)
+        return [reason for reason in reasons if reason is not None]
+
+    def check(self, world_size: int) -> None:
+        """Raise `PlanError` with every reason why this plan cannot run on `world_size` workers."""
+        reasons = self.refusals(world_size)
+        if reasons:
+            raise PlanError(f"plan {self} cannot run on {world_size} worker(s): " + " ".join(reasons))
+
+
+def _refuse_idle_proportions(plan: Plan, world_size: int) -> str | None:
+    """Proportions that the share does not look at."""
+    if not plan.proportions or plan.share != "equal":
+        return None
+    return f"proportions={_written(plan.proportions)} mean nothing under share=equal; set share=proportional."
+
+
+def _refuse_missing_proportions(plan: Plan, world_size: int) -> str | None:
+    """A proportional share of unknown proportions."""
+    if plan.share != "proportional" or plan.proportions:
+        return None
+    return "share=proportional needs proportions, one number a worker, such as proportions=5:3:2."
+
+
+def _refuse_miscounted_proportions(plan: Plan, world_size: int) -> str | None:
+    """Proportions for more or fewer workers than there are."""
+    if not plan.proportions or len(plan.proportions) == world_size:
+        return None
+    return f"proportions={_written(plan.proportions)} name {len(plan.proportions)} worker(s), but {world_size} start."
+
+
+REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
+    _refuse_idle_proportions,
+    _refuse_missing_proportions,
+    _refuse_miscounted_proportions,
+)
+"""The rules of `Plan.check`: each gives the reason why a plan cannot run on a number of workers, or None."""
+
+
+def plan_keys() -> tuple[Key, ...]:
+    """The table of keys, in the order in which a plan prints them."""
+    return tuple(Key(name=one.name, default=one.default, **one.metadata) for one in fields(Plan))
+
+
+def plan_help() -> str:
+    """The keys of a plan as lines of text: key, default, meaning, allowed values, and which of them work now."""
+    lines = []
+    for key in plan_keys():
+        now = f" (now: {', '.join(_written(value) for value in key.built)})" if key.built else ""
+        lines.append(f"{key.name}={_written(key.default)}: {key.help}; {key.allowed}{now}")
+    return "\n".join(lines)
+
+
+def _unknown(name: str, known: list[str]) -> PlanError:
+    """The error for a key that no plan has."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return PlanError(f"plan key {name!r} is not known.{hint} Allowed keys: {', '.join(known)}.")
+
+
+def _read_pairs(text: str) -> dict[str, str]:
+    """The pairs of `key=value,...`."""
+    values: dict[str, str] = {}
+    for item in text.split(","):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not name or not equals or not value:
+            raise PlanError(f"plan {text!r}: {item!r} is not key=value. Expected auto, a .yaml file, or key=value,...")
+        if name in values:
+            raise PlanError(f"plan {text!r} gives {name!r} twice: {values[name]!r} and {value!r}. Keep one of them.")
+        values[name] = value
+    return values
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a plan's file."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"plan file {path.absolute()} could not be read: {error.strerror}.") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise PlanError(f"plan file {path.absolute()} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise PlanError(
+            f"plan file {path.absolute()} holds {values!r}; expected a mapping of keys, such as share: equal."
+        )
+    return values
+
+
+def _written(value: Any) -> str:
+    """The text that `Key.read` reads as `value`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return ":".join(_written(one) for one in value)
+    return f"{value!r}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _word(given: Any) -> str:
+    """A word as it stands."""
+    if not isinstance(given, str):
+        raise TypeError
+    return given
+
+
+def _switch(given: Any) -> bool:
+    """True or false, also as text."""
+    if isinstance(given, str) and given.lower() in ("true", "false"):
+        return given.lower() == "true"
+    return bool(_exactly(bool, given))
+
+
+def _whole(given: Any) -> int:
+    """A whole number, also as text; 2.5 and true are none."""
+    return int(given if isinstance(given, str) else _exactly(int, given))
+
+
+def _number(given: Any) -> float:
+    """A finite number, also as text."""
+    value = float(given if isinstance(given, str) else _exactly((int, float), given))
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _numbers(given: Any) -> tuple[float, ...]:
+    """Proportions, as `5:3:2` or as a sequence."""
+    values = tuple(_number(one) for one in (given.split(":") if isinstance(given, str) else given))
+    if values and (min(values) < 0 or sum(values) == 0):
+        raise ValueError
+    return values
+
+
+def _exactly(kind: Any, given: Any) -> Any:
+    """`given` if it is of this kind; a bool is no number."""
+    if not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
+        raise TypeError
+    return given
+
+
+# By the type of a key's default.
+_READERS: dict[type, Callable[[Any], Any]] = {
+    str: _word,
+    bool: _switch,
+    int: _whole,
+    float: _number,
+    tuple: _numbers,
+}

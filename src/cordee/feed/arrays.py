@@ -1,0 +1,125 @@
+"""Samples that lie in arrays: numpy or torch, in memory or mapped from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cordee.core.errors import DataError
+from cordee.feed.permute import Ids
+from cordee.feed.source import Fields, check_ids, digest_of
+
+Array = NDArray[Any] | torch.Tensor
+"""What counts as an array; its first dimension counts samples."""
+
+_SAMPLED_ROWS = 64
+_SAMPLED_BYTES = 4_096
+
+
+class ArraySource:
+    """Arrays of equal length; a batch is a dict if they were given by name, a tuple if not."""
+
+    def __init__(self, arrays: Mapping[str, Array] | Sequence[Array], *, scaled: Collection[str] = ()) -> None:
+        """Keep the arrays as they are; fields named in `scaled` hold uint8 and come out as float32 in 0 .. 1."""
+        self.names = tuple(arrays) if isinstance(arrays, Mapping) else None
+        values = list(arrays.values()) if isinstance(arrays, Mapping) else list(arrays)
+        labels = self.names or tuple(str(place) for place in range(len(values)))
+        self._columns = [_Column(label, value, label in scaled) for label, value in zip(labels, values, strict=True)]
+        lengths = {column.label: len(column.rows) for column in self._columns}
+        if not lengths or 0 in lengths.values():
+            raise DataError(f"there are no samples: the arrays have the lengths {lengths}, at least 1 is needed")
+        if len(set(lengths.values())) > 1:
+            given = ", ".join(f"{label}: {length}" for label, length in lengths.items())
+            raise DataError(f"the arrays differ in length ({given}): each needs one row a sample")
+
+    def __len__(self) -> int:
+        """The length of the arrays."""
+        return len(self._columns[0].rows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Made of names, shapes, types and the bytes of 64 rows from first to last."""
+        chosen = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
+        parts: list[bytes | NDArray[Any]] = []
+        for column in self._columns:
+            parts.append(f"{column.label} {column.rows.shape} {column.rows.dtype} {column.dtype}".encode())
+            parts += [np.ravel(column.rows[row]).view(np.uint8)[:_SAMPLED_BYTES] for row in chosen]
+        return digest_of(parts)
+
+    def buffers(self, count: int, *, pin: bool = False) -> Fields:
+        """Memory for `count` rows of every array."""
+        return self._structure([column.buffer(count, pin) for column in self._columns])
+
+    def gather(self, ids: Ids, out: Fields | None = None) -> Fields:
+        """The rows `ids` of every array; with `out` no memory is allocated, which is what makes it fast."""
+        check_ids(ids, len(self))
+        if out is None:
+            out = self.buffers(len(ids))
+        targets = out.values() if isinstance(out, dict) else out
+        filled = [column.fill(ids, target) for column, target in zip(self._columns, targets, strict=True)]
+        return self._structure(filled)
+
+    def _structure(self, tensors: list[torch.Tensor]) -> Fields:
+        return tuple(tensors) if self.names is None else dict(zip(self.names, tensors, strict=True))
+
+
+class _Column:
+    """One array: its rows as numpy sees them, and the type its batches have in torch."""
+
+    def __init__(self, label: str, value: Array, scaled: bool) -> None:
+        self.label = label
+        self.rows = _rows(label, value)
+        self.dtype = value.dtype if isinstance(value, torch.Tensor) else _torch_dtype(label, self.rows)
+        self.scaled = scaled
+        if scaled and self.dtype != torch.uint8:
+            raise DataError(f"{label}: scale=True needs uint8 values (0 to 255), not {self.dtype}; leave scale out")
+        if scaled:
+            self.dtype = torch.float32
+
+    def buffer(self, count: int, pin: bool) -> torch.Tensor:
+        return torch.empty((count, *self.rows.shape[1:]), dtype=self.dtype, pin_memory=pin)
+
+    def fill(self, ids: Ids, target: torch.Tensor) -> torch.Tensor:
+        filled = target[: len(ids)] if len(target) != len(ids) else target
+        memory = _as_numpy(filled)
+        if self.scaled:
+            np.divide(self.rows.take(ids, axis=0), np.float32(255), out=memory)
+        else:
+            # Ids are checked; any mode but "raise" lets numpy write into `out` without a copy in between.
+            np.take(self.rows, ids, axis=0, out=memory, mode="clip")
+        return filled
+
+
+def _rows(label: str, value: Array) -> NDArray[Any]:
+    """The array as numpy, rows one after the other, in this machine's byte order."""
+    if isinstance(value, torch.Tensor):
+        value = _as_numpy(value.detach().cpu().contiguous())
+    rows = np.asarray(value)
+    if rows.ndim == 0:
+        raise DataError(f"{label}: a single value is no array of samples; its first dimension must count them")
+    if rows.dtype.kind == "O":
+        raise DataError(f"{label}: an array of Python objects cannot become a tensor; convert it to numbers first")
+    return np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("="))
+
+
+def _as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """The tensor's memory as numpy; types that numpy lacks (bfloat16, float8) are moved as whole numbers."""
+    try:
+        array: NDArray[Any] = tensor.numpy()
+    except TypeError:
+        array = tensor.view({1: torch.uint8, 2: torch.int16}[tensor.element_size()]).numpy()
+    return array
+
+
+def _torch_dtype(label: str, rows: NDArray[Any]) -> torch.dtype:
+    try:
+        return torch.from_numpy(np.empty(0, dtype=rows.dtype)).dtype
+    except TypeError:
+        raise DataError(
+            f"{label}: values of type {rows.dtype} cannot become a tensor; convert them to numbers"
+        ) from None

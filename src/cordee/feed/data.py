@@ -1,0 +1,226 @@
+"""Data sets for a job: `arrays`, `npz`, `npy`, `idx`, `digits`, `text` and `dataset` each give a `Data`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from cordee.core.errors import DataError
+from cordee.feed.arrays import Array, ArraySource
+from cordee.feed.dataset import Collate, DatasetSource
+from cordee.feed.files import existing, read_idx, read_npy, read_npz
+from cordee.feed.permute import permutation
+from cordee.feed.source import Source, Subset
+from cordee.feed.text import TextSource, cut
+
+Held = float | tuple[Array, Array] | None
+"""A set that is held out: a ratio of the training data, arrays (x, y) of its own, or none."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The sets of samples of a job; no sample is in two of them."""
+
+    train: Source
+    validation: Source | None = None
+    test: Source | None = None
+
+
+def arrays(
+    x: Array,
+    y: Array | None = None,
+    *,
+    validation: Held = None,
+    test: Held = None,
+    seed: int = 0,
+    scale: bool = False,
+) -> Data:
+    """Numpy arrays or tensors, one row a sample; types stay, unless `scale` asks for uint8 / 255 as float32."""
+    held = {
+        name: _xy(*value, scale=scale)
+        for name, value in (("validation", validation), ("test", test))
+        if isinstance(value, tuple)
+    }
+    ratios = (_ratio("validation", validation), _ratio("test", test))
+    return _with_held(_split(_xy(x, y, scale=scale), *ratios, seed=seed), held)
+
+
+def npz(
+    path: str | Path, *, validation: float | None = None, test: float | None = None, seed: int = 0, scale: bool = False
+) -> Data:
+    """An npz file with x and y, or with x_train, y_train, x_test, y_test (and x_validation, y_validation)."""
+    found = read_npz(path)
+    whole = _part(found, "", scale)
+    train = whole or _part(found, "_train", scale)
+    if train is None:
+        raise DataError(
+            f"{Path(path).absolute()} holds {', '.join(found) or 'nothing'}: x and y were expected, or x_train, "
+            "y_train, x_test and y_test; save it with these names, or load it and use cordee.data.arrays"
+        )
+    held = {} if whole else {name: _part(found, f"_{name}", scale) for name in ("validation", "test")}
+    for name, ratio in (("validation", validation), ("test", test)):
+        if ratio and held.get(name):
+            raise DataError(f"{name}={ratio}, but {Path(path).absolute()} has its own x_{name}: leave the ratio out")
+    return _with_held(_split(train, _ratio("validation", validation), _ratio("test", test), seed=seed), held)
+
+
+def npy(
+    x_path: str | Path,
+    y_path: str | Path | None = None,
+    *,
+    validation: float | None = None,
+    test: float | None = None,
+    seed: int = 0,
+    scale: bool = False,
+) -> Data:
+    """One npy file for x and one for y, mapped rather than read."""
+    y = None if y_path is None else read_npy(y_path)
+    return arrays(read_npy(x_path), y, validation=validation, test=test, seed=seed, scale=scale)
+
+
+def idx(folder: str | Path, validation: float = 0.0, *, seed: int = 0, scale: bool = False) -> Data:
+    """A folder with the four files of MNIST (IDX, plain or .gz): uint8 images (n, height, width) and int64 labels."""
+    train, test = (
+        _xy(
+            _idx_file(folder, f"{name}-images", 3), _idx_file(folder, f"{name}-labels", 1).astype(np.int64), scale=scale
+        )
+        for name in ("train", "t10k")
+    )
+    return _with_held(_split(train, _ratio("validation", validation), 0.0, seed=seed), {"test": test})
+
+
+def digits(validation: float = 0.1, test: float = 0.1, *, seed: int = 0) -> Data:
+    """The 1,797 handwritten digits of 8 x 8 pixels from scikit-learn: x float32 (64,) in 0 .. 1, y int64."""
+    found = read_npz(Path(__file__).with_name("digits.npz"))
+    x = found["x"].astype(np.float32) / np.float32(16)
+    return arrays(x, found["y"].astype(np.int64), validation=validation, test=test, seed=seed)
+
+
+def text(
+    path: str | Path | Sequence[str | Path],
+    window: int = 128,
+    stride: int | None = None,
+    validation: float = 0.1,
+    test: float = 0.0,
+) -> Data:
+    """The bytes of one or several files in windows; what is held out is the end, so that no window overlaps it."""
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    places = [existing(place, "a text file") for place in paths]
+    texts = [np.memmap(place, dtype=np.uint8, mode="r") for place in places if place.stat().st_size]
+    ratios = (_ratio("validation", validation), _ratio("test", test))
+    _check_sum(*ratios)
+    parts = cut(texts, (1 - sum(ratios), *ratios))
+    wanted = (True, *(ratio > 0 for ratio in ratios))
+    sets = (TextSource(part, window, stride) if take else None for part, take in zip(parts, wanted, strict=True))
+    train, *held = sets
+    assert train is not None
+    return Data(train, *held)
+
+
+def dataset(train: Any, validation: Any = None, test: Any = None, *, collate: Collate | None = None) -> Data:
+    """Any PyTorch map-style datasets, with their own `collate` function if needed."""
+    return Data(*(None if given is None else _from_dataset(given, collate) for given in (train, validation, test)))  # type: ignore[arg-type]
+
+
+def as_data(given: Any) -> Data:
+    """What a job was given as data: a `Data`, a source, a dataset, (x, y), a dict of arrays or a dict of sets."""
+    if isinstance(given, Data):
+        return given
+    if isinstance(given, Mapping) and "train" in given and set(given) <= {"train", "validation", "test"}:
+        return Data(**{name: as_source(value) for name, value in given.items() if value is not None})
+    return Data(as_source(given))
+
+
+def as_source(given: Any) -> Source:
+    """One set of samples: a source, a dataset, an array, (x, y) or a dict of arrays."""
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, np.ndarray | torch.Tensor):
+        return _xy(given)
+    if isinstance(given, Mapping):
+        return ArraySource(given)
+    if (
+        isinstance(given, tuple)
+        and len(given) == 2
+        and all(isinstance(part, np.ndarray | torch.Tensor) for part in given)
+    ):
+        return _xy(*given)
+    if (
+        hasattr(given, "__getitem__")
+        and hasattr(given, "__len__")
+        and not isinstance(given, tuple | list | str | bytes)
+    ):
+        return _from_dataset(given, None)
+    raise DataError(
+        f"data of type {type(given).__name__} is not understood: give one of cordee.data's, a PyTorch map-style "
+        "dataset, or arrays (x, y)"
+    )
+
+
+def _from_dataset(given: Any, collate: Collate | None) -> Source:
+    if (
+        type(given) is TensorDataset and collate is None
+    ):  # its samples lie in arrays: gathered much faster than collated
+        return ArraySource(given.tensors)
+    return given if isinstance(given, Source) else DatasetSource(given, collate)
+
+
+def _xy(x: Array, y: Array | None = None, *, scale: bool = False) -> ArraySource:
+    return ArraySource({"x": x} if y is None else {"x": x, "y": y}, scaled=("x",) if scale else ())
+
+
+def _part(found: Mapping[str, Any], suffix: str, scale: bool) -> ArraySource | None:
+    return _xy(found[f"x{suffix}"], found.get(f"y{suffix}"), scale=scale) if f"x{suffix}" in found else None
+
+
+def _with_held(data: Data, held: Mapping[str, Source | None]) -> Data:
+    return Data(data.train, held.get("validation") or data.validation, held.get("test") or data.test)
+
+
+def _split(source: Source, validation: float, test: float, *, seed: int) -> Data:
+    """Set random samples aside, which ones depends on seed and number of samples alone; each set keeps its order."""
+    _check_sum(validation, test)
+    if not validation and not test:
+        return Data(source)
+    count = len(source)
+    tests, validations = (max(1, round(count * ratio)) if ratio else 0 for ratio in (test, validation))
+    if tests + validations >= count:
+        raise DataError(f"validation={validation} and test={test} leave nothing of {count} samples to train on")
+    shuffled = permutation(count, "split", seed)(np.arange(count, dtype=np.int64))
+    parts = np.split(shuffled, (tests, tests + validations))
+    held_test, held_validation, train = (Subset(source, np.sort(part)) if len(part) else None for part in parts)
+    assert train is not None
+    return Data(train, held_validation, held_test)
+
+
+def _ratio(name: str, value: Held) -> float:
+    if value is None or isinstance(value, tuple):
+        return 0.0
+    if not isinstance(value, int | float) or not 0 <= value < 1:
+        raise DataError(f"{name}={value!r}: a ratio from 0 to below 1 is needed, for instance 0.1")
+    return float(value)
+
+
+def _check_sum(validation: float, test: float) -> None:
+    if validation + test >= 1:
+        raise DataError(f"validation={validation} and test={test} leave nothing to train on: their sum must be below 1")
+
+
+def _idx_file(folder: str | Path, name: str, dimensions: int) -> Any:
+    place = Path(folder).expanduser().absolute()
+    names = [f"{name}{mark}idx{dimensions}-ubyte{ending}" for mark in "-." for ending in ("", ".gz")]
+    path = next((place / each for each in names if (place / each).is_file()), None)
+    if path is None:
+        raise DataError(
+            f"{place / names[0]} is not there, nor with .gz: the four files of MNIST were expected in {place}"
+        )
+    array = read_idx(path)
+    if array.ndim != dimensions:
+        raise DataError(f"{path} has {array.ndim} dimensions where {dimensions} were expected")
+    return array

@@ -1,0 +1,30 @@
+"""Proof of what was delivered: a digest of sample ids that does not depend on how a batch was cut."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from cordee.feed.permute import Ids, mix
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def delivered(ids: Ids, positions: range | Ids) -> int:
+    """The digest of `ids` at these positions of the global batch: add those of all shares, modulo 2**64.
+
+    Every pair (position, id) is hashed to 64 bits and the hashes are added, so the sum tells whether each id stood at
+    its position exactly once, whoever held it.
+    """
+    if len(ids) != len(positions):
+        raise ValueError(f"{len(ids)} ids for {len(positions)} positions")
+    if isinstance(positions, range):
+        positions = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+    places = mix((positions.astype(np.uint64) + np.uint64(1)) * _STEP)
+    return int(np.add.reduce(mix(ids.astype(np.uint64) ^ places), dtype=np.uint64))
+
+
+def chain(previous: str, step: int, digest: int, count: int) -> str:
+    """The SHA-256 (hex) over all committed steps: `previous` (empty at first), then this step's numbers."""
+    return hashlib.sha256(f"{previous} {step} {digest % 2**64:016x} {count}".encode()).hexdigest()

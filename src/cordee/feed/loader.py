@@ -1,0 +1,187 @@
+"""Gathers batches into reused memory, the next one ahead of time when that pays."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Hashable
+from types import TracebackType
+
+import torch
+
+from cordee.core.errors import WaitedTooLong
+from cordee.feed.batch import Batch
+from cordee.feed.memory import Gathered, Memory
+from cordee.feed.permute import Ids
+from cordee.feed.source import Source
+
+__all__ = ["Batch", "Loader"]
+
+_WORTH_A_THREAD_S = 0.0005  # handing a batch from thread to thread costs about a tenth of this
+_MEASURED = 5
+_CLOSING_S = 2.0
+
+
+class Loader:
+    """Batches of one source on one device: ask with `request`, fetch with `take`.
+
+    Memory is reused: the tensors of a batch stay as they are until `depth` more batches were taken. With `ahead=None`
+    the first gathers are timed, and a background thread takes over when they are slow. Not for several callers at once.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        device: str | torch.device = "cpu",
+        depth: int = 2,
+        ahead: bool | None = None,
+        deadline_s: float = 300.0,
+    ) -> None:
+        """Start nothing yet; a thread begins with the first request that it serves."""
+        if depth < 1:
+            raise ValueError(f"depth={depth}: at least 1 batch must stay valid while the next one is gathered")
+        self.source = source
+        self.deadline_s = deadline_s
+        self._memory = Memory(source, torch.device(device), depth)
+        # A copy to a GPU only overlaps with the computation if it begins before the batch is taken.
+        self._ahead = self._memory.on_gpu if ahead is None else ahead
+        self._may_change = ahead is None and not self._memory.on_gpu
+        self._durations_s: deque[float] = deque(maxlen=_MEASURED)
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        # All below is guarded by _changed.
+        self._asked: dict[Hashable, Ids] = {}
+        self._ready: dict[Hashable, Gathered | BaseException] = {}
+        self._gathering: Hashable | None = None
+        self._wanted: Hashable | None = None
+        self._generation = 0
+        self._closed = False
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a background thread gathers."""
+        return self._ahead
+
+    def request(self, key: Hashable, ids: Ids) -> None:
+        """Ask for the samples `ids` under the name `key`; returns at once."""
+        with self._changed:
+            if self._closed:
+                raise ValueError("the loader is closed")
+            if key in self._asked or key in self._ready or key == self._gathering:
+                raise ValueError(f"{key!r} was requested already and not taken yet")
+            self._asked[key] = ids
+            if self._ahead and self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="cordee-loader", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def take(self, key: Hashable) -> Batch:
+        """The batch that was requested as `key`, waiting for it at most `deadline_s`."""
+        gathered = self._await(key) if self._thread else self._gather_now(key)
+        with self._changed:
+            self._memory.hand_out(gathered)
+            self._changed.notify_all()
+        return Batch(gathered.ids, gathered.fields)
+
+    def cancel(self) -> None:
+        """Forget everything that was requested and not taken."""
+        with self._changed:
+            self._generation += 1
+            self._asked.clear()
+            for outcome in self._ready.values():
+                if isinstance(outcome, Gathered):
+                    self._memory.give_back(outcome.buffers)
+            self._ready.clear()
+            self._gathering = None
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Cancel, and end the thread, unless it hangs in a gather: then it is left behind and ends with the process."""
+        self.cancel()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(min(self.deadline_s, _CLOSING_S))
+
+    def __enter__(self) -> Loader:
+        """Close at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _gather_now(self, key: Hashable) -> Gathered:
+        with self._changed:
+            if key not in self._asked:
+                raise ValueError(f"{key!r} was not requested, or was cancelled")
+            ids = self._asked.pop(key)
+        began = time.perf_counter()
+        gathered = self._memory.gather(ids)
+        if self._may_change:
+            self._durations_s.append(time.perf_counter() - began)
+            # The median of several: the first gathers pay for page faults and cold caches.
+            if len(self._durations_s) == _MEASURED and statistics.median(self._durations_s) > _WORTH_A_THREAD_S:
+                self._ahead, self._may_change = True, False
+        return gathered
+
+    def _await(self, key: Hashable) -> Gathered:
+        deadline = time.monotonic() + self.deadline_s
+        with self._changed:
+            if not (key in self._asked or key in self._ready or key == self._gathering):
+                raise ValueError(f"{key!r} was not requested, or was cancelled")
+            self._wanted = key
+            self._changed.notify_all()
+            try:
+                while key not in self._ready:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise WaitedTooLong(
+                            f"waited {self.deadline_s:g} s for the samples of {key!r} "
+                            f"from a {type(self.source).__name__}: reading hangs or is slow; "
+                            "look at the storage, or allow more time"
+                        )
+                    self._changed.wait(left)
+            finally:
+                self._wanted = None
+            outcome = self._ready.pop(key)
+            self._changed.notify_all()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _serve(self) -> None:
+        """The thread: gather what was asked for in that order, but first what is waited for."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._next_key() is not None)
+                if self._closed:
+                    return
+                key = self._next_key()
+                ids, generation = self._asked.pop(key), self._generation
+                self._gathering = key
+            outcome: Gathered | BaseException
+            try:
+                outcome = self._memory.gather(ids)
+            except BaseException as error:
+                outcome = error
+            with self._changed:
+                if generation == self._generation:
+                    self._ready[key] = outcome
+                    self._gathering = None
+                elif isinstance(outcome, Gathered):
+                    self._memory.give_back(outcome.buffers)
+                self._changed.notify_all()
+            del outcome
+
+    def _next_key(self) -> Hashable | None:
+        """What to gather now, if anything: new memory is only made for a batch that is waited for."""
+        if self._wanted in self._asked:
+            return self._wanted
+        return next(iter(self._asked), None) if self._memory.has_free() else None

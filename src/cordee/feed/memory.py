@@ -1,0 +1,116 @@
+"""The memory that batches are gathered into: a few sets of buffers in turn, pinned for a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from cordee.feed.permute import Ids
+from cordee.feed.source import Fields, Source, map_tensors
+
+
+@dataclass
+class Buffers:
+    """Memory for `capacity` samples; without `fields` it only stands for a batch that makes its own."""
+
+    capacity: int = 0
+    fields: Fields | None = None
+    copied: torch.cuda.Event | None = None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Samples that were gathered, on their device or on the way to it."""
+
+    ids: Ids
+    fields: Fields
+    buffers: Buffers
+
+
+class Memory:
+    """`depth` sets of buffers for batches that were handed out, and one for the next; more only when waited for."""
+
+    def __init__(self, source: Source, device: torch.device, depth: int) -> None:
+        """Allocate nothing before it is needed."""
+        self.on_gpu = device.type == "cuda"
+        self._source = source
+        self._device = device
+        self._depth = depth
+        self._lock = threading.Lock()  # for the counts and queues: one thread gathers, another hands out
+        self._made = 0
+        self._largest = 0
+        self._free: deque[Buffers] = deque()
+        self._handed_out: deque[Buffers] = deque()
+        self._stream = torch.cuda.Stream(device) if self.on_gpu else None  # type: ignore[no-untyped-call]
+
+    def has_free(self) -> bool:
+        """Whether a batch can be gathered without making more sets than the usual number."""
+        return bool(self._free) or self._made <= self._depth
+
+    def gather(self, ids: Ids) -> Gathered:
+        """Gather samples, and begin their way to the device."""
+        buffers = self._acquire(len(ids))
+        try:
+            fields = self._source.gather(ids, buffers.fields)
+            if self.on_gpu:
+                fields = self._copy(fields, buffers)
+            elif self._device.type != "cpu":
+                fields = map_tensors(lambda tensor: tensor.to(self._device), fields)
+        except BaseException:
+            self.give_back(buffers)
+            raise
+        return Gathered(ids, fields, buffers)
+
+    def hand_out(self, gathered: Gathered) -> None:
+        """Make the batch safe to use now, and its memory free after `depth` more."""
+        if gathered.buffers.copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(gathered.buffers.copied)
+            map_tensors(lambda tensor: _used_on(tensor, stream), gathered.fields)
+        self._handed_out.append(gathered.buffers)
+        while len(self._handed_out) > self._depth:
+            self.give_back(self._handed_out.popleft())
+
+    def give_back(self, buffers: Buffers) -> None:
+        """Let the next batch have this memory."""
+        with self._lock:
+            if self._made > self._depth + 1:  # one more was made for a batch that was waited for
+                self._made -= 1
+            else:
+                self._free.append(buffers)
+
+    def _acquire(self, count: int) -> Buffers:
+        with self._lock:
+            if self._free:
+                buffers = self._free.popleft()
+            else:
+                buffers = Buffers()
+                self._made += 1
+        if buffers.copied is not None:
+            buffers.copied.synchronize()  # long past, unless the GPU is `depth` batches behind
+            buffers.copied = None
+        if buffers.capacity < count or not buffers.capacity:
+            # As large as the largest so far, so that memory is made a few times only, whatever sizes come.
+            self._largest = max(self._largest, count)
+            buffers.fields = self._source.buffers(self._largest, pin=self.on_gpu)
+            buffers.capacity = self._largest
+        return buffers
+
+    def _copy(self, fields: Fields, buffers: Buffers) -> Fields:
+        """Copy to the GPU on a stream of our own, from pinned memory, without waiting for it."""
+        if buffers.fields is None:
+            fields = map_tensors(torch.Tensor.pin_memory, fields)
+        with torch.cuda.stream(self._stream):
+            moved = map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), fields)
+            buffers.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            buffers.copied.record(self._stream)
+        return moved
+
+
+def _used_on(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    """Keep the allocator from reusing the tensor's memory before `stream` is done with it."""
+    tensor.record_stream(stream)
+    return tensor

@@ -1,0 +1,166 @@
+"""Which samples a step holds: a pure function of seed, epoch and step (law 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from cordee.core.errors import JobError
+from cordee.feed.permute import LARGEST, Ids, permutation, random_bits
+
+Positions = slice | range | Ids
+"""Some of the positions 0 .. size-1 of a global batch."""
+
+SHUFFLES = ("full", "blocks", "none")
+"""The ways to order a pass over the data."""
+
+_CHUNK = 8_192  # places worked on at once, so that scratch memory is small and stays in a core's cache
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which samples are used, the same for any number of workers.
+
+    `shuffle="full"` permutes all samples in every epoch. `"blocks"` is for data that is far away: blocks of `block`
+    consecutive samples are permuted, then the samples within each window of `window` blocks. `"none"` keeps the order
+    of the source. With `steps_per_epoch` the data is endless: passes follow one another without a gap, a batch may lie
+    across two of them, and none is short.
+    """
+
+    samples: int
+    batch: int
+    seed: int = 0
+    shuffle: str = "full"
+    drop_last: bool = False
+    block: int = 1024
+    window: int = 16
+    steps_per_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning, naming field and value."""
+        for name in ("samples", "batch", "block", "window", "steps_per_epoch"):
+            value = getattr(self, name)
+            if value is None and name == "steps_per_epoch":
+                continue
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+                raise JobError(f"{name}={value!r}: a whole number of at least 1 is needed")
+        if self.samples >= LARGEST:
+            raise JobError(f"samples={self.samples}: fewer than 2**62 are possible")
+        if not isinstance(self.seed, int | np.integer):
+            raise JobError(f"seed={self.seed!r}: a whole number is needed")
+        if self.shuffle not in SHUFFLES:
+            raise JobError(f"shuffle={self.shuffle!r} is not known: choose one of {', '.join(SHUFFLES)}")
+        if self.drop_last and self.steps_per_epoch is None and self.batch > self.samples:
+            raise JobError(
+                f"batch={self.batch} with drop_last=True leaves no step, as there are only {self.samples} samples: "
+                "choose a smaller batch or keep the short last one"
+            )
+
+    @property
+    def steps(self) -> int:
+        """How many steps an epoch has."""
+        if self.steps_per_epoch is not None:
+            return self.steps_per_epoch
+        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
+
+    def size(self, step: int) -> int:
+        """How many samples the global batch of `step` (of any epoch) holds: only the last one may be short."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} is not in this epoch of {self.steps} steps")
+        if self.steps_per_epoch is not None:
+            return self.batch
+        return min(self.batch, self.samples - step * self.batch)
+
+    def ids(self, epoch: int, step: int, positions: Positions | None = None) -> Ids:
+        """The samples at `positions` (default: all) of the global batch of `step`; the cost grows with them only."""
+        if epoch < 0:
+            raise IndexError(f"epoch {epoch} does not exist: epochs count from 0")
+        wanted = _as_array(positions, self.size(step))
+        if self.steps_per_epoch is None:
+            return self._of_pass(epoch, step * self.batch + wanted)
+        first, place = divmod((epoch * self.steps_per_epoch + step) * self.batch, self.samples)
+        places = place + wanted
+        passes = places // self.samples
+        places -= passes * self.samples
+        for run, later in _runs(passes):
+            places[run] = self._of_pass(first + later, places[run])
+        return places
+
+    def describe(self) -> dict[str, int | str | bool | None]:
+        """What a checkpoint must hold to find this order again (with epoch and step: the position in the data)."""
+        values = {name: int(value) if isinstance(value, np.integer) else value for name, value in asdict(self).items()}
+        return {"form": 1, **values}
+
+    def _of_pass(self, number: int, places: Ids) -> Ids:
+        """What stands at `places` of pass `number` over the data."""
+        if self.shuffle == "none":
+            return places
+        if self.shuffle == "full":
+            return permutation(self.samples, "full", self.seed, number)(places)
+        ids = np.empty_like(places)
+        for at in range(0, len(places), _CHUNK):
+            ids[at : at + _CHUNK] = self._of_blocks(number, places[at : at + _CHUNK])
+        return ids
+
+    def _of_blocks(self, number: int, places: Ids) -> Ids:
+        """Blocks in a random sequence of slots, `window` slots to a window, samples permuted within each window.
+
+        The last block may be short by `missing` samples. Its slot is drawn first and the others are permuted around
+        it, so no inverse permutation is needed to know where the short slot is. Everything up to its window lies on a
+        grid of whole blocks; everything after is `missing` places early.
+        """
+        block, span = self.block, self.window * self.block
+        whole = -(-self.samples // block) - 1  # all blocks but the last, which may be short
+        grid = (whole + 1) * block
+        missing = grid - self.samples
+        short_slot = random_bits(1, "short", self.seed, number)[0] % (whole + 1)
+        short_window = short_slot // self.window
+        short_end = (short_slot + 1) * block - missing  # on the grid: where the short slot ends early
+
+        end = min((short_window + 1) * span, grid) - missing
+        slots = places + missing * (places >= end)
+        for run, at in _runs(slots // span):
+            length = min(span, grid - at * span) - (missing if at == short_window else 0)
+            spread = permutation(length, "window", self.seed, number, at)(slots[run] - at * span)
+            spread += at * span
+            if at == short_window:
+                spread += missing * (spread >= short_end)
+            slots[run] = spread
+        inner = slots.copy()
+        slots //= block
+        inner -= slots * block
+
+        rest = slots != short_slot
+        slots -= slots > short_slot
+        blocks = np.full_like(slots, whole)
+        if whole:
+            blocks[rest] = permutation(whole, "blocks", self.seed, number)(slots[rest])
+        blocks *= block
+        blocks += inner
+        return blocks
+
+
+def _runs(values: Ids) -> Iterator[tuple[slice, int]]:
+    """Where equal values stand next to one another, and which value it is."""
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    for start, stop in pairwise(edges):
+        if stop > start:
+            yield slice(start, stop), int(values[start])
+
+
+def _as_array(positions: Positions | None, size: int) -> Ids:
+    """Positions of a batch of `size` as an array, checked."""
+    if positions is None:
+        return np.arange(size, dtype=np.int64)
+    if isinstance(positions, slice):
+        return np.arange(*positions.indices(size), dtype=np.int64)
+    if isinstance(positions, range):
+        array = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+    else:
+        array = np.asarray(positions, dtype=np.int64)
+    if len(array) and not (array.min() >= 0 and array.max() < size):
+        raise IndexError(f"positions {array.min()} to {array.max()} are not in a batch of {size} samples")
+    return array

@@ -1,0 +1,109 @@
+"""Who computes which samples of a global batch: a pure function that every worker evaluates alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from cordee.core.errors import PlanError
+from cordee.feed.permute import Ids, mix, random_bits
+
+RULES = ("equal", "proportional", "sampled")
+"""The ways to cut a batch."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a batch is cut over workers; a share may be empty.
+
+    `equal`: sizes differ by at most one. `proportional`: sizes by largest remainder. `sampled`: every sample goes to a
+    worker drawn at random. `proportions` belong to worker ids, so that they still fit when some workers are gone; a
+    worker without one counts as the mean of those given. `sampled` draws by them if there are any.
+    """
+
+    rule: str = "equal"
+    proportions: tuple[float, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning, naming field and value."""
+        if self.rule not in RULES:
+            raise PlanError(f"share={self.rule!r} is not known: choose one of {', '.join(RULES)}")
+        given = ":".join(f"{value:g}" for value in self.proportions)
+        if any(not math.isfinite(value) or value < 0 for value in self.proportions):
+            raise PlanError(f"proportions={given}: finite numbers of at least 0 are needed")
+        if self.proportions and not sum(self.proportions):
+            raise PlanError(f"proportions={given}: at least one must be above 0")
+        if self.rule == "proportional" and not self.proportions:
+            raise PlanError("share=proportional needs proportions, for instance proportions=5:3:2")
+        if self.rule == "equal" and self.proportions:
+            raise PlanError(f"proportions={given} contradict share=equal: use share=proportional, or leave them out")
+
+    def positions(self, size: int, workers: Sequence[int], index: int, key: tuple[int, ...] = ()) -> range | Ids:
+        """The positions of a batch of `size` samples that the worker at `index` of `workers` computes.
+
+        `workers` are the ids of those that are there, `key` says which batch it is (epoch, step, ...). Over all workers
+        every position comes exactly once.
+        """
+        if not 0 <= index < len(workers):
+            raise IndexError(f"index {index} is not one of {len(workers)} workers")
+        if self.rule == "sampled":
+            return np.flatnonzero(self._owners(size, workers, key) == index).astype(np.int64, copy=False)
+        sizes = _largest_remainder(size, self._weights(workers))
+        start = sum(sizes[:index])
+        return range(start, start + sizes[index])
+
+    def sizes(self, size: int, workers: Sequence[int], key: tuple[int, ...] = ()) -> list[int]:
+        """How many samples each of `workers` computes."""
+        if self.rule == "sampled":
+            return [int(count) for count in np.bincount(self._owners(size, workers, key), minlength=len(workers))]
+        return list(_largest_remainder(size, self._weights(workers)))
+
+    def _weights(self, workers: Sequence[int]) -> tuple[float, ...]:
+        if not self.proportions:
+            return (1.0,) * len(workers)
+        known = self.proportions
+        mean = sum(known) / len(known)
+        weights = tuple(float(known[worker]) if worker < len(known) else mean for worker in workers)
+        # Only workers that were to get nothing are left: someone has to compute, so all of them do.
+        return weights if sum(weights) else (1.0,) * len(workers)
+
+    def _owners(self, size: int, workers: Sequence[int], key: tuple[int, ...]) -> Ids:
+        """For every position the index of the worker that was drawn for it."""
+        weights = np.cumsum(self._weights(workers))
+        start, stride = (np.uint64(word) for word in random_bits(2, "share", self.seed, *key))
+        bits = mix(np.arange(size, dtype=np.uint64) * (stride | np.uint64(1)) + start)
+        draws = (bits >> np.uint64(11)) * (weights[-1] / 2.0**53)  # 53 bits: exact as float64
+        owners: Ids = np.searchsorted(weights, draws, side="right").astype(np.int64, copy=False)
+        last = int(np.searchsorted(weights, weights[-1], side="left"))  # a draw rounded up to the very end
+        owners[owners > last] = last
+        return owners
+
+
+@lru_cache(maxsize=64)
+def _largest_remainder(size: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Cut `size` by weights: whole parts first, what is left over to the largest remainders (ties: the earlier one)."""
+    exact = [Fraction(repr(weight)) for weight in weights]
+    total = sum(exact)
+    quotas = [size * weight / total for weight in exact]
+    sizes = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(sizes)), key=lambda index: sizes[index] - quotas[index])
+    for index in by_remainder[: size - sum(sizes)]:
+        sizes[index] += 1
+    return tuple(sizes)
+
+
+def table(share: Share, chunks: Sequence[int], workers: Sequence[int], key: tuple[int, ...] = ()) -> str:
+    """A text table of samples by chunk and worker; `chunks` are sizes, chunk i is cut with the key `(*key, i)`."""
+    rows = [share.sizes(size, workers, (*key, number)) for number, size in enumerate(chunks)]
+    totals = [sum(column) for column in zip(*rows, strict=True)] if rows else [0] * len(workers)
+    lines = [["chunk", *(f"worker {worker}" for worker in workers), "all"]]
+    lines += [[str(number), *map(str, row), str(sum(row))] for number, row in enumerate(rows)]
+    lines.append(["all", *map(str, totals), str(sum(totals))])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -1,0 +1,92 @@
+"""Where samples come from: the interface that every source of data has."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cordee.feed.permute import Ids
+
+Fields = Any
+"""The data of samples: a tensor whose first dimension counts samples, or a tuple, list or dict of such."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Samples 0 .. len-1, gathered by id. One thread at a time calls `gather`."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that changes when the data does; cheap: it looks at a few samples only."""
+        ...
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        ...
+
+    def buffers(self, count: int, *, pin: bool = False) -> Fields | None:
+        """Memory for `count` samples, for use as `out`; None when the source cannot fill memory that it is given."""
+        ...
+
+    def gather(self, ids: Ids, out: Fields | None = None) -> Fields:
+        """The samples `ids` in this order; in the first rows of `out` if given, else in new memory."""
+        ...
+
+
+class Subset:
+    """Some samples of another source, in the order of `ids`."""
+
+    def __init__(self, source: Source, ids: Ids) -> None:
+        """Make sample i of this source sample `ids[i]` of the other."""
+        self.source = source
+        self.ids = np.ascontiguousarray(ids, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """How many samples were chosen."""
+        return len(self.ids)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the other source and of the choice."""
+        return digest_of([self.source.fingerprint.encode(), self.ids])
+
+    def buffers(self, count: int, *, pin: bool = False) -> Fields | None:
+        """Memory of the other source."""
+        return self.source.buffers(count, pin=pin)
+
+    def gather(self, ids: Ids, out: Fields | None = None) -> Fields:
+        """Gathered by the other source."""
+        return self.source.gather(self.ids[ids], out)
+
+
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], fields: Fields) -> Fields:
+    """The same structure with every tensor changed; anything else in it stays."""
+    if isinstance(fields, torch.Tensor):
+        return change(fields)
+    if isinstance(fields, Mapping):
+        return {name: map_tensors(change, value) for name, value in fields.items()}
+    if isinstance(fields, tuple) and hasattr(fields, "_fields"):  # a named tuple takes its values one by one
+        return type(fields)(*(map_tensors(change, value) for value in fields))
+    if isinstance(fields, tuple | list):
+        return type(fields)(map_tensors(change, value) for value in fields)
+    return fields
+
+
+def check_ids(ids: Ids, count: int) -> None:
+    """Refuse ids outside 0 .. count-1, before fast indexing that would clip them in silence."""
+    if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+        raise IndexError(f"sample ids {ids.min()} to {ids.max()} are not in 0 to {count - 1}")
+
+
+def digest_of(parts: Iterable[bytes | NDArray[Any]]) -> str:
+    """A fingerprint made of texts and arrays: 16 hex digits."""
+    whole = hashlib.sha256()
+    for part in parts:
+        raw = part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes()
+        whole.update(len(raw).to_bytes(8, "little") + raw)
+    return whole.hexdigest()[:16]

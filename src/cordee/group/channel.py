@@ -1,0 +1,182 @@
+"""A worker's end of the rope: told at once when a peer is lost, independent of any collective.
+
+Two threads: one listens to the hub, one says several times a second that this process is there and sends what has
+gathered for the record. Neither ever waits for the training thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cordee.core.errors import CoordinatorLost, PutOut, WaitedTooLong, WorkerFailed
+from cordee.group.hub import BEAT_S
+from cordee.group.roster import Go
+from cordee.group.wire import Address, Message, connect
+
+
+class Channel:
+    """The connection of one worker to the hub of its run."""
+
+    def __init__(self, address: Address, worker: int, host: str) -> None:
+        """Connect and start listening."""
+        who = {"role": "worker", "number": worker, "host": host, "pid": os.getpid()}
+        self.worker = worker
+        self.at = "starting"
+        self.on_break: Callable[[], None] = lambda: None
+        self.stop_reason: str | None = None
+        self.recorded = -1
+        """The last step that the hub had on record when this generation began."""
+        self.clock_offset_s = 0.0
+        """What to add to this host's clock to get the hub's."""
+        self._connection, _ = connect(address, who)
+        self._turn = threading.Condition()
+        self._writing = threading.Lock()
+        self._outbox: list[Message] = []
+        self._values: dict[str, str] = {}
+        self._go: Go | None = None
+        self._broken = -1
+        self._farewell = False
+        self._asked = 0.0
+        self._best_round_trip = float("inf")
+        self._closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=loop, name=f"cordee-{loop.__name__.strip('_')}", daemon=True)
+            for loop in (self._listen, self._beat)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ------------------------------------------------------------- what the training thread calls
+
+    def is_broken(self, generation: int) -> bool:
+        """Whether somebody of this generation was lost."""
+        return self._broken >= generation
+
+    def post(self, kind: str, content: Any) -> None:
+        """Send something for the record, some time soon."""
+        self._outbox.append({kind: content})
+
+    def flush(self) -> None:
+        """Send now what `post` has gathered."""
+        outbox, self._outbox = self._outbox, []
+        for message in outbox:
+            self._send(message)
+
+    def next_generation(self, after: int, committed: int, deadline_s: float) -> Go:
+        """Say that we are ready, and wait until the hub announces a generation later than `after`."""
+        self.flush()
+        self._send({"ready": committed})
+        self._wait(lambda: self._go is not None and self._go.generation > after, deadline_s, "the other workers to regroup")
+        assert self._go is not None
+        return self._go
+
+    def await_break(self, generation: int, deadline_s: float) -> bool:
+        """Give the hub a moment to say who was lost; False if nobody was."""
+        with self._turn:
+            return self._turn.wait_for(lambda: self._broken >= generation, deadline_s)
+
+    def torn(self, generation: int) -> None:
+        """Say that a collective failed though nobody was lost: everybody shall regroup."""
+        self._send({"torn": generation})
+
+    def stuck(self, what: str) -> None:
+        """Say that a wait for `what` reached its deadline; the hub knows who did not come."""
+        self._send({"stuck": what})
+
+    def put(self, key: str, value: str) -> None:
+        """Publish a value to the peers of this generation."""
+        self._send({"put": {key: value}})
+
+    def get(self, key: str, generation: int, deadline_s: float) -> str | None:
+        """A value that a peer published; None if the generation broke before it came."""
+        if key not in self._values:
+            self._send({"get": key})
+            self._wait(lambda: key in self._values or self._broken >= generation, deadline_s, f"a peer's address ({key})")
+        return self._values.get(key)
+
+    def finish(self, generation: int, deadline_s: float) -> bool:
+        """Say that we have nothing left to agree on; True when all say so, False if somebody was lost before that."""
+        self.flush()
+        self._send({"finish": True})
+        self._wait(lambda: self._farewell or self._broken >= generation, deadline_s, "the other workers to finish")
+        return self._farewell
+
+    def close(self) -> None:
+        """Send what is left and hang up."""
+        self.flush()
+        self._farewell = True
+        self._closed.set()
+        self._connection.close()
+
+    # ------------------------------------------------------------- threads
+
+    def _wait(self, happened: Callable[[], bool], deadline_s: float, what: str) -> None:
+        with self._turn:
+            if not self._turn.wait_for(happened, deadline_s):
+                self.stuck(what)
+                raise WaitedTooLong(f"worker {self.worker} waited {deadline_s:.0f} s for {what}")
+
+    def _send(self, message: Message) -> None:
+        try:
+            with self._writing:
+                self._connection.send(message)
+        except OSError:
+            pass  # the listener sees the end of the connection and acts on it
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            self.flush()
+            self._asked = time.time()
+            self._send({"beat": self.at})
+
+    def _listen(self) -> None:
+        while (message := self._connection.receive()) is not None:
+            self._hear(message)
+        if not self._farewell:
+            _end(CoordinatorLost.code, f"cordee: worker {self.worker} lost its launcher and ends")
+
+    def _hear(self, message: Message) -> None:
+        if "beat" in message:
+            self._set_clock(float(message["beat"]))
+        elif "abort" in message:
+            _end(WorkerFailed.code)
+        elif "put_out" in message:
+            _end(PutOut.code, f"cordee: worker {self.worker} was put out: {message['put_out']}")
+        elif "stop" in message:
+            self.stop_reason = message["stop"]
+        with self._turn:
+            if "break" in message:
+                self._broken = max(self._broken, int(message["break"]))
+                self._values.clear()
+                self.on_break()
+            elif "go" in message:
+                go = message["go"]
+                self._values.clear()
+                self.recorded = int(message["recorded"])
+                self._go = Go(go["generation"], tuple(go["members"]), go["target"], go["giver"])
+            elif "value" in message:
+                key, value = message["value"]
+                self._values[key] = value
+            elif "farewell" in message:
+                self._farewell = True
+            self._turn.notify_all()
+
+    def _set_clock(self, hub_time: float) -> None:
+        now = time.time()
+        if now - self._asked <= self._best_round_trip:
+            self._best_round_trip = now - self._asked
+            self.clock_offset_s = hub_time - (now + self._asked) / 2
+
+
+def _end(code: int, word: str = "") -> None:
+    """End this process at once: its training thread may sit in a collective that nobody will ever answer."""
+    if word:
+        print(word, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,154 @@
+"""How a process gets onto the rope: by our own launcher, or by finding its peers under somebody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.core.errors import CordeeError, RendezvousError, SecurityError
+from cordee.core.plan import Plan
+from cordee.core.world import World
+from cordee.group.channel import Channel
+from cordee.group.hub import Hub
+from cordee.group.rope import Rope
+from cordee.group.wire import Address
+
+PATIENCE_S = 120.0
+"""How long the processes of a run wait for each other at the start."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A place on the rope, and the hub if this process hosts it."""
+
+    rope: Rope
+    plan: Plan
+    hub: Hub | None = None
+
+
+_current: Joined | None = None
+
+
+def set_current(joined: Joined | None) -> None:
+    """Called by our launcher's worker before it runs the user's code."""
+    global _current
+    _current = joined
+
+
+def join(world: World) -> Joined:
+    """The place that our launcher made for this process; else the one that `world` says."""
+    if _current is not None:
+        return _current
+    if world.size == 1:
+        return Joined(Rope(), Plan())
+    return _join_foreign(world)
+
+
+def _join_foreign(world: World) -> Joined:
+    """Under torchrun, mpirun, Slurm: rank 0 hosts the hub, the others find it."""
+    one_host = world.local_size == world.size
+    meeting = _meeting_file(world)
+    hub = None
+    if world.rank == 0:
+        token = secrets.token_hex(32) if one_host else _token_from_file()
+        bind = Address("127.0.0.1", 0, token) if one_host else _off_host(world, token)
+        hub = Hub(bind, expected=world.size)
+        if one_host:
+            _write_private(meeting, {"port": hub.address.port, "token": token})
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            address = hub.address if hub else _find(world, meeting, one_host)
+            channel = Channel(address, world.rank, world.host)
+            break
+        except (RendezvousError, OSError, ValueError) as error:
+            if time.monotonic() > deadline:
+                raise RendezvousError(
+                    f"rank {world.rank} on {world.host} did not find rank 0 within {PATIENCE_S:.0f} s: {error}"
+                ) from error
+            time.sleep(0.02)
+    interface = "127.0.0.1" if one_host else _own_address(address)
+    rope = Rope(channel, interface=interface)
+    if hub is not None:
+        with contextlib.suppress(OSError):
+            meeting.unlink()
+    return Joined(rope, Plan(), hub)
+
+
+def _find(world: World, meeting: Path, one_host: bool) -> Address:
+    if not one_host:
+        return _off_host(world, _token_from_file())
+    found = json.loads(meeting.read_text())
+    return Address("127.0.0.1", int(found["port"]), str(found["token"]))
+
+
+def _off_host(world: World, token: str) -> Address:
+    """Beside the port of the other launcher, which is its own."""
+    if world.master is None:
+        raise RendezvousError(f"{world.source} did not say where rank 0 is: set MASTER_ADDR and MASTER_PORT on all hosts")
+    host, port = world.master
+    return Address(host, port + 1, token, tls=True)
+
+
+def _token_from_file() -> str:
+    path = os.environ.get("CORDEE_TOKEN_FILE")
+    if not path:
+        raise SecurityError(
+            "this run spans several hosts, so its processes must share a token: write one with "
+            "`cordee token FILE`, copy the file to every host, and set CORDEE_TOKEN_FILE to its path"
+        )
+    return read_token(Path(path))
+
+
+def read_token(path: Path) -> str:
+    """The token in a file that nobody else may read."""
+    try:
+        mode = path.stat().st_mode & 0o077
+        token = path.read_text().strip()
+    except OSError as error:
+        raise SecurityError(f"the token file {path} cannot be read: {error.strerror}. Make one with `cordee token {path}`") from error
+    if mode:
+        raise SecurityError(f"the token file {path} can be read by others: run chmod 600 {path}")
+    if len(token) < 32:
+        raise SecurityError(f"the token in {path} has {len(token)} characters, at least 32 are needed: `cordee token {path}`")
+    return token
+
+
+def _meeting_file(world: World) -> Path:
+    """Where the processes of one host meet: they have the same parent, whatever launched them."""
+    folder = Path(tempfile.gettempdir()) / f"cordee-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+        raise SecurityError(f"{folder} is not private to this user: remove it")
+    return folder / f"meeting-{world.source}-{os.getppid()}.json"
+
+
+def _write_private(path: Path, content: dict[str, object]) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        json.dump(content, file)
+    temporary.replace(path)
+
+
+def _own_address(hub: Address) -> str:
+    """The address of this host on the way to the hub: the one that gloo binds to."""
+    return own_address_towards(hub.host, hub.port)
+
+
+def own_address_towards(host: str, port: int) -> str:
+    """This host's address on the route to another one; nothing is sent to find it out."""
+    import socket
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise CordeeError(f"no route to {host}: {error}") from error

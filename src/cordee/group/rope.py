@@ -1,0 +1,264 @@
+"""The process group of this generation, and what happens to it when a peer is lost.
+
+Training is a sequence of *agreements*: the reduced gradient of a step, the reduced sums of an evaluation. Each one is
+committed by everybody or by nobody. A worker that lost a peer in the middle of agreement n regroups with the
+survivors; if one of them had completed n already it hands the result over, otherwise all of them do n again, newly
+shared. Nothing is ever raised into the user's code: a collective on a broken rope does nothing, the step it belongs
+to is void, and `settle` says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cordee.core.errors import CordeeError, WaitedTooLong
+from cordee.group.channel import Channel
+from cordee.group.roster import Go
+from cordee.group.sockets import open_sockets, shut
+
+MOST_TEARS = 3
+"""How often a collective may fail in one agreement, though nobody was lost, before we call it an error."""
+
+
+class _HubStore(dist.Store):
+    """What gloo needs to find its peers, over our own (authenticated) channel."""
+
+    def __init__(self, channel: Channel, generation: int, deadline_s: float) -> None:
+        super().__init__()
+        self._channel, self._generation, self._deadline_s = channel, generation, deadline_s
+
+    def set(self, key: str, value: Any) -> None:
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        self._channel.put(key, raw.hex())
+
+    def get(self, key: str) -> bytes:
+        value = self._channel.get(key, self._generation, self._deadline_s)
+        if value is None:
+            raise RuntimeError(f"generation {self._generation} broke while it was formed")
+        return bytes.fromhex(value)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+
+class Rope:
+    """This worker's place among the workers of a run; alone, every operation is the identity."""
+
+    def __init__(self, channel: Channel | None = None, *, interface: str = "127.0.0.1", deadline_s: float = 300.0) -> None:
+        """Alone without a channel. `interface` is the address that gloo binds to."""
+        self.channel = channel
+        self.worker = channel.worker if channel else 0
+        self.members: tuple[int, ...] = (self.worker,)
+        self.generation = 0
+        self.position = 0
+        """Agreements committed."""
+        self.deadline_s = deadline_s
+        self.blocked_s = 0.0
+        """Time spent waiting in collectives, all in all."""
+        self.bytes_sent = 0
+        self.on_regroup: list[Callable[[], None]] = []
+        self._interface = interface
+        self._held: Sequence[Tensor] = ()
+        self._group: Any = None
+        self._sockets_before: dict[int, str] | None = None
+        self._sockets: dict[int, str] = {}
+        self._tears = 0
+        if channel is not None:
+            channel.on_break = self._free
+            self._regroup(())
+
+    @property
+    def rank(self) -> int:
+        """Our place among the members."""
+        return self.members.index(self.worker)
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.members)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a member of this generation was lost."""
+        return self.channel is not None and self.channel.is_broken(self.generation)
+
+    # ------------------------------------------------------------- collectives
+
+    def start_sum(self, tensor: Tensor) -> Any:
+        """Begin to add `tensor` up over all members, in place; None if there is nothing to wait for or nobody to ask."""
+        if self._group is None or self.broken:
+            return None
+        self.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
+        try:
+            return self._group.allreduce([tensor])
+        except RuntimeError:
+            return None
+
+    def gather(self, tensor: Tensor) -> list[Tensor] | None:
+        """Everybody's `tensor` (all of one shape), in rank order; None on a broken rope."""
+        if self.size == 1:
+            return [tensor]
+        if self._group is None or self.broken:
+            return None
+        gathered = [torch.empty_like(tensor) for _ in self.members]
+        self.bytes_sent += tensor.nbytes * (self.size - 1)
+        try:
+            work = self._group.allgather([gathered], [tensor])
+        except RuntimeError:
+            return None
+        return gathered if self.wait(work) else None
+
+    def wait(self, work: Any) -> bool:
+        """Wait for one collective; False if it did not come to its end."""
+        started = time.perf_counter()
+        try:
+            work.wait()
+            return True
+        except RuntimeError as error:
+            self._ponder(error, time.perf_counter() - started)
+            return False
+        finally:
+            self.blocked_s += time.perf_counter() - started
+
+    # ------------------------------------------------------------- agreements
+
+    def settle(self, works: Sequence[Any], result: Sequence[Tensor], *, void: bool = False) -> bool:
+        """Conclude the agreement whose collectives are `works`: True if `result` now holds what all agreed on.
+
+        `void` says that something this agreement rests on (a collective of the forward pass) failed already.
+        False: nobody has a result; regrouped, the caller computes it again with its new share.
+        """
+        complete = not void
+        for work in works:
+            complete = (work is not None and self.wait(work)) and complete
+        if self.size > 1 and not complete and not self.recover(result):
+            return False
+        self.position += 1
+        self._held = result
+        self._tears = 0
+        return True
+
+    def agree(self, tensors: Sequence[Tensor]) -> bool:
+        """Add these up over all members, as one agreement."""
+        if self.size == 1:
+            return self.settle((), tensors)
+        works = [self.start_sum(tensor) for tensor in tensors]
+        return self.settle(works, tensors)
+
+    def share_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Give everybody the first member's tensors."""
+        while self.size > 1:
+            works = [self._start_broadcast(tensor, 0) for tensor in tensors]
+            if self.settle(works, tensors):
+                return
+        self.settle((), tensors)
+
+    def finish(self) -> bool:
+        """Leave together: True when nobody has anything left to agree on, False after a regrouping."""
+        if self.channel is None:
+            return True
+        while True:
+            if self.channel.finish(self.generation, self.deadline_s):
+                return True
+            self.recover(())
+            return False
+
+    def close(self) -> None:
+        """Release the process group and the channel."""
+        self._drop()
+        if self.channel is not None:
+            self.channel.close()
+
+    # ------------------------------------------------------------- regrouping
+
+    def recover(self, awaited: Sequence[Tensor]) -> bool:
+        """Regroup; True if `awaited` now holds the result that a peer had already and we had not."""
+        before = self.position
+        handed_over = self._regroup(awaited)
+        for callback in self.on_regroup:
+            callback()
+        assert self.position == before
+        return handed_over
+
+    def _regroup(self, awaited: Sequence[Tensor]) -> bool:
+        assert self.channel is not None
+        while True:
+            self._drop()
+            go = self.channel.next_generation(self.generation, self.position, self.deadline_s)
+            try:
+                self._form(go)
+                return self._hand_over(go, awaited)
+            except RuntimeError as error:  # somebody else was lost while we regrouped
+                self._ponder(error, 0.0)
+
+    def _form(self, go: Go) -> None:
+        assert self.channel is not None
+        self.generation, self.members = go.generation, go.members
+        if self.size == 1:
+            return
+        self._sockets_before = open_sockets()
+        store = _HubStore(self.channel, go.generation, self.deadline_s)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._interface)]
+        options._timeout = timedelta(seconds=self.deadline_s)
+        options._threads = 2
+        self._group = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        self._sockets = {fd: inode for fd, inode in open_sockets().items() if self._sockets_before.get(fd) != inode}
+        self._sockets_before = None
+        if self.broken:  # lost while the sockets were not yet written down
+            shut(self._sockets)
+
+    def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
+        if go.giver is None:
+            return False
+        behind = self.position < go.target
+        for tensor in awaited if behind else self._held:
+            self._start_broadcast(tensor, go.members.index(go.giver), force=True).wait()
+        return behind
+
+    def _start_broadcast(self, tensor: Tensor, root: int, *, force: bool = False) -> Any:
+        if self._group is None or (self.broken and not force):
+            return None
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self.bytes_sent += tensor.nbytes
+        try:
+            return self._group.broadcast([tensor], options)
+        except RuntimeError:
+            if force:
+                raise
+            return None
+
+    def _ponder(self, error: RuntimeError, waited_s: float) -> None:
+        """A collective failed: was somebody lost? Then all is well. Otherwise ask everybody to regroup, a few times."""
+        assert self.channel is not None
+        if waited_s >= 0.95 * self.deadline_s:
+            self.channel.stuck(self.channel.at)
+            raise WaitedTooLong(f"worker {self.worker} waited {waited_s:.0f} s for its peers ({self.channel.at})") from error
+        if self.channel.await_break(self.generation, 2.0):
+            return
+        self._tears += 1
+        if self._tears > MOST_TEARS:
+            raise CordeeError(f"worker {self.worker}: a collective keeps failing though no peer was lost: {error}") from error
+        self.channel.torn(self.generation)
+        self.channel.await_break(self.generation, self.deadline_s)
+
+    def _free(self) -> None:
+        """Called by the channel's thread when a peer is lost: let go of every collective that waits for it."""
+        before = self._sockets_before
+        if before is not None:
+            self._sockets = {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
+        shut(self._sockets)
+
+    def _drop(self) -> None:
+        shut(self._sockets)
+        self._sockets = {}
+        self._group = None

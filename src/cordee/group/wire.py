@@ -1,0 +1,149 @@
+"""Messages between workers and hub: JSON in length-prefixed frames, after a handshake that proves the token both ways.
+
+The token itself never travels. Each side shows an HMAC over both nonces and over the server's certificate, so a
+man in the middle of a TLS connection (who has another certificate) cannot pass the proofs on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import ssl
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cordee.core.errors import CoordinatorLost, RendezvousError, SecurityError
+
+Message = dict[str, Any]
+HEADER = struct.Struct("!I")
+MAX_FRAME = 64 << 20
+"""Larger frames are refused: nothing of ours is near this size, so it is not one of us at the other end."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a hub listens and what is needed to be let in."""
+
+    host: str
+    port: int
+    token: str
+    tls: bool = False
+
+    def __str__(self) -> str:
+        """Never shows the token."""
+        return f"{self.host}:{self.port}"
+
+    __repr__ = __str__
+
+
+def pack(message: Mapping[str, Any]) -> bytes:
+    """One message as a frame."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return HEADER.pack(len(body)) + body
+
+
+def nonce() -> str:
+    """Fresh random text, so that a recorded handshake is of no use."""
+    return secrets.token_hex(16)
+
+
+def proof(token: str, side: str, certificate: bytes, *nonces: str) -> str:
+    """What `side` shows to prove that it knows the token on this very connection."""
+    text = "|".join([side, hashlib.sha256(certificate).hexdigest(), *nonces]).encode()
+    return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
+
+
+def proven(given: object, expected: str) -> bool:
+    """Compare two proofs in constant time."""
+    return isinstance(given, str) and hmac.compare_digest(given, expected)
+
+
+def client_tls() -> ssl.SSLContext:
+    """TLS without certificate authorities: the handshake above binds the certificate to the token instead."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+class Connection:
+    """A worker's end of the wire: blocking, one reader thread, any number of writers behind a lock."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over a connected socket whose handshake is done."""
+        self.sock = sock
+        self._reader = sock.makefile("rb")
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message; the caller holds the writers' lock."""
+        self.sock.sendall(pack(message))
+
+    def receive(self) -> Message | None:
+        """The next message; None when the other end has gone."""
+        try:
+            head = self._reader.read(HEADER.size)
+            if len(head) < HEADER.size:
+                return None
+            (length,) = HEADER.unpack(head)
+            if length > MAX_FRAME:
+                return None
+            body = self._reader.read(length)
+        except (OSError, ValueError):
+            return None
+        if len(body) < length:
+            return None
+        message: Message = json.loads(body)
+        return message
+
+    def close(self) -> None:
+        """Wake the reader and release the socket."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self.sock.close()
+
+
+def connect(address: Address, who: Mapping[str, Any], timeout_s: float = 10.0) -> tuple[Connection, Message]:
+    """Reach the hub and introduce ourselves; returns the connection and the hub's welcome."""
+    try:
+        sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
+    except OSError as error:
+        raise RendezvousError(f"could not reach the launcher at {address}: {error}") from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    certificate = b""
+    try:
+        if address.tls:
+            wrapped = client_tls().wrap_socket(sock)
+            certificate = wrapped.getpeercert(binary_form=True) or b""
+            sock = wrapped
+        connection = Connection(sock)
+        welcome = _introduce(connection, address, who, certificate)
+    except (OSError, ssl.SSLError) as error:
+        sock.close()
+        raise SecurityError(f"the handshake with {address} failed: {error}; is it a Cordée launcher?") from error
+    sock.settimeout(None)
+    return connection, welcome
+
+
+def _introduce(connection: Connection, address: Address, who: Mapping[str, Any], certificate: bytes) -> Message:
+    mine = nonce()
+    connection.send({"nonce": mine})
+    challenge = connection.receive()
+    if challenge is None:
+        raise CoordinatorLost(f"{address} closed the connection before the handshake")
+    theirs = str(challenge.get("nonce"))
+    if not proven(challenge.get("proof"), proof(address.token, "hub", certificate, mine, theirs)):
+        raise SecurityError(f"{address} could not show that it knows the token; nothing was sent to it")
+    connection.send({"proof": proof(address.token, "worker", certificate, mine, theirs), "who": dict(who)})
+    welcome = connection.receive()
+    if welcome is None or "refused" in welcome:
+        reason = welcome["refused"] if welcome else "connection closed (a wrong token?)"
+        raise RendezvousError(f"the launcher at {address} refused this worker: {reason}")
+    return welcome

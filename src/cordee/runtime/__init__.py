@@ -1,0 +1,1 @@
+"""Keeping the workers of a run alive: start them, watch them, end them."""

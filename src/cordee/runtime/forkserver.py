@@ -1,0 +1,212 @@
+"""A process that has imported everything and forks workers from itself: a worker starts in milliseconds.
+
+A run has a server of its own, which ends with it. `cordee warm` leaves one behind that serves the next commands: it
+forks a server for every run that connects. When the launcher goes away, its connection closes, and the run's server
+ends its workers and itself.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cordee.group.wire import HEADER, pack
+
+READY = "ready"
+GRACE_S = 1.0
+"""How long workers may take to end by themselves after their launcher is gone."""
+
+
+def send(sock: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    """One message, with open files that the receiver gets copies of."""
+    frame = pack(message)
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    sent = sock.sendmsg([frame], ancillary)
+    if sent < len(frame):
+        sock.sendall(frame[sent:])
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """The next message and its open files; None at the end."""
+    descriptors = array.array("i")
+    try:
+        head, ancillary, _, _ = sock.recvmsg(HEADER.size, socket.CMSG_LEN(8 * descriptors.itemsize))
+    except OSError:
+        return None, []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    head += _exactly(sock, HEADER.size - len(head))
+    if len(head) < HEADER.size:
+        return None, []
+    (length,) = HEADER.unpack(head)
+    body = _exactly(sock, length)
+    return (json.loads(body), list(descriptors)) if len(body) == length else (None, [])
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    parts = b""
+    while len(parts) < count:
+        try:
+            part = sock.recv(count - len(parts))
+        except OSError:
+            return parts
+        if not part:
+            return parts
+        parts += part
+    return parts
+
+
+def preload() -> None:
+    """Import what every worker needs. Nothing may start a thread pool here: a fork would not survive it."""
+    import torch
+    import torch._dynamo  # every optimizer imports it at its first step
+    import torch.distributed
+
+    import cordee.runtime.worker  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # keep the imported objects' pages shared
+
+
+def serve(sock: socket.socket) -> NoReturn:
+    """Fork a worker for every request, report its end, and end all when the launcher is gone."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    children: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        send(sock, {READY: os.getpid()})
+    while True:
+        readable, _, _ = select.select([sock, wake_read], [], [])
+        if wake_read in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+            _reap(sock, children)
+        if sock not in readable:
+            continue
+        message, descriptors = receive(sock)
+        if message is None:
+            _end_all(children)
+        elif "start" in message:
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                os.close(wake_read)
+                os.close(wake_write)
+                sock.close()
+                _become_worker(message["start"], descriptors)
+            children[pid] = int(message["start"]["worker"])
+            for descriptor in descriptors:
+                os.close(descriptor)
+            with contextlib.suppress(OSError):
+                send(sock, {"started": pid, "worker": children[pid]})
+        elif "kill" in message:
+            pid = int(message["kill"])
+            if pid in children:  # still ours, so the number has not passed to another process
+                os.kill(pid, signal.SIGKILL)
+
+
+def _reap(sock: socket.socket, children: dict[int, int]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        worker = children.pop(pid, None)
+        if worker is not None:
+            with contextlib.suppress(OSError):
+                send(sock, {"exited": worker, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _end_all(children: dict[int, int]) -> NoReturn:
+    """Workers notice by themselves that their launcher is gone; whoever does not is ended."""
+    deadline = time.monotonic() + GRACE_S
+    while children and time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                children.pop(pid, None)
+                continue
+        time.sleep(0.02)
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _become_worker(values: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    """In the child: take the launcher's output and run the worker."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Should this server be killed, its workers go with it.
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    os.dup2(descriptors[0], 1)
+    os.dup2(descriptors[1], 2)
+    for descriptor in descriptors[:2]:
+        os.close(descriptor)
+    gc.unfreeze()
+    code = 1
+    try:
+        from cordee.runtime.worker import work
+
+        code = work(values, descriptors[2] if len(descriptors) > 2 else None)
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def stay_warm(path: Path, minutes: float) -> None:
+    """Serve runs of this user at a Unix socket until nobody has come for so long."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    old = os.umask(0o177)
+    listener.bind(str(path))
+    os.umask(old)
+    listener.listen(16)
+    listener.settimeout(60 * minutes)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers of runs are nobody's to wait for
+    try:
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                serve(connection)
+            connection.close()
+    except TimeoutError:
+        pass
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """`python -m cordee.runtime.forkserver FD`, or `PATH MINUTES` to stay warm."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # no thread pool may exist before the fork
+    preload()
+    if len(sys.argv) == 2:
+        serve(socket.socket(fileno=int(sys.argv[1])))
+    stay_warm(Path(sys.argv[1]), float(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

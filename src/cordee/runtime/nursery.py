@@ -1,0 +1,189 @@
+"""The workers of this host, as processes: started by a fork server, watched, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import CordeeError
+from cordee.runtime.forkserver import READY, receive, send
+from cordee.runtime.spec import WorkerSpec
+
+START_S = 120.0
+"""How long a fresh server may take to import everything."""
+STOPPED_S = 0.08
+"""A worker that is stopped (SIGSTOP, a debugger) for so long is put out."""
+
+
+class Nursery:
+    """Starts workers through a fork server and says what became of them, in `notices`."""
+
+    def __init__(self, notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]]) -> None:
+        """Connect to a warm server if there is one; else start one that ends with us."""
+        self._notices = notices
+        self._pids: dict[int, int] = {}
+        self._exited: dict[int, int] = {}
+        self._stopped_since: dict[int, float] = {}
+        self._changed = threading.Condition()
+        self._process: subprocess.Popen[bytes] | None = None
+        warm = connect_warm()
+        self.is_warm = warm is not None
+        self._sock = warm or self._start()
+        self._listener = threading.Thread(target=self._listen, name="cordee-nursery", daemon=True)
+        self._is_ready = threading.Event()
+        self._listener.start()
+
+    def start(self, spec: WorkerSpec, sent_job: int | None = None) -> None:
+        """Start one worker, with our standard output and error."""
+        if not self._is_ready.wait(START_S):
+            raise CordeeError(f"the process that starts workers was not ready within {START_S:.0f} s")
+        descriptors = (1, 2) if sent_job is None else (1, 2, sent_job)
+        try:
+            send(self._sock, {"start": spec.to_dict()}, descriptors)
+        except OSError as error:
+            raise CordeeError(f"the process that starts workers has ended: {error}") from error
+
+    def look(self) -> None:
+        """Notice workers that were stopped; called several times a second."""
+        now = time.monotonic()
+        for worker, pid in list(self._pids.items()):
+            if _is_stopped(pid):
+                since = self._stopped_since.setdefault(worker, now)
+                if now - since >= STOPPED_S:
+                    self._notices.put(("stopped", worker, {"pid": pid}))
+                    self.kill(worker)
+            else:
+                self._stopped_since.pop(worker, None)
+
+    def kill(self, worker: int) -> None:
+        """End a worker that must not come back. Its parent does it, which knows whether the number is still its own."""
+        pid = self._pids.get(worker)
+        if pid is not None:
+            with contextlib.suppress(OSError):
+                send(self._sock, {"kill": pid})
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all workers have ended; False if some have not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pids, seconds)
+
+    def exit_code(self, worker: int) -> int | None:
+        """How a worker ended (negative: by which signal); None if it has not."""
+        return self._exited.get(worker)
+
+    def close(self) -> None:
+        """End what is still there."""
+        for worker in list(self._pids):
+            self.kill(worker)
+        self.wait(5.0)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # our listener sits in a read; closing alone would not wake it
+        self._listener.join(5.0)
+        self._sock.close()
+        if self._process is not None:
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(5.0)
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cordee.runtime.forkserver", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the launcher alone
+        )
+        theirs.close()
+        return ours
+
+    def _listen(self) -> None:
+        while True:
+            message, _ = receive(self._sock)
+            if message is None:
+                break
+            if READY in message:
+                self._is_ready.set()
+            elif "started" in message:
+                with self._changed:
+                    self._pids[int(message["worker"])] = int(message["started"])
+            elif "exited" in message:
+                worker = int(message["exited"])
+                with self._changed:
+                    self._pids.pop(worker, None)
+                    self._exited[worker] = int(message["status"])
+                    self._changed.notify_all()
+                self._notices.put(("exited", worker, {"status": message["status"]}))
+        self._is_ready.set()
+        with self._changed:
+            self._pids.clear()
+            self._changed.notify_all()
+        self._notices.put(("nursery_gone", -1, {}))
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+# ------------------------------------------------------------- warm servers
+
+
+def warm_path() -> Path:
+    """The socket of this user's warm server for this very interpreter and code."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"cordee-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+        raise CordeeError(f"{folder} is not private to this user: remove it")
+    package = Path(__file__).resolve().parents[1]
+    newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
+    identity = f"{sys.executable}|{sys.version}|{package}|{newest}"
+    return folder / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
+
+
+def connect_warm() -> socket.socket | None:
+    """A connection to the warm server; None if there is none."""
+    path = warm_path()
+    if not path.exists():
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def start_warm(minutes: float) -> int:
+    """Start a warm server and wait until it serves; returns its process number."""
+    path = warm_path()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cordee.runtime.forkserver", str(path), str(minutes)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if path.exists():
+            return process.pid
+        if process.poll() is not None:
+            raise CordeeError(f"the warm server ended with code {process.returncode}")
+        time.sleep(0.02)
+    process.kill()
+    raise CordeeError(f"the warm server was not ready within {START_S:.0f} s")

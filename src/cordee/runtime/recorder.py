@@ -1,0 +1,114 @@
+"""Writes what happened into the run's folder, and passes it on to whoever watches."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import StorageError, UsageError
+from cordee.core.events import EVENTS, EventLog
+from cordee.core.plan import Plan
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+class Recorder:
+    """The files of one run: `run.json`, `events.jsonl`, `result.json`."""
+
+    def __init__(self, out: Path, *, resume: bool, listen: Listener) -> None:
+        """Make the folder. A folder that holds a run is only touched to go on with it."""
+        self.out = out
+        self._listen = listen
+        self._last_step = 0
+        self._lost_at: float | None = None
+        self.failures = 0
+        self.result: dict[str, Any] | None = None
+        self._run: dict[str, Any] = {}
+        if resume and not (out / "checkpoints").is_dir():
+            raise UsageError(f"--resume: {out} holds no checkpoints; start without it, or name the run's folder with --out")
+        if not resume and (out / "run.json").exists():
+            raise UsageError(f"{out} holds a run already: go on with it by --resume, or choose another folder with --out")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot make the folder {out.absolute()}: {error.strerror}") from error
+        self._events = EventLog(out / "events.jsonl")
+
+    def begin(self, *, target: str, plan: Plan, workers: int, resume: bool) -> None:
+        """Write down what is about to run."""
+        self._run = {
+            "target": target,
+            "plan": str(plan),
+            "faithfulness": plan.faithfulness,
+            "workers": workers,
+            "host": socket.gethostname(),
+            "versions": {name: _version(name) for name in ("cordee", "torch", "numpy")} | {"python": platform.python_version()},
+            "started": time.time(),
+        }
+        self._write_json("run.json", self._run)
+        self.event("start", workers=workers, plan=str(plan), resume=resume)
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        """One event, into the file and to the listener."""
+        self._events.write(name, **fields)
+        self._listen({"event": name, **fields})
+
+    def notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
+        """Something that the hub or a worker said."""
+        if kind == "step":
+            if content["step"] > self._last_step:  # a worker that took over as speaker may say it again
+                self._last_step = content["step"]
+                self.event("step", **content)
+        elif kind == "times":
+            self._events.write("times", worker=worker, **content)
+        elif kind == "job":
+            self._last_step = content["steps"]
+            self._run["job"] = content
+            self._write_json("run.json", self._run)
+            self.event("job", **{name: content.get(name) for name in EVENTS["job"]})
+        elif kind == "lost":
+            self.failures += 1
+            self._lost_at = self._lost_at or time.monotonic()
+            self.event("failure", worker=worker, **content)
+        elif kind == "go" and content["generation"] > 1:
+            since, self._lost_at = self._lost_at, None
+            elapsed = 0.0 if since is None else (time.monotonic() - since) * 1e3
+            self.event("regroup", generation=content["generation"], workers=list(content["members"]), ms=round(elapsed, 1))
+        elif kind == "result":
+            self.result = content
+        elif kind in ("epoch", "checkpoint", "warning"):
+            self.event(kind, **content)
+
+    def end(self, *, plan: Plan, workers: int, reason: str, code: int) -> dict[str, Any]:
+        """Write the result and close."""
+        result = dict(self.result or {})
+        if self.result is not None:
+            result |= {"workers": workers, "plan": str(plan), "failures": self.failures, "ended": reason}
+            self._write_json("result.json", result)
+            self.event("result", result=result)
+        self.event("end", reason=reason, code=code)
+        self._events.close()
+        return result
+
+    def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        path = self.out / name
+        temporary = path.with_suffix(".tmp")
+        try:
+            temporary.write_text(json.dumps(content, indent=2, default=str) + "\n")
+            os.replace(temporary, path)
+        except OSError as error:
+            raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,55 @@
+"""What this host has for workers, and how it is cut among them: pure functions over a few readings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from cordee.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """What one worker may use."""
+
+    threads: int
+    cores: tuple[int, ...] = ()
+    """Empty: any core."""
+
+
+def usable_cores() -> tuple[int, ...]:
+    """The cores that this process may run on."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def allot(workers: int, cores: tuple[int, ...], *, threads: int | None, pin: bool) -> list[Allotment]:
+    """Cut `cores` among `workers`: contiguous, sizes differ by at most one; more workers than cores share them."""
+    if workers < 1:
+        raise UsageError(f"--workers {workers}: at least 1 is needed")
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads {threads}: at least 1 is needed")
+    count = len(cores)
+    allotments = []
+    for worker in range(workers):
+        mine = cores[count * worker // workers : count * (worker + 1) // workers] or (cores[worker % count],)
+        allotments.append(Allotment(threads or len(mine), mine if pin else ()))
+    return allotments
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """The cores meant by `0-3,8`."""
+    found: set[int] = set()
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise UsageError(f"--cores {text}: expected numbers and ranges such as 0-3,8") from None
+    missing = found - set(usable_cores())
+    if missing or not found:
+        raise UsageError(f"--cores {text}: this process may use {_ranges(usable_cores())}")
+    return tuple(sorted(found))
+
+
+def _ranges(cores: tuple[int, ...]) -> str:
+    return ", ".join(map(str, cores))

@@ -1,0 +1,47 @@
+"""What a worker is told when it is started, as a value that travels over a private socket."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to run: a job file, a script with its arguments, or a job that a notebook sent."""
+
+    kind: str
+    """`job`, `script` or `sent`."""
+    path: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker: who it is, where its hub is, what it runs, and what it may use."""
+
+    worker: int
+    target: Target
+    plan: dict[str, Any]
+    out: str
+    resume: bool
+    world: dict[str, str]
+    hub: dict[str, Any]
+    interface: str
+    threads: int
+    cores: tuple[int, ...]
+    folder: str
+    environment: dict[str, str]
+    deadline_s: float
+    device: str = "cpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the wire."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> WorkerSpec:
+        """From the wire."""
+        target = Target(**{**values["target"], "arguments": tuple(values["target"]["arguments"])})
+        return cls(**{**values, "target": target, "cores": tuple(values["cores"])})

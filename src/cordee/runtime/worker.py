@@ -1,0 +1,110 @@
+"""A worker's life: take its place, run the user's code, say how it ended."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cordee.core.errors import CordeeError, JobError, WorkerFailed
+from cordee.core.plan import Plan
+from cordee.group.channel import Channel
+from cordee.group.join import Joined, set_current
+from cordee.group.rope import Rope
+from cordee.group.wire import Address
+from cordee.runtime.spec import WorkerSpec
+from cordee.train.job import Job
+from cordee.train.jobfile import load_job
+from cordee.train.loop import run_job
+from cordee.train.session import Session
+
+
+def work(values: dict[str, Any], sent_job: int | None) -> int:
+    """Everything from the fork to the exit code."""
+    spec = WorkerSpec.from_dict(values)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears Ctrl-C and asks us to stop in good order
+    os.environ.clear()
+    os.environ.update(spec.environment)
+    os.environ.update(spec.world)
+    os.chdir(spec.folder)
+    _use(spec)
+    channel = Channel(Address(**spec.hub), spec.worker, socket.gethostname())
+    try:
+        rope = Rope(channel, interface=spec.interface, deadline_s=spec.deadline_s)
+        plan = Plan.from_dict(spec.plan)
+        set_current(Joined(rope, plan))
+        _run(spec, rope, plan, sent_job)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            return _fail(channel, JobError(f"the script ended with sys.exit({error.code!r})"))
+    except BaseException as error:
+        return _fail(channel, error)
+    channel.post("done", {"worker": spec.worker})
+    channel.close()
+    return 0
+
+
+def _use(spec: WorkerSpec) -> None:
+    """Keep to the cores and threads that this worker was given."""
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
+    os.environ["OMP_NUM_THREADS"] = str(spec.threads)
+    torch.set_num_threads(spec.threads)
+    torch.set_num_interop_threads(1)
+
+
+def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None:
+    target = spec.target
+    if target.kind == "script":
+        sys.argv = [target.path, *target.arguments]
+        sys.path.insert(0, str(Path(target.path).resolve().parent))
+        runpy.run_path(target.path, run_name="__main__")
+        while not rope.finish():
+            pass
+        return
+    job = _receive_job(sent_job) if sent_job is not None else load_job(Path(target.path), target.settings)
+    session = Session(rope, plan=plan, seed=job.seed, device=spec.device)
+    run_job(job, session, out=Path(spec.out), resume=spec.resume)
+
+
+def _receive_job(descriptor: int) -> Job:
+    """A job from a notebook, over a private pipe of this user's own processes: the only place where anything is unpickled."""
+    import cloudpickle
+
+    with os.fdopen(descriptor, "rb") as pipe:
+        pipe.seek(0)
+        job = cloudpickle.load(pipe)
+    if not isinstance(job, Job):
+        raise JobError(f"expected a cordee.Job, got {type(job).__name__}")
+    return job
+
+
+def _fail(channel: Channel, error: BaseException) -> int:
+    """Tell the launcher what happened; it speaks to the user, once."""
+    known = isinstance(error, CordeeError)
+    text = "" if known else "".join(traceback.format_exception(type(error), error, _user_part(error)))
+    message = str(error) if known else f"{type(error).__name__}: {error}"
+    code = error.code if isinstance(error, CordeeError) else WorkerFailed.code
+    name = type(error).__name__ if known else WorkerFailed.__name__
+    channel.post("failed", {"error": name, "message": message, "traceback": text, "code": code})
+    channel.close()
+    return code
+
+
+def _user_part(error: BaseException) -> Any:
+    """The traceback from the first frame that is not ours."""
+    here = str(Path(__file__).resolve().parents[1])
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not (file.startswith(here) or "importlib" in file or "runpy" in file):
+            break
+        trace = trace.tb_next
+    return trace

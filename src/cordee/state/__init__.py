@@ -1,0 +1,1 @@
+"""What survives a run: named state, checkpoints, model files."""

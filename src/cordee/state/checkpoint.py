@@ -1,0 +1,276 @@
+"""The checkpoints of a run: written in the background, visible only when whole, the old ones tidied away."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+
+from cordee.core.errors import CheckpointError, UsageError, WaitedTooLong
+from cordee.state.files import need_space, storage_errors, sync
+from cordee.state.layout import read_folder, read_header, tensor_bytes, verify, write_folder
+from cordee.state.naming import Snapshot
+
+_STEP = re.compile(r"step-(\d{8,})")
+_OLD = re.compile(r"\.(step-\d{8,})\.old")
+_HIDDEN = re.compile(r"\.step-\d{8,}\.(?:new|gone)-.*")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One finished save."""
+
+    step: int
+    path: Path
+    bytes: int
+    seconds: float
+
+
+class Checkpoints:
+    """The folder of a run's checkpoints, `step-00000123` and so on; one process writes, any may read."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep_last: int = 3,
+        keep_best: str | None = None,
+        shard_bytes: int = 1 << 30,
+        deadline_s: float = 600.0,
+    ) -> None:
+        """Keep the `keep_last` newest and the best by `keep_best`: `"accuracy"`, or `"-loss"` where less is better."""
+        for name, value in (("keep_last", keep_last), ("shard_bytes", shard_bytes), ("deadline_s", deadline_s)):
+            if value <= 0:
+                raise UsageError(f"{name}={value}: expected more than 0.")
+        if keep_best is not None and not keep_best.lstrip("-"):
+            raise UsageError(
+                f"keep_best={keep_best!r}: expected the name of a metric, with a leading minus if less is better."
+            )
+        self.folder = Path(folder)
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        self.shard_bytes = shard_bytes
+        self.deadline_s = deadline_s
+        self.last: Saved | None = None
+        """The latest save that this object finished."""
+        self._pending: Future[Saved] | None = None
+        _sweep(self.folder)
+
+    def save(
+        self, snapshot: Snapshot, *, step: int, metrics: Mapping[str, float] | None = None, wait: bool = False
+    ) -> None:
+        """Write a checkpoint in the background, after the one before it; an earlier save's error is raised here."""
+        self._settle(block=True)
+        self._pending = Future()
+        # A daemon: a disk that no longer answers must not keep the process from ending.
+        Thread(
+            target=_fulfil,
+            args=(self._pending, lambda: self._write(snapshot, step, dict(metrics or {}))),
+            name="cordee-checkpoint",
+            daemon=True,
+        ).start()
+        if wait:
+            self._settle(block=True)
+
+    def check(self) -> None:
+        """Raise the error of a save that has ended, without waiting for one that has not."""
+        self._settle(block=False)
+
+    def close(self) -> None:
+        """Wait for the save under way and raise its error."""
+        self._settle(block=True)
+
+    def __enter__(self) -> Checkpoints:
+        """Use as a context: the last save is whole when the block ends."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close; see `close`."""
+        self.close()
+
+    def list(self) -> list[tuple[int, Path]]:
+        """All complete checkpoints as (step, folder), oldest step first."""
+        if not self.folder.is_dir():
+            return []
+        found = ((_STEP.fullmatch(path.name), path) for path in self.folder.iterdir())
+        return sorted((int(match.group(1)), path) for match, path in found if match)
+
+    def latest(self) -> Path | None:
+        """The checkpoint of the highest step, or None."""
+        return next((path for _, path in reversed(self.list())), None)
+
+    def latest_intact(self) -> Path | None:
+        """The newest checkpoint whose files all have their checksums, or None; reads them."""
+        return next((path for _, path in reversed(self.list()) if _is_intact(path)), None)
+
+    def best(self) -> Path | None:
+        """The checkpoint with the best value of the `keep_best` metric (the newest of equal ones), or None."""
+        if self.keep_best is None:
+            return None
+        sign, name = (-1.0 if self.keep_best.startswith("-") else 1.0), self.keep_best.lstrip("-")
+        values: list[tuple[float, int, Path]] = []
+        for step, path in self.list():
+            try:
+                metrics = read_header(path).metrics
+            except CheckpointError:
+                continue  # a damaged one cannot be the best; read() will say so to whoever asks for it
+            if name in metrics:
+                values.append((sign * metrics[name], step, path))
+        return max(values)[2] if values else None
+
+    def read(self, which: int | str | os.PathLike[str], *, verify: bool = True) -> Snapshot:
+        """Read the checkpoint of a step, or in a folder; a damaged one is an error that names an intact one."""
+        path = self.folder / _folder_name(which) if isinstance(which, int) else Path(which)
+        if not path.is_dir():
+            steps = ", ".join(str(step) for step, _ in self.list()) or "none"
+            raise CheckpointError(f"no checkpoint at {path}; {self.folder} holds the steps: {steps}.")
+        try:
+            return read_folder(path, check=verify)
+        except CheckpointError as problem:
+            others = (other for _, other in reversed(self.list()) if other != path)
+            intact = next((other for other in others if _is_intact(other)), None)
+            hint = f"The newest intact one is {intact}." if intact else "There is no other intact one here."
+            raise CheckpointError(f"{problem} {hint}") from problem
+
+    def _settle(self, *, block: bool) -> None:
+        if self._pending is None or not (block or self._pending.done()):
+            return
+        try:
+            self.last = self._pending.result(self.deadline_s)
+        except FutureTimeout as problem:
+            raise WaitedTooLong(
+                f"the checkpoint under way in {self.folder} was not written within {self.deadline_s:g} s. "
+                "Check that the disk still answers."
+            ) from problem
+        except BaseException:
+            self._pending = None
+            raise
+        self._pending = None
+
+    def _write(self, snapshot: Snapshot, step: int, metrics: dict[str, float]) -> Saved:
+        began = time.monotonic()
+        final = self.folder / _folder_name(step)
+        needed = tensor_bytes(snapshot.tensors.values())
+        with storage_errors(final, needed):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            need_space(self.folder, needed)
+            hidden = _hidden(final, "new")
+            mine = _lock(hidden)
+            try:
+                size = write_folder(hidden, snapshot, step=step, metrics=metrics, shard_bytes=self.shard_bytes)
+                _put_in_place(hidden, final)
+            except BaseException:
+                shutil.rmtree(hidden, ignore_errors=True)
+                raise
+            finally:
+                if mine is not None:
+                    os.close(mine)
+            self._prune(final)
+        return Saved(step, final, size, time.monotonic() - began)
+
+    def _prune(self, newest: Path) -> None:
+        """Discard what neither `keep_last` nor `keep_best` keeps; the one just written always stays."""
+        kept = {newest, self.best(), *(path for _, path in self.list()[-self.keep_last :])}
+        for _, path in self.list():
+            if path not in kept:
+                _discard(path)
+
+
+def _fulfil(future: Future[Saved], work: Callable[[], Saved]) -> None:
+    """Run `work` and leave its result or its error in `future`."""
+    try:
+        future.set_result(work())
+    except BaseException as problem:
+        future.set_exception(problem)
+
+
+def _hidden(final: Path, purpose: str) -> Path:
+    """Make a folder beside `final` that no reader takes for a checkpoint."""
+    path = final.parent / f".{final.name}.{purpose}-{secrets.token_hex(4)}"
+    path.mkdir()
+    return path
+
+
+def _folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        verify(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _put_in_place(hidden: Path, final: Path) -> None:
+    """Rename a whole checkpoint to its name; one that was written at the same step before steps aside."""
+    old = final.parent / f".{final.name}.old"
+    if final.exists():
+        final.rename(old)
+    try:
+        hidden.rename(final)
+    except OSError:
+        if old.exists():
+            old.rename(final)
+        raise
+    sync(final.parent)
+    if old.exists():
+        _discard(old)
+
+
+def _discard(path: Path) -> None:
+    """Delete a checkpoint so that no half of it is ever taken for a whole one."""
+    name = path.name.lstrip(".").removesuffix(".old")
+    gone = _hidden(path.parent / name, "gone")
+    path.rename(gone / name)
+    shutil.rmtree(gone)
+
+
+def _lock(folder: Path) -> int | None:
+    """Hold a folder as its living writer: the system lets go when the process dies, however it dies."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        os.close(handle)
+        if problem.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.ENOSYS):
+            return None  # a file system without locks: leftovers stay, which only costs space
+        raise
+    return handle
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what dead writers left behind, and give back its name to a checkpoint that was just being replaced."""
+    if not folder.is_dir():
+        return
+    for path in list(folder.iterdir()):
+        replaced = _OLD.fullmatch(path.name)
+        if not replaced and not _HIDDEN.fullmatch(path.name):
+            continue
+        try:
+            handle = _lock(path)
+        except OSError:
+            continue  # its writer lives, or it is gone by now
+        if handle is None:
+            continue
+        try:
+            if replaced and not (folder / replaced.group(1)).exists():
+                path.rename(folder / replaced.group(1))
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(handle)

@@ -1,0 +1,175 @@
+"""The files that a finished run leaves: its weights, and the model as a program that needs no source code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from cordee.core.errors import CheckpointError
+from cordee.state.files import replace_file, write_tensors
+from cordee.state.layout import tensor_bytes
+from cordee.state.naming import Snapshot, fingerprint
+from cordee.state.program import Program
+from cordee.state.recipe import Node, Recipe, Ref, verb_name
+
+WEIGHTS = "model.safetensors"
+"""The weights' file in a run's folder."""
+
+PROGRAM = "program.safetensors"
+"""The traced model's file in a run's folder: the recipe in its header, constant tensors as its content."""
+
+_ROWS = 3  # of the example that is traced: neither 0 nor 1, which torch.export would take for fixed sizes
+
+
+def save_model(path: Path, snapshot: Snapshot) -> None:
+    """Write the model's weights by their `state_dict` names, tied ones once; aliases and a checksum in the header."""
+    weights = snapshot.weights()
+    header = {"format": "pt", "aliases": json.dumps(snapshot.aliases), "sha256": fingerprint(weights)}
+    replace_file(path, tensor_bytes(weights.values()), lambda file: write_tensors(file, weights, header))
+
+
+def save_program(path: Path, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
+    """Trace `model` as called with `args` and `kwargs`, compare the two, and write it without its weights.
+
+    Every input tensor whose first size is that of the first one has a batch there, which may be of any size later. The
+    model is traced in evaluation mode and left as it was. `CheckpointError` says why a model cannot be traced.
+    """
+    example = _rows((tuple(args), dict(kwargs or {})), _ROWS)
+    with _evaluation(model), torch.no_grad():
+        try:
+            recipe, constants = trace(model, *example)
+            state = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
+            _compare(model, Program(recipe, state, constants), example)
+        except Exception as problem:
+            said = (str(problem).strip().splitlines() or [""])[0]
+            reason = said if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {said}"
+            raise CheckpointError(
+                f"the model cannot be saved as a program. {reason} Its weights are not affected; "
+                "load them with cordee.load(run, model=...)."
+            ) from problem
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in constants.items()}
+    header = {"program": json.dumps(recipe.to_json(), allow_nan=False), "torch": torch.__version__}
+    size = len(header["program"]) + tensor_bytes(content.values())
+    replace_file(path, size, lambda file: write_tensors(file, content, header))
+
+
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Recipe, dict[str, torch.Tensor]]:
+    """Turn a model into a recipe and the constant tensors that are not in its `state_dict`."""
+    from torch import export  # takes more than a second to import, and only the end of a run needs it
+    from torch.export.graph_signature import InputKind
+
+    program = export.export(model, args, kwargs, dynamic_shapes=_batch_shapes(export, (args, kwargs)), strict=False)
+    state: dict[str, str] = {}
+    constants: dict[str, torch.Tensor] = {}
+    inputs: list[Any] = []
+    places = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for place, spec in zip(places, program.graph_signature.input_specs, strict=True):
+        if spec.kind == InputKind.USER_INPUT:
+            example = place.meta.get("val")
+            inputs.append(
+                Ref(place.name, _free_sizes(example)) if isinstance(example, torch.Tensor) else spec.arg.value
+            )
+        elif spec.target in program.state_dict:
+            state[place.name] = spec.target
+        elif isinstance(tensor := program.constants.get(spec.target), torch.Tensor):
+            constants[place.name] = tensor
+        else:
+            raise CheckpointError(f"it uses {spec.target}, which is not a tensor.")
+    given_args, given_kwargs = pytree.tree_unflatten(inputs, program.call_spec.in_spec)
+    nodes = [node for node in program.graph.nodes if node.op not in ("placeholder", "output")]
+    if strange := [node.name for node in nodes if node.op != "call_function"]:
+        raise CheckpointError(f"it holds a part with a control flow of its own ({strange[0]}).")
+    flat = [_refer(value) for value in program.graph.output_node().args[0]]
+    recipe = Recipe(
+        args=given_args,
+        kwargs=given_kwargs,
+        nodes=tuple(Node(node.name, verb_name(node.target), _refer(node.args), _refer(node.kwargs)) for node in nodes),
+        output=pytree.tree_unflatten(flat, program.call_spec.out_spec),
+        state=state,
+        parameters=tuple(name for name, _ in model.named_parameters(remove_duplicate=False)),
+        constants=tuple(constants),
+    )
+    return Recipe.from_json(json.loads(json.dumps(recipe.to_json()))), constants
+
+
+def _free_sizes(example: torch.Tensor) -> tuple[int | None, ...]:
+    return tuple(size if type(size) is int else None for size in example.shape)
+
+
+def _refer(value: Any) -> Any:
+    """Arguments of a graph's node with references by name."""
+    if isinstance(value, torch.fx.Node):
+        return Ref(value.name)
+    if isinstance(value, tuple):
+        return tuple(_refer(item) for item in value)
+    if isinstance(value, list):
+        return [_refer(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _refer(item) for key, item in value.items()}
+    return value
+
+
+def _has_batch(leaf: Any, size: int) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == size
+
+
+def _batch_of(example: Any) -> int:
+    tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
+    if not tensors or tensors[0].shape[0] == 0:
+        raise CheckpointError("a model can only be traced with an example batch of at least one sample, as a tensor.")
+    return int(tensors[0].shape[0])
+
+
+def _rows(example: Any, count: int) -> Any:
+    """The example with exactly `count` samples, repeated or cut."""
+    size = _batch_of(example)
+
+    def cut(leaf: Any) -> Any:
+        return leaf[torch.arange(count, device=leaf.device) % size] if _has_batch(leaf, size) else leaf
+
+    return pytree.tree_map(cut, example)
+
+
+def _batch_shapes(export: Any, example: Any) -> Any:
+    shapes = export.ShapesCollection()
+    for leaf in pytree.tree_leaves(example):
+        if _has_batch(leaf, _batch_of(example)):
+            shapes[leaf] = {0: export.Dim.DYNAMIC}
+    return shapes
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, with modes and buffers given back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it would put inference-only operations into the recipe
+    model.eval()
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _compare(model: nn.Module, program: Program, example: Any) -> None:
+    """Refuse a trace that does not compute what the model computes, for the traced batch and for a single sample."""
+    for count in (_ROWS, 1):
+        args, kwargs = _rows(example, count)
+        wanted, got = pytree.tree_leaves(model(*args, **kwargs)), pytree.tree_leaves(program(*args, **kwargs))
+        try:
+            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4, equal_nan=True)
+        except AssertionError as problem:
+            raise CheckpointError(f"traced, it gives another result for a batch of {count}.") from problem

@@ -1,0 +1,111 @@
+"""Files that are either whole or not there: flush, rename, checksums, and errors that say what the disk lacks."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from cordee.core.errors import CheckpointError, StorageError
+
+_CHUNK = 1 << 20
+
+_ADVICE = {
+    errno.ENOSPC: "Free some space, write the run to another disk, or keep fewer checkpoints.",
+    errno.EDQUOT: "Your quota on this disk is used up: free some space or write the run to another disk.",
+    errno.EFBIG: "Files of this size are not allowed here (see `ulimit -f`): raise the limit or use another disk.",
+    errno.EACCES: "Give this user the right to write there, or choose another folder for the run.",
+    errno.EPERM: "Give this user the right to write there, or choose another folder for the run.",
+    errno.EROFS: "The disk is mounted read-only: choose another folder for the run.",
+    errno.EIO: "The disk reports a failure: look at the system log and write the run to another disk.",
+}
+
+
+@contextmanager
+def storage_errors(path: Path, needed: int) -> Iterator[None]:
+    """Turn what the system says about a failed write of about `needed` bytes into a `StorageError`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as problem:
+        code = problem.errno if isinstance(problem, OSError) else _code_in(str(problem))
+        advice = _ADVICE.get(code or 0, "Check that the folder can be written, or choose another one for the run.")
+        said = os.strerror(code) if code else str(problem)
+        raise StorageError(
+            f"cannot write {path.absolute()}: {said} ({needed:,} bytes needed, {free_bytes(path):,} free). {advice}"
+        ) from problem
+
+
+def _code_in(text: str) -> int | None:
+    """The errno that the safetensors library passes on in words, as `(os error 28)`."""
+    found = re.search(r"os error (\d+)", text)
+    return int(found.group(1)) if found else None
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write on the disk that holds `path`, which need not exist yet."""
+    for folder in (path, *path.absolute().parents):
+        if folder.is_dir():
+            return shutil.disk_usage(folder).free
+    return 0
+
+
+def need_space(path: Path, needed: int) -> None:
+    """Refuse at once, with ENOSPC, a write that cannot fit, instead of filling the disk first."""
+    if free_bytes(path) < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write one safetensors file and flush it to the disk."""
+    try:
+        save_file(dict(tensors), str(path), metadata=dict(metadata or {}))
+    except (TypeError, KeyError, ValueError) as problem:  # how the library says that it has no word for a dtype
+        raise CheckpointError(
+            f"cannot write {path}: safetensors does not take one of {sorted({str(t.dtype) for t in tensors.values()})} "
+            f"({problem}). Keep such a tensor out of the state, or store it in another dtype."
+        ) from problem
+    sync(path)
+
+
+def replace_file(path: Path, needed: int, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a hidden neighbour of `path`, then put it in its place in one go."""
+    with storage_errors(path, needed):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        need_space(path.parent, needed)
+        hidden = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        try:
+            write(hidden)
+            hidden.replace(path)
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
+        sync(path.parent)

@@ -1,0 +1,186 @@
+"""One checkpoint folder: tensors in safetensors files, everything else in `checkpoint.json`.
+
+The index gives every tensor a list of slices (file, key, offset, shape), so that a plan which holds a tensor in pieces
+can write its pieces and any other plan can put them together. Today's writer makes one slice a tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from cordee.core.errors import CheckpointError
+from cordee.state.files import sha256, sync, write_tensors
+from cordee.state.naming import Snapshot
+
+FORMAT = 1
+INDEX = "checkpoint.json"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a checkpoint says about itself before any tensor is read."""
+
+    step: int
+    metrics: dict[str, float]
+    body: dict[str, Any]
+
+
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of payload that these tensors take in a file."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def shards(tensors: Mapping[str, torch.Tensor], limit: int) -> list[list[str]]:
+    """Names packed in order into files of at most `limit` bytes; a larger tensor gets a file of its own."""
+    files: list[list[str]] = []
+    room = 0
+    for name, tensor in tensors.items():
+        size = tensor_bytes([tensor])
+        if not files or size > room:
+            files.append([])
+            room = limit
+        files[-1].append(name)
+        room -= size
+    return files
+
+
+def write_folder(folder: Path, snapshot: Snapshot, *, step: int, metrics: Mapping[str, float], shard_bytes: int) -> int:
+    """Write all files of one checkpoint into an existing folder, flush them, and return their size."""
+    packed = shards(snapshot.tensors, shard_bytes)
+    index: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    for number, names in enumerate(packed, start=1):
+        file = f"tensors-{number:05d}-of-{len(packed):05d}.safetensors"
+        write_tensors(folder / file, {name: snapshot.tensors[name] for name in names})
+        files[file] = {"bytes": (folder / file).stat().st_size, "sha256": sha256(folder / file)}
+        for name in names:
+            shape = list(snapshot.tensors[name].shape)
+            piece = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}
+            index[name] = {"dtype": _dtype_name(snapshot.tensors[name].dtype), "shape": shape, "slices": [piece]}
+    body = {
+        "format": FORMAT,
+        "step": step,
+        "time": time.time(),
+        # A NaN has no place in JSON, and no use as "best".
+        "metrics": {name: float(value) for name, value in metrics.items() if abs(value) < float("inf")},
+        "meta": snapshot.meta,
+        "tensors": index,
+        "files": files,
+    }
+    body = _as_json(body)
+    text = json.dumps({"sha256": _seal(body), **body}, indent=1, allow_nan=False)
+    (folder / INDEX).write_text(text, encoding="utf-8")
+    sync(folder / INDEX)
+    sync(folder)
+    return len(text) + sum(int(entry["bytes"]) for entry in files.values())
+
+
+def read_header(folder: Path) -> Header:
+    """Read and check `checkpoint.json`."""
+    path = folder / INDEX
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        if body.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{path} has format {body.get('format')!r}; this version of Cordée reads format {FORMAT}. "
+                "Read it with the version that wrote it."
+            )
+        if body.pop("sha256", None) != _seal(body):
+            raise damaged(path, "its checksum does not match its content")
+        return Header(step=int(body["step"]), metrics=dict(body["metrics"]), body=body)
+    except FileNotFoundError as problem:
+        raise CheckpointError(
+            f"{path} is not there: {folder} is no checkpoint. Name a folder that holds one."
+        ) from problem
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise damaged(path, str(problem)) from problem
+
+
+def verify(folder: Path) -> Header:
+    """Check every file of a checkpoint against its size and SHA-256; `CheckpointError` names the first damaged one."""
+    header = read_header(folder)
+    for name, entry in header.body["files"].items():
+        path = _inside(folder, name)
+        try:
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                raise damaged(path, f"it has {size:,} bytes instead of {entry['bytes']:,}")
+            if sha256(path) != entry["sha256"]:
+                raise damaged(path, "its SHA-256 is not the one that was written")
+        except OSError as problem:
+            raise damaged(path, problem.strerror or str(problem)) from problem
+    return header
+
+
+def read_folder(folder: Path, *, check: bool) -> Snapshot:
+    """Read a checkpoint back, putting sliced tensors together."""
+    header = verify(folder) if check else read_header(folder)
+    stored: dict[str, dict[str, torch.Tensor]] = {}
+    for name in header.body["files"]:
+        path = _inside(folder, name)
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                stored[name] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        except (OSError, SafetensorError) as problem:
+            raise damaged(path, str(problem)) from problem
+    try:
+        tensors = {name: _assemble(entry, stored) for name, entry in header.body["tensors"].items()}
+    except (KeyError, RuntimeError, ValueError, AttributeError) as problem:
+        raise damaged(folder / INDEX, f"its index does not fit its files ({problem})") from problem
+    return Snapshot(tensors, header.body["meta"])
+
+
+def _assemble(entry: Mapping[str, Any], stored: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
+    pieces = [stored[piece["file"]][piece["key"]] for piece in entry["slices"]]
+    dtype = getattr(torch, entry["dtype"])
+    if len(pieces) == 1 and list(pieces[0].shape) == entry["shape"] and pieces[0].dtype == dtype:
+        return pieces[0]
+    whole = torch.empty(entry["shape"], dtype=dtype)
+    for piece, content in zip(entry["slices"], pieces, strict=True):
+        where = tuple(
+            slice(start, start + length) for start, length in zip(piece["offset"], piece["shape"], strict=True)
+        )
+        whole[where] = content.reshape(piece["shape"])
+    if sum(content.numel() for content in pieces) != whole.numel():
+        raise ValueError(f"slices hold {sum(content.numel() for content in pieces)} of {whole.numel()} elements")
+    return whole
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of the folder itself; an index must not lead anywhere else."""
+    if Path(name).name != name:
+        raise damaged(folder / INDEX, f"it names {name!r}, which is not a file of this folder")
+    return folder / name
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _as_json(body: dict[str, Any]) -> dict[str, Any]:
+    """`body` as a reader will get it, so that both seal the same thing."""
+    try:
+        return dict(json.loads(json.dumps(body, allow_nan=False)))
+    except (TypeError, ValueError) as problem:
+        raise CheckpointError(
+            f"the snapshot's meta holds what JSON cannot: {problem}. Add values with Snapshot.with_extra."
+        ) from problem
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def damaged(path: Path, why: str) -> CheckpointError:
+    """The error for a file that is not what was written."""
+    return CheckpointError(f"{path} is damaged: {why}. Resume from another checkpoint.")

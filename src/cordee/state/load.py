@@ -1,0 +1,77 @@
+"""Trained models back from a run's folder, without running any code that the folder brings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from cordee.core.errors import CheckpointError, UsageError
+from cordee.state.export import PROGRAM, WEIGHTS
+from cordee.state.layout import damaged
+from cordee.state.naming import fingerprint, load_weights
+from cordee.state.program import Program
+from cordee.state.recipe import Recipe
+
+
+def load(run: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+    """Return the trained model of a run, ready for evaluation.
+
+    With `model`, a module or a function that makes one, the run's weights are copied into it, strictly by name. Without
+    it the run's own traced model is used: it takes batches of any size and needs none of the job's source code.
+    """
+    weights, aliases = read_weights(run)
+    if model is not None:
+        built = model if isinstance(model, nn.Module) else model()
+        if not isinstance(built, nn.Module):
+            raise UsageError(
+                f"model= gave a {type(built).__name__}; expected a torch.nn.Module or a function making one."
+            )
+        load_weights(built, weights, aliases)
+        return built.eval()
+    path = Path(run) / PROGRAM
+    if not path.is_file():
+        raise CheckpointError(
+            f"{run} holds weights but no {PROGRAM} (the model could not be traced, or this is not a run's folder). "
+            "Pass the model as well: cordee.load(run, model=...)."
+        )
+    header, constants = _read(path)
+    try:
+        recipe = Recipe.from_json(json.loads(header["program"]))
+    except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as problem:
+        raise damaged(path, f"its program cannot be read ({problem!r})") from problem
+    return Program(recipe, {**weights, **{name: weights[kept] for name, kept in aliases.items()}}, constants)
+
+
+def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Weights by name, and tied names, from a run's folder or any safetensors file; our own files are checked."""
+    path = Path(run)
+    path = path / WEIGHTS if path.is_dir() else path
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path.absolute()} is not there. Name the folder of a finished run, which holds {WEIGHTS}, or such a file."
+        )
+    header, weights = _read(path)
+    if "sha256" in header and header["sha256"] != fingerprint(weights):
+        raise damaged(path, "its checksum does not match its content")
+    try:
+        aliases = {str(name): str(kept) for name, kept in json.loads(header.get("aliases", "{}")).items()}
+    except (ValueError, AttributeError) as problem:
+        raise damaged(path, f"its table of tied weights cannot be read ({problem})") from problem
+    if lost := [kept for kept in aliases.values() if kept not in weights]:
+        raise damaged(path, f"it says that a weight is tied to {lost[0]}, which it does not hold")
+    return weights, aliases
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            names = list(file.keys())
+            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as problem:
+        raise damaged(path, str(problem)) from problem

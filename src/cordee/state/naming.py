@@ -1,0 +1,244 @@
+"""The state of a training by logical name: parameters are called by what they are, not by the rank that holds them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from cordee.core.errors import CheckpointError
+from cordee.state.plain import decode, encode, to_cpu
+
+MODEL = "model."
+"""What the name of a model's tensor begins with; the rest is its name in the `state_dict`."""
+
+OPTIM = "optim."
+"""What the name of an optimizer's tensor begins with: `optim.<optimizer>.<parameter>.<state>`."""
+
+_SHOWN = 5  # names listed in an error before it says "and N more"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One moment of a training: its tensors, copied to main memory, and the rest as JSON."""
+
+    tensors: dict[str, torch.Tensor]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What `with_extra` added: position in the data, random state, whatever the caller needs to go on."""
+        return dict(decode(self.meta.get("extra", {}), self.tensors))
+
+    def with_extra(self, **values: Any) -> Snapshot:
+        """The same snapshot with more values for the caller: numbers, strings, tensors, lists and dicts of them."""
+        tensors = dict(self.tensors)
+        added = {name: encode(value, f"extra.{name}", tensors) for name, value in values.items()}
+        return replace(self, tensors=tensors, meta={**self.meta, "extra": {**self.meta.get("extra", {}), **added}})
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's tensors by their `state_dict` names, each once (tied ones under their first name)."""
+        return {name[len(MODEL) :]: tensor for name, tensor in self.tensors.items() if name.startswith(MODEL)}
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """For every tied name of the model, without prefix, the name under which its tensor is kept."""
+        return dict(self.meta.get("aliases", {}))
+
+
+def capture(
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer] | None = None,
+    schedules: Mapping[str, LRScheduler] | None = None,
+) -> Snapshot:
+    """Copy the state of model, optimizers and schedules; costs one copy of every tensor to main memory."""
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    owners: dict[int, str] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, torch.Tensor):
+            values[name] = encode(value, MODEL + name, tensors)
+        elif id(value) in owners:
+            aliases[name] = owners[id(value)]
+        else:
+            owners[id(value)] = name
+            tensors[MODEL + name] = to_cpu(value, MODEL + name)
+    meta = {
+        "aliases": aliases,
+        "model": values,
+        "optimizers": {key: _capture_optimizer(key, opt, model, tensors) for key, opt in (optimizers or {}).items()},
+        "schedules": {
+            key: encode(schedule.state_dict(), f"schedule.{key}", tensors)
+            for key, schedule in (schedules or {}).items()
+        },
+    }
+    return Snapshot(tensors, meta)
+
+
+def restore(
+    snapshot: Snapshot,
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer] | None = None,
+    schedules: Mapping[str, LRScheduler] | None = None,
+) -> None:
+    """Put a snapshot back; what does not fit is named by a `CheckpointError`, raised before anything is changed."""
+    optimizers, schedules = optimizers or {}, schedules or {}
+    kept = snapshot.meta
+    _same_names("optimizers", kept.get("optimizers", {}), optimizers)
+    _same_names("schedules", kept.get("schedules", {}), schedules)
+    for key, optimizer in optimizers.items():
+        _check_groups(key, kept["optimizers"][key], optimizer, model)
+    load_weights(model, snapshot.weights(), snapshot.aliases, decode(kept.get("model", {}), snapshot.tensors))
+    for key, optimizer in optimizers.items():
+        _restore_optimizer(kept["optimizers"][key], optimizer, model, snapshot.tensors)
+    for key, schedule in schedules.items():
+        schedule.load_state_dict(decode(kept["schedules"][key], snapshot.tensors))
+
+
+def load_weights(
+    model: nn.Module,
+    weights: Mapping[str, torch.Tensor],
+    aliases: Mapping[str, str] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> None:
+    """Copy `weights` into `model` strictly by name, shape and dtype; `values` are those that are not tensors."""
+    aliases = aliases or {}
+    own = model.state_dict(keep_vars=True)
+    given: dict[str, Any] = {**weights, **{name: weights[kept] for name, kept in aliases.items() if kept in weights}}
+    given.update(values or {})
+    _same_names("tensors of the model", given, own)
+    first: dict[int, str] = {}
+    for name, value in own.items():
+        stored = given[name]
+        if not isinstance(value, torch.Tensor) or not isinstance(stored, torch.Tensor):
+            continue
+        if (stored.shape, stored.dtype) != (value.shape, value.dtype):
+            raise CheckpointError(
+                f"{name} is {tuple(stored.shape)} of {stored.dtype} in the file, but {tuple(value.shape)} of "
+                f"{value.dtype} in the model. Build the model with the sizes and precision that it was saved with."
+            )
+        tied = first.setdefault(id(value), name)
+        if tied != name and given[tied] is not stored and not torch.equal(given[tied], stored):
+            raise CheckpointError(
+                f"{tied} and {name} are one tensor in the model, but two different ones in the file. "
+                "Build the model with the same tied weights as when it was saved."
+            )
+    model.load_state_dict(given, strict=True)
+
+
+def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names: equal when all bits are equal."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _capture_optimizer(
+    key: str, optimizer: Optimizer, model: nn.Module, tensors: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups, state = [], {}
+    for index, group in enumerate(optimizer.param_groups):
+        members = [_name_of(parameter, names, key) for parameter in group["params"]]
+        rest = {name: value for name, value in group.items() if name != "params"}
+        groups.append({"params": members, "values": encode(rest, f"{OPTIM}{key}.group-{index}", tensors)})
+        for name, parameter in zip(members, group["params"], strict=True):
+            if parameter in optimizer.state:
+                state[name] = encode(dict(optimizer.state[parameter]), f"{OPTIM}{key}.{name}", tensors)
+    return {"kind": type(optimizer).__name__, "groups": groups, "state": state}
+
+
+def _name_of(parameter: torch.Tensor, names: Mapping[int, str], key: str) -> str:
+    if id(parameter) not in names:
+        raise CheckpointError(
+            f"the optimizer {key!r} holds a parameter of shape {tuple(parameter.shape)} that is not part of the model, "
+            "so it has no name in a checkpoint. Make it, or the loss that owns it, a part of the model."
+        )
+    return names[id(parameter)]
+
+
+def _check_groups(key: str, kept: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> None:
+    """Refuse another kind of optimizer, or the same one over other parameters, before anything is changed."""
+    if kept["kind"] != type(optimizer).__name__:
+        raise CheckpointError(
+            f"the optimizer {key!r} was a {kept['kind']} in the checkpoint and is a {type(optimizer).__name__} now. "
+            "Resume with the same optimizer, or start a new run from the checkpoint's weights alone."
+        )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    stored = [list(group["params"]) for group in kept["groups"]]
+    now = [[_name_of(parameter, names, key) for parameter in group["params"]] for group in optimizer.param_groups]
+    if stored != now:
+        raise CheckpointError(
+            f"the optimizer {key!r} had parameters in groups of {[len(group) for group in stored]} in the checkpoint "
+            f"and has them in groups of {[len(group) for group in now]} now, or in another order. "
+            "Build model and optimizer as when the checkpoint was written, or start a new run from its weights alone."
+        )
+
+
+def _restore_optimizer(
+    kept: Mapping[str, Any], optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    count = 0
+    groups = []
+    for stored, group in zip(kept["groups"], optimizer.param_groups, strict=True):
+        values = _on_device(decode(stored["values"], tensors), _scalar_device(group))
+        members = list(range(count, count + len(group["params"])))
+        count += len(members)
+        groups.append({**values, "params": members})
+    # Groups go through the optimizer's own door (it fills in defaults and calls hooks); the state does not, because
+    # that door casts every state to the parameter's dtype and so would round an fp32 moment of a bf16 parameter.
+    optimizer.load_state_dict({"state": {}, "param_groups": groups})
+    parameters = dict(model.named_parameters())
+    group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    for name, state in kept["state"].items():
+        parameter = parameters[name]
+        values = decode(state, tensors)
+        scalar = _scalar_device(group_of[id(parameter)])
+        optimizer.state[parameter] = {
+            entry: _on_device(value, scalar if entry == "step" else parameter.device) for entry, value in values.items()
+        }
+
+
+def _scalar_device(group: Mapping[str, Any]) -> torch.device:
+    """Where an optimizer keeps step counts and tensor rates: beside the parameters only if a kernel reads them."""
+    on_device = bool(group.get("capturable") or group.get("fused"))
+    return group["params"][0].device if on_device and group["params"] else torch.device("cpu")
+
+
+def _on_device(value: Any, device: torch.device) -> Any:
+    """A copy of `value` with its tensors on `device`: the snapshot must not change when the training goes on."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, copy=True)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_device(item, device) for item in value)
+    if isinstance(value, dict):
+        return {key: _on_device(item, device) for key, item in value.items()}
+    return value
+
+
+def _same_names(what: str, given: Iterable[str], expected: Iterable[str]) -> None:
+    missing = sorted(set(expected) - set(given))
+    unexpected = sorted(set(given) - set(expected))
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the {what} do not fit: missing in the file {_few(missing)}; "
+            f"in the file but unknown here {_few(unexpected)}. "
+            "Load it into a model and optimizers built by the same job."
+        )
+
+
+def _few(names: list[str]) -> str:
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,204 @@
+"""A traced model as data: a list of tensor operations by name, kept as JSON.
+
+`torch.export.load` cannot be used for files from elsewhere (torch 2.13): it unpickles sample inputs, weights and
+constants, and even an archive of JSON alone runs code, because its symbolic sizes go through sympy, which evaluates
+them as Python. So the graph that `torch.export` makes is kept in a form of our own, whose only verbs are operations of
+torch itself, and which `cordee.state.program` runs without evaluating any text.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cordee.core.errors import CheckpointError
+
+FORMAT = 1
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f"operator.{name}": getattr(operator, name) for name in (
+        "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pow", "getitem",
+        "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_",
+    )},
+    **{f"torch.{name}": getattr(torch, name) for name in (
+        "sym_max", "sym_min", "sym_int", "sym_float", "sym_not", "sym_ite",
+    )},
+    **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")},
+}  # fmt: skip
+
+# Operations with a leading underscore are internal and may trust their arguments; these few appear in ordinary models.
+_INTERNAL = {
+    "_adaptive_avg_pool2d",
+    "_assert_scalar",
+    "_assert_tensor_metadata",
+    "_log_softmax",
+    "_native_batch_norm_legit_no_training",
+    "_softmax",
+    "_to_copy",
+    "_unsafe_view",
+    "_weight_norm_interface",
+}
+
+# Text may choose a variant of an operation. Anything else that takes text (a file's name, above all) is refused.
+_TEXT_ARGUMENTS = {
+    "UPLO", "approximate", "assert_msg", "driver", "equation", "indexing", "interpolation", "mode", "norm", "ord", "p",
+    "pad_mode", "padding", "padding_side", "reduce", "rounding_mode", "side",
+}  # fmt: skip
+
+_NAMED_CONSTANTS = {"$dtype": torch.dtype, "$layout": torch.layout, "$memory_format": torch.memory_format}
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of an earlier node; as an input also its shape, None where any size will do."""
+
+    name: str
+    shape: tuple[int | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Here:
+    """The device that the inputs are on, whatever it was when the model was traced."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation: its result's name, the operation, and arguments that may hold `Ref` and `Here`."""
+
+    name: str
+    verb: str
+    args: Any
+    kwargs: Any
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A traced model without its weights."""
+
+    args: Any
+    kwargs: Any
+    nodes: tuple[Node, ...]
+    output: Any
+    state: dict[str, str]
+    """Names of nodes that are parameters and buffers, each with its name in the model's `state_dict`."""
+    parameters: tuple[str, ...]
+    """Which names of the `state_dict` are parameters."""
+    constants: tuple[str, ...]
+    """Names of nodes whose tensors are kept with the recipe."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The recipe as JSON."""
+        return {
+            "format": FORMAT,
+            "args": pack(self.args),
+            "kwargs": pack(self.kwargs),
+            "nodes": [[node.name, node.verb, pack(node.args), pack(node.kwargs)] for node in self.nodes],
+            "output": pack(self.output),
+            "state": self.state,
+            "parameters": list(self.parameters),
+            "constants": list(self.constants),
+        }
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Recipe:
+        """Read what `to_json` wrote; every operation is checked, none is run."""
+        if content.get("format") != FORMAT:
+            raise CheckpointError(
+                f"the program has format {content.get('format')!r}; this version of Cordée reads format {FORMAT}. "
+                "Pass model= instead, or read it with the version that wrote it."
+            )
+        nodes = tuple(Node(name, verb, unpack(args), unpack(kwargs)) for name, verb, args, kwargs in content["nodes"])
+        for node in nodes:
+            verb_named(node.verb)
+        return Recipe(
+            args=unpack(content["args"]),
+            kwargs=unpack(content["kwargs"]),
+            nodes=nodes,
+            output=unpack(content["output"]),
+            state=dict(content["state"]),
+            parameters=tuple(content["parameters"]),
+            constants=tuple(content["constants"]),
+        )
+
+
+def verb_named(name: str) -> Callable[..., Any]:
+    """The function for a name such as `aten.linear.default`, or `CheckpointError` for what a program may not do."""
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    family, _, rest = name.partition(".")
+    packet, _, overload = rest.partition(".")
+    if family == "aten" and overload.isidentifier() and (packet[:1].isalpha() or packet in _INTERNAL):
+        found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+        if isinstance(found, torch._ops.OpOverload) and _is_plain(found):
+            return found
+    raise CheckpointError(
+        f"the program uses {name!r}, which is not among the tensor operations that a saved model may use."
+    )
+
+
+def verb_name(target: Any) -> str:
+    """The name under which a program may call `target`; `CheckpointError` if it may not."""
+    name = str(target) if isinstance(target, torch._ops.OpOverload) else ""
+    if not name:
+        name = next((known for known, function in _FUNCTIONS.items() if function is target), str(target))
+    verb_named(name)
+    return name
+
+
+def _is_plain(found: torch._ops.OpOverload) -> bool:
+    """Whether an operation only computes: known to the dispatcher, and takes no text but the name of a variant."""
+    schema = found._schema
+    full = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    texts = {argument.name for argument in schema.arguments if "str" in str(argument.type)}
+    return texts <= _TEXT_ARGUMENTS and torch._C._dispatch_has_kernel(full)
+
+
+def pack(value: Any) -> Any:
+    """An argument or a structure of inputs as JSON."""
+    if isinstance(value, Ref):
+        return {"$ref": value.name} if value.shape is None else {"$ref": value.name, "shape": list(value.shape)}
+    if isinstance(value, (Here, torch.device)):
+        return {"$here": True}
+    for tag, kind in _NAMED_CONSTANTS.items():
+        if isinstance(value, kind):
+            return {tag: str(value).removeprefix("torch.")}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is tuple:
+        return {"$tuple": [pack(item) for item in value]}
+    if isinstance(value, list):
+        return [pack(item) for item in value]
+    if type(value) is dict:
+        return {"$dict": [[pack(key), pack(item)] for key, item in value.items()]}
+    raise CheckpointError(f"a saved model cannot hold {type(value).__name__} ({value!r}): only tensors, numbers, text, "
+                          "tuples, lists and dicts go in and out of it.")  # fmt: skip
+
+
+def unpack(value: Any) -> Any:
+    """Undo `pack`."""
+    if isinstance(value, list):
+        return [unpack(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag, content = next(iter(value.items()))
+    if tag == "$ref":
+        return Ref(content, tuple(value["shape"]) if "shape" in value else None)
+    if tag == "$here":
+        return Here()
+    if tag == "$float":
+        return float(content)
+    if tag == "$tuple":
+        return tuple(unpack(item) for item in content)
+    if tag == "$dict":
+        return {unpack(key): unpack(item) for key, item in content}
+    constant = getattr(torch, content, None) if tag in _NAMED_CONSTANTS else None
+    if constant is None or not isinstance(constant, _NAMED_CONSTANTS[tag]):
+        raise CheckpointError(f"the program holds {value!r}, which this version of Cordée does not know.")
+    return constant

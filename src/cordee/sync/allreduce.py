@@ -1,0 +1,189 @@
+"""All-reduce of gradients: flat buckets filled by hooks while the backward pass goes on, summed over all replicas.
+
+The loss of each share was scaled by its weight over the weight of the global batch, so the plain sum over the
+replicas is the gradient of the mean over the global batch, whatever the shares. A few numbers ride along in the last
+bucket (loss, wishes to stop, digests), so that a step needs no collective of its own for them.
+
+Two sets of buckets take turns: a replica that is a step ahead still holds the reduced gradient of the last step, and
+can hand it to a peer that lost it, while its hooks already fill the other set. Memory: two gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cordee.group.rope import Rope
+
+FIRST_BUCKET_MB = 1.0
+"""The first bucket is small, so that the wire is busy early."""
+
+
+@dataclass
+class _Bucket:
+    """Some parameters of one type and device, and their gradients side by side in flat memory, twice."""
+
+    parameters: list[nn.Parameter]
+    flats: list[Tensor]
+    views: list[list[Tensor]]
+    missing: int = 0
+    work: Any = None
+
+
+class Reducer:
+    """Sums gradients over the members of a rope, together with a few numbers that ride along."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], rope: Rope, *, bucket_mb: float, overlap: bool) -> None:
+        """Put hooks on `parameters`; memory is taken when the first step needs it."""
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.rope = rope
+        self.overlap = overlap
+        self._bucket_mb = bucket_mb
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
+        self._riders: list[Tensor] = []
+        self._extras: Sequence[float] = ()
+        self._armed = False
+        self._turn = 0
+        self._launched = 0
+        self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self.parameters]
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+    # ------------------------------------------------------------- one step
+
+    def arm(self) -> None:
+        """The next backward pass is the last one of this step: hooks may send what is complete."""
+        self._armed = self.overlap and self.rope.size > 1 and bool(self._buckets)
+        if self._armed:
+            self._begin()
+
+    def ride_along(self, extras: Sequence[float]) -> None:
+        """Numbers to be summed with the gradients of this step; small whole numbers stay exact."""
+        self._extras = extras
+
+    def discard(self) -> bool:
+        """Forget what the hooks have sent in this step: more gradients came behind it. False on a broken rope."""
+        self._armed = False
+        sent = [bucket.work for bucket in self._buckets[: self._launched]]
+        self._launched = 0
+        return all([work is not None and self.rope.wait(work) for work in sent])
+
+    def finish(self, *, void: bool) -> list[float] | None:
+        """Wait until gradients and extras are summed; None if the step has to be done again.
+
+        Afterwards every parameter's `grad` is the global one; None where no replica had any, as in one process.
+        """
+        if self.rope.size == 1:
+            self.rope.settle((), ())
+            return list(self._extras)
+        if not self._buckets:
+            self._build(len(self._extras))
+        if not self._armed:
+            self._begin()
+        self._armed = False
+        while self._launched < len(self._buckets):
+            self._launch()
+        works = [bucket.work for bucket in self._buckets]
+        result = [bucket.flats[self._turn] for bucket in self._buckets]
+        self._launched = 0
+        if not self.rope.settle(works, result, void=void):
+            return None
+        rider: list[float] = self._riders[self._turn].tolist()
+        self._hand_out(rider[len(self._extras) :])
+        return rider[: len(self._extras)]
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    # ------------------------------------------------------------- inside
+
+    def _begin(self) -> None:
+        self._turn ^= 1
+        self._launched = 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+            bucket.work = None
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        if not self._armed:
+            return
+        self._bucket_of[parameter].missing -= 1
+        # Always in the same order: the replicas' collectives have to meet.
+        while self._launched < len(self._buckets) and self._buckets[self._launched].missing == 0:
+            self._launch()
+
+    def _launch(self) -> None:
+        """Copy the next bucket's gradients side by side and begin to add them up."""
+        bucket = self._buckets[self._launched]
+        self._launched += 1
+        flat, views = bucket.flats[self._turn], bucket.views[self._turn]
+        gradients = [parameter.grad for parameter in bucket.parameters]
+        if all(gradient is not None for gradient in gradients):
+            torch._foreach_copy_(views, gradients)
+        else:
+            for view, gradient in zip(views, gradients, strict=True):
+                view.zero_() if gradient is None else view.copy_(gradient)
+        if self._launched == len(self._buckets):
+            present = [0.0 if p.grad is None else 1.0 for p in self.parameters]
+            self._riders[self._turn].copy_(torch.tensor([*self._extras, *present], dtype=flat.dtype))
+        bucket.work = self.rope.start_sum(flat)
+
+    def _hand_out(self, present: Sequence[float]) -> None:
+        for bucket in self._buckets:
+            for parameter, view in zip(bucket.parameters, bucket.views[self._turn], strict=True):
+                parameter.grad = view
+        if min(present) == 0.0:
+            for parameter, count in zip(self.parameters, present, strict=True):
+                if count == 0.0:
+                    parameter.grad = None
+
+    def _build(self, extras: int) -> None:
+        """Group the parameters, last first: roughly the order in which their gradients come."""
+        groups: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+        closed: list[list[nn.Parameter]] = []
+        for parameter in reversed(self.parameters):
+            group = groups.setdefault((parameter.dtype, parameter.device), [])
+            limit = FIRST_BUCKET_MB if not closed else self._bucket_mb
+            if group and sum(p.nbytes for p in group) + parameter.nbytes > limit * 2**20:
+                closed.append(list(group))
+                group.clear()
+            group.append(parameter)
+        closed += [group for group in groups.values() if group]
+        last = closed[-1][0]
+        if last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
+            closed.append([])  # the rider needs a bucket that is exact and near
+        riders = extras + len(self.parameters)
+        for group in closed:
+            self._buckets.append(_make_bucket(group, riders if group is closed[-1] else 0))
+        self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        self._riders = [flat[-riders:] for flat in self._buckets[-1].flats]
+
+
+def _make_bucket(group: list[nn.Parameter], riders: int) -> _Bucket:
+    """Memory for the gradients of `group` and `riders` numbers behind them, twice."""
+    size = sum(parameter.numel() for parameter in group) + riders
+    like = group[0] if group else torch.empty(0)
+    flats = [torch.zeros(size, dtype=like.dtype, device=like.device) for _ in range(2)]
+    return _Bucket(group, flats, [_views(flat, group) for flat in flats])
+
+
+def _views(flat: Tensor, group: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Every parameter's window of `flat`, with the parameter's own strides where they are dense (channels-last)."""
+    views, offset = [], 0
+    for parameter in group:
+        extent = 1 + sum((n - 1) * stride for n, stride in zip(parameter.shape, parameter.stride(), strict=True))
+        dense = extent == parameter.numel()
+        strides = parameter.stride() if dense else parameter.contiguous().stride()
+        views.append(flat.as_strided(parameter.shape, strides, offset))
+        offset += parameter.numel()
+    return views

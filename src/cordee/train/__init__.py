@@ -1,0 +1,1 @@
+"""The user's side: the job, the session, and the loop between them."""

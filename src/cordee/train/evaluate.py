@@ -1,0 +1,112 @@
+"""Evaluation and prediction: every sample exactly once, on any number of workers, with the result of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cordee.core.errors import DataError
+from cordee.feed.loader import Batch
+from cordee.feed.order import Order
+from cordee.feed.share import Share
+from cordee.feed.source import Source
+from cordee.group.rope import Rope
+from cordee.train.feeder import Feeder, Slot
+from cordee.train.metrics import Tally, tally_of
+
+Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any]"]
+"""Loss (a mean over the batch, or None) and output of the model for one batch."""
+
+
+def evaluate(
+    model: nn.Module,
+    source: Source,
+    rope: Rope,
+    *,
+    batch: int,
+    judge: Judge,
+    metrics: Mapping[str, Any],
+    weigh: Callable[[Batch], float] | None = None,
+) -> dict[str, float]:
+    """Loss and metrics over all samples of `source`; the same on every worker. Starts again when a peer is lost."""
+    while True:
+        tallies = {name: tally_of(name, metric) for name, metric in metrics.items()}
+        losses = torch.zeros(3, dtype=torch.float64)  # weighted sum of losses, weight, samples
+        with _Evaluating(model):
+            _walk(model, source, rope, batch, judge, tallies, losses, weigh)
+        if rope.agree([losses, *(tensor for tally in tallies.values() for tensor in tally.tensors())]):
+            break
+    if int(losses[2]) != len(source):
+        raise DataError(f"evaluated {int(losses[2])} samples of {len(source)}: a defect of Cordée, please report it")
+    result = {} if losses[1] == 0 else {"loss": float(losses[0] / losses[1])}
+    return result | {name: tally.value() for name, tally in tallies.items()}
+
+
+def predict(model: nn.Module, source: Source, rope: Rope, *, batch: int = 256) -> Tensor:
+    """The model's outputs for all samples, in the order of the input, on every worker."""
+    order = Order(len(source), batch, shuffle="none")
+    pieces = []
+    feeder = Feeder(source, order, Share(), rope)
+    try:
+        for step in range(order.steps):
+            while True:
+                mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
+                with _Evaluating(model):
+                    output = model(mine.x)
+                whole = torch.zeros((order.size(step), *output.shape[1:]), dtype=output.dtype)
+                if not mine.borrowed:
+                    whole[mine.positions.start : mine.positions.stop] = output.cpu()  # type: ignore[union-attr]
+                if rope.agree([whole]):
+                    break
+                feeder.forget()
+            pieces.append(whole)
+    finally:
+        feeder.close()
+    return torch.cat(pieces)
+
+
+class _Evaluating:
+    """Evaluation mode without gradients; the former mode afterwards."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._was, self._no_grad = model, model.training, torch.no_grad()
+
+    def __enter__(self) -> None:
+        self._model.eval()
+        self._no_grad.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._no_grad.__exit__(*error)
+        self._model.train(self._was)
+
+
+def _walk(
+    model: nn.Module,
+    source: Source,
+    rope: Rope,
+    batch: int,
+    judge: Judge,
+    tallies: Mapping[str, Tally],
+    losses: Tensor,
+    weigh: Callable[[Batch], float] | None,
+) -> None:
+    """My share of every batch, once; no collective in here, so unequal shares wait for nobody."""
+    order = Order(len(source), batch, shuffle="none")
+    feeder = Feeder(source, order, Share(), rope)
+    try:
+        for step in range(order.steps):
+            mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
+            if mine.borrowed:
+                continue
+            loss, output = judge(model, mine)
+            if loss is not None:
+                weight = float(weigh(mine)) if weigh else float(len(mine))
+                losses += torch.tensor([float(loss) * weight if weight else 0.0, weight, 0.0], dtype=torch.float64)
+            losses[2] += len(mine)
+            for tally in tallies.values():
+                tally.update(output, mine.y)
+    finally:
+        feeder.close()

@@ -1,0 +1,187 @@
+"""The job: what to train. Written once by the user, it knows nothing of machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from cordee.core.errors import JobError
+from cordee.feed.data import Data, as_data
+from cordee.feed.loader import Batch
+from cordee.feed.order import SHUFFLES, Order
+from cordee.train.callbacks import Callback
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When to end before the last epoch; all workers end after the same step."""
+
+    steps: int | None = None
+    """After so many steps over all epochs."""
+    minutes: float | None = None
+    """After so much time in this start of the run."""
+    metric: str | None = None
+    """Early stopping: end when this validation metric (`loss`, or one of the job's) stops getting better."""
+    patience: int = 3
+    """Evaluations without progress before early stopping ends the run."""
+    least_gain: float = 0.0
+    """What counts as progress."""
+    when: Callable[[Any], bool] | None = None
+    """Own condition, asked after every step with the step just committed (`number`, `epoch`, `loss`, ...)."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """When checkpoints are written and which are kept. The last step of a run is always saved."""
+
+    steps: int | None = None
+    epochs: int | None = 1
+    seconds: float | None = None
+    keep_last: int = 3
+    keep_best: str | None = None
+    """Also keep the best by this validation metric: `accuracy`, or `-loss` for the lowest loss."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train: model, loss, optimizer, data and batch, and when to stop.
+
+    `loss` is the mean over the samples it is given; a model whose loss is not a function of output and target gives
+    `objective(model, batch)` instead. What is computed per step depends on these fields and the seed alone.
+    """
+
+    model: Callable[[], nn.Module]
+    data: Any
+    optimizer: Callable[[Any], Optimizer]
+    loss: Callable[[Any, Any], Tensor] | None = None
+    objective: Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Any]] | None = None
+    """Loss of a batch, or (loss, output) where metrics need the output."""
+    batch: int = 32
+    batch_per: str = "step"
+    """`step`: `batch` is the global batch. `replica`: times the number of workers at the first start, then frozen."""
+    epochs: int | None = 1
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Callable[[Optimizer], LRScheduler] | None = None
+    schedule_per: str = "step"
+    """Whether the schedule moves on after every `step` or every `epoch`."""
+    scale_lr: str = "none"
+    """With `batch_per="replica"`: multiply learning rates by the number of replicas (`linear`) or its root (`sqrt`)."""
+    clip: float | None = None
+    """Largest norm of the global gradient."""
+    weigh: Callable[[Batch], float] | None = None
+    """What a batch weighs if it is not its number of samples; the loss must be the mean over that (tokens, say)."""
+    seed: int = 0
+    shuffle: str = "full"
+    drop_last: bool = False
+    steps_per_epoch: int | None = None
+    """Treat the data as endless, with epochs of so many steps."""
+    eval_batch: int | None = None
+    """Batch of validation and test; default: `batch`."""
+    stop: Stop = field(default_factory=Stop)
+    save: Save = field(default_factory=Save)
+    callbacks: Sequence[Callback] = ()
+    start_from: str | None = None
+    """Begin with the weights of this run folder, checkpoint or .safetensors file."""
+    preflight: bool = True
+    """Check before the first step that shares of a batch add up to the whole."""
+    name: str = "job"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, naming field and value."""
+        for name in ("model", "optimizer"):
+            if not callable(getattr(self, name)) or isinstance(getattr(self, name), nn.Module):
+                raise JobError(
+                    f"{name}={getattr(self, name)!r}: expected a function that makes it, "
+                    f"because every worker makes its own: {name}=lambda{' params' if name == 'optimizer' else ''}: ..."
+                )
+        if (self.loss is None) == (self.objective is None):
+            raise JobError("a job needs either loss=f(output, target) or objective=f(model, batch)")
+        _whole("batch", self.batch)
+        for name in ("epochs", "steps_per_epoch", "eval_batch"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name))
+        _one_of("batch_per", self.batch_per, ("step", "replica"))
+        _one_of("schedule_per", self.schedule_per, ("step", "epoch"))
+        _one_of("scale_lr", self.scale_lr, ("none", "linear", "sqrt"))
+        _one_of("shuffle", self.shuffle, SHUFFLES)
+        if self.scale_lr != "none" and self.batch_per != "replica":
+            raise JobError(f"scale_lr={self.scale_lr!r} needs batch_per='replica': a batch per step does not grow with workers")
+        if self.epochs is None and self.stop.steps is None and self.stop.minutes is None and self.stop.when is None:
+            raise JobError("epochs=None needs an end: stop=Stop(steps=...), Stop(minutes=...) or Stop(when=...)")
+        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
+            raise JobError(f"clip={self.clip!r}: expected a number above 0")
+        best = (self.save.keep_best or "loss").lstrip("-")
+        for what, metric in (("save.keep_best", best), ("stop.metric", (self.stop.metric or "loss").lstrip("-"))):
+            if metric not in ("loss", *self.metrics):
+                raise JobError(f"{what}={metric!r} is not a metric of this job; it has loss, {', '.join(self.metrics)}")
+        object.__setattr__(self, "data", as_data(self.data))
+
+    def resolve(self, replicas: int) -> Resolved:
+        """Fix what depends on the number of replicas, once, at the first start of a run."""
+        if self.batch_per == "step":
+            return Resolved(self.batch, 1.0)
+        factor = {"none": 1.0, "linear": float(replicas), "sqrt": math.sqrt(replicas)}[self.scale_lr]
+        return Resolved(self.batch * replicas, factor)
+
+    def order(self, resolved: Resolved) -> Order:
+        """Which samples every step holds."""
+        data: Data = self.data
+        return Order(
+            len(data.train), resolved.batch, seed=self.seed, shuffle=self.shuffle, drop_last=self.drop_last,
+            steps_per_epoch=self.steps_per_epoch,
+        )
+
+    def compute(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        """Loss and output for one batch."""
+        if self.objective is not None:
+            found = self.objective(model, batch)
+            return found if isinstance(found, tuple) else (found, None)
+        assert self.loss is not None
+        output = model(batch.x)
+        return self.loss(output, batch.y), output
+
+    def replace(self, **fields: Any) -> Job:
+        """The same job with other fields."""
+        known = {one.name for one in dataclasses.fields(self)}
+        for name in fields:
+            if name not in known:
+                raise JobError(f"a job has no field {name!r}; it has {', '.join(sorted(known))}")
+        return dataclasses.replace(self, **fields)
+
+    def describe(self) -> dict[str, Any]:
+        """What `run.json` says of it."""
+        data: Data = self.data
+        sizes = {
+            part: len(source)
+            for part in ("train", "validation", "test")
+            if (source := getattr(data, part)) is not None
+        }
+        return {
+            "name": self.name, "batch": self.batch, "batch_per": self.batch_per, "epochs": self.epochs,
+            "seed": self.seed, "shuffle": self.shuffle, "samples": sizes, "metrics": sorted(self.metrics),
+        }
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What was fixed at the first start of a run, and stays when it is resumed with other workers."""
+
+    batch: int
+    lr_factor: float
+
+
+def _whole(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise JobError(f"{name}={value!r}: expected a whole number of at least 1")
+
+
+def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise JobError(f"{name}={value!r}: expected one of {', '.join(allowed)}")

@@ -1,0 +1,119 @@
+"""From a job file to a job: import it under another name, call its factory, fill in what `--set` says."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import inspect
+import sys
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import JobError
+from cordee.train.job import Job
+
+MODULE_NAME = "cordee_job"
+"""Not `__main__`: a guarded main block of the file does not run in workers."""
+
+
+def load_job(path: Path, settings: Mapping[str, str]) -> Job:
+    """The job that the file defines as `job`, a `Job` or a function that makes one, with these settings."""
+    module = _import(path)
+    found = getattr(module, "job", None)
+    if found is None:
+        names = [name for name, value in vars(module).items() if isinstance(value, Job)]
+        hint = f" It defines {', '.join(names)}: rename it to job" if names else ""
+        raise JobError(f"{path} does not define `job`: expected job = cordee.Job(...) or def job(...) -> cordee.Job.{hint}")
+    left = dict(settings)
+    if callable(found) and not isinstance(found, Job):
+        found, left = _call(found, left, path)
+    if not isinstance(found, Job):
+        raise JobError(f"`job` in {path} is {type(found).__name__}: expected a cordee.Job or a function that returns one")
+    job = found.replace(name=path.stem) if found.name == "job" else found
+    return job.replace(**{name: _field_value(job, name, text) for name, text in left.items()}) if left else job
+
+
+def _import(path: Path) -> Any:
+    if not path.is_file():
+        raise JobError(f"there is no job file {path.resolve()}: expected a Python file that defines `job`")
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
+    if spec is None or spec.loader is None:
+        raise JobError(f"{path} is not a Python file: expected a name that ends with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE_NAME] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise JobError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    return module
+
+
+def _call(factory: Any, settings: dict[str, str], path: Path) -> tuple[Any, dict[str, str]]:
+    """Call the factory with those settings that are its arguments; the rest may be fields of the job."""
+    signature = inspect.signature(factory)
+    try:
+        hints = typing.get_type_hints(factory)
+    except NameError:
+        hints = {}
+    arguments = {}
+    for name, parameter in signature.parameters.items():
+        if name in settings:
+            hint = hints.get(name)
+            default = parameter.default if parameter.default is not parameter.empty else None
+            arguments[name] = read_value(name, settings[name], hint, default)
+        elif parameter.default is parameter.empty:
+            raise JobError(f"job() in {path} needs {name}: give it with --set {name}=...")
+    left = {name: text for name, text in settings.items() if name not in arguments}
+    fields = {field.name for field in dataclasses.fields(Job)}
+    for name in left:
+        if name not in fields:
+            known = sorted({*signature.parameters, *fields})
+            near = difflib.get_close_matches(name, known, n=1)
+            raise JobError(
+                f"--set {name}: neither an argument of job() ({', '.join(signature.parameters) or 'it has none'}) nor a field "
+                f"of the job.{f' Did you mean {near[0]}?' if near else ''}"
+            )
+    return factory(**arguments), left
+
+
+def _field_value(job: Job, name: str, text: str) -> Any:
+    if name not in {field.name for field in dataclasses.fields(Job)}:
+        known = sorted(field.name for field in dataclasses.fields(Job))
+        near = difflib.get_close_matches(name, known, n=1)
+        raise JobError(f"--set {name}: a job has no such field.{f' Did you mean {near[0]}?' if near else ''} Fields: {', '.join(known)}")
+    hint = typing.get_type_hints(Job)[name]
+    return read_value(name, text, hint, getattr(job, name))
+
+
+def read_value(name: str, text: str, hint: Any, default: Any) -> Any:
+    """The value meant by `text`, by the type of the argument or of its default."""
+    kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if kind in (bool, int, float, str, type(None))]
+    if not kinds and type(default) in (bool, int, float, str):
+        kinds = [type(default)]
+    if type(None) in kinds and text.lower() in ("none", "null"):
+        return None
+    for kind in (bool, int, float, str):
+        if kind not in kinds:
+            continue
+        try:
+            return _READERS[kind](text)
+        except ValueError:
+            continue
+    if not kinds and (hint is None or hint is Path):
+        return Path(text) if hint is Path else text
+    wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None)) or getattr(hint, "__name__", str(hint))
+    raise JobError(f"--set {name}={text}: expected {wanted}")
+
+
+def _read_bool(text: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
+
+
+_READERS: dict[type, Any] = {bool: _read_bool, int: int, float: float, str: str}

@@ -1,0 +1,282 @@
+"""The job's training loop: the first user of the session, read from top to bottom."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from cordee.core.errors import CheckpointError, CordeeError
+from cordee.feed.batch import Batch
+from cordee.feed.data import Data
+from cordee.feed.order import Order
+from cordee.feed.source import Source
+from cordee.state.checkpoint import Checkpoints
+from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
+from cordee.state.load import read_weights
+from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
+from cordee.train.evaluate import evaluate
+from cordee.train.job import Job, Resolved
+from cordee.train.preflight import preflight
+from cordee.train.record import Ledger
+from cordee.train.session import Committed, Session
+from cordee.train.stopping import Patience
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended on this worker."""
+
+    result: dict[str, Any]
+    interrupted: str | None
+    """Why it ended early, if somebody asked for it."""
+
+
+def run_job(job: Job, session: Session, *, out: Path, resume: bool = False) -> Outcome:
+    """Train `job` in `session`, with its files in `out`; every worker of the run calls this."""
+    training = _Training(job, session, out, resume=resume)
+    training.start()
+    training.train()
+    return training.end()
+
+
+class _Training:
+    """The state of one training: what is made at the start, used in the loop and saved in checkpoints."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    order: Order
+    resolved: Resolved
+
+    def __init__(self, job: Job, session: Session, out: Path, *, resume: bool) -> None:
+        self.job, self.session, self.out = job, session, out
+        self.data: Data = job.data
+        self.patience = Patience(job.stop.metric, job.stop.patience, job.stop.least_gain)
+        self.validation: dict[str, float] = {}
+        self.next = (0, 0)
+        self.interrupted: str | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._resume = resume
+        self._began = self._saved_at = time.monotonic()
+        self._samples_before = 0
+        self._saved_number = -1
+
+    # ------------------------------------------------------------- start
+
+    def start(self) -> None:
+        """Make the model and its optimizer, check that they fit, and take up where a former start ended."""
+        job, session = self.job, self.session
+        session.seed = job.seed
+        snapshot = self._find_snapshot() if self._resume else None
+        self.resolved = job.resolve(session.size) if snapshot is None else Resolved(**snapshot.extra["resolved"])
+        self.order = job.order(self.resolved)
+        torch.manual_seed(job.seed)
+        model = job.model().to(session.device)
+        if job.start_from is not None and snapshot is None:
+            load_weights(model, *read_weights(Path(job.start_from)))
+        if job.preflight:
+            preflight(job, model, self.data.train, self._first_ids, session.device)
+        self.model = session.prepare(model)
+        self.optimizer = job.optimizer(self.model.parameters())
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["lr"] * self.resolved.lr_factor
+        self.schedule = job.schedule(self.optimizer) if job.schedule else None
+        session.reducer_of(self.optimizer)
+        if snapshot is not None:
+            self._take_up(snapshot)
+        self._samples_before = session.ledger.samples
+        session.tell("job", self._describe())
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            **self.job.describe(),
+            **asdict(self.resolved),
+            "steps_per_epoch": self.order.steps,
+            "steps": self.next[0] * self.order.steps + self.next[1],
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+        }
+
+    def _first_ids(self, count: int) -> Any:
+        return self.order.ids(0, 0, slice(0, min(count, self.order.size(0))))
+
+    def _find_snapshot(self) -> Snapshot:
+        checkpoints = Checkpoints(self.out / "checkpoints", keep_last=self.job.save.keep_last, keep_best=self.job.save.keep_best)
+        path = checkpoints.latest_intact()
+        if path is None:
+            raise CheckpointError(f"--resume: there is no intact checkpoint in {self.out / 'checkpoints'}; start without it")
+        return checkpoints.read(path)
+
+    def _take_up(self, snapshot: Snapshot) -> None:
+        extra = snapshot.extra
+        _same("data", extra["data"], self.data.train.fingerprint)
+        _same("order", extra["order"], self.order.describe())
+        restore(snapshot, self.model, {"main": self.optimizer}, self._schedules())
+        self.next = (extra["epoch"], extra["step"])
+        self.session.ledger = Ledger(**extra["ledger"])
+        self.patience.take_up(extra["patience"])
+        self.validation = extra["validation"]
+
+    def _schedules(self) -> dict[str, LRScheduler]:
+        return {"main": self.schedule} if self.schedule is not None else {}
+
+    # ------------------------------------------------------------- the loop
+
+    def train(self) -> None:
+        """Step by step, until something says that it is enough."""
+        job, session = self.job, self.session
+        self._call("on_start")
+        if self._enough(self.order.steps * self.next[0] + self.next[1]):
+            return
+        batches = session.batches(
+            self.data.train, batch=self.resolved.batch, epochs=job.epochs, order=self.order, weigh=job.weigh, start=self.next
+        )
+        self.model.train()
+        for batch in batches:
+            loss, _ = job.compute(self.model, batch)
+            session.backward(loss)
+            if not session.step(self.optimizer, clip=job.clip):
+                continue
+            assert session.last is not None
+            if self._after_step(session.last):
+                break
+
+    def _after_step(self, done: Committed) -> bool:
+        """Everything that follows a committed step; True ends the training."""
+        job, session = self.job, self.session
+        end_of_epoch = done.step + 1 == self.order.steps
+        self.next = (done.epoch + 1, 0) if end_of_epoch else (done.epoch, done.step + 1)
+        if self.schedule is not None and (job.schedule_per == "step" or end_of_epoch):
+            self.schedule.step()
+        self._call("on_step", done)
+        if end_of_epoch:
+            self._end_epoch(done.epoch)
+        session.wish_stop = self._wishes_to_stop(done)
+        session.wish_save = job.save.seconds is not None and time.monotonic() - self._saved_at >= job.save.seconds
+        if done.save or self._due(done, end_of_epoch):
+            self.save()
+        if done.stop:
+            self.interrupted = session.stop_reason
+        return done.stop or self.patience.exhausted or self._enough(done.number + 1)
+
+    def _end_epoch(self, epoch: int) -> None:
+        self._call("on_epoch", epoch)
+        if self.data.validation is not None:
+            self.validation = self._evaluate("validation", self.data.validation)
+            self.patience.see(self.validation)
+        done = {"epoch": epoch, "step": self.session.number_done, "loss": self.session.last_loss}
+        self.session.tell("epoch", {**done, "validation": self.validation})
+
+    def _wishes_to_stop(self, done: Committed) -> bool:
+        stop = self.job.stop
+        late = stop.minutes is not None and time.monotonic() - self._began >= 60 * stop.minutes
+        return late or (stop.when is not None and bool(stop.when(done)))
+
+    def _enough(self, steps: int) -> bool:
+        return self.job.stop.steps is not None and steps >= self.job.stop.steps
+
+    def _due(self, done: Committed, end_of_epoch: bool) -> bool:
+        save = self.job.save
+        by_step = save.steps is not None and (done.number + 1) % save.steps == 0
+        return by_step or (end_of_epoch and save.epochs is not None and (done.epoch + 1) % save.epochs == 0)
+
+    # ------------------------------------------------------------- evaluation, checkpoints, end
+
+    def _evaluate(self, part: str, source: Source) -> dict[str, float]:
+        self.session.agree_buffers()
+        metrics = evaluate(
+            self.model, source, self.session.rope, batch=self.job.eval_batch or self.resolved.batch,
+            judge=self.job.compute, metrics=self.job.metrics, weigh=self.job.weigh,
+        )
+        self._call("on_evaluation", part, metrics)
+        return metrics
+
+    def save(self, *, wait: bool = False) -> None:
+        """A checkpoint of this moment, written in the background by the worker that speaks for all."""
+        self._saved_at = time.monotonic()
+        self.session.agree_buffers()
+        if self.session.rank != 0 or (self.session.number_done == self._saved_number and not wait):
+            return
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(
+                self.out / "checkpoints", keep_last=self.job.save.keep_last, keep_best=self.job.save.keep_best
+            )
+        if self.session.number_done != self._saved_number:
+            self._saved_number = self.session.number_done
+            snapshot = self._capture()
+            self._checkpoints.save(snapshot, step=self.session.number_done, metrics=self.validation)
+            self.session.tell("checkpoint", {"step": self.session.number_done})
+        if wait:
+            self._checkpoints.close()
+
+    def _capture(self) -> Snapshot:
+        epoch, step = self.next
+        return capture(self.model, {"main": self.optimizer}, self._schedules()).with_extra(
+            epoch=epoch, step=step, resolved=asdict(self.resolved), data=self.data.train.fingerprint,
+            order=self.order.describe(), ledger=self.session.ledger.to_dict(), patience=self.patience.to_dict(),
+            validation=self.validation,
+        )
+
+    def end(self) -> Outcome:
+        """Test, write what is left, and leave together; a worker that takes over as speaker does it anew."""
+        test = {}
+        if self.data.test is not None and self.interrupted is None:
+            test = self._evaluate("test", self.data.test)
+        self._call("on_end")
+        while True:
+            result = self._result(test)
+            if self.session.rank == 0:
+                self.save(wait=True)
+                self._write_model()
+                self.session.tell("result", result)
+            if self.session.leave():
+                return Outcome(result, self.interrupted)
+
+    def _write_model(self) -> None:
+        snapshot = capture(self.model)
+        save_model(self.out / WEIGHTS, snapshot)
+        if self.interrupted is None:
+            batch = Batch(self._first_ids(3), self.data.train.gather(self._first_ids(3)))
+            try:
+                save_program(self.out / PROGRAM, self.model, (batch.x,))
+            except CordeeError as error:
+                self.session.tell("warning", {"message": str(error)})
+
+    def _result(self, test: dict[str, float]) -> dict[str, Any]:
+        session, timing = self.session, self.session.timing
+        seconds = sum(timing.steps)
+        samples = session.ledger.samples - self._samples_before
+        return {
+            "steps": session.number_done,
+            "epochs": self.next[0],
+            "samples": session.ledger.samples,
+            "workers": session.size,
+            "loss": session.last_loss,
+            "validation": self.validation,
+            "test": test,
+            "throughput": round(samples / seconds, 2) if seconds else 0.0,
+            "step_ms": timing.percentiles(),
+            "order_sha256": session.ledger.order_sha256,
+            "samples_lost": session.ledger.lost,
+            "samples_repeated": session.ledger.repeated,
+            "params_sha256": fingerprint(capture(self.model).weights()),
+            "bytes_sent": session.rope.bytes_sent,
+        }
+
+    def _call(self, name: str, *args: Any) -> None:
+        for callback in self.job.callbacks:
+            getattr(callback, name)(self.session, *args)
+
+
+def _same(what: str, saved: Any, now: Any) -> None:
+    if saved != now:
+        raise CheckpointError(
+            f"the checkpoint belongs to another {what}: saved {saved}, now {now}. Resume with the same job and data, "
+            "or start a new run in another folder (start_from= takes only the weights)"
+        )

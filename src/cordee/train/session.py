@@ -1,0 +1,451 @@
+"""The session: my place in a run, and the few calls that make a training loop a distributed one.
+
+    with cordee.session() as s:
+        model = s.prepare(model)
+        for batch in s.batches(data.train, batch=250, epochs=5):
+            s.backward(loss_fn(model(batch.x), batch.y))
+            s.step(optimizer)
+
+When a peer dies, nothing is raised here: the step in which it happened is void, `step` returns False, and the
+iterator yields the same step again, newly shared among the survivors.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cordee.core.errors import DivergedError, UsageError
+from cordee.core.plan import Plan
+from cordee.core.world import World
+from cordee.feed.data import as_source
+from cordee.feed.digest import delivered
+from cordee.feed.loader import Batch
+from cordee.feed.order import Order
+from cordee.feed.permute import random_bits
+from cordee.feed.share import Share
+from cordee.group.join import join
+from cordee.group.rope import Rope
+from cordee.sync.allreduce import Reducer
+from cordee.sync.batchnorm import StepState, make_exact
+from cordee.train.buffers import BufferKeeper
+from cordee.train.feeder import Feeder, Slot, Weigh
+from cordee.train.record import Ledger, Timing, from_limbs, to_limbs
+
+
+TIMING_EVERY_S = 0.25
+"""How often a worker sends where its time went."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A step that happened everywhere."""
+
+    number: int
+    """Steps before it, over all epochs."""
+    epoch: int
+    step: int
+    loss: float
+    samples: int
+    stop: bool
+    """Some replica wished to stop after this step."""
+    save: bool
+    """Some replica wished a checkpoint after this step."""
+
+
+class Session:
+    """One worker's side of a run; alone, it is an ordinary training loop."""
+
+    def __init__(self, rope: Rope | None = None, *, plan: Plan | None = None, seed: int = 0, device: str = "cpu") -> None:
+        """Made by `session()`; `rope` is None for one process alone."""
+        self.rope = rope or Rope()
+        self.plan = plan or Plan()
+        self.seed = seed
+        self.device = device
+        self.ledger = Ledger()
+        self.timing = Timing()
+        self.last: Committed | None = None
+        self.wish_stop = False
+        """Set it to end the run on all workers after the current step."""
+        self.wish_save = False
+        self._state = StepState()
+        self._models: list[nn.Module] = []
+        self._buffers = BufferKeeper()
+        self._reducers: dict[int, Reducer] = {}
+        self._feeder: Feeder | None = None
+        self._number = 0
+        self._redo = False
+        self._substeps = 0
+        self._substeps_done = 0
+        self._generation = 0
+        self._batch: Batch | None = None
+        self._global_weight: float | Any = 0.0
+        self._header: tuple[Any, Tensor] | None = None
+        self._loss = 0.0
+        self._count = 0
+        self._digest = 0
+        self._backwards = 0
+        self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
+        self._told_at = 0.0
+        self._blocked_before = 0.0
+        self._marks = [0.0, 0.0, 0.0, 0.0]
+        """When this step asked for data, got it, came to the collective, and had its result."""
+        self.rope.on_regroup.append(self._regrouped)
+
+    # ------------------------------------------------------------- who
+
+    @property
+    def rank(self) -> int:
+        """My place among the workers that are there now; 0 is the one that speaks for all."""
+        return self.rope.rank
+
+    @property
+    def size(self) -> int:
+        """How many workers there are now."""
+        return self.rope.size
+
+    @property
+    def number(self) -> int:
+        """Steps committed so far, over all epochs."""
+        return self._number
+
+    @property
+    def number_done(self) -> int:
+        """Steps committed so far, the one in whose loop body we are included."""
+        return self.last.number + 1 if self.last is not None else self._number
+
+    @property
+    def last_loss(self) -> float | None:
+        """The loss of the last committed step."""
+        return self.last.loss if self.last is not None else None
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the launcher asks us to stop; None if it does not."""
+        return self.rope.channel.stop_reason if self.rope.channel is not None else None
+
+    def __enter__(self) -> Session:
+        """Leave the rope at the end of the block."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Leave together with the others, unless an exception ended the block."""
+        if kind is None:
+            while not self.leave():
+                pass
+            self.rope.close()
+
+    def leave(self) -> bool:
+        """Leave together: True when nobody needs anything any more; False if somebody was lost before that."""
+        self._send_timing(time.perf_counter())
+        return self.rope.finish()
+
+    def tell(self, kind: str, content: dict[str, Any]) -> None:
+        """Something for the record of the run, said by one worker for all."""
+        if self.rank == 0 and self.rope.channel is not None:
+            self.rope.channel.post(kind, content)
+
+    # ------------------------------------------------------------- the loop
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch."""
+        model = model.to(self.device)
+        if self.plan.batchnorm == "exact":
+            make_exact(model, self.rope, self._state)
+        self.rope.share_from_first([tensor.detach() for tensor in model.state_dict(keep_vars=True).values()])
+        self._models.append(model)
+        self._buffers.watch(model)
+        return model
+
+    def batches(
+        self,
+        data: Any,
+        *,
+        batch: int,
+        epochs: int | None = 1,
+        order: Order | None = None,
+        weigh: Weigh | None = None,
+        start: tuple[int, int] = (0, 0),
+    ) -> Iterator[Batch]:
+        """My share of each global batch, epoch after epoch (`epochs=None`: without end), from (epoch, step) on.
+
+        The tensors of a batch are reused: clone what you keep. With `accumulate` in the plan every micro-batch comes
+        by itself. `weigh` says what a batch weighs where samples are not what counts (tokens, for instance); the loss
+        is then the mean over that.
+        """
+        source = as_source(data)
+        order = order or Order(len(source), batch, seed=self.seed)
+        share = Share(self.plan.share, self.plan.proportions, seed=order.seed)
+        self._feeder = Feeder(source, order, share, self.rope, accumulate=self.plan.accumulate, device=self.device)
+        epoch, step = start
+        self._number = epoch * order.steps + step
+        try:
+            while epochs is None or epoch < epochs:
+                while step < order.steps:
+                    yield from self._one_step(self._feeder, Slot(epoch, step), weigh)
+                    if not self._redo:
+                        step += 1
+                        self._number += 1
+                        self._substeps_done = 0
+                epoch, step = epoch + 1, 0
+        finally:
+            self._feeder.close()
+            self._feeder = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of my share, weighted so that their sum over all workers is that of the global batch."""
+        batch = self._current()
+        weight = self._total_weight()
+        silent = batch.weight == 0
+        self._backwards += 1
+        overlap = batch.last and not silent and not self._state.void and len(self._reducers) == 1
+        if self._backwards > 1 and batch.last:
+            self._no_overlap()
+            overlap = False
+        if silent:
+            self._backward_for_nothing(loss)
+            return
+        factor = batch.weight / weight if weight else 0.0
+        self._loss += float(loss.detach()) * factor
+        if overlap:
+            (reducer,) = self._reducers.values()
+            reducer.ride_along(self._extras())
+            reducer.arm()
+        (loss * factor).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
+        """Agree on the gradient, update, commit. False: not yet (accumulating), or void because a peer was lost.
+
+        `clip` bounds the norm of the global gradient.
+        """
+        batch = self._current()
+        if not batch.last:
+            return False
+        reducer = self.reducer_of(optimizer)
+        self._substeps += 1
+        if self._substeps <= self._substeps_done:  # done before the peer was lost; only what came after it is repeated
+            reducer.clear()
+            return True
+        if self._generation != self.rope.generation:
+            self._void()
+            return False
+        reducer.ride_along(self._extras())
+        self._marks[2] = time.perf_counter()
+        extras = reducer.finish(void=self._state.void)
+        self._marks[3] = time.perf_counter()
+        if extras is None:
+            self._void()
+            return False
+        self._commit(optimizer, reducer, extras, clip)
+        return True
+
+    def agree_buffers(self) -> None:
+        """With `batchnorm=replica`: give all replicas the mean of their running statistics."""
+        if self.plan.batchnorm != "replica":
+            return
+        while self.rope.size > 1:
+            mine = [b.detach().double() / self.rope.size for model in self._models for b in model.buffers() if b.is_floating_point()]
+            if not mine:
+                return
+            if self.rope.agree(mine):
+                self._buffers.set_floating(mine)
+                return
+
+    def reducer_of(self, optimizer: Optimizer) -> Reducer:
+        """What sums the gradients of this optimizer's parameters; with two optimizers nothing is sent early."""
+        reducer = self._reducers.get(id(optimizer))
+        if reducer is None:
+            self._no_overlap()
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            overlap = self.plan.overlap and not self._reducers
+            reducer = Reducer(parameters, self.rope, bucket_mb=self.plan.bucket_mb, overlap=overlap)
+            self._reducers[id(optimizer)] = reducer
+        return reducer
+
+    # ------------------------------------------------------------- inside a step
+
+    def _one_step(self, feeder: Feeder, slot: Slot, weigh: Weigh | None) -> Iterator[Batch]:
+        """Yield the micro-batches of one step; afterwards `_redo` says whether it has to be done again."""
+        self._marks[0] = time.perf_counter()
+        self._begin_step()
+        micros = feeder.micros(slot.step)
+        slots = [Slot(slot.epoch, slot.step, micro) for micro in range(micros)]
+        if weigh is None:
+            self._global_weight = float(feeder.order.size(slot.step))
+            taken: Iterator[Batch] = (feeder.take(one) for one in slots)
+        else:
+            ready = [feeder.take(one, ahead=one is slots[-1]) for one in slots]
+            for batch in ready:
+                batch.weight = 0.0 if batch.borrowed else float(weigh(batch))
+            self._announce_weight(sum(batch.weight for batch in ready))
+            taken = iter(ready)
+        for micro, batch in enumerate(taken):
+            batch.last = micro + 1 == micros
+            self._batch = batch
+            self._backwards = 0
+            self._state.silent = batch.weight == 0
+            if not batch.borrowed:
+                self._count += len(batch)
+                self._digest += delivered(batch.ids, batch.positions)
+            if self._models and micro == 0:
+                self._seed(slot)
+            self._marks[1] = time.perf_counter()
+            yield batch
+            if self._redo:
+                return
+        self._batch = None
+
+    def _begin_step(self) -> None:
+        self._redo = False
+        self._substeps = 0
+        self._generation = self.rope.generation
+        self._state.void = False
+        self._header = None
+        self._loss, self._count, self._digest = 0.0, 0, 0
+        self._blocked_before = self.rope.blocked_s
+        self._buffers.remember()
+        if self.rope.channel is not None:
+            self.rope.channel.at = f"step {self._number}"
+
+    def _seed(self, slot: Slot) -> None:
+        """Random draws of a step depend on seed, step and worker alone: a resumed run draws what it would have drawn."""
+        (bits,) = random_bits(1, "draws", self.seed, slot.epoch, slot.step, self.rope.rank)
+        torch.default_generator.manual_seed(int(bits) >> 1)
+        if self.device != "cpu":
+            torch.cuda.manual_seed(int(bits) >> 1)
+
+    def _announce_weight(self, mine: float) -> None:
+        """Begin to add up what the global batch weighs, while the forward pass runs."""
+        total = torch.tensor([mine], dtype=torch.float64)
+        self._global_weight = total
+        if self.rope.size > 1:
+            self._header = (self.rope.start_sum(total), total)
+
+    def _total_weight(self) -> float:
+        if self._header is not None:
+            work, _ = self._header
+            self._header = None
+            if work is None or not self.rope.wait(work):
+                self._state.void = True
+        return float(self._global_weight)
+
+    def _extras(self) -> list[float]:
+        channel = self.rope.channel
+        stop = self.wish_stop or (channel is not None and channel.stop_reason is not None)
+        limbs = to_limbs(self._digest % 2**64)
+        return [self._loss, float(stop), float(self.wish_save), float(self._count), *limbs]
+
+    def _backward_for_nothing(self, loss: Tensor) -> None:
+        """An empty share: run the backward pass, whose collectives the others wait for, and drop what it gives."""
+        parameters = [parameter for reducer in self._reducers.values() for parameter in reducer.parameters]
+        parameters = parameters or [p for model in self._models for p in model.parameters()]
+        kept = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        if loss.requires_grad:
+            loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+
+    def _commit(self, optimizer: Optimizer, reducer: Reducer, extras: list[float], clip: float | None) -> None:
+        loss, stop, save, count = extras[:4]
+        batch = self._current()
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"the loss of step {self._number} (epoch {batch.epoch}) is {loss}. The parameters are those before this "
+                "step. Usual causes: a learning rate that is too high, a division by zero or log of zero in the loss, "
+                "NaN in the data. Try a smaller learning rate, or clip the gradient"
+            )
+        if clip is not None:
+            nn.utils.clip_grad_norm_(reducer.parameters, clip)
+        optimizer.step()
+        reducer.clear()
+        self._substeps_done += 1
+        if self._substeps_done == 1 and self._feeder is not None:
+            order = self._feeder.order
+            self.ledger.enter(order, batch.epoch, batch.step, int(count), from_limbs(extras[4:]))
+            self.last = Committed(self._number, batch.epoch, batch.step, loss, int(count), stop > 0, save > 0)
+            self._stamp()
+            self._record(self.last)
+
+    def _stamp(self) -> None:
+        """Write down where the time of this step went."""
+        began, given, arrived, agreed = self._marks
+        blocked = self.rope.blocked_s - self._blocked_before
+        now = time.perf_counter()
+        offset = self.rope.channel.clock_offset_s if self.rope.channel is not None else 0.0
+        at = time.time() - (now - arrived) + offset
+        compute = (now - given) - blocked
+        self.timing.add(self._number, data=given - began, compute=compute, blocked=blocked, arrived=at)
+
+    def _record(self, done: Committed) -> None:
+        """Tell the hub of the step; keep it too, in case the worker that speaks for all dies before it was sent."""
+        channel = self.rope.channel
+        if channel is None:
+            return
+        record = {
+            "step": done.number + 1,
+            "epoch": done.epoch,
+            "loss": done.loss,
+            "samples": done.samples,
+            "ms": round(self.timing.steps[-1] * 1e3, 4),
+            "at": round(time.time() + channel.clock_offset_s, 6),
+        }
+        self._recent.append(record)
+        if self.rank == 0:
+            channel.post("step", record)
+        now = time.perf_counter()
+        if now - self._told_at > TIMING_EVERY_S:
+            self._send_timing(now)
+
+    def _send_timing(self, now: float) -> None:
+        self._told_at = now
+        record = self.timing.drain()
+        if record is not None and self.rope.channel is not None:
+            self.rope.channel.post("times", record)
+
+    def _void(self) -> None:
+        """Nothing of this step was committed: forget its gradients and what its forward pass left in buffers."""
+        self._redo = True
+        for reducer in self._reducers.values():
+            reducer.discard()
+            reducer.clear()
+        if self._substeps_done == 0:
+            self._buffers.bring_back()
+
+    def _no_overlap(self) -> None:
+        """Gradients of this step come in more than one piece: send nothing before `step` asks for it."""
+        for reducer in self._reducers.values():
+            reducer.overlap = False
+            if not reducer.discard():
+                self._state.void = True
+
+    def _regrouped(self) -> None:
+        self._state.void = True  # what is left of this step was cut for other members
+        channel = self.rope.channel
+        if self.rank == 0 and channel is not None:
+            for record in self._recent:
+                if record["step"] > channel.recorded:
+                    channel.post("step", record)
+        if self._feeder is not None:
+            self._feeder.forget()
+
+    def _current(self) -> Batch:
+        if self._batch is None:
+            raise UsageError("backward() and step() belong inside a loop over batches()")
+        return self._batch
+
+
+def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
+    """My session: of the run that started this process (cordee run, torchrun, mpirun, Slurm), or alone."""
+    joined = join(World.from_env())
+    return Session(joined.rope, plan=Plan.parse(plan) if plan is not None else joined.plan, seed=seed)

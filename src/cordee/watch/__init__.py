@@ -1,0 +1,1 @@
+"""Looking at a run: progress while it goes on."""

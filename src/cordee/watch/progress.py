@@ -1,0 +1,91 @@
+"""Progress of a run in the terminal: a bar where somebody looks, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+LINE_EVERY_S = 2.0
+"""How often a plain line is printed."""
+
+
+class Progress:
+    """Shows the events of a run as they come."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """`stream` defaults to standard error, so that output stays clean for scripts."""
+        self._stream = stream or sys.stderr
+        self._total: int | None = None
+        self._printed = 0.0
+        self._bar: Any = None
+        self._task: Any = None
+        self._live = self._stream.isatty()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Show one event."""
+        show = getattr(self, f"_on_{event['event']}", None)
+        if show is not None:
+            show(event)
+
+    def close(self) -> None:
+        """Take the bar down."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def _on_start(self, event: dict[str, Any]) -> None:
+        workers = event["workers"]
+        self._say(f"starting {workers} worker{'s' if workers > 1 else ''}, plan: {event['plan']}")
+
+    def _on_job(self, event: dict[str, Any]) -> None:
+        if event["epochs"] is not None:
+            self._total = event["epochs"] * event["steps_per_epoch"]
+        samples = ", ".join(f"{count:,} {part}" for part, count in event["samples"].items())
+        self._say(f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}")
+        if event["steps"]:
+            self._say(f"going on after step {event['steps']}")
+        if self._live:
+            self._start_bar(event["steps"])
+
+    def _start_bar(self, done: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("loss {task.fields[loss]}"),
+            TimeRemainingColumn(), console=Console(file=self._stream), refresh_per_second=5,
+        )
+        self._task = self._bar.add_task("steps", total=self._total, completed=done, loss="-")
+        self._bar.start()
+
+    def _on_step(self, event: dict[str, Any]) -> None:
+        loss = "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=event["step"], loss=loss)
+            return
+        now = time.monotonic()
+        if now - self._printed >= LINE_EVERY_S and not self._live:
+            self._printed = now
+            of = f" of {self._total}" if self._total else ""
+            self._say(f"step {event['step']}{of}: loss {loss}, {event['ms']:.0f} ms")
+
+    def _on_epoch(self, event: dict[str, Any]) -> None:
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in event["validation"].items())
+        self._say(f"epoch {event['epoch'] + 1}: {f'validation {metrics}' if metrics else 'done'}")
+
+    def _on_failure(self, event: dict[str, Any]) -> None:
+        where = f" on {event['host']}" if event["host"] else ""
+        self._say(f"worker {event['worker']}{where} was lost ({event['reason']}); {event['left']} left")
+
+    def _on_regroup(self, event: dict[str, Any]) -> None:
+        self._say(f"going on with workers {', '.join(map(str, event['workers']))}")
+
+    def _on_warning(self, event: dict[str, Any]) -> None:
+        self._say(f"note: {event['message']}")

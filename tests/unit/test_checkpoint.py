@@ -1,0 +1,320 @@
+"""Checkpoints on disk: whole or absent, checked when read, tidied by rule, and clear about what the disk lacks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from cordee.core.errors import CheckpointError, StorageError, UsageError, WaitedTooLong
+from cordee.state import checkpoint as checkpoint_module
+from cordee.state import files, layout
+from cordee.state.checkpoint import Checkpoints
+from cordee.state.layout import shards
+from cordee.state.naming import Snapshot
+
+
+def snapshot(value: float = 1.0, **more: torch.Tensor) -> Snapshot:
+    tensors = {
+        "model.w": torch.full((3, 4), value),
+        "model.half": torch.full((5,), value, dtype=torch.bfloat16),
+        "model.count": torch.tensor(7),
+        "model.none": torch.zeros(0, 2, dtype=torch.float64),
+        **more,
+    }
+    return Snapshot(tensors, {"aliases": {}, "note": [1, 0.1, "é"]})
+
+
+def steps(checkpoints: Checkpoints) -> list[int]:
+    return [step for step, _ in checkpoints.list()]
+
+
+def test_round_trip_over_several_files(tmp_path: Path) -> None:
+    kept = snapshot(0.1, **{"model.big": torch.arange(100)})
+    with Checkpoints(tmp_path / "checkpoints", shard_bytes=100) as checkpoints:
+        checkpoints.save(kept, step=12, metrics={"loss": 0.5})
+    assert checkpoints.last is not None
+    assert checkpoints.last.path.name == "step-00000012"
+    names = sorted(path.name for path in checkpoints.last.path.iterdir())
+    assert names == [
+        "checkpoint.json",
+        "tensors-00001-of-00002.safetensors",
+        "tensors-00002-of-00002.safetensors",
+    ]
+    assert checkpoints.last.bytes == sum(path.stat().st_size for path in checkpoints.last.path.iterdir())
+    back = checkpoints.read(12)
+    assert back.meta == kept.meta
+    assert list(back.tensors) == list(kept.tensors)
+    for name, tensor in kept.tensors.items():
+        assert back.tensors[name].dtype == tensor.dtype
+        assert torch.equal(back.tensors[name], tensor)
+
+
+def test_shards_pack_in_order_and_give_a_large_tensor_its_own_file() -> None:
+    sizes = {"a": 10, "b": 20, "c": 100, "d": 5, "e": 26}
+    tensors = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
+    assert shards(tensors, 30) == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert shards({}, 30) == []
+
+
+def test_a_tensor_in_slices_is_put_together(tmp_path: Path) -> None:
+    whole = torch.arange(24.0).reshape(4, 6)
+    pieces = {"w#0": whole[:, :2].contiguous(), "w#1": whole[:3, 2:].contiguous(), "w#2": whole[3:, 2:].contiguous()}
+    checkpoints = Checkpoints(tmp_path, shard_bytes=40)
+    checkpoints.save(Snapshot(pieces), step=1, wait=True)
+    path = tmp_path / "step-00000001" / "checkpoint.json"
+    body = json.loads(path.read_text())
+    body.pop("sha256")
+    slices = [body["tensors"][name]["slices"][0] for name in pieces]
+    for piece, offset in zip(slices, ([0, 0], [0, 2], [3, 2]), strict=True):
+        piece["offset"] = offset
+    body["tensors"] = {"w": {"dtype": "float32", "shape": [4, 6], "slices": slices}}
+    path.write_text(json.dumps({"sha256": layout._seal(body), **body}))
+    assert torch.equal(checkpoints.read(1).tensors["w"], whole)
+    body["tensors"]["w"]["slices"] = slices[:2]
+    path.write_text(json.dumps({"sha256": layout._seal(body), **body}))
+    with pytest.raises(CheckpointError, match="slices hold 20 of 24 elements"):
+        checkpoints.read(1)
+
+
+def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best="-loss")
+    losses = [0.5, 0.2, float("nan"), 0.9, 0.4]
+    for step, loss in enumerate(losses, start=1):
+        checkpoints.save(snapshot(), step=step, metrics={"loss": loss}, wait=True)
+    assert steps(checkpoints) == [2, 4, 5]
+    best, latest = checkpoints.best(), checkpoints.latest()
+    assert best is not None
+    assert latest is not None
+    assert (best.name, latest.name) == ("step-00000002", "step-00000005")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert Checkpoints(tmp_path, keep_best="loss").best() == tmp_path / "step-00000004"
+
+
+def test_the_one_just_written_stays_even_below_older_steps(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints.save(snapshot(), step=9, wait=True)
+    checkpoints.save(snapshot(), step=3, wait=True)
+    assert steps(checkpoints) == [3, 9]
+
+
+def test_same_step_again_replaces(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(snapshot(1.0), step=5, wait=True)
+    checkpoints.save(snapshot(2.0), step=5, wait=True)
+    assert checkpoints.read(5).tensors["model.w"][0, 0] == 2.0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
+def spoil_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "spoil", "why"),
+    [
+        ("tensors-00001-of-00001.safetensors", spoil_last_byte, "SHA-256"),
+        ("tensors-00001-of-00001.safetensors", lambda path: os.truncate(path, 100), "has 100 bytes instead of"),
+        ("tensors-00001-of-00001.safetensors", lambda path: path.unlink(), "No such file"),
+        ("checkpoint.json", lambda path: path.write_text(path.read_text().replace("0.1", "0.2")), "checksum"),
+        ("checkpoint.json", lambda path: os.truncate(path, 50), "damaged"),
+        ("checkpoint.json", lambda path: path.unlink(), "is no checkpoint"),
+    ],
+)
+def test_damage_is_named_and_an_intact_one_offered(
+    tmp_path: Path, file: str, spoil: Callable[[Path], Any], why: str
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2, 3):
+        checkpoints.save(snapshot(), step=step, wait=True)
+    spoil(tmp_path / "step-00000003" / file)
+    with pytest.raises(CheckpointError, match=why) as caught:
+        checkpoints.read(3)
+    assert file in str(caught.value)
+    assert f"newest intact one is {tmp_path / 'step-00000002'}" in str(caught.value)
+    assert checkpoints.latest_intact() == tmp_path / "step-00000002"
+
+
+def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(snapshot(), step=1, wait=True)
+    path = tmp_path / "step-00000001" / "checkpoint.json"
+    body = json.loads(path.read_text())
+    body.pop("sha256")
+    body["files"] = {"../x": {"bytes": 1, "sha256": ""}}
+    path.write_text(json.dumps({"sha256": layout._seal(body), **body}))
+    for check in (True, False):
+        with pytest.raises(CheckpointError, match="not a file of this folder"):
+            checkpoints.read(1, verify=check)
+
+
+def test_missing_step_lists_what_is_there(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(snapshot(), step=4, wait=True)
+    with pytest.raises(CheckpointError, match="holds the steps: 4"):
+        checkpoints.read(5)
+    assert Checkpoints(tmp_path / "none").latest() is None
+
+
+def test_full_disk_is_seen_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "free_bytes", lambda path: 10)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(snapshot(), step=1)
+    with pytest.raises(StorageError, match=r"step-00000001: No space left.*\(66 bytes needed, 10 free\)\. Free some"):
+        checkpoints.close()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    checkpoints.save(snapshot(), step=2, wait=True)
+    assert steps(checkpoints) == [2]
+
+
+def test_disk_that_fills_while_writing(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(snapshot(), step=1, wait=True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # the kernel refuses the write itself: EFBIG
+    try:
+        checkpoints.save(snapshot(**{"model.big": torch.zeros(50_000)}), step=2)
+        with pytest.raises(StorageError, match=r"File too large \(200,066 bytes needed"):
+            checkpoints.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
+def test_system_errors_of_the_background_reach_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(layout, "sync", fail)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(snapshot(), step=1)
+    with pytest.raises(StorageError, match=os.strerror(code)):
+        checkpoints.save(snapshot(), step=2)
+    checkpoints.check()  # told once
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_safetensors_words_for_a_full_disk_are_understood(tmp_path: Path) -> None:
+    def full(path: Path) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(StorageError, match="Free some space"):
+        files.replace_file(tmp_path / "model.safetensors", 1, full)
+
+
+def test_one_save_at_a_time_and_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    under_way: list[int] = []
+    real = layout.write_folder
+
+    def slow(folder: Path, *args: Any, **more: Any) -> int:
+        under_way.append(more["step"])
+        assert gate.wait(10)
+        return real(folder, *args, **more)
+
+    monkeypatch.setattr(checkpoint_module, "write_folder", slow)
+    checkpoints = Checkpoints(tmp_path, deadline_s=0.05)
+    checkpoints.save(snapshot(), step=1)
+    checkpoints.check()
+    with pytest.raises(WaitedTooLong, match="not written within"):
+        checkpoints.save(snapshot(), step=2)
+    assert steps(checkpoints) == []
+    gate.set()
+    checkpoints.deadline_s = 10
+    checkpoints.save(snapshot(), step=3, wait=True)
+    assert under_way == [1, 3]
+    assert steps(checkpoints) == [1, 3]
+
+
+# Killed before the first file, before the index, before the rename, and between the two renames of replacing a step.
+KILLS = [("layout.write_tensors", 1, 2), ("layout.sync", 2, 2), ("checkpoint._put_in_place", 1, 2), ("os.rename", 2, 1)]
+
+WRITERS = """
+import json, os, signal, sys
+import torch
+from safetensors import SafetensorError
+from cordee.state import checkpoint, layout
+from cordee.state.naming import Snapshot
+
+def write_and_die(folder, where, count, step):
+    checkpoints = checkpoint.Checkpoints(folder)
+    module, name = where.split(".")
+    owner = {"layout": layout, "checkpoint": checkpoint, "os": os}[module]
+    real, calls = getattr(owner, name), []
+    def die(*args, **more):
+        calls.append(args)
+        if len(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **more)
+    setattr(owner, name, die)
+    checkpoints.save(Snapshot({"w": torch.ones(4), "v": torch.ones(4)}), step=step, wait=True)
+
+for case in json.loads(sys.argv[1]):
+    child = os.fork()  # once torch is imported: four imports would take seconds
+    if child == 0:
+        write_and_die(*case)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, case
+"""
+
+
+def test_a_killed_writer_leaves_the_older_one_whole(tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) for number in range(len(KILLS))]
+    for folder in folders:
+        Checkpoints(folder).save(snapshot(), step=1, wait=True)
+    cases = json.dumps([[str(folder), *case] for folder, case in zip(folders, KILLS, strict=True)])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", WRITERS, cases]
+    ended = subprocess.run(command, env=environment, timeout=60, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    for folder in folders:
+        assert [path for path in folder.iterdir() if path.name.startswith(".")], "nothing was under way"
+        again = Checkpoints(folder)
+        assert [path.name for path in folder.iterdir()] == ["step-00000001"]
+        assert again.latest_intact() == folder / "step-00000001"
+        assert torch.equal(again.read(1).tensors["model.w"], snapshot().tensors["model.w"])
+
+
+def test_a_living_writer_is_not_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, gate = threading.Event(), threading.Event()
+    real = layout.write_folder
+
+    def slow(folder: Path, *args: Any, **more: Any) -> int:
+        inside.set()
+        assert gate.wait(10)
+        return real(folder, *args, **more)
+
+    monkeypatch.setattr(checkpoint_module, "write_folder", slow)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(snapshot(), step=1)
+    assert inside.wait(10)
+    Checkpoints(tmp_path)
+    gate.set()
+    checkpoints.close()
+    assert steps(checkpoints) == [1]
+
+
+@pytest.mark.parametrize("wrong", [{"keep_last": 0}, {"shard_bytes": -1}, {"keep_best": "-"}])
+def test_wrong_settings_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))}="):
+        Checkpoints(tmp_path, **wrong)

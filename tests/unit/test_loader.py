@@ -1,0 +1,222 @@
+"""The loader: the right batches, from reused memory, ahead or not, and no wait without an end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cordee.core.errors import DataError, WaitedTooLong
+from cordee.feed.arrays import ArraySource
+from cordee.feed.batch import Batch
+from cordee.feed.dataset import DatasetSource
+from cordee.feed.loader import Loader
+
+SOURCE = ArraySource({"x": np.arange(1_000) * 2.0, "y": np.arange(1_000)})
+
+
+class Hooked:
+    """A source that calls `hook` before each gather, in the thread that gathers."""
+
+    def __init__(self, hook: Callable[[np.ndarray], None]) -> None:
+        self.hook = hook
+        self.fingerprint = ""
+
+    def __len__(self) -> int:
+        return len(SOURCE)
+
+    def buffers(self, count: int, *, pin: bool = False) -> Any:
+        return SOURCE.buffers(count, pin=pin)
+
+    def gather(self, ids: np.ndarray, out: Any = None) -> Any:
+        self.hook(ids)
+        return SOURCE.gather(ids, out)
+
+
+@pytest.fixture(params=[False, True, None], ids=lambda ahead: f"ahead={ahead}")
+def ahead(request: pytest.FixtureRequest) -> bool | None:
+    return request.param
+
+
+def ids_of(step: int, count: int = 8) -> np.ndarray:
+    return np.arange(step * 10, step * 10 + count)
+
+
+def test_batches_hold_what_was_asked_for(ahead: bool | None) -> None:
+    sizes = [8, 8, 3, 10, 0, 8, 1, 9]
+    with Loader(SOURCE, ahead=ahead) as loader:
+        loader.request(("e", 0), ids_of(0, sizes[0]))
+        for step, size in enumerate(sizes):
+            if step + 1 < len(sizes):
+                loader.request(("e", step + 1), ids_of(step + 1, sizes[step + 1]))
+            batch = loader.take(("e", step))
+            assert len(batch) == size
+            assert batch.y.tolist() == batch.ids.tolist() == ids_of(step, size).tolist()
+            assert torch.equal(batch.x, torch.from_numpy(batch.ids * 2.0))
+            assert batch.x.dtype == torch.float64
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_batch_stays_valid_until_depth_more_were_taken(ahead: bool | None, depth: int) -> None:
+    with Loader(SOURCE, ahead=ahead, depth=depth) as loader:
+        for step in range(12):
+            loader.request(step, ids_of(step))
+        taken: list[Batch] = []
+        for step in range(12):
+            taken.append(loader.take(step))
+            for batch in taken[-depth:]:
+                assert batch.y.tolist() == batch.ids.tolist()
+        memory = {batch.y.data_ptr() for batch in taken}
+        assert len(memory) <= depth + 1
+
+
+def test_batches_may_be_taken_in_another_order(ahead: bool | None) -> None:
+    with Loader(SOURCE, ahead=ahead, depth=1, deadline_s=20) as loader:
+        for step in range(6):
+            loader.request(step, ids_of(step))
+        for step in (5, 3, 4, 0, 2, 1):
+            assert loader.take(step).y.tolist() == ids_of(step).tolist()
+
+
+def test_fast_gathers_stay_in_the_caller_and_slow_ones_move_to_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(np.cumsum([0.0] + [0.0001, 0.0] * 50))
+    monkeypatch.setattr("cordee.feed.loader.time.perf_counter", lambda: next(clock))
+    assert not _after(10).ahead
+    clock = iter(np.cumsum([0.0] + [0.01, 0.0] * 50))
+    loader = _after(10)
+    assert loader.ahead
+    loader.close()
+
+
+def _after(batches: int) -> Loader:
+    loader = Loader(SOURCE)
+    for step in range(batches):
+        loader.request(step, ids_of(step))
+        assert loader.take(step).y.tolist() == ids_of(step).tolist()
+    return loader
+
+
+def test_the_thread_gathers_before_the_batch_is_taken() -> None:
+    begun = threading.Event()
+    with Loader(Hooked(lambda ids: begun.set()), ahead=True) as loader:
+        loader.request(0, ids_of(0))
+        assert begun.wait(20)
+        assert len(loader.take(0)) == 8
+
+
+def test_an_error_of_the_source_comes_out_of_take_and_the_next_batch_works(ahead: bool | None) -> None:
+    def fail(ids: np.ndarray) -> None:
+        if ids[0] == 0:
+            raise OSError("the disk is gone")
+
+    with Loader(Hooked(fail), ahead=ahead) as loader:
+        loader.request(0, ids_of(0))
+        loader.request(1, ids_of(1))
+        with pytest.raises(OSError, match="the disk is gone"):
+            loader.take(0)
+        assert loader.take(1).y.tolist() == ids_of(1).tolist()
+
+
+def test_a_source_that_hangs_ends_in_an_error_with_a_name() -> None:
+    release = threading.Event()
+    with Loader(Hooked(lambda ids: void(release.wait(20))), ahead=True, deadline_s=0.05) as loader:
+        loader.request((3, 7), ids_of(0))
+        with pytest.raises(WaitedTooLong, match=r"0.05 s for the samples of \(3, 7\) from a Hooked"):
+            loader.take((3, 7))
+        release.set()
+
+
+def void(value: object) -> None:
+    """Use a call for its effect in a lambda."""
+
+
+def test_cancel_forgets_what_was_requested_even_in_mid_gather(ahead: bool | None) -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def hold(ids: np.ndarray) -> None:
+        if ids[0] == 0:
+            inside.set()
+            release.wait(20)
+
+    with Loader(Hooked(hold), ahead=ahead) as loader:
+        for step in range(3):
+            loader.request(step, ids_of(step))
+        if ahead:
+            assert inside.wait(20)
+        loader.cancel()
+        release.set()
+        with pytest.raises(ValueError, match="cancelled"):
+            loader.take(1)
+        loader.request(0, ids_of(5))  # the same key again, newly shared
+        assert loader.take(0).ids.tolist() == ids_of(5).tolist()
+        for step in range(1, 8):
+            loader.request(step, ids_of(step))
+            assert loader.take(step).y.tolist() == ids_of(step).tolist()
+
+
+def test_misuse_is_told(ahead: bool | None) -> None:
+    loader = Loader(SOURCE, ahead=ahead)
+    loader.request(0, ids_of(0))
+    with pytest.raises(ValueError, match="requested already"):
+        loader.request(0, ids_of(0))
+    with pytest.raises(ValueError, match="not requested"):
+        loader.take(1)
+    loader.close()
+    loader.close()
+    with pytest.raises(ValueError, match="closed"):
+        loader.request(2, ids_of(2))
+
+
+def test_close_ends_the_thread() -> None:
+    before = threading.active_count()
+    loader = Loader(SOURCE, ahead=True)
+    loader.request(0, ids_of(0))
+    loader.close()
+    assert threading.active_count() == before
+
+
+def test_sources_that_make_their_own_tensors(ahead: bool | None) -> None:
+    squares = [(torch.tensor(float(index)), index**2) for index in range(100)]
+    with Loader(DatasetSource(squares), ahead=ahead) as loader:
+        for step in range(6):
+            loader.request(step, ids_of(step))
+        batches = [loader.take(step) for step in range(6)]
+    for batch in batches:
+        assert batch.y.tolist() == (batch.ids**2).tolist()
+        assert batch.x.tolist() == batch.ids.tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("own_tensors", [False, True])
+def test_batches_arrive_on_the_gpu_while_it_computes(own_tensors: bool) -> None:
+    pairs = [(float(index) * 2, index) for index in range(1_000)]
+    with Loader(DatasetSource(pairs) if own_tensors else SOURCE, device="cuda") as loader:
+        assert loader.ahead
+        for step in range(50):
+            loader.request(step, ids_of(step))
+        busy = torch.rand(2_000, 2_000, device="cuda")
+        kept = []
+        for step in range(50):
+            busy = busy @ busy / 1_000
+            kept.append(loader.take(step))
+        for batch in kept:
+            assert batch.y.device.type == "cuda"
+            assert batch.y.tolist() == batch.ids.tolist()
+            assert torch.equal(batch.x.cpu(), torch.from_numpy(batch.ids * 2.0))
+
+
+def test_x_and_y_of_a_batch() -> None:
+    x, y, ids = torch.ones(2), torch.zeros(2), np.arange(2)
+    assert Batch(ids, {"y": y, "x": x}).x is x
+    assert Batch(ids, (x, y)).y is y
+    assert Batch(ids, [x, y]).x is x
+    assert Batch(ids, x).x is x
+    with pytest.raises(DataError, match="no 'y', it holds the fields x"):
+        _ = Batch(ids, {"x": x}).y
+    with pytest.raises(DataError, match="no 'y', it holds Tensor"):
+        _ = Batch(ids, x).y
+    assert Batch(ids, x).weight == 2.0

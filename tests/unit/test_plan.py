@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cordee.core.errors import PlanError
+from cordee.core.plan import REFUSALS, Plan, plan_help, plan_keys
+
+TEXTS = [
+    "sync=allreduce",
+    "share=sampled",
+    "share=proportional,proportions=5:3:2",
+    "share=sampled,proportions=0.5:1",
+    "batchnorm=replica,accumulate=3,bucket_mb=0.5,overlap=false,backend=gloo",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_is_printed_is_read_back(text: str, tmp_path: Path) -> None:
+    plan = Plan.parse(text)
+    assert str(plan) == text
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    file = tmp_path / "plan.yaml"
+    file.write_text(plan.to_yaml(), encoding="utf-8")
+    assert Plan.parse(file) == Plan.parse(str(file)) == plan
+
+
+def test_auto_and_a_plan_itself() -> None:
+    assert Plan.parse("auto") == Plan() == Plan.parse(str(Plan()))
+    plan = Plan(accumulate=2)
+    assert Plan.parse(plan) is plan
+
+
+def test_values_get_their_types() -> None:
+    plan = Plan.parse(" accumulate = 2 , overlap=FALSE, bucket_mb=4,proportions=5:3")
+    assert (plan.accumulate, plan.overlap, plan.bucket_mb, plan.proportions) == (2, False, 4.0, (5.0, 3.0))
+    assert type(plan.bucket_mb) is float
+    assert Plan.from_dict({"proportions": [5, 3], "bucket_mb": 1}).proportions == (5.0, 3.0)
+    assert hash(plan) == hash(Plan.parse(str(plan)))
+
+
+def test_proportions_imply_the_share_unless_it_is_given() -> None:
+    assert Plan.parse("proportions=5:3:2").share == "proportional"
+    assert Plan.parse("proportions=5:3:2,share=sampled").share == "sampled"
+    assert Plan.parse("proportions=5:3:2,share=equal").refusals(3) != []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("shar=equal", ["'shar'", "Did you mean 'share'", "proportions"]),
+        ("zzz=1", ["'zzz'", "share", "accumulate"]),
+        ("share=equall", ["share", "equall", "equal, proportional, sampled", "Did you mean share=equal"]),
+        ("accumulate=0", ["accumulate", "'0'", "at least 1"]),
+        ("accumulate=2.5", ["accumulate", "2.5", "whole number"]),
+        ("bucket_mb=nan", ["bucket_mb", "nan", "number"]),
+        ("bucket_mb=0", ["bucket_mb", "at least 0.01"]),
+        ("overlap=perhaps", ["overlap", "perhaps", "true or false"]),
+        ("proportions=5:-3", ["proportions", "5:-3", "at least 0"]),
+        ("proportions=0:0", ["proportions", "0:0", "not all 0"]),
+        ("proportions=5;3", ["proportions", "5;3", "colons"]),
+        ("share", ["'share' is not key=value", "auto"]),
+        ("share=", ["key=value"]),
+        ("", ["key=value", "auto"]),
+        ("share=equal,share=sampled", ["'share' twice", "equal", "sampled"]),
+    ],
+)
+def test_errors_name_the_key_the_value_and_what_is_allowed(text: str, words: list[str]) -> None:
+    with pytest.raises(PlanError) as caught:
+        Plan.parse(text)
+    for word in words:
+        assert word in str(caught.value)
+
+
+LATER = [
+    "share=balanced",
+    "tensor=2",
+    "pipeline=2",
+    "shard=params",
+    "sync=server",
+    "sync=local",
+    "mode=stale",
+    "staleness=4",
+    "servers=2",
+    "local_steps=8",
+    "compress=int8",
+    "precision=bf16",
+    "compile=true",
+]
+
+
+@pytest.mark.parametrize("text", LATER)
+def test_what_is_not_built_yet_says_so_and_what_works(text: str) -> None:
+    name = text.partition("=")[0]
+    with pytest.raises(PlanError, match=f"{text} is not built yet in this version; what works is {name}="):
+        Plan.parse(text)
+
+
+@pytest.mark.parametrize(
+    "values", [{"tensor": 2}, {"accumulate": True}, {"share": None}, {"overlap": 1}, {"proportions": 3}]
+)
+def test_python_callers_are_checked_too(values: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=next(iter(values))):
+        Plan(**values)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("- share\n", "expected a mapping"), ("share: [", "is not YAML"), ("shar: equal\n", "Did you mean 'share'")],
+)
+def test_a_wrong_yaml_file(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "plan.yml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(PlanError, match=message):
+        Plan.parse(file)
+
+
+def test_a_missing_yaml_file_is_named() -> None:
+    with pytest.raises(PlanError, match=r"/not-there\.yaml could not be read: No such file"):
+        Plan.parse("not-there.yaml")
+
+
+@pytest.mark.parametrize(
+    ("plan", "workers", "reason"),
+    [
+        (Plan(proportions=(5, 3)), 2, "mean nothing under share=equal"),
+        (Plan(share="proportional"), 2, "needs proportions"),
+        (Plan(share="proportional", proportions=(5, 3, 2)), 2, "name 3 worker.s., but 2 start"),
+    ],
+)
+def test_refusals(plan: Plan, workers: int, reason: str) -> None:
+    with pytest.raises(PlanError, match=reason):
+        plan.check(workers)
+    assert len(plan.refusals(workers)) == 1
+
+
+def test_plans_that_run() -> None:
+    Plan().check(1)
+    Plan().check(7)
+    Plan.parse("proportions=5:3:2").check(3)
+    # Each rule of the table is met by a case above.
+    assert len(REFUSALS) == 3
+
+
+def test_faithfulness() -> None:
+    assert Plan(share="sampled", accumulate=2).faithfulness == "same"
+    assert Plan(batchnorm="replica").faithfulness == "statistical"
+
+
+def test_help_shows_every_key_once() -> None:
+    lines = plan_help().splitlines()
+    assert [line.partition("=")[0] for line in lines] == [key.name for key in plan_keys()]
+    assert lines[0] == (
+        "share=equal: who computes which samples of a global batch; "
+        "one of equal, proportional, sampled, balanced (now: equal, proportional, sampled)"
+    )

@@ -1,0 +1,99 @@
+"""Shares: whatever the rule, every position is someone's, once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cordee.core.errors import PlanError
+from cordee.feed.share import Share, table
+
+SHARES = [
+    Share(),
+    Share("proportional", (5, 3, 2)),
+    Share("proportional", (0, 1)),
+    Share("sampled", seed=3),
+    Share("sampled", (1, 0, 3)),
+]
+
+
+@pytest.mark.parametrize("share", SHARES, ids=str)
+@pytest.mark.parametrize("size", [0, 1, 2, 13, 1003])
+@pytest.mark.parametrize("workers", [(0,), (0, 1, 2), (4, 2), (1, 3, 5, 6, 7)], ids=str)
+def test_every_position_once(share: Share, size: int, workers: tuple[int, ...]) -> None:
+    parts = [np.asarray(share.positions(size, workers, index, (1, 2)), dtype=np.int64) for index in range(len(workers))]
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(size))
+    assert [len(part) for part in parts] == share.sizes(size, workers, (1, 2))
+
+
+def test_equal_shares_differ_by_at_most_one() -> None:
+    assert Share().sizes(10, (0, 1, 2)) == [4, 3, 3]
+    assert Share().sizes(2, (0, 1, 2)) == [1, 1, 0]
+    assert Share().positions(10, (0, 1, 2), 1) == range(4, 7)
+
+
+@pytest.mark.parametrize(
+    ("size", "proportions", "sizes"),
+    [
+        (10, (1, 1, 1), [4, 3, 3]),
+        (1003, (5, 3, 2), [501, 301, 201]),
+        (10, (0.1, 0.2, 0.7), [1, 2, 7]),
+        (10, (0.9, 0, 0.1), [9, 0, 1]),
+    ],
+)
+def test_proportional_shares_by_largest_remainder(size: int, proportions: tuple, sizes: list[int]) -> None:
+    assert Share("proportional", proportions).sizes(size, (0, 1, 2)) == sizes
+
+
+def test_proportions_follow_the_worker_and_not_its_place() -> None:
+    share = Share("proportional", (5, 3, 2))
+    assert share.sizes(100, (2, 0)) == [29, 71]
+    assert share.sizes(100, (1, 9)) == [47, 53]  # a stranger counts as the mean, 10 / 3
+
+
+def test_those_who_were_to_get_nothing_take_over_when_they_are_alone() -> None:
+    assert Share("proportional", (1, 0, 0)).sizes(5, (1, 2)) == [3, 2]
+
+
+def test_sampled_owners_are_random_by_key_and_seed_and_even() -> None:
+    share = Share("sampled")
+    sizes = share.sizes(30_000, (0, 1, 2), (0, 1))
+    assert sum(sizes) == 30_000
+    assert max(abs(size - 10_000) for size in sizes) < 500
+    one = share.positions(100, (0, 1, 2), 0, (0, 1))
+    assert np.array_equal(one, Share("sampled").positions(100, (5, 6, 7), 0, (0, 1)))
+    assert not np.array_equal(one, share.positions(100, (0, 1, 2), 0, (0, 2)))
+    assert not np.array_equal(one, Share("sampled", seed=1).positions(100, (0, 1, 2), 0, (0, 1)))
+
+
+def test_sampled_owners_by_proportions() -> None:
+    sizes = Share("sampled", (0, 3, 1, 0)).sizes(40_000, (0, 1, 2, 3), (7,))
+    assert sizes[0] == sizes[3] == 0
+    assert abs(sizes[1] - 30_000) < 600
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rule": "even"}, "share='even'"),
+        ({"rule": "proportional"}, "needs proportions"),
+        ({"rule": "proportional", "proportions": (1, -2)}, "proportions=1:-2"),
+        ({"rule": "proportional", "proportions": (0, 0)}, "proportions=0:0"),
+        ({"rule": "proportional", "proportions": (1, float("nan"))}, "proportions=1:nan"),
+        ({"rule": "equal", "proportions": (1, 2)}, "contradict"),
+    ],
+)
+def test_a_meaningless_share_is_refused(fields: dict, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        Share(**fields)
+
+
+def test_the_table_adds_up() -> None:
+    lines = table(Share("proportional", (5, 3, 2)), [10, 10, 3], (0, 1, 2)).splitlines()
+    assert lines[0].split() == ["chunk", "worker", "0", "worker", "1", "worker", "2", "all"]
+    assert [line.split() for line in lines[1:]] == [
+        ["0", "5", "3", "2", "10"],
+        ["1", "5", "3", "2", "10"],
+        ["2", "1", "1", "1", "3"],
+        ["all", "11", "7", "5", "23"],
+    ]
