@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -19,12 +19,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Workers = Annotated[Optional[int], typer.Option(help="Processes to train with. Default: one a core.")]
+Workers = Annotated[int | None, typer.Option(help="Processes to train with. Default: one a core.")]
 PlanText = Annotated[str, typer.Option(help="How to train: auto, a YAML file, or key=value,...")]
-Out = Annotated[Optional[Path], typer.Option(help="Folder of the run. Default: a new one under runs/.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run. Default: a new one under runs/.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with any number of workers.")]
-Threads = Annotated[Optional[int], typer.Option(help="Threads a worker computes with. Default: cores / workers.")]
-Cores = Annotated[Optional[str], typer.Option(help="Pin the workers to these cores, such as 0-3,8.")]
+Threads = Annotated[int | None, typer.Option(help="Threads a worker computes with. Default: cores / workers.")]
+Cores = Annotated[str | None, typer.Option(help="Pin the workers to these cores, such as 0-3,8.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Rendezvous = Annotated[
+    str | None, typer.Option(help="HOST:PORT where several hosts meet; HOST coordinates.", show_default=False)
+]
+Nodes = Annotated[int, typer.Option(help="Hosts of the run; give the same command on each of them.")]
+TokenFile = Annotated[Path | None, typer.Option(help="The hosts' shared secret; see `cordee token`.")]
+Trusted = Annotated[bool, typer.Option("--trusted-network", help="Let gloo carry gradients unencrypted between hosts.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that workers wait for each other before giving up.")]
 
 
@@ -35,16 +42,25 @@ def train(
     plan: PlanText = "auto",
     out: Out = None,
     resume: Resume = False,
-    set_: Annotated[Optional[list[str]], typer.Option("--set", help="name=value for the job: an argument of job() or a field.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="name=value for the job: an argument of job() or a field.")
+    ] = None,
     threads: Threads = None,
     cores: Cores = None,
     deadline: Deadline = 300.0,
+    device: Device = "auto",
+    rendezvous: Rendezvous = None,
+    nodes: Nodes = 1,
+    token_file: TokenFile = None,
+    trusted_network: Trusted = False,
 ) -> None:
     """Train the job of a Python file."""
+    from cordee.cli.start import Options, start
     from cordee.runtime.spec import Target
 
-    settings = dict(_pair(text) for text in set_ or [])
-    _start(Target("job", str(job), settings), job, workers, plan, out, resume, threads, cores, deadline)
+    target = Target("job", str(job), dict(_pair(text) for text in set_ or []))
+    meeting = (rendezvous, nodes, token_file, trusted_network)
+    start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, meeting))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -57,12 +73,19 @@ def run(
     threads: Threads = None,
     cores: Cores = None,
     deadline: Deadline = 300.0,
+    device: Device = "auto",
+    rendezvous: Rendezvous = None,
+    nodes: Nodes = 1,
+    token_file: TokenFile = None,
+    trusted_network: Trusted = False,
 ) -> None:
     """Run a script with a training loop of its own; arguments after its name are the script's."""
+    from cordee.cli.start import Options, start
     from cordee.runtime.spec import Target
 
     target = Target("script", str(script), arguments=tuple(context.args))
-    _start(target, script, workers, plan, out, False, threads, cores, deadline)
+    meeting = (rendezvous, nodes, token_file, trusted_network)
+    start(target, Options(workers, plan, out, False, threads, cores, deadline, device, meeting))
 
 
 @app.command()
@@ -78,45 +101,16 @@ def warm(minutes: Annotated[float, typer.Option(help="End after so long without 
     print(f"warm: process {start_warm(minutes)} serves the next runs, until {minutes:g} minutes pass without one")
 
 
-def _start(
-    target: object, path: Path, workers: int | None, plan: str, out: Path | None, resume: bool, threads: int | None,
-    cores: str | None, deadline: float,
+@app.command()
+def token(
+    file: Annotated[Path | None, typer.Argument(help="Where to write it. Default: the user's own.")] = None,
 ) -> None:
-    from cordee.core.plan import Plan
-    from cordee.runtime.api import default_folder, default_workers
-    from cordee.runtime.launch import Launch, run
-    from cordee.runtime.resources import parse_cores, usable_cores
-    from cordee.runtime.spec import Target
-    from cordee.watch.progress import Progress
+    """Write the secret that the hosts of a run share; copy the file to each of them."""
+    from cordee.runtime.hosts import default_token_file, write_token
 
-    assert isinstance(target, Target)
-    if not path.is_file():
-        from cordee.core.errors import JobError
-
-        raise JobError(f"there is no file {path.resolve()}: expected a Python file")
-    if resume and out is None:
-        raise UsageError("--resume needs --out, the folder of the run to go on with")
-    count = workers or default_workers()
-    folder = out or default_folder(path.stem)
-    launch = Launch(
-        target, count, Plan.parse(plan), folder, resume, threads, parse_cores(cores) if cores else None, deadline
-    )
-    progress = Progress()
-    if count > len(usable_cores()):
-        print(f"note: {count} workers share {len(usable_cores())} cores; it works, but no faster than with one a core", file=sys.stderr)
-    try:
-        result = run(launch, progress)
-    finally:
-        progress.close()
-    _show(result, folder)
-
-
-def _show(result: dict[str, object], folder: Path) -> None:
-    for part in ("validation", "test"):
-        metrics = result.get(part)
-        if isinstance(metrics, dict) and metrics:
-            print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    print(f"run: {folder}")
+    path = file or default_token_file()
+    write_token(path)
+    print(f"wrote {path}, readable by you alone; copy it to every host of the run")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -71,7 +71,9 @@ class Channel:
         """Say that we are ready, and wait until the hub announces a generation later than `after`."""
         self.flush()
         self._send({"ready": committed})
-        self._wait(lambda: self._go is not None and self._go.generation > after, deadline_s, "the other workers to regroup")
+        self._wait(
+            lambda: self._go is not None and self._go.generation > after, deadline_s, "the other workers to regroup"
+        )
         assert self._go is not None
         return self._go
 
@@ -96,7 +98,9 @@ class Channel:
         """A value that a peer published; None if the generation broke before it came."""
         if key not in self._values:
             self._send({"get": key})
-            self._wait(lambda: key in self._values or self._broken >= generation, deadline_s, f"a peer's address ({key})")
+            self._wait(
+                lambda: key in self._values or self._broken >= generation, deadline_s, f"a peer's address ({key})"
+            )
         return self._values.get(key)
 
     def finish(self, generation: int, deadline_s: float) -> bool:
@@ -176,7 +180,7 @@ class Channel:
 def _end(code: int, word: str = "") -> None:
     """End this process at once: its training thread may sit in a collective that nobody will ever answer."""
     if word:
-        print(word, file=sys.stderr)
+        sys.stderr.write(word + "\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

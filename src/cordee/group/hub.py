@@ -7,6 +7,7 @@ that thread; the outside talks to it through `lose`, `ask_to_stop`, `abort` and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import queue
@@ -51,12 +52,16 @@ class _Peer:
 class Hub:
     """Membership of one run: accepts workers, notices losses, forms generations, passes messages on."""
 
-    def __init__(self, bind: Address, *, expected: int, nodes: int = 1, workers_here: int = 0) -> None:
+    def __init__(
+        self, bind: Address, *, expected: int, nodes: int = 1, workers_here: int = 0, heard: bool = True
+    ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
-        With several `nodes` it is the sum of the workers of all of them, known when all have come.
+        With several `nodes` it is the sum of the workers of all of them, known when all have come. `heard=False`:
+        nobody reads `notices`, so none are kept.
         """
         self.notices: queue.SimpleQueue[tuple[str, int, Message]] = queue.SimpleQueue()
+        self._heard = heard
         self.roster = Roster(expected=expected)
         self._token = bind.token
         self._nodes = nodes
@@ -96,10 +101,8 @@ class Hub:
             self._thread.join(timeout=5)
 
     def _call(self, function: Callable[..., Any], *args: Any) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to tell
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop has ended: nobody is left to tell
-            pass
 
     # ------------------------------------------------------------- the thread
 
@@ -132,7 +135,7 @@ class Hub:
         except (OSError, asyncio.IncompleteReadError, ValueError):
             self._gone(peer)
         except CordeeError as error:
-            self.notices.put(("broken", peer.number, {"message": str(error)}))
+            self._notify(("broken", peer.number, {"message": str(error)}))
         finally:
             writer.close()
 
@@ -153,7 +156,7 @@ class Hub:
         self._peers[peer.role, peer.number] = peer
         if peer.role == "worker":
             self.roster = self.roster.join(peer.number)
-            self.notices.put(("joined", peer.number, {"host": peer.host, "pid": peer.pid}))
+            self._notify(("joined", peer.number, {"host": peer.host, "pid": peer.pid}))
         else:
             self._counts[peer.number] = int(who["workers"])
             self._assign()
@@ -181,7 +184,7 @@ class Hub:
         for (role, number), peer in self._peers.items():
             if role == "node":
                 self._tell(peer, {"assign": assignment[number], "total": first})
-        self.notices.put(("assigned", 0, {"total": first, "hosts": len(self._counts)}))
+        self._notify(("assigned", 0, {"total": first, "hosts": len(self._counts)}))
 
     # ------------------------------------------------------------- messages
 
@@ -212,11 +215,15 @@ class Hub:
             elif kind == "torn":
                 self._torn(int(content), peer)
             elif kind == "stuck":
-                self.notices.put(("stuck", peer.number, {"awaited": content, "others": self._whereabouts(peer)}))
+                self._notify(("stuck", peer.number, {"awaited": content, "others": self._whereabouts(peer)}))
             else:
                 if kind == "step":
                     self._recorded = max(self._recorded, int(content["step"]))
-                self.notices.put((kind, peer.number, content))
+                self._notify((kind, peer.number, content))
+
+    def _notify(self, notice: tuple[str, int, Message]) -> None:
+        if self._heard:
+            self.notices.put(notice)
 
     def _whereabouts(self, but: _Peer) -> dict[str, str]:
         return {peer.name: peer.at for peer in self._peers.values() if peer.role == "worker" and peer is not but}
@@ -225,7 +232,7 @@ class Hub:
         if self.roster.all_finished():
             self._ending = True
             self._tell_all({"farewell": True})
-            self.notices.put(("finished", 0, {}))
+            self._notify(("finished", 0, {}))
             return
         step = self.roster.next_generation()
         if step is None:
@@ -233,7 +240,7 @@ class Hub:
         self.roster, go = step
         self._values.clear()
         self._tell_all({"go": dataclasses.asdict(go), "recorded": self._recorded})
-        self.notices.put(("go", 0, dataclasses.asdict(go)))
+        self._notify(("go", 0, dataclasses.asdict(go)))
 
     def _gone(self, peer: _Peer) -> None:
         self._peers.pop((peer.role, peer.number), None)
@@ -242,7 +249,7 @@ class Hub:
         if peer.role == "worker":
             self._lost(peer.number, "its connection closed: the process ended")
             return
-        self.notices.put(("node_gone", peer.number, {"host": peer.host}))
+        self._notify(("node_gone", peer.number, {"host": peer.host}))
         for other in list(self._peers.values()):
             if other.role == "worker" and other.host == peer.host:
                 self._lost(other.number, f"its host {peer.host} left")
@@ -258,7 +265,7 @@ class Hub:
             peer.writer.close()
         self._tell_all({"break": generation, "lost": worker, "reason": reason})
         host = peer.host if peer is not None else ""
-        self.notices.put(("lost", worker, {"host": host, "reason": reason, "left": len(self.roster.alive)}))
+        self._notify(("lost", worker, {"host": host, "reason": reason, "left": len(self.roster.alive)}))
         self._advance()
 
     def _torn(self, generation: int, peer: _Peer) -> None:
@@ -266,7 +273,7 @@ class Hub:
         if generation == self.roster.generation and self.roster.formed and not self._ending:
             self.roster = self.roster.tear()
             self._tell_all({"break": generation, "lost": None, "reason": f"{peer.name} saw a collective fail"})
-            self.notices.put(("torn", peer.number, {"generation": generation}))
+            self._notify(("torn", peer.number, {"generation": generation}))
 
     def _abort(self, reason: str) -> None:
         self._ending = True

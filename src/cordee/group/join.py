@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import tempfile
 import time
 from dataclasses import dataclass
@@ -41,16 +42,19 @@ def set_current(joined: Joined | None) -> None:
     _current = joined
 
 
-def join(world: World) -> Joined:
-    """The place that our launcher made for this process; else the one that `world` says."""
+def join(world: World, *, record: bool = False) -> Joined:
+    """The place that our launcher made for this process; else the one that `world` says.
+
+    `record`: rank 0 will read the hub's notices; otherwise they are dropped.
+    """
     if _current is not None:
         return _current
     if world.size == 1:
         return Joined(Rope(), Plan())
-    return _join_foreign(world)
+    return _join_foreign(world, record)
 
 
-def _join_foreign(world: World) -> Joined:
+def _join_foreign(world: World, record: bool) -> Joined:
     """Under torchrun, mpirun, Slurm: rank 0 hosts the hub, the others find it."""
     one_host = world.local_size == world.size
     meeting = _meeting_file(world)
@@ -58,7 +62,7 @@ def _join_foreign(world: World) -> Joined:
     if world.rank == 0:
         token = secrets.token_hex(32) if one_host else _token_from_file()
         bind = Address("127.0.0.1", 0, token) if one_host else _off_host(world, token)
-        hub = Hub(bind, expected=world.size)
+        hub = Hub(bind, expected=world.size, heard=record)
         if one_host:
             _write_private(meeting, {"port": hub.address.port, "token": token})
     deadline = time.monotonic() + PATIENCE_S
@@ -73,7 +77,7 @@ def _join_foreign(world: World) -> Joined:
                     f"rank {world.rank} on {world.host} did not find rank 0 within {PATIENCE_S:.0f} s: {error}"
                 ) from error
             time.sleep(0.02)
-    interface = "127.0.0.1" if one_host else _own_address(address)
+    interface = "127.0.0.1" if one_host else own_address_towards(address.host, address.port)
     rope = Rope(channel, interface=interface)
     if hub is not None:
         with contextlib.suppress(OSError):
@@ -91,7 +95,9 @@ def _find(world: World, meeting: Path, one_host: bool) -> Address:
 def _off_host(world: World, token: str) -> Address:
     """Beside the port of the other launcher, which is its own."""
     if world.master is None:
-        raise RendezvousError(f"{world.source} did not say where rank 0 is: set MASTER_ADDR and MASTER_PORT on all hosts")
+        raise RendezvousError(
+            f"{world.source} did not say where rank 0 is: set MASTER_ADDR and MASTER_PORT on all hosts"
+        )
     host, port = world.master
     return Address(host, port + 1, token, tls=True)
 
@@ -112,11 +118,15 @@ def read_token(path: Path) -> str:
         mode = path.stat().st_mode & 0o077
         token = path.read_text().strip()
     except OSError as error:
-        raise SecurityError(f"the token file {path} cannot be read: {error.strerror}. Make one with `cordee token {path}`") from error
+        raise SecurityError(
+            f"the token file {path} cannot be read: {error.strerror}. Make one with `cordee token {path}`"
+        ) from error
     if mode:
         raise SecurityError(f"the token file {path} can be read by others: run chmod 600 {path}")
     if len(token) < 32:
-        raise SecurityError(f"the token in {path} has {len(token)} characters, at least 32 are needed: `cordee token {path}`")
+        raise SecurityError(
+            f"the token in {path} has {len(token)} characters, at least 32 are needed: `cordee token {path}`"
+        )
     return token
 
 
@@ -137,15 +147,8 @@ def _write_private(path: Path, content: dict[str, object]) -> None:
     temporary.replace(path)
 
 
-def _own_address(hub: Address) -> str:
-    """The address of this host on the way to the hub: the one that gloo binds to."""
-    return own_address_towards(hub.host, hub.port)
-
-
 def own_address_towards(host: str, port: int) -> str:
     """This host's address on the route to another one; nothing is sent to find it out."""
-    import socket
-
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))

@@ -27,19 +27,20 @@ MOST_TEARS = 3
 """How often a collective may fail in one agreement, though nobody was lost, before we call it an error."""
 
 
-class _HubStore(dist.Store):
+class _HubStore(dist.Store):  # type: ignore[name-defined, misc]
     """What gloo needs to find its peers, over our own (authenticated) channel."""
 
-    def __init__(self, channel: Channel, generation: int, deadline_s: float) -> None:
+    def __init__(self, channel: Channel, generation: int, deadline_s: float, purpose: str) -> None:
         super().__init__()
         self._channel, self._generation, self._deadline_s = channel, generation, deadline_s
+        self._purpose = purpose
 
     def set(self, key: str, value: Any) -> None:
         raw = value.encode() if isinstance(value, str) else bytes(value)
-        self._channel.put(key, raw.hex())
+        self._channel.put(f"{self._purpose}/{key}", raw.hex())
 
     def get(self, key: str) -> bytes:
-        value = self._channel.get(key, self._generation, self._deadline_s)
+        value = self._channel.get(f"{self._purpose}/{key}", self._generation, self._deadline_s)
         if value is None:
             raise RuntimeError(f"generation {self._generation} broke while it was formed")
         return bytes.fromhex(value)
@@ -52,7 +53,9 @@ class _HubStore(dist.Store):
 class Rope:
     """This worker's place among the workers of a run; alone, every operation is the identity."""
 
-    def __init__(self, channel: Channel | None = None, *, interface: str = "127.0.0.1", deadline_s: float = 300.0) -> None:
+    def __init__(
+        self, channel: Channel | None = None, *, interface: str = "127.0.0.1", deadline_s: float = 300.0
+    ) -> None:
         """Alone without a channel. `interface` is the address that gloo binds to."""
         self.channel = channel
         self.worker = channel.worker if channel else 0
@@ -67,7 +70,11 @@ class Rope:
         self.on_regroup: list[Callable[[], None]] = []
         self._interface = interface
         self._held: Sequence[Tensor] = ()
+        # Two groups, because collectives of one group must meet in one order everywhere. Layers gather within the
+        # forward and backward pass; a bucket of gradients is sent when it is full, which a replica without samples,
+        # or without a gradient for some parameter, reaches at another moment.
         self._group: Any = None
+        self._layers: Any = None
         self._sockets_before: dict[int, str] | None = None
         self._sockets: dict[int, str] = {}
         self._tears = 0
@@ -93,7 +100,7 @@ class Rope:
     # ------------------------------------------------------------- collectives
 
     def start_sum(self, tensor: Tensor) -> Any:
-        """Begin to add `tensor` up over all members, in place; None if there is nothing to wait for or nobody to ask."""
+        """Begin to add `tensor` up over all members, in place; None if there is nobody to ask."""
         if self._group is None or self.broken:
             return None
         self.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
@@ -111,7 +118,7 @@ class Rope:
         gathered = [torch.empty_like(tensor) for _ in self.members]
         self.bytes_sent += tensor.nbytes * (self.size - 1)
         try:
-            work = self._group.allgather([gathered], [tensor])
+            work = self._layers.allgather([gathered], [tensor])
         except RuntimeError:
             return None
         return gathered if self.wait(work) else None
@@ -154,22 +161,24 @@ class Rope:
         return self.settle(works, tensors)
 
     def share_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Give everybody the first member's tensors."""
-        while self.size > 1:
-            works = [self._start_broadcast(tensor, 0) for tensor in tensors]
-            if self.settle(works, tensors):
-                return
-        self.settle((), tensors)
+        """Give everybody the first member's tensors, of whatever type and layout, in place."""
+        flat = [tensor.detach().contiguous() for tensor in tensors]
+        raw = [tensor.reshape(-1).view(torch.uint8) for tensor in flat if tensor.numel()]
+        while not self.settle([self._start_broadcast(tensor, 0) for tensor in raw] if self.size > 1 else (), raw):
+            pass
+        with torch.no_grad():
+            for tensor, copy in zip(tensors, flat, strict=True):
+                if copy.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(copy)
 
     def finish(self) -> bool:
         """Leave together: True when nobody has anything left to agree on, False after a regrouping."""
         if self.channel is None:
             return True
-        while True:
-            if self.channel.finish(self.generation, self.deadline_s):
-                return True
-            self.recover(())
-            return False
+        if self.channel.finish(self.generation, self.deadline_s):
+            return True
+        self.recover(())
+        return False
 
     def close(self) -> None:
         """Release the process group and the channel."""
@@ -205,16 +214,20 @@ class Rope:
         if self.size == 1:
             return
         self._sockets_before = open_sockets()
-        store = _HubStore(self.channel, go.generation, self.deadline_s)
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._interface)]
-        options._timeout = timedelta(seconds=self.deadline_s)
-        options._threads = 2
-        self._group = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        self._group, self._layers = self._make_group("sums"), self._make_group("layers")
         self._sockets = {fd: inode for fd, inode in open_sockets().items() if self._sockets_before.get(fd) != inode}
         self._sockets_before = None
         if self.broken:  # lost while the sockets were not yet written down
             shut(self._sockets)
+
+    def _make_group(self, purpose: str) -> Any:
+        assert self.channel is not None
+        store = _HubStore(self.channel, self.generation, self.deadline_s, purpose)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._interface)]
+        options._timeout = timedelta(seconds=self.deadline_s)
+        options._threads = 2
+        return dist.ProcessGroupGloo(store, self.rank, self.size, options)
 
     def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
         if go.giver is None:
@@ -242,12 +255,16 @@ class Rope:
         assert self.channel is not None
         if waited_s >= 0.95 * self.deadline_s:
             self.channel.stuck(self.channel.at)
-            raise WaitedTooLong(f"worker {self.worker} waited {waited_s:.0f} s for its peers ({self.channel.at})") from error
+            raise WaitedTooLong(
+                f"worker {self.worker} waited {waited_s:.0f} s for its peers ({self.channel.at})"
+            ) from error
         if self.channel.await_break(self.generation, 2.0):
             return
         self._tears += 1
         if self._tears > MOST_TEARS:
-            raise CordeeError(f"worker {self.worker}: a collective keeps failing though no peer was lost: {error}") from error
+            raise CordeeError(
+                f"worker {self.worker}: a collective keeps failing though no peer was lost: {error}"
+            ) from error
         self.channel.torn(self.generation)
         self.channel.await_break(self.generation, self.deadline_s)
 
@@ -261,4 +278,4 @@ class Rope:
     def _drop(self) -> None:
         shut(self._sockets)
         self._sockets = {}
-        self._group = None
+        self._group = self._layers = None

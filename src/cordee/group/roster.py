@@ -40,7 +40,7 @@ class Roster:
         return replace(self, alive=self.alive | {worker})
 
     def lose(self, worker: int, reason: str) -> Roster:
-        """A worker died, perhaps before it ever joined, or fell silent; whoever had finished must be ready to regroup."""
+        """A worker died, perhaps before it joined, or fell silent; whoever had finished must be ready to regroup."""
         if any(gone == worker for gone, _ in self.lost):
             return self
         return replace(

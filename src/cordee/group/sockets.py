@@ -1,4 +1,4 @@
-"""The sockets of a process group: gloo does not let go of a blocked collective, but it notices a socket that was shut."""
+"""The sockets of a process group: gloo holds on to a blocked collective, but it notices a socket that was shut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_sockets() -> dict[int, str]:
 
 
 def shut(sockets: dict[int, str]) -> int:
-    """Shut those that are still open and connected, both ways; returns how many. Listeners stay: gloo aborts on them."""
+    """Shut those that are open and connected, both ways; returns how many. Listeners stay: gloo aborts on them."""
     count = 0
     for descriptor, inode in sockets.items():
         try:

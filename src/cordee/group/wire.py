@@ -6,6 +6,7 @@ man in the middle of a TLS connection (who has another certificate) cannot pass 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -103,10 +104,8 @@ class Connection:
 
     def close(self) -> None:
         """Wake the reader and release the socket."""
-        try:
+        with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self.sock.close()
 
 

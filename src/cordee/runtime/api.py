@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cordee.core.plan import Plan
+from cordee.core.world import World
 from cordee.runtime.launch import Launch, run
-from cordee.runtime.resources import usable_cores
+from cordee.runtime.resources import gpus, usable_cores
 from cordee.runtime.spec import Target
 from cordee.watch.progress import Progress
 
@@ -63,31 +64,43 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     threads: int | None = None,
+    device: str = "auto",
     progress: bool = True,
 ) -> Result:
     """Train a job (or a job file) on this machine; raises a `CordeeError` if it fails.
 
-    A job made in this process is sent to the workers over a private pipe; nothing else is unpickled anywhere.
+    A job made in this process is sent to the workers over a private pipe; nothing else is unpickled anywhere. Under
+    torchrun, mpirun or Slurm this process is one of the workers, and every one calls this.
     """
-    sent = None
-    if isinstance(job, str | Path):
-        target = Target("job", str(job))
-    else:
-        import cloudpickle
-
-        target, sent = Target("sent", job.name), cloudpickle.dumps(job)
-    folder = Path(out) if out is not None else default_folder(Path(target.path or "job").stem)
-    launch = Launch(target, workers or default_workers(), Plan.parse(plan), folder, resume=resume, threads=threads)
+    is_file = isinstance(job, str | Path)
+    target = Target("job", str(job)) if is_file else Target("sent", job.name)  # type: ignore[union-attr]
+    folder = Path(out) if out is not None else default_folder(Path(target.path).stem)
+    count = default_workers(device) if workers is None else workers
+    launch = Launch(target, count, Plan.parse(plan), folder, resume=resume, threads=threads, device=device)
     shown = Progress()
+    listen = shown if progress else lambda event: None
+    world = World.from_env()
     try:
-        return Result(folder, run(launch, shown if progress else lambda event: None, sent))
+        if world.source not in ("alone", "cordee"):
+            from cordee.runtime.foreign import run_foreign
+
+            return Result(folder, run_foreign(launch, world, listen, None if is_file else job))  # type: ignore[arg-type]
+        return Result(folder, run(launch, listen, None if is_file else _packed(job)))
     finally:
         shown.close()
 
 
-def default_workers() -> int:
-    """One worker a core of this machine."""
-    return len(usable_cores())
+def _packed(job: Any) -> bytes:
+    """A job as bytes for the workers: its lambdas and classes by value, as a notebook has no module to import."""
+    import cloudpickle
+
+    packed: bytes = cloudpickle.dumps(job)
+    return packed
+
+
+def default_workers(device: str = "auto") -> int:
+    """One worker a GPU where there are any, else one a core."""
+    return (0 if device == "cpu" else gpus()) or len(usable_cores())
 
 
 def default_folder(name: str) -> Path:

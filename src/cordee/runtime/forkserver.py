@@ -71,8 +71,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 def preload() -> None:
     """Import what every worker needs. Nothing may start a thread pool here: a fork would not survive it."""
     import torch
-    import torch._dynamo  # every optimizer imports it at its first step
-    import torch.distributed
+    import torch._dynamo  # noqa: F401  (every optimizer imports it at its first step)
 
     import cordee.runtime.worker  # noqa: F401
 
@@ -92,12 +91,12 @@ def serve(sock: socket.socket) -> NoReturn:
     with contextlib.suppress(OSError):
         send(sock, {READY: os.getpid()})
     while True:
-        readable, _, _ = select.select([sock, wake_read], [], [])
+        readable, _, _ = select.select([sock.fileno(), wake_read], [], [])
         if wake_read in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
             _reap(sock, children)
-        if sock not in readable:
+        if sock.fileno() not in readable:
             continue
         message, descriptors = receive(sock)
         if message is None:

@@ -28,7 +28,7 @@ from cordee.group.hub import Hub
 from cordee.group.wire import Address
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
-from cordee.runtime.resources import allot, usable_cores
+from cordee.runtime.resources import allot, devices, usable_cores
 from cordee.runtime.spec import Target, WorkerSpec
 
 LOOK_S = 0.04
@@ -50,11 +50,15 @@ class Launch:
     cores: tuple[int, ...] | None = None
     """Pin the workers to these cores."""
     deadline_s: float = 300.0
+    device: str = "auto"
 
-    def specs(self, hub: Address, *, first: int = 0, total: int | None = None, interface: str = "127.0.0.1") -> list[WorkerSpec]:
+    def specs(
+        self, hub: Address, *, first: int = 0, total: int | None = None, interface: str = "127.0.0.1"
+    ) -> list[WorkerSpec]:
         """One spec a worker; worker ids of this host begin at `first` of `total`."""
         total = self.workers if total is None else total
         allotments = allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=self.cores is not None)
+        on = devices(self.workers, self.device)
         specs = []
         for local, allotment in enumerate(allotments):
             world = World(rank=first + local, size=total, local_rank=local, local_size=self.workers, source="cordee")
@@ -73,6 +77,7 @@ class Launch:
                     folder=os.getcwd(),
                     environment=dict(os.environ),
                     deadline_s=self.deadline_s,
+                    device=on[local],
                 )
             )
         return specs
@@ -87,7 +92,10 @@ def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict
         nursery = Nursery(hub.notices)
         try:
             recorder.begin(
-                target=launch.target.path or launch.target.kind, plan=launch.plan, workers=launch.workers, resume=launch.resume
+                target=launch.target.path or launch.target.kind,
+                plan=launch.plan,
+                workers=launch.workers,
+                resume=launch.resume,
             )
             for spec in launch.specs(hub.address):
                 with _private_file(sent_job) as descriptor:
@@ -141,7 +149,7 @@ class Supervisor:
         elif kind == "stopped":
             self._hub.lose(worker, "it was stopped, and put out")
         elif kind == "exited" and worker not in self._done:
-            self._hub.lose(worker, _how(content["status"]))
+            self._hub.lose(worker, how_it_ended(content["status"]))
         elif kind == "lost":
             self._lost(worker, content)
         elif kind == "stuck":
@@ -170,7 +178,7 @@ class Supervisor:
         while self._nursery.exit_code(worker) is None and time.monotonic() < deadline:
             time.sleep(0.005)
         status = self._nursery.exit_code(worker)
-        reason = content["reason"] if status is None or "stopped" in content["reason"] else _how(status)
+        reason = content["reason"] if status is None or "stopped" in content["reason"] else how_it_ended(status)
         self._recorder.notice("lost", worker, {**content, "reason": reason})
         if content["left"] == 0:
             self._error = WorkersLost(f"no worker is left; the last one, worker {worker}, was lost: {reason}")
@@ -178,7 +186,9 @@ class Supervisor:
     def _interrupt(self) -> None:
         self._interrupts += 1
         if self._interrupts == 1:
-            self._recorder.event("warning", message="stopping after this step, with a checkpoint; once more to stop at once")
+            self._recorder.event(
+                "warning", message="stopping after this step, with a checkpoint; once more to stop at once"
+            )
             self._hub.ask_to_stop("interrupted")
         else:
             self._error = Interrupted("stopped at once, without a last checkpoint; --resume goes on from the last one")
@@ -209,7 +219,7 @@ class Supervisor:
         return result
 
 
-def _how(status: int) -> str:
+def how_it_ended(status: int) -> str:
     """An exit status in words."""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"

@@ -32,9 +32,13 @@ class Recorder:
         self.result: dict[str, Any] | None = None
         self._run: dict[str, Any] = {}
         if resume and not (out / "checkpoints").is_dir():
-            raise UsageError(f"--resume: {out} holds no checkpoints; start without it, or name the run's folder with --out")
+            raise UsageError(
+                f"--resume: {out} holds no checkpoints; start without it, or name the run's folder with --out"
+            )
         if not resume and (out / "run.json").exists():
-            raise UsageError(f"{out} holds a run already: go on with it by --resume, or choose another folder with --out")
+            raise UsageError(
+                f"{out} holds a run already: go on with it by --resume, or choose another folder with --out"
+            )
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -49,7 +53,8 @@ class Recorder:
             "faithfulness": plan.faithfulness,
             "workers": workers,
             "host": socket.gethostname(),
-            "versions": {name: _version(name) for name in ("cordee", "torch", "numpy")} | {"python": platform.python_version()},
+            "versions": {name: _version(name) for name in ("cordee", "torch", "numpy")}
+            | {"python": platform.python_version()},
             "started": time.time(),
         }
         self._write_json("run.json", self._run)
@@ -80,7 +85,9 @@ class Recorder:
         elif kind == "go" and content["generation"] > 1:
             since, self._lost_at = self._lost_at, None
             elapsed = 0.0 if since is None else (time.monotonic() - since) * 1e3
-            self.event("regroup", generation=content["generation"], workers=list(content["members"]), ms=round(elapsed, 1))
+            self.event(
+                "regroup", generation=content["generation"], workers=list(content["members"]), ms=round(elapsed, 1)
+            )
         elif kind == "result":
             self.result = content
         elif kind in ("epoch", "checkpoint", "warning"):

@@ -22,6 +22,25 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
+def gpus() -> int:
+    """How many NVIDIA GPUs this process may use, without loading a driver: a fork must not have touched one."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = sum(1 for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
+    return there if visible is None else min(there, len([one for one in visible.split(",") if one.strip()]))
+
+
+def devices(workers: int, wanted: str) -> list[str]:
+    """A device for each worker of this host: `auto` takes GPUs where there are any; several workers may share one."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {wanted}: expected auto, cpu or cuda")
+    count = gpus()
+    if wanted == "cpu" or (wanted == "auto" and count == 0):
+        return ["cpu"] * workers
+    if count == 0:
+        raise UsageError("--device cuda: this host has no NVIDIA GPU that this process may use; try --device cpu")
+    return [f"cuda:{worker % count}" for worker in range(workers)]
+
+
 def allot(workers: int, cores: tuple[int, ...], *, threads: int | None, pin: bool) -> list[Allotment]:
     """Cut `cores` among `workers`: contiguous, sizes differ by at most one; more workers than cores share them."""
     if workers < 1:

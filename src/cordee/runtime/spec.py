@@ -34,7 +34,7 @@ class WorkerSpec:
     folder: str
     environment: dict[str, str]
     deadline_s: float
-    device: str = "cpu"
+    device: str
 
     def to_dict(self) -> dict[str, Any]:
         """For the wire."""

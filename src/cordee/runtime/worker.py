@@ -58,6 +58,8 @@ def _use(spec: WorkerSpec) -> None:
     os.environ["OMP_NUM_THREADS"] = str(spec.threads)
     torch.set_num_threads(spec.threads)
     torch.set_num_interop_threads(1)
+    if spec.device.startswith("cuda"):
+        torch.cuda.set_device(spec.device)
 
 
 def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None:
@@ -75,7 +77,7 @@ def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None
 
 
 def _receive_job(descriptor: int) -> Job:
-    """A job from a notebook, over a private pipe of this user's own processes: the only place where anything is unpickled."""
+    """A job from a notebook, over a private pipe of the user's own: the only place where anything is unpickled."""
     import cloudpickle
 
     with os.fdopen(descriptor, "rb") as pipe:

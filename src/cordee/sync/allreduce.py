@@ -153,7 +153,7 @@ class Reducer:
         closed: list[list[nn.Parameter]] = []
         for parameter in reversed(self.parameters):
             group = groups.setdefault((parameter.dtype, parameter.device), [])
-            limit = FIRST_BUCKET_MB if not closed else self._bucket_mb
+            limit = self._bucket_mb if closed else min(FIRST_BUCKET_MB, self._bucket_mb)
             if group and sum(p.nbytes for p in group) + parameter.nbytes > limit * 2**20:
                 closed.append(list(group))
                 group.clear()

@@ -37,14 +37,15 @@ class _Exact(_BatchNorm):
         statistics_of_batch = self.training
         if not statistics_of_batch or self.rope.size == 1:
             return super().forward(input)
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         mean, variance, count = _global_statistics(input.detach(), self.rope, self.step_state)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._track(mean, variance, count)
         weight = self.weight if self.affine else None
         bias = self.bias if self.affine else None
         invstd = torch.rsqrt(variance + self.eps)
-        result: Tensor = _Normalise.apply(input, weight, bias, (mean, invstd, count), self.rope, self.step_state)
+        statistics = (mean, invstd, count)
+        result: Tensor = _Normalise.apply(input, weight, bias, statistics, self.rope, self.step_state)  # type: ignore[no-untyped-call]
         return result
 
     @torch.no_grad()
@@ -99,7 +100,9 @@ class _Normalise(torch.autograd.Function):
     """(x - mean) / std * weight + bias, with the gradient through mean and std summed over the global batch."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Any, rope: Rope, state: StepState) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Any, rope: Rope, state: StepState
+    ) -> Tensor:
         mean, invstd, count = statistics
         _, shape = _channels(x)
         ctx.save_for_backward(x, weight, mean, invstd)

@@ -15,6 +15,7 @@ from cordee.feed.share import Share
 from cordee.feed.source import Source
 from cordee.group.rope import Rope
 from cordee.train.feeder import Feeder, Slot
+from cordee.train.gather import Regrouped
 from cordee.train.metrics import Tally, tally_of
 
 Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any]"]
@@ -37,6 +38,11 @@ def evaluate(
         losses = torch.zeros(3, dtype=torch.float64)  # weighted sum of losses, weight, samples
         with _Evaluating(model):
             _walk(model, source, rope, batch, judge, tallies, losses, weigh)
+        try:
+            for tally in tallies.values():
+                tally.merge(rope)
+        except Regrouped:
+            continue
         if rope.agree([losses, *(tensor for tally in tallies.values() for tensor in tally.tensors())]):
             break
     if int(losses[2]) != len(source):
@@ -104,7 +110,9 @@ def _walk(
             loss, output = judge(model, mine)
             if loss is not None:
                 weight = float(weigh(mine)) if weigh else float(len(mine))
-                losses += torch.tensor([float(loss) * weight if weight else 0.0, weight, 0.0], dtype=torch.float64)
+                losses += torch.tensor(
+                    [float(loss.detach()) * weight if weight else 0.0, weight, 0.0], dtype=torch.float64
+                )
             losses[2] += len(mine)
             for tally in tallies.values():
                 tally.update(output, mine.y)

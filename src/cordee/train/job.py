@@ -112,7 +112,9 @@ class Job:
         _one_of("scale_lr", self.scale_lr, ("none", "linear", "sqrt"))
         _one_of("shuffle", self.shuffle, SHUFFLES)
         if self.scale_lr != "none" and self.batch_per != "replica":
-            raise JobError(f"scale_lr={self.scale_lr!r} needs batch_per='replica': a batch per step does not grow with workers")
+            raise JobError(
+                f"scale_lr={self.scale_lr!r} needs batch_per='replica': a batch per step does not grow with workers"
+            )
         if self.epochs is None and self.stop.steps is None and self.stop.minutes is None and self.stop.when is None:
             raise JobError("epochs=None needs an end: stop=Stop(steps=...), Stop(minutes=...) or Stop(when=...)")
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
@@ -134,7 +136,11 @@ class Job:
         """Which samples every step holds."""
         data: Data = self.data
         return Order(
-            len(data.train), resolved.batch, seed=self.seed, shuffle=self.shuffle, drop_last=self.drop_last,
+            len(data.train),
+            resolved.batch,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
             steps_per_epoch=self.steps_per_epoch,
         )
 
@@ -159,13 +165,17 @@ class Job:
         """What `run.json` says of it."""
         data: Data = self.data
         sizes = {
-            part: len(source)
-            for part in ("train", "validation", "test")
-            if (source := getattr(data, part)) is not None
+            part: len(source) for part in ("train", "validation", "test") if (source := getattr(data, part)) is not None
         }
         return {
-            "name": self.name, "batch": self.batch, "batch_per": self.batch_per, "epochs": self.epochs,
-            "seed": self.seed, "shuffle": self.shuffle, "samples": sizes, "metrics": sorted(self.metrics),
+            "name": self.name,
+            "batch": self.batch,
+            "batch_per": self.batch_per,
+            "epochs": self.epochs,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "samples": sizes,
+            "metrics": sorted(self.metrics),
         }
 
 

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,16 @@ def load_job(path: Path, settings: Mapping[str, str]) -> Job:
     if found is None:
         names = [name for name, value in vars(module).items() if isinstance(value, Job)]
         hint = f" It defines {', '.join(names)}: rename it to job" if names else ""
-        raise JobError(f"{path} does not define `job`: expected job = cordee.Job(...) or def job(...) -> cordee.Job.{hint}")
+        raise JobError(
+            f"{path} does not define `job`: expected job = cordee.Job(...) or def job(...) -> cordee.Job.{hint}"
+        )
     left = dict(settings)
     if callable(found) and not isinstance(found, Job):
         found, left = _call(found, left, path)
     if not isinstance(found, Job):
-        raise JobError(f"`job` in {path} is {type(found).__name__}: expected a cordee.Job or a function that returns one")
+        raise JobError(
+            f"`job` in {path} is {type(found).__name__}: expected a cordee.Job or a function that returns one"
+        )
     job = found.replace(name=path.stem) if found.name == "job" else found
     return job.replace(**{name: _field_value(job, name, text) for name, text in left.items()}) if left else job
 
@@ -71,20 +75,25 @@ def _call(factory: Any, settings: dict[str, str], path: Path) -> tuple[Any, dict
     fields = {field.name for field in dataclasses.fields(Job)}
     for name in left:
         if name not in fields:
-            known = sorted({*signature.parameters, *fields})
-            near = difflib.get_close_matches(name, known, n=1)
+            arguments_there = ", ".join(signature.parameters) or "it has none"
             raise JobError(
-                f"--set {name}: neither an argument of job() ({', '.join(signature.parameters) or 'it has none'}) nor a field "
-                f"of the job.{f' Did you mean {near[0]}?' if near else ''}"
+                f"--set {name}: neither an argument of job() ({arguments_there}) nor a field of the job."
+                + _nearest(name, {*signature.parameters, *fields})
             )
     return factory(**arguments), left
 
 
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
 def _field_value(job: Job, name: str, text: str) -> Any:
-    if name not in {field.name for field in dataclasses.fields(Job)}:
-        known = sorted(field.name for field in dataclasses.fields(Job))
-        near = difflib.get_close_matches(name, known, n=1)
-        raise JobError(f"--set {name}: a job has no such field.{f' Did you mean {near[0]}?' if near else ''} Fields: {', '.join(known)}")
+    known = {field.name for field in dataclasses.fields(Job)}
+    if name not in known:
+        raise JobError(
+            f"--set {name}: a job has no such field.{_nearest(name, known)} Fields: {', '.join(sorted(known))}"
+        )
     hint = typing.get_type_hints(Job)[name]
     return read_value(name, text, hint, getattr(job, name))
 
@@ -105,7 +114,9 @@ def read_value(name: str, text: str, hint: Any, default: Any) -> Any:
             continue
     if not kinds and (hint is None or hint is Path):
         return Path(text) if hint is Path else text
-    wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None)) or getattr(hint, "__name__", str(hint))
+    wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None)) or getattr(
+        hint, "__name__", str(hint)
+    )
     raise JobError(f"--set {name}={text}: expected {wanted}")
 
 

@@ -19,6 +19,7 @@ from cordee.feed.order import Order
 from cordee.feed.source import Source
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
+from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
 from cordee.train.evaluate import evaluate
@@ -74,12 +75,12 @@ class _Training:
         """Make the model and its optimizer, check that they fit, and take up where a former start ended."""
         job, session = self.job, self.session
         session.seed = job.seed
-        snapshot = self._find_snapshot() if self._resume else None
+        snapshot = share_snapshot(session.rope, self._find_snapshot()) if self._resume else None
         self.resolved = job.resolve(session.size) if snapshot is None else Resolved(**snapshot.extra["resolved"])
         self.order = job.order(self.resolved)
         torch.manual_seed(job.seed)
         model = job.model().to(session.device)
-        if job.start_from is not None and snapshot is None:
+        if job.start_from is not None and snapshot is None and session.rank == 0:
             load_weights(model, *read_weights(Path(job.start_from)))
         if job.preflight:
             preflight(job, model, self.data.train, self._first_ids, session.device)
@@ -106,11 +107,18 @@ class _Training:
     def _first_ids(self, count: int) -> Any:
         return self.order.ids(0, 0, slice(0, min(count, self.order.size(0))))
 
-    def _find_snapshot(self) -> Snapshot:
-        checkpoints = Checkpoints(self.out / "checkpoints", keep_last=self.job.save.keep_last, keep_best=self.job.save.keep_best)
+    def _find_snapshot(self) -> Snapshot | None:
+        """Only one worker reads; the others may be on hosts that do not see the folder."""
+        if self.session.rank != 0:
+            return None
+        checkpoints = Checkpoints(
+            self.out / "checkpoints", keep_last=self.job.save.keep_last, keep_best=self.job.save.keep_best
+        )
         path = checkpoints.latest_intact()
         if path is None:
-            raise CheckpointError(f"--resume: there is no intact checkpoint in {self.out / 'checkpoints'}; start without it")
+            raise CheckpointError(
+                f"--resume: there is no intact checkpoint in {self.out / 'checkpoints'}; start without it"
+            )
         return checkpoints.read(path)
 
     def _take_up(self, snapshot: Snapshot) -> None:
@@ -135,7 +143,12 @@ class _Training:
         if self._enough(self.order.steps * self.next[0] + self.next[1]):
             return
         batches = session.batches(
-            self.data.train, batch=self.resolved.batch, epochs=job.epochs, order=self.order, weigh=job.weigh, start=self.next
+            self.data.train,
+            batch=self.resolved.batch,
+            epochs=job.epochs,
+            order=self.order,
+            weigh=job.weigh,
+            start=self.next,
         )
         self.model.train()
         for batch in batches:
@@ -191,8 +204,13 @@ class _Training:
     def _evaluate(self, part: str, source: Source) -> dict[str, float]:
         self.session.agree_buffers()
         metrics = evaluate(
-            self.model, source, self.session.rope, batch=self.job.eval_batch or self.resolved.batch,
-            judge=self.job.compute, metrics=self.job.metrics, weigh=self.job.weigh,
+            self.model,
+            source,
+            self.session.rope,
+            batch=self.job.eval_batch or self.resolved.batch,
+            judge=self.job.compute,
+            metrics=self.job.metrics,
+            weigh=self.job.weigh,
         )
         self._call("on_evaluation", part, metrics)
         return metrics
@@ -218,8 +236,13 @@ class _Training:
     def _capture(self) -> Snapshot:
         epoch, step = self.next
         return capture(self.model, {"main": self.optimizer}, self._schedules()).with_extra(
-            epoch=epoch, step=step, resolved=asdict(self.resolved), data=self.data.train.fingerprint,
-            order=self.order.describe(), ledger=self.session.ledger.to_dict(), patience=self.patience.to_dict(),
+            epoch=epoch,
+            step=step,
+            resolved=asdict(self.resolved),
+            data=self.data.train.fingerprint,
+            order=self.order.describe(),
+            ledger=self.session.ledger.to_dict(),
+            patience=self.patience.to_dict(),
             validation=self.validation,
         )
 

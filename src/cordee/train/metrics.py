@@ -1,7 +1,7 @@
 """Metrics whose sums and counts add up over workers: the value of many is the value of one.
 
 A metric is a function of (output, target) that gives one value per sample, or a pair (sum, count). `torchmetrics`
-objects are taken too; their states are added up the way each declares.
+objects are taken too; their states are merged the way each declares.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from cordee.core.errors import JobError
+from cordee.group.rope import Rope
+from cordee.train.gather import gather_any
 
 MetricFunction = Callable[[Any, Any], "Tensor | tuple[Tensor | float, Tensor | float]"]
 """Per-sample values, or their (sum, count)."""
@@ -28,24 +32,24 @@ def top5(output: Tensor, target: Tensor) -> Tensor:
 
 def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
     """The distance between output and target, averaged within each sample."""
-    return (output.reshape(target.shape) - target).abs().flatten(1).mean(1) if target.dim() > 1 else (output.reshape(target.shape) - target).abs()
+    return _per_sample((output.reshape(target.shape) - target).abs())
 
 
 def mean_squared_error(output: Tensor, target: Tensor) -> Tensor:
     """The squared distance between output and target, averaged within each sample."""
-    error = (output.reshape(target.shape) - target) ** 2
-    return error.flatten(1).mean(1) if target.dim() > 1 else error
+    return _per_sample((output.reshape(target.shape) - target) ** 2)
 
 
 def _ranked(output: Tensor, target: Tensor, k: int) -> Tensor:
     """Per-sample share of places where the target is among the best k: (n, classes[, ...]) or (n, length, classes)."""
-    if target.dim() == output.dim() - 1 and target.shape == output.shape[:-1]:
-        scores = output
-    else:
-        scores = output.movedim(1, -1)
+    scores = output if target.shape == output.shape[:-1] else output.movedim(1, -1)
     best = scores.topk(min(k, scores.shape[-1]), dim=-1).indices
     right = (best == target.unsqueeze(-1)).any(-1).double()
-    return right.flatten(1).mean(1) if right.dim() > 1 else right
+    return _per_sample(right)
+
+
+def _per_sample(values: Tensor) -> Tensor:
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
 
 
 class Tally(Protocol):
@@ -55,12 +59,16 @@ class Tally(Protocol):
         """One more (part of a) batch."""
         ...
 
+    def merge(self, rope: Rope) -> None:
+        """Agree with the other workers on what sums cannot carry; may raise `Regrouped`."""
+        ...
+
     def tensors(self) -> list[Tensor]:
-        """The state as tensors that may be summed over all workers, in place."""
+        """The rest of the state as tensors that are summed over all workers, in place."""
         ...
 
     def value(self) -> float:
-        """The metric, from the (summed) state."""
+        """The metric, from the merged state."""
         ...
 
 
@@ -78,9 +86,12 @@ class SumTally:
         if isinstance(result, tuple):
             self._state += torch.tensor([float(result[0]), float(result[1])], dtype=torch.float64)
         else:
-            values = torch.as_tensor(result).double()
-            self._state[0] += values.sum().cpu()
-            self._state[1] += max(values.numel(), 1) if values.dim() else float(len(target))
+            values = torch.as_tensor(result).detach().double().cpu()
+            count = values.numel() if values.dim() else len(target)  # a single number is the mean over these samples
+            self._state += torch.stack([values.mean() * count, torch.tensor(float(count)).double()])
+
+    def merge(self, rope: Rope) -> None:
+        """Nothing: sums say it all."""
 
     def tensors(self) -> list[Tensor]:
         """Sum and count."""
@@ -92,40 +103,44 @@ class SumTally:
 
 
 class TorchmetricsTally:
-    """A torchmetrics object: states that are sums add up; others are refused with the reason."""
+    """A torchmetrics object: every state is gathered and merged the way the metric itself declares."""
 
     def __init__(self, metric: Any) -> None:
         """Work on a clone: the user's object stays as it was."""
         self._metric = metric.clone()
         self._metric.reset()
-        self._metric.sync_on_compute = False
+        self._value = float("nan")
 
     def update(self, output: Any, target: Any) -> None:
         """Pass on."""
         self._metric.update(output, target)
 
+    def merge(self, rope: Rope) -> None:
+        """Let the metric merge, over our own rope."""
+        metric = self._metric
+        metric.dist_sync_fn = lambda tensor, group=None: gather_any(rope, tensor)
+        metric.distributed_available_fn = lambda: rope.size > 1
+        metric._update_count = max(metric._update_count, 1)  # an empty share is no reason for a warning
+        value = metric.compute()
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise JobError(
+                f"metric {type(metric).__name__} gives {value!r}: expected one number (torchmetrics: average='macro', "
+                "or a metric of its own for each value)"
+            )
+        self._value = float(value)
+
     def tensors(self) -> list[Tensor]:
-        """The states, which `update` may have replaced by new tensors."""
-        return [getattr(self._metric, name) for name in self._metric._defaults]
+        """Nothing is left to add up."""
+        return []
 
     def value(self) -> float:
-        """Computed from the summed states."""
-        self._metric._update_count = max(self._metric._update_count, 1)
-        return float(self._metric.compute())
+        """What the merged metric gave."""
+        return self._value
 
 
 def tally_of(name: str, metric: Any) -> Tally:
     """The right tally for a function or a torchmetrics object."""
-    from cordee.core.errors import JobError
-
     if hasattr(metric, "update") and hasattr(metric, "_reductions"):
-        for state, reduction in metric._reductions.items():
-            if getattr(reduction, "__name__", "") != "dim_zero_sum":
-                raise JobError(
-                    f"metric {name!r} ({type(metric).__name__}) keeps {state!r}, which is not a sum over samples; "
-                    "metrics whose states are sums can be merged exactly over workers. Where torchmetrics offers it, "
-                    "pass thresholds=..., which turns stored predictions into counts"
-                )
         return TorchmetricsTally(metric)
     if callable(metric):
         return SumTally(metric)

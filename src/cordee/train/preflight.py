@@ -1,4 +1,4 @@
-"""Before the first step: does the batch fit the model, and do shares of a batch add up to the whole?
+"""Before the first step: whether a batch fits the model, and shares of a batch add up to the whole.
 
 Some samples are computed once together and once in two unequal parts. If loss and gradients of the parts do not add
 up, the loss mixes samples (contrastive, pairwise), is not a mean, or the model keeps state of its batch; trained on
@@ -148,7 +148,7 @@ def _compare(results: list[tuple[float, Tensor]], weights: list[float], job: Job
         "Usual causes: a loss that compares samples with each other (contrastive, pairwise); class weights or "
         "ignore_index, where the mean is over something else than samples (declare it: Job(weigh=lambda batch: ...)); "
         "a layer that uses statistics of its batch.\n"
-        "Shared over workers it would train something else than in one process. If that is what you want: preflight=False"
+        "Shared over workers it would train something else than one process does. If you want that: preflight=False"
     )
 
 

@@ -161,7 +161,8 @@ class Session:
         model = model.to(self.device)
         if self.plan.batchnorm == "exact":
             make_exact(model, self.rope, self._state)
-        self.rope.share_from_first([tensor.detach() for tensor in model.state_dict(keep_vars=True).values()])
+        state = model.state_dict(keep_vars=True).values()
+        self.rope.share_from_first([tensor for tensor in state if isinstance(tensor, Tensor)])
         self._models.append(model)
         self._buffers.watch(model)
         return model

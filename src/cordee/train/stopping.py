@@ -1,4 +1,4 @@
-"""Early stopping, as a value: how long ago was the best evaluation?"""
+"""Early stopping, as a value: how long ago the best evaluation was."""
 
 from __future__ import annotations
 

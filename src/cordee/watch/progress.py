@@ -59,8 +59,13 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(
-            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("loss {task.fields[loss]}"),
-            TimeRemainingColumn(), console=Console(file=self._stream), refresh_per_second=5,
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=Console(file=self._stream),
+            refresh_per_second=5,
         )
         self._task = self._bar.add_task("steps", total=self._total, completed=done, loss="-")
         self._bar.start()

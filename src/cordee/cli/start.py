@@ -1,0 +1,103 @@
+"""From the options of `train` and `run` to a launch, and its result on the screen."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.core.errors import JobError, UsageError
+from cordee.core.plan import Plan
+from cordee.core.world import World
+from cordee.runtime.api import default_folder, default_workers
+from cordee.runtime.launch import Launch, run
+from cordee.runtime.resources import parse_cores, usable_cores
+from cordee.runtime.spec import Target
+from cordee.watch.progress import Progress
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was given on the command line."""
+
+    workers: int | None
+    plan: str
+    out: Path | None
+    resume: bool
+    threads: int | None
+    cores: str | None
+    deadline: float
+    device: str
+    meeting: tuple[str | None, int, Path | None, bool]
+    """--rendezvous, --nodes, --token-file, --trusted-network."""
+
+
+def start(target: Target, options: Options) -> None:
+    """Run it and show the result."""
+    launch = _launch(target, options)
+    rendezvous, nodes, token_file, trusted = options.meeting
+    if nodes != 1 and rendezvous is None:
+        raise UsageError(f"--nodes {nodes} needs --rendezvous HOST:PORT, where the hosts meet")
+    world = World.from_env()
+    progress = Progress()
+    try:
+        if world.source not in ("alone", "cordee"):
+            result = _under(launch, world, progress)
+        elif rendezvous is not None:
+            from cordee.runtime.hosts import Meeting, run_on_hosts
+
+            result = run_on_hosts(launch, Meeting.parse(rendezvous, nodes, token_file, trusted), progress)
+        else:
+            _hint(launch.workers)
+            result = run(launch, progress)
+    finally:
+        progress.close()
+    if world.rank == 0:
+        _show(result, launch.out)
+
+
+def _launch(target: Target, options: Options) -> Launch:
+    path = Path(target.path)
+    if not path.is_file():
+        raise JobError(f"there is no file {path.resolve()}: expected a Python file")
+    if options.resume and options.out is None:
+        raise UsageError("--resume needs --out, the folder of the run to go on with")
+    workers = default_workers(options.device) if options.workers is None else options.workers
+    return Launch(
+        target,
+        workers,
+        Plan.parse(options.plan),
+        options.out or default_folder(path.stem),
+        options.resume,
+        options.threads,
+        parse_cores(options.cores) if options.cores else None,
+        options.deadline,
+        options.device,
+    )
+
+
+def _under(launch: Launch, world: World, progress: Progress) -> dict[str, object]:
+    """Somebody else started this process: be one worker of that run."""
+    from cordee.runtime.foreign import run_foreign
+
+    if launch.target.kind == "script":
+        raise UsageError(
+            f"{world.source} started this process already: give it the script itself, without `cordee run`"
+        )
+    return run_foreign(launch, world, progress)
+
+
+def _hint(workers: int) -> None:
+    cores = len(usable_cores())
+    if workers > cores:
+        word = f"note: {workers} workers share {cores} cores; it works, but no faster than with one worker a core"
+        print(word, file=sys.stderr)
+
+
+def _show(result: dict[str, object], folder: Path) -> None:
+    for part in ("validation", "test"):
+        metrics = result.get(part)
+        if isinstance(metrics, dict) and metrics:
+            print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    if result:
+        print(f"run: {folder}")

@@ -1,0 +1,76 @@
+"""A job under somebody else's launcher (torchrun, mpirun, Slurm): this process is one worker of it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cordee.core.errors import CordeeError, Interrupted
+from cordee.core.plan import Plan
+from cordee.core.world import World
+from cordee.group.hub import Hub
+from cordee.runtime.launch import Launch
+from cordee.runtime.recorder import Listener, Recorder
+
+if TYPE_CHECKING:
+    from cordee.train.job import Job
+
+
+def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None = None) -> dict[str, Any]:
+    """This process's part of the run; every rank returns the result."""
+    from cordee.group.join import join
+    from cordee.train.jobfile import load_job
+    from cordee.train.loop import run_job
+    from cordee.train.session import Session
+
+    launch.plan.check(world.size)
+    recorder = Recorder(launch.out, resume=launch.resume, listen=listen) if world.rank == 0 else None
+    joined = join(world, record=recorder is not None)
+    keeper = None
+    if recorder is not None and joined.hub is not None:
+        recorder.begin(target=launch.target.path, plan=launch.plan, workers=world.size, resume=launch.resume)
+        keeper = _Keeper(joined.hub, recorder)
+    error: CordeeError | None = None
+    result: dict[str, Any] = {}
+    try:
+        job = job or load_job(Path(launch.target.path), launch.target.settings)
+        session = Session(joined.rope, plan=launch.plan, seed=job.seed)
+        outcome = run_job(job, session, out=launch.out, resume=launch.resume)
+        result = outcome.result
+        joined.rope.close()
+        if outcome.interrupted:
+            error = Interrupted(f"stopped with a checkpoint in {launch.out}; --resume goes on at the next step")
+    except CordeeError as raised:
+        error = raised
+    if keeper is not None:
+        result = keeper.end(launch.plan, world.size, error)
+    if error is not None:
+        raise error
+    return result
+
+
+class _Keeper:
+    """A thread of rank 0 that writes down what the hub hears."""
+
+    def __init__(self, hub: Hub, recorder: Recorder) -> None:
+        self._hub, self._recorder = hub, recorder
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="cordee-keeper", daemon=True)
+        self._thread.start()
+
+    def end(self, plan: Plan, workers: int, error: CordeeError | None) -> dict[str, Any]:
+        self._ended.set()
+        self._thread.join(10.0)
+        self._hub.close()
+        reason, code = ("completed", 0) if error is None else (error.title, error.code)
+        return self._recorder.end(plan=plan, workers=workers, reason=reason, code=code)
+
+    def _keep(self) -> None:
+        while True:
+            try:
+                self._recorder.notice(*self._hub.notices.get(timeout=0.1))
+            except queue.Empty:
+                if self._ended.is_set():
+                    return

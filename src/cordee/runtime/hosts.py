@@ -1,0 +1,240 @@
+"""One run over several hosts: the same command on each of them, at one agreed address.
+
+The host that has the address coordinates; the others find it there, are numbered in the order in which they come, and
+watch over their own workers. Every worker keeps a connection of its own to the coordinator.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError, SecurityError, UsageError, WorkerFailed
+from cordee.group.hub import BEAT_S, Hub
+from cordee.group.join import own_address_towards, read_token
+from cordee.group.wire import Address, Message, connect
+from cordee.runtime.launch import LOOK_S, Launch, Supervisor, how_it_ended
+from cordee.runtime.nursery import Nursery
+from cordee.runtime.recorder import Listener, Recorder
+
+PATIENCE_S = 600.0
+"""How long hosts wait for each other: the same command is rarely typed everywhere at once."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the hosts of a run meet, and what they need for it."""
+
+    host: str
+    port: int
+    nodes: int
+    token_file: Path | None = None
+    trusted_network: bool = False
+
+    @classmethod
+    def parse(cls, rendezvous: str, nodes: int, token_file: Path | None, trusted_network: bool) -> Meeting:
+        """From the command line."""
+        host, _, port = rendezvous.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise UsageError(f"--rendezvous {rendezvous}: expected HOST:PORT, such as 192.0.2.7:29400")
+        if nodes < 1:
+            raise UsageError(f"--nodes {nodes}: at least 1 is needed")
+        return cls(host, int(port), nodes, token_file, trusted_network)
+
+    def address(self) -> Address:
+        """The coordinator's address with the token, if everything that protects it is there."""
+        try:
+            ip = socket.getaddrinfo(self.host, self.port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        except OSError as error:
+            raise RendezvousError(f"--rendezvous {self.host}: this name has no address here ({error})") from error
+        loopback = ipaddress.ip_address(ip).is_loopback
+        if not loopback and not self.trusted_network:
+            raise SecurityError(
+                f"{self.host} is not this machine alone. Our own connections are encrypted, but gloo's carry gradients "
+                "in the clear, to whoever can reach its ports. If the network is trusted, say so: --trusted-network"
+            )
+        return Address(str(ip), self.port, read_token(self._token_path(loopback)), tls=not loopback)
+
+    def _token_path(self, loopback: bool) -> Path:
+        path = self.token_file or default_token_file()
+        if not path.exists() and loopback and self.token_file is None:
+            write_token(path)
+        return path
+
+
+def default_token_file() -> Path:
+    """Where this user's token lies unless told otherwise."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "cordee" / "token"
+
+
+def write_token(path: Path) -> None:
+    """A fresh token that only this user can read; an existing file stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{path} exists already: remove it first if you want a new token") from None
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(32) + "\n")
+
+
+def run_on_hosts(launch: Launch, meeting: Meeting, listen: Listener) -> dict[str, Any]:
+    """This host's part of a run over several; the coordinator returns the result, the others an empty one."""
+    address = meeting.address()
+    try:
+        hub = Hub(address, expected=0, nodes=meeting.nodes, workers_here=launch.workers)
+    except RendezvousError:
+        if meeting.nodes == 1:
+            raise
+        return _follow(launch, address, listen)
+    return _coordinate(launch, hub, listen)
+
+
+def _coordinate(launch: Launch, hub: Hub, listen: Listener) -> dict[str, Any]:
+    try:
+        recorder = Recorder(launch.out, resume=launch.resume, listen=listen)
+        nursery = Nursery(hub.notices)
+        try:
+            total = _await_hosts(hub, recorder)
+            launch.plan.check(total)
+            recorder.begin(target=launch.target.path, plan=launch.plan, workers=total, resume=launch.resume)
+            for spec in launch.specs(hub.address, first=0, total=total, interface=hub.address.host):
+                nursery.start(spec)
+            return Supervisor(launch, hub, nursery, recorder).watch()
+        finally:
+            nursery.close()
+    finally:
+        hub.close()
+
+
+def _await_hosts(hub: Hub, recorder: Recorder) -> int:
+    """Until all hosts are here; returns the number of workers."""
+    recorder.event("warning", message=f"waiting at {hub.address} for the other hosts")
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            kind, _, content = hub.notices.get(timeout=1.0)
+        except queue.Empty:
+            continue
+        if kind == "assigned":
+            return int(content["total"])
+    raise RendezvousError(
+        f"not all hosts came to {hub.address} within {PATIENCE_S:.0f} s: start the same command on each of them"
+    )
+
+
+class _Link:
+    """A following launcher's connection to the coordinator."""
+
+    def __init__(self, address: Address, workers: int, host: str) -> None:
+        self._connection = _reach(address, {"role": "node", "number": -1, "host": host, "workers": workers})
+        self._turn = threading.Condition()
+        self._writing = threading.Lock()
+        self.assigned: Message | None = None
+        self.ended: str | None = None
+        """How the run ended: `farewell`, `lost`, or the reason why it was aborted."""
+        for loop in (self._listen, self._beat):
+            threading.Thread(target=loop, name="cordee-link", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        try:
+            with self._writing:
+                self._connection.send(message)
+        except OSError:
+            pass  # the listener sees it too
+
+    def wait_assigned(self) -> Message:
+        with self._turn:
+            self._turn.wait_for(lambda: self.assigned or self.ended, PATIENCE_S)
+        if self.assigned is None:
+            raise RendezvousError("the coordinator did not start the run: look there for the reason")
+        return self.assigned
+
+    def close(self) -> None:
+        self.ended = self.ended or "farewell"
+        self._connection.close()
+
+    def _beat(self) -> None:
+        while self.ended is None:
+            self.send({"beat": "watching"})
+            time.sleep(BEAT_S)
+
+    def _listen(self) -> None:
+        while (message := self._connection.receive()) is not None:
+            with self._turn:
+                if "assign" in message:
+                    self.assigned = message
+                elif "farewell" in message:
+                    self.ended = "farewell"
+                elif "abort" in message:
+                    self.ended = str(message["abort"])
+                self._turn.notify_all()
+        with self._turn:
+            self.ended = self.ended or "lost"
+            self._turn.notify_all()
+
+
+def _reach(address: Address, who: Message) -> Any:
+    """Connect; the coordinator may be started a little later than we are."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return connect(address, who)[0]
+        except RendezvousError as error:
+            if "could not reach" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _follow(launch: Launch, address: Address, listen: Listener) -> dict[str, Any]:
+    notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]] = queue.SimpleQueue()
+    nursery = Nursery(notices)
+    try:
+        link = _Link(address, launch.workers, socket.gethostname())
+        try:
+            place = link.wait_assigned()
+            first, total = int(place["assign"]), int(place["total"])
+            listen(
+                {
+                    "event": "warning",
+                    "message": f"workers {first} to {first + launch.workers - 1} of {total} are on this host",
+                }
+            )
+            interface = own_address_towards(address.host, address.port)
+            for spec in launch.specs(address, first=first, total=total, interface=interface):
+                nursery.start(spec)
+            _watch(link, nursery, notices)
+            nursery.wait(2.0)
+        finally:
+            link.close()
+    finally:
+        nursery.close()
+    if link.ended == "lost":
+        raise CoordinatorLost(f"the coordinator at {address} is gone; the workers of this host were ended")
+    if link.ended != "farewell":
+        raise WorkerFailed(f"the run was ended: {link.ended}")
+    return {}
+
+
+def _watch(link: _Link, nursery: Nursery, notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]]) -> None:
+    """Tell the coordinator what becomes of this host's workers, until the run has ended."""
+    while link.ended is None:
+        try:
+            kind, worker, content = notices.get(timeout=LOOK_S)
+            if kind == "stopped":
+                link.send({"lose": {"worker": worker, "reason": "it was stopped, and put out"}})
+            elif kind == "exited" and content["status"] != 0:
+                link.send({"lose": {"worker": worker, "reason": how_it_ended(content["status"])}})
+            elif kind == "nursery_gone":
+                raise CordeeError("the process that starts workers was ended, and the workers with it")
+        except queue.Empty:
+            pass
+        nursery.look()

@@ -1,0 +1,64 @@
+"""A warm server of the tests' own: a run then starts in a fraction of a second, and no user's server is touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import DEADLINE_S, Run, stat_of, train
+
+
+@pytest.fixture(scope="session")
+def private_runtime() -> Iterator[Path]:
+    """A folder of our own where Cordée looks for warm servers."""
+    folder = Path(tempfile.mkdtemp(prefix="cordee-tests-"))
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    os.environ["XDG_RUNTIME_DIR"] = str(folder)
+    try:
+        yield folder
+    finally:
+        if before is None:
+            del os.environ["XDG_RUNTIME_DIR"]
+        else:
+            os.environ["XDG_RUNTIME_DIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def warm(private_runtime: Path) -> Iterator[int]:
+    """The number of a warm server's process."""
+    from cordee.runtime.nursery import start_warm
+
+    pid = start_warm(minutes=60)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := stat_of(pid)) is not None and found[0] != "Z" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert found is None or found[0] == "Z", f"the warm server {pid} did not end"
+
+
+Reference = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def reference(warm: int, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The run of one process for a job and its settings; made once, when it is first asked for."""
+    made: dict[Any, Run] = {}
+
+    def find(job: str, **settings: Any) -> Run:
+        key = (job, *sorted(settings.items()))
+        if key not in made:
+            made[key] = train(job, tmp_path_factory.mktemp(job) / "run", **settings)
+        return made[key]
+
+    return find
