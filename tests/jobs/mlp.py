@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +11,7 @@ from cordee.train.job import Save, Stop
 
 
 class Mlp(nn.Module):
-    """`idle` adds a layer without a gradient: `all` nowhere, `some` only where a share holds the digit 7."""
+    """`idle` adds a layer without gradients: `all` everywhere, `some` where a share holds no bright sample."""
 
     def __init__(self, dtype: str, idle: str) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ def job(
     save_steps: int | None = None,
 ) -> cordee.Job:
     data = cordee.data.digits(validation=0.1, test=0.1)
-    x, y = (data.train.gather(range(samples))[name].clone() for name in ("x", "y"))  # type: ignore[attr-defined]
+    x, y = (data.train.gather(np.arange(samples))[name] for name in ("x", "y"))
     optimizers = {
         "adamw": lambda params: torch.optim.AdamW(params, lr=3e-3),
         "momentum": lambda params: torch.optim.SGD(params, lr=0.2, momentum=0.9, weight_decay=1e-3),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cordee.core.errors import CoordinatorLost, PutOut, WaitedTooLong, WorkerFailed
-from cordee.group.hub import BEAT_S
+from cordee.group.hub import BEAT_S, HUB_SILENCE_S
 from cordee.group.roster import Go
 from cordee.group.wire import Address, Message, connect
 
@@ -43,6 +43,7 @@ class Channel:
         self._farewell = False
         self._asked = 0.0
         self._best_round_trip = float("inf")
+        self._silence = Silence(HUB_SILENCE_S if address.tls else None)
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=loop, name=f"cordee-{loop.__name__.strip('_')}", daemon=True)
@@ -137,9 +138,12 @@ class Channel:
             self.flush()
             self._asked = time.time()
             self._send({"beat": self.at})
+            if self._silence.too_long():
+                _end(CoordinatorLost.code, f"cordee: worker {self.worker} hears nothing from its launcher and ends")
 
     def _listen(self) -> None:
         while (message := self._connection.receive()) is not None:
+            self._silence.heard()
             self._hear(message)
         if not self._farewell:
             _end(CoordinatorLost.code, f"cordee: worker {self.worker} lost its launcher and ends")
@@ -175,6 +179,27 @@ class Channel:
         if now - self._asked <= self._best_round_trip:
             self._best_round_trip = now - self._asked
             self.clock_offset_s = hub_time - (now + self._asked) / 2
+
+
+class Silence:
+    """How long the other end was silent, not counting the time in which this process itself did not run."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        """None: a connection of this host, which closes when its other end dies; silence means nothing there."""
+        self._limit_s = limit_s
+        self._heard = self._looked = time.monotonic()
+
+    def heard(self) -> None:
+        """Something came."""
+        self._heard = time.monotonic()
+
+    def too_long(self) -> bool:
+        """Asked with every beat."""
+        now = time.monotonic()
+        if now - self._looked > 10 * BEAT_S:
+            self._heard = now
+        self._looked = now
+        return self._limit_s is not None and now - self._heard > self._limit_s
 
 
 def _end(code: int, word: str = "") -> None:

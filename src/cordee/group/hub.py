@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import queue
 import socket
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cordee.core.errors import CordeeError, RendezvousError
+from cordee.core.errors import RendezvousError
 from cordee.group.roster import Roster
 from cordee.group.tls import ServerTls, make_server_tls
 from cordee.group.wire import HEADER, MAX_FRAME, Address, Message, nonce, pack, proof, proven
@@ -28,6 +29,8 @@ AGENT_SILENCE_S = 3.0
 """A launcher does nothing but watch: when it is silent for so long, its host or the network to it is gone."""
 WORKER_SILENCE_S = 60.0
 """A worker's Python may be held up by the user's code; its own launcher sees much sooner whether it is alive."""
+HUB_SILENCE_S = 10.0
+"""On another host a lost hub may look like silence: whoever hears nothing for so long ends itself."""
 HANDSHAKE_S = 10.0
 
 
@@ -66,6 +69,8 @@ class Hub:
         self._token = bind.token
         self._nodes = nodes
         self._counts = {0: workers_here}
+        """Workers of each node, and below the first worker's number there."""
+        self._first: dict[int, int] = {}
         self._tls: ServerTls | None = make_server_tls() if bind.tls else None
         self._peers: dict[tuple[str, int], _Peer] = {}
         self._values: dict[str, str] = {}
@@ -134,8 +139,8 @@ class Hub:
                 self._handle(peer, await _read(reader))
         except (OSError, asyncio.IncompleteReadError, ValueError):
             self._gone(peer)
-        except CordeeError as error:
-            self._notify(("broken", peer.number, {"message": str(error)}))
+        except asyncio.CancelledError:  # the hub closes; raised further, asyncio would call it an error
+            pass
         finally:
             writer.close()
 
@@ -147,7 +152,8 @@ class Hub:
         if not proven(answer.get("proof"), proof(self._token, "worker", certificate, theirs, mine)):
             return None
         who = answer["who"]
-        number = len(self._counts) if who["role"] == "node" else int(who["number"])
+        free = next(number for number in itertools.count(1) if number not in self._counts)
+        number = free if who["role"] == "node" else int(who["number"])
         peer = _Peer(who["role"], number, str(who["host"]), writer, int(who.get("pid", 0)), time.monotonic())
         reason = self._refuse(peer)
         writer.write(pack({"refused": reason} if reason else {"welcome": self.roster.expected}))
@@ -176,15 +182,15 @@ class Hub:
         """When all hosts are here: number the workers through, host by host."""
         if len(self._counts) < self._nodes:
             return
-        first, assignment = 0, {}
+        total = 0
         for node in sorted(self._counts):
-            assignment[node] = first
-            first += self._counts[node]
-        self.roster = dataclasses.replace(self.roster, expected=first)
+            self._first[node] = total
+            total += self._counts[node]
+        self.roster = dataclasses.replace(self.roster, expected=total)
         for (role, number), peer in self._peers.items():
             if role == "node":
-                self._tell(peer, {"assign": assignment[number], "total": first})
-        self._notify(("assigned", 0, {"total": first, "hosts": len(self._counts)}))
+                self._tell(peer, {"assign": self._first[number], "total": total})
+        self._notify(("assigned", 0, {"total": total, "hosts": len(self._counts)}))
 
     # ------------------------------------------------------------- messages
 
@@ -250,9 +256,12 @@ class Hub:
             self._lost(peer.number, "its connection closed: the process ended")
             return
         self._notify(("node_gone", peer.number, {"host": peer.host}))
-        for other in list(self._peers.values()):
-            if other.role == "worker" and other.host == peer.host:
-                self._lost(other.number, f"its host {peer.host} left")
+        if peer.number not in self._first:  # left before the run began: another host may take its place
+            del self._counts[peer.number]
+            return
+        first = self._first[peer.number]
+        for worker in range(first, first + self._counts[peer.number]):
+            self._lost(worker, f"its host {peer.host} left")
 
     def _lost(self, worker: int, reason: str) -> None:
         if self._ending or any(gone == worker for gone, _ in self.roster.lost):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cordee.core.errors import CordeeError, Interrupted
-from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group.hub import Hub
 from cordee.runtime.launch import Launch
@@ -45,7 +44,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
     except CordeeError as raised:
         error = raised
     if keeper is not None:
-        result = keeper.end(launch.plan, world.size, error)
+        result = keeper.end(error)
     if error is not None:
         raise error
     return result
@@ -60,12 +59,11 @@ class _Keeper:
         self._thread = threading.Thread(target=self._keep, name="cordee-keeper", daemon=True)
         self._thread.start()
 
-    def end(self, plan: Plan, workers: int, error: CordeeError | None) -> dict[str, Any]:
+    def end(self, error: CordeeError | None) -> dict[str, Any]:
         self._ended.set()
         self._thread.join(10.0)
         self._hub.close()
-        reason, code = ("completed", 0) if error is None else (error.title, error.code)
-        return self._recorder.end(plan=plan, workers=workers, reason=reason, code=code)
+        return self._recorder.end(error)
 
     def _keep(self) -> None:
         while True:

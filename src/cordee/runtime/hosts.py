@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError, SecurityError, UsageError, WorkerFailed
-from cordee.group.hub import BEAT_S, Hub
+from cordee.group.channel import Silence
+from cordee.group.hub import BEAT_S, HUB_SILENCE_S, Hub
 from cordee.group.join import own_address_towards, read_token
 from cordee.group.wire import Address, Message, connect
 from cordee.runtime.launch import LOOK_S, Launch, Supervisor, how_it_ended
@@ -138,6 +139,7 @@ class _Link:
         self._connection = _reach(address, {"role": "node", "number": -1, "host": host, "workers": workers})
         self._turn = threading.Condition()
         self._writing = threading.Lock()
+        self._silence = Silence(HUB_SILENCE_S if address.tls else None)
         self.assigned: Message | None = None
         self.ended: str | None = None
         """How the run ended: `farewell`, `lost`, or the reason why it was aborted."""
@@ -165,10 +167,13 @@ class _Link:
     def _beat(self) -> None:
         while self.ended is None:
             self.send({"beat": "watching"})
+            if self._silence.too_long():
+                self._connection.close()
             time.sleep(BEAT_S)
 
     def _listen(self) -> None:
         while (message := self._connection.receive()) is not None:
+            self._silence.heard()
             with self._turn:
                 if "assign" in message:
                     self.assigned = message

@@ -208,12 +208,10 @@ class Supervisor:
                 self._recorder.notice(kind, worker, content)
 
     def _conclude(self) -> dict[str, Any]:
-        launch = self._launch
         if self._error is None and self._interrupts:
-            self._error = Interrupted(f"stopped with a checkpoint in {launch.out}; --resume goes on at the next step")
-        reason = "completed" if self._error is None else self._error.title
-        code = 0 if self._error is None else self._error.code
-        result = self._recorder.end(plan=launch.plan, workers=launch.workers, reason=reason, code=code)
+            out = self._launch.out
+            self._error = Interrupted(f"stopped with a checkpoint in {out}; --resume goes on at the next step")
+        result = self._recorder.end(self._error)
         if self._error is not None:
             raise self._error
         return result

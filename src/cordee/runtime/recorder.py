@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import StorageError, UsageError
+from cordee.core.errors import CordeeError, StorageError, UsageError
 from cordee.core.events import EVENTS, EventLog
 from cordee.core.plan import Plan
 
@@ -93,11 +93,13 @@ class Recorder:
         elif kind in ("epoch", "checkpoint", "warning"):
             self.event(kind, **content)
 
-    def end(self, *, plan: Plan, workers: int, reason: str, code: int) -> dict[str, Any]:
+    def end(self, error: CordeeError | None) -> dict[str, Any]:
         """Write the result and close."""
+        reason, code = ("completed", 0) if error is None else (error.title, error.code)
         result = dict(self.result or {})
         if self.result is not None:
-            result |= {"workers": workers, "plan": str(plan), "failures": self.failures, "ended": reason}
+            started = {"workers": self._run["workers"], "plan": self._run["plan"]}
+            result |= started | {"failures": self.failures, "ended": reason}
             self._write_json("result.json", result)
             self.event("result", result=result)
         self.event("end", reason=reason, code=code)

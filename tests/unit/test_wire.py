@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from cordee.core.errors import RendezvousError, SecurityError
+from cordee.group.hub import Hub
+from cordee.group.wire import Address, connect, nonce, pack, proof, proven
+
+TOKEN = "a" * 64
+WHO = {"role": "worker", "number": 0, "host": "here", "pid": 1}
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def hub(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    one = Hub(Address("127.0.0.1", 0, TOKEN, tls=request.param), expected=1)
+    yield one
+    one.close()
+
+
+def with_token(address: Address, token: str) -> Address:
+    return Address(address.host, address.port, token, address.tls)
+
+
+def test_the_right_token_is_let_in_and_the_message_comes_through(hub: Hub) -> None:
+    connection, welcome = connect(hub.address, WHO)
+    assert welcome == {"welcome": 1}
+    assert hub.notices.get(timeout=5) == ("joined", 0, {"host": "here", "pid": 1})
+    connection.send({"warning": {"message": "hello"}})
+    assert hub.notices.get(timeout=5) == ("warning", 0, {"message": "hello"})
+    connection.close()
+    kind, worker, content = hub.notices.get(timeout=5)
+    assert (kind, worker, content["left"]) == ("lost", 0, 0)
+
+
+def test_a_wrong_token_is_refused_by_the_worker_before_it_says_who_it_is(hub: Hub) -> None:
+    with pytest.raises(SecurityError, match="token"):
+        connect(with_token(hub.address, "b" * 64), WHO)
+    assert hub.roster.alive == frozenset()
+
+
+def test_the_hub_refuses_a_worker_that_does_not_know_the_token(hub: Hub) -> None:
+    if hub.address.tls:
+        pytest.skip("the raw client below speaks no TLS")
+    with socket.create_connection((hub.address.host, hub.address.port), timeout=5) as raw:
+        raw.sendall(pack({"nonce": nonce()}))
+        raw.recv(4096)
+        raw.sendall(pack({"proof": "0" * 64, "who": WHO}))
+        assert raw.recv(4096) == b""
+    assert hub.roster.alive == frozenset()
+
+
+def test_a_number_comes_once(hub: Hub) -> None:
+    first, _ = connect(hub.address, WHO)
+    with pytest.raises(RendezvousError, match="here already"):
+        connect(hub.address, WHO)
+    first.close()
+
+
+def test_a_port_in_use_is_named(hub: Hub) -> None:
+    with pytest.raises(RendezvousError, match=str(hub.address.port)):
+        Hub(hub.address, expected=1)
+
+
+def test_a_stranger_at_the_port_is_told_from_a_launcher() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    thread.start()
+    with pytest.raises((SecurityError, RendezvousError, Exception)) as caught:
+        connect(Address("127.0.0.1", listener.getsockname()[1], TOKEN), WHO, timeout_s=2)
+    thread.join()
+    listener.close()
+    assert type(caught.value).__module__ == "cordee.core.errors"
+
+
+def test_proofs_depend_on_token_side_certificate_and_nonces() -> None:
+    base = proof(TOKEN, "hub", b"certificate", "1", "2")
+    others = [
+        proof("b" * 64, "hub", b"certificate", "1", "2"),
+        proof(TOKEN, "worker", b"certificate", "1", "2"),
+        proof(TOKEN, "hub", b"another", "1", "2"),
+        proof(TOKEN, "hub", b"certificate", "2", "1"),
+    ]
+    assert base not in others
+    assert proven(base, base)
+    assert not any(proven(other, base) for other in [*others, None, 7])
+
+
+def test_an_address_does_not_show_its_token() -> None:
+    address = Address("h", 1, TOKEN)
+    assert TOKEN not in f"{address} {address!r}"
