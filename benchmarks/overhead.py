@@ -2,17 +2,16 @@
 
 Both systems are alive at once, each with 2 workers of 1 thread, and take turns of a few steps: first the one, then the
 other, then the other way round. The time of a turn runs from the first worker that begins to the last that ends; a pair
-gives one ratio, DDP's time over Cordée's. Above 1, Cordée is the faster one.
+gives one ratio, DDP's time over Cordée's. Above 1, Cordée is the faster one. Both are started anew several times: where
+a process happens to find its memory makes one start a few percent faster than another, with DDP against DDP too.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from peers.machine import described
 from peers.pace import Conductor, processor_s
 from peers.tasks import TASKS, Task
 
@@ -93,8 +92,14 @@ def _processes(commands: Sequence[tuple[list[str], dict[str, str]]], said: Path)
                 process.wait(ENDING_S)
 
 
+def measure(name: str, starts: int, pairs: int, *, control: bool) -> dict[str, Any]:
+    """The figures of one task, from `pairs` pairs in each of `starts` starts."""
+    turns = [take_turns(name, pairs, control=control) for _ in range(starts)]
+    return summary(TASKS[name], turns)
+
+
 def take_turns(name: str, pairs: int, *, control: bool) -> Turns:
-    """Measure one task. With `control` a second group of DDP stands in for Cordée: its ratio should be 1."""
+    """One start of one task. With `control` a second group of DDP stands in for Cordée: its ratio should be 1."""
     task = TASKS[name]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overhead-")))
@@ -133,11 +138,15 @@ def interval(ratios: Sequence[float], statistic: Any, draws: int = 10_000) -> li
     return [round(float(value), 4) for value in np.percentile(statistic(drawn, axis=1), [2.5, 97.5])]
 
 
-def summary(task: Task, turns: Turns) -> dict[str, Any]:
+def summary(task: Task, starts: Sequence[Turns]) -> dict[str, Any]:
     """The figures of one task."""
-    ddp_s, cordee_s = turns.seconds["ddp"], turns.seconds["cordee"]
+    ddp_s = [seconds for turns in starts for seconds in turns.seconds["ddp"]]
+    cordee_s = [seconds for turns in starts for seconds in turns.seconds["cordee"]]
     ratios = [theirs / ours for theirs, ours in zip(ddp_s, cordee_s, strict=True)]
+    of_starts = np.array_split(ratios, len(starts))
     milliseconds = 1e3 / task.chunk
+    used = {system: sum(turns.used_s[system] for turns in starts) for system in ("cordee", "ddp")}
+    idle = {system: sum(turns.used_while_waiting_s[system] for turns in starts) for system in ("cordee", "ddp")}
     return {
         "parameters": sum(parameter.numel() for parameter in task.model().parameters()),
         "batch": task.batch,
@@ -150,52 +159,52 @@ def summary(task: Task, turns: Turns) -> dict[str, Any]:
         "ratio_mean": round(statistics.fmean(ratios), 4),
         "ratio_mean_95": interval(ratios, np.mean),
         "goal": task.goal,
-        "processor_step_ms": {
-            system: round(used * milliseconds / len(ratios), 4) for system, used in turns.used_s.items()
-        },
+        "ratio_median_of_each_start": [round(float(np.median(part)), 4) for part in of_starts],
+        "processor_step_ms": {system: round(used[system] * milliseconds / len(ratios), 4) for system in used},
         "processor_share_while_waiting": {
-            "cordee": round(turns.used_while_waiting_s["cordee"] / sum(ddp_s), 4),
-            "ddp": round(turns.used_while_waiting_s["ddp"] / sum(cordee_s), 4),
+            "cordee": round(idle["cordee"] / sum(ddp_s), 4),
+            "ddp": round(idle["ddp"] / sum(cordee_s), 4),
         },
         "ratios": [round(ratio, 4) for ratio in ratios],
     }
 
 
-def processor() -> str:
-    """The processor's name, where the system tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+def show(name: str, figures: dict[str, Any]) -> None:
+    """One line."""
+    spans = [f"{low:.4f} to {high:.4f}" for low, high in (figures["ratio_median_95"], figures["ratio_mean_95"])]
+    used, idle = figures["processor_step_ms"], figures["processor_share_while_waiting"]
+    print(
+        f"{name:>5} {figures['ddp_step_ms']:>9.3f} {figures['cordee_step_ms']:>10.3f} {figures['ratio_median']:>8.4f}"
+        f"   {spans[0]}   {spans[1]}   {used['ddp']:>8.3f} {used['cordee']:>8.3f}   {idle['cordee']:>7.2%}"
+        f"   {figures['ratio_median_of_each_start']}",
+        flush=True,
+    )
 
 
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="6 pairs only, nothing is recorded")
-    parser.add_argument("--pairs", type=int, default=40, help="pairs of each task (default 40)")
+    parser.add_argument("--quick", action="store_true", help="6 pairs in one start, nothing is recorded")
+    parser.add_argument("--starts", type=int, default=4, help="starts of each task (default 4)")
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of each start (default 10)")
     parser.add_argument("--task", choices=sorted(TASKS), action="append", help="only these, nothing is recorded")
     parser.add_argument("--control", action="store_true", help="DDP against DDP, nothing is recorded")
     given = parser.parse_args()
-    names = given.task or list(TASKS)
+    starts, pairs = (1, 6) if given.quick else (given.starts, given.pairs)
     result: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{processor()}, {os.cpu_count()} cores; {WORKERS} workers of 1 thread each",
-        "versions": f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}",
+        **described(),
+        "workers": f"{WORKERS} of 1 thread each",
         "ratio": "DDP's time over Cordée's, pair by pair: above 1, Cordée is faster",
         "tasks": {},
     }
-    print(f"{'task':>5} {'DDP ms':>9} {'Cordée ms':>10} {'ratio':>7}   95 % of the median      95 % of the mean")
-    for name in names:
-        figures = summary(TASKS[name], take_turns(name, 6 if given.quick else given.pairs, control=given.control))
-        result["tasks"][name] = figures
-        spans = "   ".join(
-            f"{low:.4f} to {high:.4f}" for low, high in (figures["ratio_median_95"], figures["ratio_mean_95"])
-        )
-        print(
-            f"{name:>5} {figures['ddp_step_ms']:>9.3f} {figures['cordee_step_ms']:>10.3f} {figures['ratio_median']:>7.4f}   "
-            f"{spans}   {figures['processor_step_ms']} {figures['processor_share_while_waiting']}",
-            flush=True,
-        )
-    if not (given.quick or given.task or given.control):
+    print(
+        " task    DDP ms  Cordée ms    ratio   95 % of the median   95 % of the mean   processor ms: DDP, Cordée"
+        "   Cordée idle   ratio of each start"
+    )
+    for name in given.task or TASKS:
+        result["tasks"][name] = measure(name, starts, pairs, control=given.control)
+        show(name, result["tasks"][name])
+    if not (given.task or given.control) and starts * pairs >= 30:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness import DEADLINE_S, Run, stat_of, train
 
 

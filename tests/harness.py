@@ -73,14 +73,15 @@ def train(
 ) -> Run:
     """What `cordee train JOB --workers N --plan P --set name=value ...` does, in this process."""
     target = Target("job", str(job_file(job)), {name: str(value) for name, value in settings.items()})
-    run(Launch(target, workers, Plan.parse(plan), out, resume=resume, deadline_s=DEADLINE_S), listen)
+    # One thread: several tests' threads on few cores would wait for each other more than they compute.
+    run(Launch(target, workers, Plan.parse(plan), out, resume=resume, threads=1, deadline_s=DEADLINE_S), listen)
     return Run(out)
 
 
 def run_script(script: Path, out: Path, *arguments: str, workers: int = 1, plan: str = "auto") -> Run:
     """What `cordee run SCRIPT ARGUMENTS --workers N` does, in this process."""
     target = Target("script", str(script), arguments=arguments)
-    run(Launch(target, workers, Plan.parse(plan), out, deadline_s=DEADLINE_S), lambda event: None)
+    run(Launch(target, workers, Plan.parse(plan), out, threads=1, deadline_s=DEADLINE_S), lambda event: None)
     return Run(out)
 
 

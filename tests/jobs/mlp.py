@@ -39,6 +39,7 @@ def job(
     samples: int = 1003,
     stop_steps: int | None = None,
     save_steps: int | None = None,
+    save_seconds: float | None = None,
 ) -> cordee.Job:
     data = cordee.data.digits(validation=0.1, test=0.1)
     x, y = (data.train.gather(np.arange(samples))[name] for name in ("x", "y"))
@@ -55,5 +56,5 @@ def job(
         metrics={"accuracy": cordee.metrics.accuracy},
         schedule=(lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.01, total_steps=64)) if schedule else None,
         stop=Stop(steps=stop_steps),
-        save=Save(steps=save_steps),
+        save=Save(steps=save_steps, seconds=save_seconds),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness import JOBS, Run, assert_same, train
 
 Reference = Callable[..., Run]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import Run, assert_same, job_file, train
 
 from cordee.feed.batch import Batch
 from cordee.train.jobfile import load_job
+from harness import Run, assert_same, job_file, train
 
 Reference = Callable[..., Run]
 
@@ -47,6 +47,7 @@ WHOLE_MATRIX = [(job, workers, share) for job in ("mlp", "cnn", "gpt") for share
 def test_one_worker_trains_as_a_loop_written_by_hand(job: str, reference: Reference) -> None:
     wanted = load_job(job_file(job), {})
     order = wanted.order(wanted.resolve(1))
+    torch.set_num_threads(1)
     torch.manual_seed(wanted.seed)
     model = wanted.model().train()
     optimizer = wanted.optimizer(model.parameters())
@@ -78,7 +79,9 @@ def test_float64_the_rest(job: str, workers: int, share: str, reference: Referen
     assert_same(train(job, tmp_path / "run", workers=workers, plan=SHARES[share, workers]), reference(job))
 
 
-@pytest.mark.parametrize(("job", "workers", "share"), [("mlp", 5, "equal"), ("cnn", 3, "proportional"), ("gpt", 2, "sampled")])
+@pytest.mark.parametrize(
+    ("job", "workers", "share"), [("mlp", 5, "equal"), ("cnn", 3, "proportional"), ("gpt", 2, "sampled")]
+)
 def test_float32(job: str, workers: int, share: str, reference: Reference, tmp_path: Path) -> None:
     run = train(job, tmp_path / "run", workers=workers, plan=SHARES[share, workers], dtype="float32")
     assert_same(run, reference(job, dtype="float32"), loss=1e-5, tensor=None)
@@ -99,11 +102,15 @@ def test_float32(job: str, workers: int, share: str, reference: Reference, tmp_p
         pytest.param("gpt", 3, "auto", {"tokens": True}, id="weights"),
         pytest.param("gpt", 2, "auto", {"tied": False}, id="weights that are not tied"),
         pytest.param("mlp", 3, "auto", {"idle": "all"}, id="a parameter without gradient everywhere"),
-        pytest.param("mlp", 3, "auto", {"idle": "some", "batch": 13}, id="a parameter without gradient on some replicas"),
+        pytest.param(
+            "mlp", 3, "auto", {"idle": "some", "batch": 13}, id="a parameter without gradient on some replicas"
+        ),
         pytest.param("mlp", 5, "bucket_mb=0.01", {"idle": "some", "batch": 13}, id="the same in many buckets"),
         pytest.param("mlp", 3, "overlap=false", {"optimizer": "momentum"}, id="momentum"),
         pytest.param("mlp", 3, "auto", {"schedule": True, "epochs": 2}, id="a schedule"),
-        pytest.param("mlp", 3, "auto", {"schedule": True, "schedule_per": "epoch", "epochs": 3}, id="a schedule per epoch"),
+        pytest.param(
+            "mlp", 3, "auto", {"schedule": True, "schedule_per": "epoch", "epochs": 3}, id="a schedule per epoch"
+        ),
         pytest.param("mlp", 2, "auto", {"shuffle": "blocks"}, id="blocks"),
         pytest.param("mlp", 2, "auto", {"drop_last": True}, id="the short batch dropped"),
         pytest.param("cnn", 2, "auto", {"cumulative": True}, id="BatchNorm with cumulative averages"),

@@ -34,9 +34,9 @@ class Module:
 
     @property
     def folder(self) -> str:
-        """The folder below `cordee`; empty for the package's own `__init__`."""
+        """The folder below `cordee`; empty for the package's own `__init__` and `__main__`, which may import any."""
         parts = self.name.split(".")
-        return parts[1] if len(parts) > 1 else ""
+        return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
 
 
 @dataclass(frozen=True)

@@ -53,12 +53,12 @@ class Scalar:
 def test_values_become_plain_json(given: Any, read: Any, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
-        log.write("evaluation", metrics=given)
+        log.write("result", result=given)
 
     def never(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    assert json.loads(path.read_text(encoding="utf-8"), parse_constant=never)["metrics"] == read
+    assert json.loads(path.read_text(encoding="utf-8"), parse_constant=never)["result"] == read
 
 
 def test_a_value_that_is_none_of_these_is_refused(tmp_path: Path) -> None:

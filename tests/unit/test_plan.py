@@ -157,3 +157,8 @@ def test_help_shows_every_key_once() -> None:
         "share=equal: who computes which samples of a global batch; "
         "one of equal, proportional, sampled, balanced (now: equal, proportional, sampled)"
     )
+
+
+def test_the_page_on_plans_shows_every_key() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "plan.md"
+    assert plan_help() in page.read_text(encoding="utf-8")

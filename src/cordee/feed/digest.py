@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cordee.feed.permute import Ids, mix
 
@@ -19,12 +21,20 @@ def delivered(ids: Ids, positions: range | Ids) -> int:
     """
     if len(ids) != len(positions):
         raise ValueError(f"{len(ids)} ids for {len(positions)} positions")
-    if isinstance(positions, range):
-        positions = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
-    places = mix((positions.astype(np.uint64) + np.uint64(1)) * _STEP)
-    return int(np.add.reduce(mix(ids.astype(np.uint64) ^ places), dtype=np.uint64))
+    places = _of_range(positions) if isinstance(positions, range) else _of_places(positions)
+    return int(np.add.reduce(mix(ids.view(np.uint64) ^ places)))
 
 
 def chain(previous: str, step: int, digest: int, count: int) -> str:
     """The SHA-256 (hex) over all committed steps: `previous` (empty at first), then this step's numbers."""
     return hashlib.sha256(f"{previous} {step} {digest % 2**64:016x} {count}".encode()).hexdigest()
+
+
+@lru_cache(maxsize=8)  # the same few shares come in every step
+def _of_range(positions: range) -> NDArray[np.uint64]:
+    return _of_places(np.arange(positions.start, positions.stop, positions.step, dtype=np.int64))
+
+
+def _of_places(positions: Ids) -> NDArray[np.uint64]:
+    """What tells equal ids at different positions apart."""
+    return mix((positions.astype(np.uint64) + np.uint64(1)) * _STEP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -59,7 +60,7 @@ class Order:
                 "choose a smaller batch or keep the short last one"
             )
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """How many steps an epoch has."""
         if self.steps_per_epoch is not None:
@@ -158,9 +159,16 @@ def _as_array(positions: Positions | None, size: int) -> Ids:
     if isinstance(positions, slice):
         return np.arange(*positions.indices(size), dtype=np.int64)
     if isinstance(positions, range):
-        array = np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
-    else:
-        array = np.asarray(positions, dtype=np.int64)
+        if positions:
+            first, last = sorted((positions[0], positions[-1]))
+            if first < 0 or last >= size:
+                raise _outside(first, last, size)
+        return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+    array = np.asarray(positions, dtype=np.int64)
     if len(array) and not (array.min() >= 0 and array.max() < size):
-        raise IndexError(f"positions {array.min()} to {array.max()} are not in a batch of {size} samples")
+        raise _outside(array.min(), array.max(), size)
     return array
+
+
+def _outside(first: int, last: int, size: int) -> IndexError:
+    return IndexError(f"positions {first} to {last} are not in a batch of {size} samples")

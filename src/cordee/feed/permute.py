@@ -24,6 +24,8 @@ _CHUNK = 8_192  # three scratch arrays of 64 KiB stay in a core's own cache
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio: low bits of a half reach the high ones
 _STIR = np.uint64(0xD6E8FEB86659FD93)  # odd, a known good multiplier between two xor-shifts
 _HALF = np.uint64(32)
+_MIX_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+_MIX_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _NUMBER_BITS = np.uint64(TABLE_LIMIT - 1)
 
 
@@ -51,9 +53,11 @@ def random_bits(words: int, purpose: str, *numbers: int) -> tuple[int, ...]:
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scatter 64-bit values over all 64-bit values, one to one (the finish of splitmix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    values ^= values >> np.uint64(31)
+    values = values ^ (values >> _MIX_SHIFTS[0])
+    values *= _MIX_FACTORS[0]
+    values ^= values >> _MIX_SHIFTS[1]
+    values *= _MIX_FACTORS[1]
+    values ^= values >> _MIX_SHIFTS[2]
     return values
 
 

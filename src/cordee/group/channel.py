@@ -6,10 +6,12 @@ gathered for the record. Neither ever waits for the training thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,9 @@ from cordee.core.errors import CoordinatorLost, PutOut, WaitedTooLong, WorkerFai
 from cordee.group.hub import BEAT_S, HUB_SILENCE_S
 from cordee.group.roster import Go
 from cordee.group.wire import Address, Message, connect
+
+CLOSE_S = 2.0
+"""How long the hub may take to read our last words."""
 
 
 class Channel:
@@ -36,7 +41,7 @@ class Channel:
         self._connection, _ = connect(address, who)
         self._turn = threading.Condition()
         self._writing = threading.Lock()
-        self._outbox: list[Message] = []
+        self._outbox: deque[Message] = deque()
         self._values: dict[str, str] = {}
         self._go: Go | None = None
         self._broken = -1
@@ -64,9 +69,9 @@ class Channel:
 
     def flush(self) -> None:
         """Send now what `post` has gathered."""
-        outbox, self._outbox = self._outbox, []
-        for message in outbox:
-            self._send(message)
+        with self._writing:  # held throughout: what is sent afterwards must not overtake it
+            while self._outbox:
+                self._write(self._outbox.popleft())
 
     def next_generation(self, after: int, committed: int, deadline_s: float) -> Go:
         """Say that we are ready, and wait until the hub announces a generation later than `after`."""
@@ -112,10 +117,16 @@ class Channel:
         return self._farewell
 
     def close(self) -> None:
-        """Send what is left and hang up."""
-        self.flush()
+        """Send what is left and hang up, once the hub has read it.
+
+        Closing at once could lose it: the answer to a beat that nobody reads any more resets the connection.
+        """
         self._farewell = True
         self._closed.set()
+        self.flush()
+        self._connection.close_writing()
+        for thread in self._threads:
+            thread.join(CLOSE_S)
         self._connection.close()
 
     # ------------------------------------------------------------- threads
@@ -127,11 +138,13 @@ class Channel:
                 raise WaitedTooLong(f"worker {self.worker} waited {deadline_s:.0f} s for {what}")
 
     def _send(self, message: Message) -> None:
-        try:
-            with self._writing:
-                self._connection.send(message)
-        except OSError:
-            pass  # the listener sees the end of the connection and acts on it
+        with self._writing:
+            self._write(message)
+
+    def _write(self, message: Message) -> None:
+        # Should it fail, the listener sees the end of the connection and acts on it.
+        with contextlib.suppress(OSError):
+            self._connection.send(message)
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):

@@ -82,6 +82,7 @@ class Hub:
         self._server: asyncio.base_events.Server | None = None
         listener = _listen(bind.host, bind.port)
         self.address = dataclasses.replace(bind, port=listener.getsockname()[1])
+        self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener,), name="cordee-hub", daemon=True)
         self._thread.start()
 
@@ -102,6 +103,7 @@ class Hub:
     def close(self) -> None:
         """Close every connection and end the thread."""
         if self._thread.is_alive():
+            self._started.wait(5)
             self._call(self._loop.stop)
             self._thread.join(timeout=5)
 
@@ -115,6 +117,7 @@ class Hub:
         asyncio.set_event_loop(self._loop)
         start = asyncio.start_server(self._serve, sock=listener, ssl=self._tls.context if self._tls else None)
         self._server = self._loop.run_until_complete(start)
+        self._started.set()
         self._loop.call_later(BEAT_S, self._tick)
         self._loop.run_forever()
         self._server.close()

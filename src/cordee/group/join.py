@@ -31,6 +31,8 @@ class Joined:
     rope: Rope
     plan: Plan
     hub: Hub | None = None
+    launched: bool = False
+    """Our own launcher's worker leaves the rope at the end of the script; until then it may do more."""
 
 
 _current: Joined | None = None

@@ -102,6 +102,11 @@ class Connection:
         message: Message = json.loads(body)
         return message
 
+    def close_writing(self) -> None:
+        """Say that nothing more comes; the other end reads what is under way and then closes."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Wake the reader and release the socket."""
         with contextlib.suppress(OSError):

@@ -151,7 +151,9 @@ def warm_path() -> Path:
         raise CordeeError(f"{folder} is not private to this user: remove it")
     package = Path(__file__).resolve().parents[1]
     newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
-    identity = f"{sys.executable}|{sys.version}|{package}|{newest}"
+    # Workers inherit from the server where they may run and whom they can reach, so it must be as for ourselves.
+    place = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "pid")] + [str(sorted(os.sched_getaffinity(0)))]
+    identity = f"{sys.executable}|{sys.version}|{package}|{newest}|{place}"
     return folder / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
 
 

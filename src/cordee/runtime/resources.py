@@ -60,8 +60,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
     found: set[int] = set()
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
+            first, dash, last = part.partition("-")
+            found.update(range(int(first), int(last if dash else first) + 1))
     except ValueError:
         raise UsageError(f"--cores {text}: expected numbers and ranges such as 0-3,8") from None
     missing = found - set(usable_cores())

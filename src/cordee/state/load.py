@@ -13,7 +13,7 @@ from torch import nn
 
 from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.export import PROGRAM, WEIGHTS
-from cordee.state.layout import damaged
+from cordee.state.layout import INDEX, damaged, read_folder
 from cordee.state.naming import fingerprint, load_weights
 from cordee.state.program import Program
 from cordee.state.recipe import Recipe
@@ -49,12 +49,16 @@ def load(run: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module]
 
 
 def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Weights by name, and tied names, from a run's folder or any safetensors file; our own files are checked."""
+    """Weights by name, and tied names, from a run's folder, a checkpoint's or any safetensors file; ours are checked."""
     path = Path(run)
+    if (path / INDEX).is_file():
+        snapshot = read_folder(path, check=True)
+        return snapshot.weights(), snapshot.aliases
     path = path / WEIGHTS if path.is_dir() else path
     if not path.is_file():
         raise CheckpointError(
-            f"{path.absolute()} is not there. Name the folder of a finished run, which holds {WEIGHTS}, or such a file."
+            f"{path.absolute()} is not there. Name the folder of a finished run, which holds {WEIGHTS}, such a file, "
+            "or a checkpoint's folder."
         )
     header, weights = _read(path)
     if "sha256" in header and header["sha256"] != fingerprint(weights):

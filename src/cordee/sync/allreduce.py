@@ -5,16 +5,19 @@ replicas is the gradient of the mean over the global batch, whatever the shares.
 bucket (loss, wishes to stop, digests), so that a step needs no collective of its own for them.
 
 Two sets of buckets take turns: a replica that is a step ahead still holds the reduced gradient of the last step, and
-can hand it to a peer that lost it, while its hooks already fill the other set. Memory: two gradients.
+can hand it to a peer that lost it, while its hooks already fill the other set. Memory: two gradients; those that the
+backward pass makes are let go one by one as they are copied, so that it uses the same memory again and again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cordee.group.rope import Rope
@@ -44,13 +47,17 @@ class Reducer:
         self.overlap = overlap
         self._bucket_mb = bucket_mb
         self._buckets: list[_Bucket] = []
-        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
-        self._riders: list[Tensor] = []
+        self._places: list[tuple[_Bucket, int]] = []
+        """Where each parameter lies: its bucket, and its number in it."""
+        self._riders: list[NDArray[Any]] = []
         self._extras: Sequence[float] = ()
         self._armed = False
         self._turn = 0
         self._launched = 0
-        self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self.parameters]
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
+            for number, parameter in enumerate(self.parameters)
+        ]
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
@@ -69,12 +76,36 @@ class Reducer:
         """Numbers to be summed with the gradients of this step; small whole numbers stay exact."""
         self._extras = extras
 
-    def discard(self) -> bool:
-        """Forget what the hooks have sent in this step: more gradients came behind it. False on a broken rope."""
+    def hold_back(self) -> bool:
+        """More gradients will follow those that the hooks have sent in this step. False on a broken rope.
+
+        What was begun is summed to its end, as all replicas do; one of them keeps the sum among its own gradients, to
+        be sent with what follows, and the others go on from zero.
+        """
+        if not self._armed:
+            return True
         self._armed = False
-        sent = [bucket.work for bucket in self._buckets[: self._launched]]
+        while self._launched < len(self._buckets):
+            self._launch()
         self._launched = 0
-        return all([work is not None and self.rope.wait(work) for work in sent])
+        complete = [bucket.work is not None and self.rope.wait(bucket.work) for bucket in self._buckets]
+        if not all(complete):
+            return False
+        self._hand_out()
+        if self.rope.rank != 0:
+            for bucket in self._buckets:
+                bucket.flats[self._turn].zero_()
+        self._turn ^= 1  # `_begin` comes back to this set: the other one still holds the last step
+        return True
+
+    def forget(self) -> None:
+        """This step is void: let what the hooks have sent come to its end, whatever that is, and drop all gradients."""
+        self._armed = False
+        for bucket in self._buckets[: self._launched]:
+            if bucket.work is not None:
+                self.rope.wait(bucket.work)
+        self._launched = 0
+        self.clear()
 
     def finish(self, *, void: bool) -> list[float] | None:
         """Wait until gradients and extras are summed; None if the step has to be done again.
@@ -96,9 +127,9 @@ class Reducer:
         self._launched = 0
         if not self.rope.settle(works, result, void=void):
             return None
-        rider: list[float] = self._riders[self._turn].tolist()
-        self._hand_out(rider[len(self._extras) :])
-        return rider[: len(self._extras)]
+        self._hand_out()
+        summed: list[float] = self._riders[self._turn][: len(self._extras)].tolist()
+        return summed
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -114,35 +145,45 @@ class Reducer:
             bucket.missing = len(bucket.parameters)
             bucket.work = None
 
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
+    def _on_gradient(self, number: int, parameter: nn.Parameter) -> None:
         if not self._armed:
             return
-        self._bucket_of[parameter].missing -= 1
+        bucket, place = self._places[number]
+        view = bucket.views[self._turn][place]
+        assert parameter.grad is not None
+        view.copy_(parameter.grad)
+        parameter.grad = view
+        bucket.missing -= 1
         # Always in the same order: the replicas' collectives have to meet.
         while self._launched < len(self._buckets) and self._buckets[self._launched].missing == 0:
             self._launch()
 
     def _launch(self) -> None:
-        """Copy the next bucket's gradients side by side and begin to add them up."""
+        """Begin to add up the next bucket's gradients, after copying those that the hooks have not."""
         bucket = self._buckets[self._launched]
         self._launched += 1
-        flat, views = bucket.flats[self._turn], bucket.views[self._turn]
-        gradients = [parameter.grad for parameter in bucket.parameters]
-        if all(gradient is not None for gradient in gradients):
-            torch._foreach_copy_(views, gradients)
-        else:
-            for view, gradient in zip(views, gradients, strict=True):
-                view.zero_() if gradient is None else view.copy_(gradient)
+        made: list[tuple[Tensor, Tensor]] = []
+        for parameter, view in zip(bucket.parameters, bucket.views[self._turn], strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                made.append((view, parameter.grad))
+        if made:
+            torch._foreach_copy_([view for view, _ in made], [gradient for _, gradient in made])
         if self._launched == len(self._buckets):
-            present = [0.0 if p.grad is None else 1.0 for p in self.parameters]
-            self._riders[self._turn].copy_(torch.tensor([*self._extras, *present], dtype=flat.dtype))
-        bucket.work = self.rope.start_sum(flat)
+            rider, count = self._riders[self._turn], len(self._extras)
+            rider[:count] = self._extras
+            rider[count:] = [parameter.grad is not None for parameter in self.parameters]
+        bucket.work = self.rope.start_sum(bucket.flats[self._turn])
 
-    def _hand_out(self, present: Sequence[float]) -> None:
+    def _hand_out(self) -> None:
+        """Point every `grad` at the sum; at None where no replica had any."""
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views[self._turn], strict=True):
-                parameter.grad = view
-        if min(present) == 0.0:
+                if parameter.grad is not view:
+                    parameter.grad = view
+        present = self._riders[self._turn][-len(self.parameters) :]
+        if not present.all():
             for parameter, count in zip(self.parameters, present, strict=True):
                 if count == 0.0:
                     parameter.grad = None
@@ -165,8 +206,9 @@ class Reducer:
         riders = extras + len(self.parameters)
         for group in closed:
             self._buckets.append(_make_bucket(group, riders if group is closed[-1] else 0))
-        self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
-        self._riders = [flat[-riders:] for flat in self._buckets[-1].flats]
+        places = {id(p): (bucket, place) for bucket in self._buckets for place, p in enumerate(bucket.parameters)}
+        self._places = [places[id(parameter)] for parameter in self.parameters]
+        self._riders = [flat[-riders:].numpy() for flat in self._buckets[-1].flats]
 
 
 def _make_bucket(group: list[nn.Parameter], riders: int) -> _Bucket:

@@ -55,7 +55,7 @@ def predict(model: nn.Module, source: Source, rope: Rope, *, batch: int = 256) -
     """The model's outputs for all samples, in the order of the input, on every worker."""
     order = Order(len(source), batch, shuffle="none")
     pieces = []
-    feeder = Feeder(source, order, Share(), rope)
+    feeder = Feeder(source, order, Share(), rope, device=_device_of(model))
     try:
         for step in range(order.steps):
             while True:
@@ -89,6 +89,11 @@ class _Evaluating:
         self._model.train(self._was)
 
 
+def _device_of(model: nn.Module) -> str:
+    """Where the model's first parameter lies."""
+    return next((str(parameter.device) for parameter in model.parameters()), "cpu")
+
+
 def _walk(
     model: nn.Module,
     source: Source,
@@ -101,7 +106,7 @@ def _walk(
 ) -> None:
     """My share of every batch, once; no collective in here, so unequal shares wait for nobody."""
     order = Order(len(source), batch, shuffle="none")
-    feeder = Feeder(source, order, Share(), rope)
+    feeder = Feeder(source, order, Share(), rope, device=_device_of(model))
     try:
         for step in range(order.steps):
             mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)

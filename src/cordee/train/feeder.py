@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from cordee.feed.source import Source
 from cordee.group.rope import Rope
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """One micro-batch of the training: the unit that is cut into shares."""
 
     epoch: int
@@ -38,7 +37,7 @@ class Feeder:
 
     def micros(self, step: int) -> int:
         """How many micro-batches a step is computed in; none of them is empty."""
-        return max(1, min(self.accumulate, self.order.size(step)))
+        return 1 if self.accumulate == 1 else max(1, min(self.accumulate, self.order.size(step)))
 
     def window(self, slot: Slot) -> range:
         """The positions of the global batch that a micro-batch holds: the same for any number of workers."""
@@ -78,8 +77,7 @@ class Feeder:
         if slot in self._asked:
             return
         window = self.window(slot)
-        key = (slot.epoch, slot.step, slot.micro)
-        mine = self.share.positions(len(window), self.rope.members, self.rope.rank, key)
+        mine = self.share.positions(len(window), self.rope.members, self.rope.rank, slot)
         if isinstance(mine, range):
             positions: range | np.ndarray = range(window.start + mine.start, window.start + mine.stop)
         else:

@@ -16,7 +16,7 @@ from cordee.core.errors import CheckpointError, CordeeError
 from cordee.feed.batch import Batch
 from cordee.feed.data import Data
 from cordee.feed.order import Order
-from cordee.feed.source import Source
+from cordee.feed.source import Source, map_tensors
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
 from cordee.state.handover import share_snapshot
@@ -124,12 +124,18 @@ class _Training:
     def _take_up(self, snapshot: Snapshot) -> None:
         extra = snapshot.extra
         _same("data", extra["data"], self.data.train.fingerprint)
+        _same("batch", extra["asked"], self._asked())
         _same("order", extra["order"], self.order.describe())
         restore(snapshot, self.model, {"main": self.optimizer}, self._schedules())
         self.next = (extra["epoch"], extra["step"])
         self.session.ledger = Ledger(**extra["ledger"])
         self.patience.take_up(extra["patience"])
         self.validation = extra["validation"]
+        self.session.last = Committed(**extra["last"]) if extra["last"] is not None else None
+
+    def _asked(self) -> dict[str, Any]:
+        """What the batch and the learning rate were resolved from: frozen with them."""
+        return {"batch": self.job.batch, "batch_per": self.job.batch_per, "scale_lr": self.job.scale_lr}
 
     def _schedules(self) -> dict[str, LRScheduler]:
         return {"main": self.schedule} if self.schedule is not None else {}
@@ -174,8 +180,8 @@ class _Training:
         session.wish_save = job.save.seconds is not None and time.monotonic() - self._saved_at >= job.save.seconds
         if done.save or self._due(done, end_of_epoch):
             self.save()
-        if done.stop:
-            self.interrupted = session.stop_reason
+        if done.asked:  # agreed with the step: the launcher's own word may not have reached every worker yet
+            self.interrupted = session.stop_reason or "interrupted"
         return done.stop or self.patience.exhausted or self._enough(done.number + 1)
 
     def _end_epoch(self, epoch: int) -> None:
@@ -215,10 +221,13 @@ class _Training:
         self._call("on_evaluation", part, metrics)
         return metrics
 
-    def save(self, *, wait: bool = False) -> None:
+    def save(self) -> None:
         """A checkpoint of this moment, written in the background by the worker that speaks for all."""
         self._saved_at = time.monotonic()
         self.session.agree_buffers()
+        self._write_checkpoint()
+
+    def _write_checkpoint(self, *, wait: bool = False) -> None:
         if self.session.rank != 0 or (self.session.number_done == self._saved_number and not wait):
             return
         if self._checkpoints is None:
@@ -244,6 +253,8 @@ class _Training:
             ledger=self.session.ledger.to_dict(),
             patience=self.patience.to_dict(),
             validation=self.validation,
+            asked=self._asked(),
+            last=asdict(self.session.last) if self.session.last is not None else None,
         )
 
     def end(self) -> Outcome:
@@ -252,10 +263,11 @@ class _Training:
         if self.data.test is not None and self.interrupted is None:
             test = self._evaluate("test", self.data.test)
         self._call("on_end")
+        self.session.agree_buffers()
         while True:
             result = self._result(test)
             if self.session.rank == 0:
-                self.save(wait=True)
+                self._write_checkpoint(wait=True)
                 self._write_model()
                 self.session.tell("result", result)
             if self.session.leave():
@@ -265,7 +277,9 @@ class _Training:
         snapshot = capture(self.model)
         save_model(self.out / WEIGHTS, snapshot)
         if self.interrupted is None:
-            batch = Batch(self._first_ids(3), self.data.train.gather(self._first_ids(3)))
+            ids = self._first_ids(3)
+            fields = map_tensors(lambda tensor: tensor.to(self.session.device), self.data.train.gather(ids))
+            batch = Batch(ids, fields)
             try:
                 save_program(self.out / PROGRAM, self.model, (batch.x,))
             except CordeeError as error:

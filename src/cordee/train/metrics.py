@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cordee.core.errors import JobError
+from cordee.feed.source import map_tensors
 from cordee.group.rope import Rope
 from cordee.train.gather import gather_any
 
@@ -112,13 +113,15 @@ class TorchmetricsTally:
         self._value = float("nan")
 
     def update(self, output: Any, target: Any) -> None:
-        """Pass on."""
+        """Pass on; a metric that keeps what it is given gets copies, because a batch's memory is reused."""
+        if any(isinstance(state, list) for state in self._metric._defaults.values()):
+            output, target = map_tensors(Tensor.clone, output), map_tensors(Tensor.clone, target)
         self._metric.update(output, target)
 
     def merge(self, rope: Rope) -> None:
         """Let the metric merge, over our own rope."""
         metric = self._metric
-        metric.dist_sync_fn = lambda tensor, group=None: gather_any(rope, tensor)
+        metric.dist_sync_fn = lambda tensor, group=None: _filled(gather_any(rope, tensor))
         metric.distributed_available_fn = lambda: rope.size > 1
         metric._update_count = max(metric._update_count, 1)  # an empty share is no reason for a warning
         value = metric.compute()
@@ -136,6 +139,11 @@ class TorchmetricsTally:
     def value(self) -> float:
         """What the merged metric gave."""
         return self._value
+
+
+def _filled(parts: list[Tensor]) -> list[Tensor]:
+    """Without the empty ones, whose type (float) would become that of the labels they are put together with."""
+    return [part for part in parts if part.numel()] or parts
 
 
 def tally_of(name: str, metric: Any) -> Tally:

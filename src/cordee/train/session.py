@@ -57,7 +57,9 @@ class Committed:
     loss: float
     samples: int
     stop: bool
-    """Some replica wished to stop after this step."""
+    """Some replica wished to stop after this step, or was asked to."""
+    asked: bool
+    """It was the launcher who asked to stop (Ctrl-C)."""
     save: bool
     """Some replica wished a checkpoint after this step."""
 
@@ -65,12 +67,21 @@ class Committed:
 class Session:
     """One worker's side of a run; alone, it is an ordinary training loop."""
 
-    def __init__(self, rope: Rope | None = None, *, plan: Plan | None = None, seed: int = 0, device: str = "cpu") -> None:
-        """Made by `session()`; `rope` is None for one process alone."""
+    def __init__(
+        self,
+        rope: Rope | None = None,
+        *,
+        plan: Plan | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+        launched: bool = False,
+    ) -> None:
+        """Made by `session()`; `rope` is None for one process alone. `launched`: our worker leaves the rope itself."""
         self.rope = rope or Rope()
         self.plan = plan or Plan()
         self.seed = seed
         self.device = device
+        self._launched = launched
         self.ledger = Ledger()
         self.timing = Timing()
         self.last: Committed | None = None
@@ -138,11 +149,18 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Leave together with the others, unless an exception ended the block."""
-        if kind is None:
-            while not self.leave():
+        """Come to the end together with the others, unless an exception ended the block."""
+        if kind is not None:
+            return
+        if self._launched:
+            self._send_timing(time.perf_counter())
+            while not self.rope.agree([torch.zeros(1)]):
                 pass
-            self.rope.close()
+            self.rope.on_regroup.remove(self._regrouped)
+            return
+        while not self.leave():
+            pass
+        self.rope.close()
 
     def leave(self) -> bool:
         """Leave together: True when nobody needs anything any more; False if somebody was lost before that."""
@@ -208,20 +226,21 @@ class Session:
         weight = self._total_weight()
         silent = batch.weight == 0
         self._backwards += 1
-        overlap = batch.last and not silent and not self._state.void and len(self._reducers) == 1
+        overlap = batch.last and not self._state.void and len(self._reducers) == 1
         if self._backwards > 1 and batch.last:
             self._no_overlap()
             overlap = False
         if silent:
             self._backward_for_nothing(loss)
-            return
         factor = batch.weight / weight if weight else 0.0
-        self._loss += float(loss.detach()) * factor
-        if overlap:
+        if not silent:
+            self._loss += loss.item() * factor
+        if overlap:  # an empty share too, though its gradients were there before: it sends when the others do
             (reducer,) = self._reducers.values()
             reducer.ride_along(self._extras())
             reducer.arm()
-        (loss * factor).backward()  # type: ignore[no-untyped-call]
+        if not silent:
+            loss.backward(torch.full_like(loss, factor))  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Agree on the gradient, update, commit. False: not yet (accumulating), or void because a peer was lost.
@@ -235,6 +254,7 @@ class Session:
         self._substeps += 1
         if self._substeps <= self._substeps_done:  # done before the peer was lost; only what came after it is repeated
             reducer.clear()
+            self._buffers.bring_back()
             return True
         if self._generation != self.rope.generation:
             self._void()
@@ -341,14 +361,16 @@ class Session:
 
     def _extras(self) -> list[float]:
         channel = self.rope.channel
-        stop = self.wish_stop or (channel is not None and channel.stop_reason is not None)
+        asked = channel is not None and channel.stop_reason is not None
         limbs = to_limbs(self._digest % 2**64)
-        return [self._loss, float(stop), float(self.wish_save), float(self._count), *limbs]
+        return [self._loss, float(self.wish_stop), float(asked), float(self.wish_save), float(self._count), *limbs]
 
     def _backward_for_nothing(self, loss: Tensor) -> None:
         """An empty share: run the backward pass, whose collectives the others wait for, and drop what it gives."""
-        parameters = [parameter for reducer in self._reducers.values() for parameter in reducer.parameters]
-        parameters = parameters or [p for model in self._models for p in model.parameters()]
+        # Of all models too: an optimizer that has not stepped yet has no reducer.
+        of_models = [parameter for model in self._models for parameter in model.parameters()]
+        of_reducers = [parameter for reducer in self._reducers.values() for parameter in reducer.parameters]
+        parameters = list(dict.fromkeys(of_models + of_reducers))
         kept = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
@@ -358,7 +380,7 @@ class Session:
             parameter.grad = gradient
 
     def _commit(self, optimizer: Optimizer, reducer: Reducer, extras: list[float], clip: float | None) -> None:
-        loss, stop, save, count = extras[:4]
+        loss, stop, asked, save, count = extras[:5]
         batch = self._current()
         if not math.isfinite(loss):
             raise DivergedError(
@@ -371,10 +393,13 @@ class Session:
         optimizer.step()
         reducer.clear()
         self._substeps_done += 1
+        self._buffers.remember()
         if self._substeps_done == 1 and self._feeder is not None:
             order = self._feeder.order
-            self.ledger.enter(order, batch.epoch, batch.step, int(count), from_limbs(extras[4:]))
-            self.last = Committed(self._number, batch.epoch, batch.step, loss, int(count), stop > 0, save > 0)
+            self.ledger.enter(order, batch.epoch, batch.step, int(count), from_limbs(extras[5:]))
+            self.last = Committed(
+                self._number, batch.epoch, batch.step, loss, int(count), stop + asked > 0, asked > 0, save > 0
+            )
             self._stamp()
             self._record(self.last)
 
@@ -418,16 +443,14 @@ class Session:
         """Nothing of this step was committed: forget its gradients and what its forward pass left in buffers."""
         self._redo = True
         for reducer in self._reducers.values():
-            reducer.discard()
-            reducer.clear()
-        if self._substeps_done == 0:
-            self._buffers.bring_back()
+            reducer.forget()
+        self._buffers.bring_back()
 
     def _no_overlap(self) -> None:
         """Gradients of this step come in more than one piece: send nothing before `step` asks for it."""
         for reducer in self._reducers.values():
             reducer.overlap = False
-            if not reducer.discard():
+            if not reducer.hold_back():
                 self._state.void = True
 
     def _regrouped(self) -> None:
@@ -449,4 +472,5 @@ class Session:
 def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
     """My session: of the run that started this process (cordee run, torchrun, mpirun, Slurm), or alone."""
     joined = join(World.from_env())
-    return Session(joined.rope, plan=Plan.parse(plan) if plan is not None else joined.plan, seed=seed)
+    chosen = Plan.parse(plan) if plan is not None else joined.plan
+    return Session(joined.rope, plan=chosen, seed=seed, launched=joined.launched)

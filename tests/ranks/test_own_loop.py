@@ -1,0 +1,108 @@
+"""A loop in the user's own hands: the same script alone, under `cordee run`, and with a worker that dies in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import DEADLINE_S, JOBS, Run, command, run_script
+
+Told = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Told]:
+    """What a script tells when Python runs it without any launcher; each script runs once."""
+    told: dict[str, Told] = {}
+
+    def find(script: str) -> Told:
+        if script not in told:
+            folder = tmp_path_factory.mktemp(script)
+            command = [sys.executable, str(JOBS / f"{script}.py"), str(folder)]
+            subprocess.run(command, check=True, timeout=DEADLINE_S, env={"OMP_NUM_THREADS": "1"})
+            told[script] = json.loads((folder / "0.json").read_text())
+        return told[script]
+
+    return find
+
+
+def assert_told_the_same(found: Told, wanted: Told) -> None:
+    np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=1e-12)
+    assert found["ledger"] == wanted["ledger"]
+    assert (found["ledger"]["lost"], found["ledger"]["repeated"]) == (0, 0)
+    for name, value in wanted["state"].items():
+        np.testing.assert_allclose(found["state"][name], value, rtol=0, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("script", "workers", "plan"),
+    [
+        ("own_loop", 3, "auto"),
+        ("own_loop", 2, "share=sampled"),
+        ("gan", 3, "auto"),
+        ("gan", 2, "share=sampled"),
+        ("gan", 3, "proportions=2:0:1"),
+    ],
+)
+def test_a_script_does_not_care_how_many_it_is(
+    script: str, workers: int, plan: str, alone: Callable[[str], Told], warm: int, tmp_path: Path
+) -> None:
+    run = run_script(JOBS / f"{script}.py", tmp_path / "run", str(tmp_path), workers=workers, plan=plan)
+    for rank in range(workers):
+        assert_told_the_same(json.loads((tmp_path / f"{rank}.json").read_text()), alone(script))
+    assert [event["step"] for event in run.of("step")] == list(range(1, 1 + len(alone(script)["losses"])))
+
+
+@pytest.mark.parametrize(("worker", "step"), [(0, 4), (1, 0), (2, 13)])
+def test_a_worker_dies_between_two_updates_of_one_step(
+    worker: int, step: int, alone: Callable[[str], Told], warm: int, tmp_path: Path
+) -> None:
+    """The first update is committed and not done again, nor are the running statistics of BatchNorm."""
+    run: Run = run_script(JOBS / "gan.py", tmp_path / "run", str(tmp_path), str(worker), str(step), workers=3)
+    assert [event["worker"] for event in run.of("failure")] == [worker]
+    for rank in range(2):
+        assert_told_the_same(json.loads((tmp_path / f"{rank}.json").read_text()), alone("gan"))
+
+
+TWICE = """
+import sys, time
+from pathlib import Path
+import torch
+import cordee
+
+for turn in range(2):
+    with cordee.session() as s:
+        model = s.prepare(torch.nn.Linear(64, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in s.batches(cordee.data.digits().train, batch=101, epochs=1):
+            s.backward(torch.nn.functional.cross_entropy(model(batch.x), batch.y))
+            s.step(optimizer)
+if s.rank == 0:
+    time.sleep(1.0)  # what one worker does behind the block is waited for
+    Path(sys.argv[1]).write_text(f"{s.size} {s.ledger.samples}")
+"""
+
+
+def test_a_script_may_do_more_behind_the_block(warm: int, tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(TWICE)
+    run_script(tmp_path / "twice.py", tmp_path / "run", str(tmp_path / "told"), workers=3)
+    assert (tmp_path / "told").read_text() == "3 1437"
+
+
+def test_the_command_passes_arguments_on(warm: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, cordee\nwith cordee.session() as s: sys.stdout.write(f'{s.rank} {s.size} {sys.argv[1:]}\\n')\n"
+    )
+    ended = command("run", "--workers", "2", "--out", tmp_path / "run", script, "--lr", "3", "x")
+    assert (ended.returncode, sorted(ended.stdout.splitlines())[:2]) == (
+        0,
+        ["0 2 ['--lr', '3', 'x']", "1 2 ['--lr', '3', 'x']"],
+    )

@@ -1,0 +1,111 @@
+"""From a job file and its settings to a job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cordee.core.errors import JobError
+from cordee.train.jobfile import load_job, read_value
+
+FACTORY = """
+from __future__ import annotations
+import torch
+import cordee
+
+def job(lr: float = 1e-3, width: int = 128, tied: bool = False, name: str = "x", limit: int | None = None, free=3):
+    global seen
+    seen = (lr, width, tied, name, limit, free)
+    return cordee.Job(model=lambda: torch.nn.Linear(64, 10), loss=torch.nn.functional.cross_entropy,
+                      optimizer=lambda params: torch.optim.SGD(params, lr=lr), data=cordee.data.digits(), batch=7)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "task.py"
+    path.write_text(FACTORY)
+    return path
+
+
+def seen() -> Any:
+    return sys.modules["cordee_job"].seen  # type: ignore[attr-defined]
+
+
+def test_arguments_are_filled_by_type(file: Path) -> None:
+    settings = {"lr": "3e-4", "width": "64", "tied": "yes", "name": "7", "limit": "5", "free": "9"}
+    job = load_job(file, settings)
+    assert seen() == (3e-4, 64, True, "7", 5, 9)
+    assert job.name == "task" and job.batch == 7
+    load_job(file, {"limit": "none"})
+    assert seen() == (1e-3, 128, False, "x", None, 3)
+
+
+def test_the_rest_are_fields_of_the_job(file: Path) -> None:
+    job = load_job(file, {"batch": "64", "epochs": "3", "shuffle": "blocks", "clip": "0.5"})
+    assert (job.batch, job.epochs, job.shuffle, job.clip) == (64, 3, "blocks", 0.5)
+    assert load_job(file, {"clip": "none"}).clip is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"width": "wide"}, r"--set width=wide: expected int"),
+        ({"tied": "perhaps"}, r"--set tied=perhaps: expected bool"),
+        ({"wdith": "3"}, r"wdith.*Did you mean width"),
+        ({"bach": "3"}, r"bach.*Did you mean batch"),
+        ({"loss": "mse"}, r"--set loss=mse"),
+        ({"batch": "0"}, r"batch=0"),
+    ],
+)
+def test_what_is_wrong_is_named(settings: dict[str, str], words: str, file: Path) -> None:
+    with pytest.raises(JobError, match=words):
+        load_job(file, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import cordee\n", "does not define `job`"),
+        ("def job(size: int): ...\n", "needs size: give it with --set size"),
+        ("def job(): return 3\n", "is int: expected a cordee.Job"),
+        ("x = (\n", "line 1"),
+    ],
+)
+def test_a_file_without_a_job(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "task.py"
+    path.write_text(text)
+    with pytest.raises(JobError, match=words):
+        load_job(path, {})
+
+
+def test_a_job_of_another_name_is_pointed_out(file: Path) -> None:
+    file.write_text(FACTORY + "\nmine = job()\ndel job\n")
+    with pytest.raises(JobError, match="It defines mine: rename it to job"):
+        load_job(file, {})
+
+
+def test_a_guarded_main_block_does_not_run(file: Path) -> None:
+    file.write_text(FACTORY + "\nif __name__ == '__main__':\n    raise SystemExit('ran')\n")
+    assert load_job(file, {}).batch == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "default", "value"),
+    [
+        ("3", int, None, 3),
+        ("3", float, None, 3.0),
+        ("3", int | str, None, 3),
+        ("three", int | str, None, "three"),
+        ("off", bool, True, False),
+        ("1e-3", None, 0.5, 1e-3),
+        ("a/b", Path, None, Path("a/b")),
+        ("word", None, None, "word"),
+    ],
+)
+def test_a_value_is_read_by_the_type_or_the_default(text: str, hint: Any, default: Any, value: Any) -> None:
+    found = read_value("name", text, hint, default)
+    assert found == value and type(found) is type(value)

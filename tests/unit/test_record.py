@@ -1,0 +1,86 @@
+"""The ledger of committed samples, and digests that add up as small numbers."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from cordee.feed.digest import delivered
+from cordee.feed.order import Order
+from cordee.train.record import Ledger, Timing, from_limbs, to_limbs
+
+ORDER = Order(1003, 101, seed=3)
+
+
+def enter(ledger: Ledger, step: int, ids: np.ndarray, positions: object = None) -> None:
+    places = range(len(ids)) if positions is None else positions
+    ledger.enter(ORDER, 0, step, len(ids), delivered(ids, places))  # type: ignore[arg-type]
+
+
+def test_limbs_add_up_over_thousands_of_replicas() -> None:
+    draw = random.Random(0)
+    digests = [draw.getrandbits(64) for _ in range(5_000)]
+    sums = np.sum([np.asarray(to_limbs(digest), dtype=np.float32) for digest in digests], axis=0, dtype=np.float32)
+    assert from_limbs(sums.tolist()) == sum(digests) % 2**64
+
+
+@pytest.mark.parametrize("cuts", [(), (50,), (0, 101), (1, 2, 3, 77)])
+def test_however_a_batch_is_cut_the_ledger_is_the_same(cuts: tuple[int, ...]) -> None:
+    whole, cut = Ledger(), Ledger()
+    ids = ORDER.ids(0, 0)
+    enter(whole, 0, ids)
+    edges = [0, *cuts, 101]
+    parts = [range(start, stop) for start, stop in pairwise(edges)]
+    digest = sum(delivered(ids[part.start : part.stop], part) for part in parts) % 2**64
+    cut.enter(ORDER, 0, 0, 101, digest)
+    assert cut == whole and whole.samples == 101 and (whole.lost, whole.repeated) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "lost", "repeated"),
+    [
+        (lambda ids: ids[:-2], 2, 0),
+        (lambda ids: np.append(ids, ids[:3]), 0, 3),
+        (lambda ids: np.append(ids[:-1], ids[0]), 1, 1),
+        (lambda ids: ids[::-1], 1, 1),  # in another order: not what was to be delivered
+    ],
+)
+def test_what_was_lost_or_repeated_is_seen(change: object, lost: int, repeated: int) -> None:
+    ledger, right = Ledger(), Ledger()
+    enter(right, 0, ORDER.ids(0, 0))
+    enter(ledger, 0, change(ORDER.ids(0, 0)))  # type: ignore[operator]
+    assert (ledger.lost, ledger.repeated) == (lost, repeated)
+    assert ledger.order_sha256 != right.order_sha256
+
+
+def test_the_hash_tells_steps_apart_and_survives_a_checkpoint() -> None:
+    one, other = Ledger(), Ledger()
+    for step in (0, 1):
+        enter(one, step, ORDER.ids(0, step))
+    for step in (1, 0):
+        enter(other, step, ORDER.ids(0, step))
+    assert one.order_sha256 != other.order_sha256
+    kept = Ledger(**one.to_dict())
+    enter(one, 2, ORDER.ids(0, 2))
+    enter(kept, 2, ORDER.ids(0, 2))
+    assert kept == one and one.samples == 303
+
+
+def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
+    timing = Timing()
+    assert timing.drain() is None and timing.percentiles() == {}
+    timing.add(4, data=0.001, compute=0.01, blocked=0.004, arrived=100.0)
+    timing.add(5, data=0.002, compute=0.02, blocked=0.003, arrived=101.0)
+    record = timing.drain()
+    assert record == {
+        "from": 4,
+        "data_ms": [1.0, 2.0],
+        "compute_ms": [10.0, 20.0],
+        "blocked_ms": [4.0, 3.0],
+        "arrived": [100.0, 101.0],
+    }
+    assert timing.drain() is None
+    assert timing.percentiles()["p50"] == pytest.approx(20.0)

@@ -1,0 +1,96 @@
+"""Who goes on, from where, and who gives what to whom: decisions without a socket."""
+
+from __future__ import annotations
+
+import pytest
+
+from cordee.group.roster import Go, Roster, decide
+
+
+def formed(workers: int) -> Roster:
+    """A roster whose first generation was just formed."""
+    roster = Roster(expected=workers)
+    for worker in range(workers):
+        roster = roster.join(worker).report(worker, 0)
+    step = roster.next_generation()
+    assert step is not None
+    return step[0]
+
+
+def test_the_first_generation_waits_for_everybody() -> None:
+    roster = Roster(expected=3).join(0).report(0, 0).join(2).report(2, 0)
+    assert roster.next_generation() is None
+    assert roster.join(1).next_generation() is None  # here, but not ready
+    step = roster.join(1).report(1, 0).next_generation()
+    assert step is not None
+    assert step[1] == Go(generation=1, members=(0, 1, 2), target=0, giver=None)
+    assert step[0].formed and step[0].ready == {}
+
+
+def test_who_died_before_joining_is_not_waited_for() -> None:
+    roster = Roster(expected=2).join(0).report(0, 0).lose(1, "killed")
+    step = roster.next_generation()
+    assert step is not None and step[1].members == (0,)
+
+
+def test_survivors_regroup_when_all_of_them_are_ready() -> None:
+    roster = formed(4).lose(2, "killed")
+    assert not roster.formed
+    roster = roster.report(0, 7).report(3, 7)
+    assert roster.next_generation() is None
+    step = roster.report(1, 7).next_generation()
+    assert step is not None
+    assert step[1] == Go(generation=2, members=(0, 1, 3), target=7, giver=None)
+
+
+def test_somebody_dies_while_the_others_regroup() -> None:
+    roster = formed(4).lose(2, "killed").report(0, 7).report(3, 7).lose(1, "killed too")
+    step = roster.next_generation()
+    assert step is not None and step[1].members == (0, 3)
+    assert step[0].lost == ((2, "killed"), (1, "killed too"))
+
+
+def test_one_who_was_ready_and_then_died_is_forgotten() -> None:
+    roster = formed(3).lose(2, "killed").report(0, 8).lose(0, "killed").report(1, 7)
+    step = roster.next_generation()
+    assert step is not None and step[1] == Go(2, (1,), 7, None)
+
+
+@pytest.mark.parametrize(
+    ("committed", "target", "giver"),
+    [
+        ({0: 5, 1: 5, 2: 5}, 5, None),
+        ({0: 5, 1: 6, 2: 6}, 6, 1),
+        ({4: 6, 2: 5, 9: 5}, 6, 4),
+        ({3: 0}, 0, None),
+    ],
+)
+def test_the_first_of_those_ahead_hands_over(committed: dict[int, int], target: int, giver: int | None) -> None:
+    assert decide(9, committed) == Go(9, tuple(sorted(committed)), target, giver)
+
+
+def test_survivors_two_steps_apart_are_a_defect() -> None:
+    with pytest.raises(AssertionError, match="more than one"):
+        decide(2, {0: 3, 1: 5})
+
+
+def test_everybody_leaves_or_nobody() -> None:
+    roster = formed(3).finish(0).finish(1)
+    assert not roster.all_finished()
+    assert roster.finish(2).all_finished()
+    after_a_loss = roster.lose(2, "killed")
+    assert not after_a_loss.all_finished()  # those who had finished must be ready to hand over
+    assert after_a_loss.finished == frozenset()
+
+
+def test_a_loss_counts_once_and_a_dead_worker_says_nothing() -> None:
+    roster = formed(3).lose(1, "killed")
+    assert roster.lose(1, "its connection closed") is roster
+    assert roster.report(1, 5).ready == {}
+    assert roster.finish(1).finished == frozenset()
+
+
+def test_a_torn_collective_keeps_all_members() -> None:
+    roster = formed(2).tear().report(0, 3).report(1, 4)
+    step = roster.next_generation()
+    assert step is not None and step[1] == Go(2, (0, 1), 4, 1)
