@@ -90,7 +90,7 @@ def test_the_launcher_is_killed(training: Training) -> None:
 
 
 def test_a_worker_is_killed(training: Training) -> None:
-    with training("epochs=30") as run:
+    with training("epochs=10") as run:
         os.kill(run.workers[0], signal.SIGKILL)
         run.launcher.communicate(timeout=DEADLINE_S)
         assert run.launcher.returncode == 0

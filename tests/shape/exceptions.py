@@ -22,5 +22,8 @@ MANY_PARAMETERS: dict[str, int] = {
 # (module, what could unpickle): why the bytes cannot come from elsewhere
 UNPICKLING: dict[tuple[str, str], str] = {
     ("cordee.runtime.api", "cloudpickle"): "only packs: the job of a notebook, for its own workers",
-    ("cordee.runtime.worker", "cloudpickle"): "reads what its own launcher put into memory that only a descriptor leads to",
+    (
+        "cordee.runtime.worker",
+        "cloudpickle",
+    ): "reads what its own launcher put into memory that only a descriptor leads to",
 }

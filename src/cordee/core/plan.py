@@ -116,7 +116,9 @@ class Plan:
     accumulate: int = _key(1, "sync", "micro-batches that a step is computed in", minimum=1)
     bucket_mb: float = _key(25.0, "sync", "gradients that travel together, in MiB", minimum=0.01)
     overlap: bool = _key(True, "sync", "send gradients while the backward pass goes on")
-    backend: str = _key("auto", "sync", "who carries the collectives", choices=("auto", "gloo", "nccl"), built=("auto", "gloo"))
+    backend: str = _key(
+        "auto", "sync", "who carries the collectives", choices=("auto", "gloo", "nccl"), built=("auto", "gloo")
+    )
 
     precision: str = _key(
         "fp32", "device", "the number format of the mathematics", choices=("fp32", "bf16", "fp16"), built=("fp32",)

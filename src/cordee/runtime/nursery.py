@@ -152,8 +152,8 @@ def warm_path() -> Path:
     package = Path(__file__).resolve().parents[1]
     newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
     # Workers inherit from the server where they may run and whom they can reach, so it must be as for ourselves.
-    place = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "pid")] + [str(sorted(os.sched_getaffinity(0)))]
-    identity = f"{sys.executable}|{sys.version}|{package}|{newest}|{place}"
+    spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "pid")]
+    identity = f"{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
     return folder / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,25 @@ def save_program(path: Path, model: nn.Module, args: Sequence[Any], kwargs: Mapp
     replace_file(path, size, lambda file: write_tensors(file, content, header))
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Where it fails, torch prints its half-made graph; the error itself says in one line why."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Recipe, dict[str, torch.Tensor]]:
     """Turn a model into a recipe and the constant tensors that are not in its `state_dict`."""
     from torch import export  # takes more than a second to import, and only the end of a run needs it
     from torch.export.graph_signature import InputKind
 
-    program = export.export(model, args, kwargs, dynamic_shapes=_batch_shapes(export, (args, kwargs)), strict=False)
+    with _quiet():
+        program = export.export(model, args, kwargs, dynamic_shapes=_batch_shapes(export, (args, kwargs)), strict=False)
     state: dict[str, str] = {}
     constants: dict[str, torch.Tensor] = {}
     inputs: list[Any] = []

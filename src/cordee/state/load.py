@@ -49,7 +49,7 @@ def load(run: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module]
 
 
 def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Weights by name, and tied names, from a run's folder, a checkpoint's or any safetensors file; ours are checked."""
+    """Weights by name, and tied names, from a run, a checkpoint or any safetensors file; our own files are checked."""
     path = Path(run)
     if (path / INDEX).is_file():
         snapshot = read_folder(path, check=True)

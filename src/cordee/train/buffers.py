@@ -36,9 +36,12 @@ class BufferKeeper:
                 buffer.copy_(self._copies[place])
                 self._versions[place] = buffer._version
 
+    def floating(self) -> list[Tensor]:
+        """The buffers that hold numbers that can be averaged."""
+        return [buffer for buffer in self._buffers if buffer.is_floating_point()]
+
     @torch.no_grad()
     def set_floating(self, values: list[Tensor]) -> None:
         """Give the floating buffers these values, in their order."""
-        floating = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-        for buffer, value in zip(floating, values, strict=True):
+        for buffer, value in zip(self.floating(), values, strict=True):
             buffer.copy_(value)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cordee.train.session import Committed, Session
+    from cordee.train.record import Committed
+    from cordee.train.session import Session
 
 
 class Callback:

@@ -26,7 +26,9 @@ class Slot(NamedTuple):
 class Feeder:
     """This worker's share of every micro-batch, gathered ahead of time."""
 
-    def __init__(self, source: Source, order: Order, share: Share, rope: Rope, *, accumulate: int = 1, device: str = "cpu") -> None:
+    def __init__(
+        self, source: Source, order: Order, share: Share, rope: Rope, *, accumulate: int = 1, device: str = "cpu"
+    ) -> None:
         """Nothing is read before the first `take`."""
         self.order = order
         self.share = share

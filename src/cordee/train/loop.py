@@ -25,8 +25,8 @@ from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, re
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job, Resolved
 from cordee.train.preflight import preflight
-from cordee.train.record import Ledger
-from cordee.train.session import Committed, Session
+from cordee.train.record import Committed, Ledger
+from cordee.train.session import Session
 from cordee.train.stopping import Patience
 
 
@@ -286,7 +286,7 @@ class _Training:
                 self.session.tell("warning", {"message": str(error)})
 
     def _result(self, test: dict[str, float]) -> dict[str, Any]:
-        session, timing = self.session, self.session.timing
+        session, timing = self.session, self.session.reporter.timing
         seconds = sum(timing.steps)
         samples = session.ledger.samples - self._samples_before
         return {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +12,10 @@ import numpy as np
 
 from cordee.feed.digest import chain, delivered
 from cordee.feed.order import Order
+from cordee.group.rope import Rope
 
+SEND_EVERY_S = 0.25
+"""How often a worker sends where its time went."""
 LIMBS = 8
 """A digest travels as eight bytes, each a small whole number, so that a float32 sum over 65,536 replicas is exact."""
 
@@ -23,6 +28,24 @@ def to_limbs(digest: int) -> list[float]:
 def from_limbs(limbs: Sequence[float]) -> int:
     """The sum of digests, modulo 2**64, from the sums of their limbs."""
     return sum(int(limb) << (8 * place) for place, limb in enumerate(limbs)) % 2**64
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A step that happened everywhere."""
+
+    number: int
+    """Steps before it, over all epochs."""
+    epoch: int
+    step: int
+    loss: float
+    samples: int
+    stop: bool
+    """Some replica wished to stop after this step, or was asked to."""
+    asked: bool
+    """It was the launcher who asked to stop (Ctrl-C)."""
+    save: bool
+    """Some replica wished a checkpoint after this step."""
 
 
 @dataclass
@@ -48,7 +71,10 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         return {
-            "order_sha256": self.order_sha256, "samples": self.samples, "lost": self.lost, "repeated": self.repeated
+            "order_sha256": self.order_sha256,
+            "samples": self.samples,
+            "lost": self.lost,
+            "repeated": self.repeated,
         }
 
 
@@ -100,3 +126,78 @@ class Timing:
 
 def _milliseconds(seconds: list[float]) -> list[float]:
     return [round(value * 1e3, 4) for value in seconds]
+
+
+class Reporter:
+    """Times the steps of this worker, and tells the hub of them."""
+
+    def __init__(self, rope: Rope) -> None:
+        """Nothing to tell yet."""
+        self.timing = Timing()
+        self._rope = rope
+        self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
+        self._sent_at = 0.0
+        self._began = self._asked = self._arrived = 0.0
+        self._data = 0.0
+        self._blocked_before = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began = self._asked = time.perf_counter()
+        self._data = 0.0
+        self._blocked_before = self._rope.blocked_s
+
+    def asks(self) -> None:
+        """From here on the step waits for data."""
+        self._asked = time.perf_counter()
+
+    def got(self) -> None:
+        """The data has come."""
+        self._data += time.perf_counter() - self._asked
+
+    def arrives(self) -> None:
+        """All gradients of this worker are there: stamped before it waits for those of the others."""
+        self._arrived = time.perf_counter()
+
+    def commit(self, done: Committed) -> None:
+        """The step is over: write down where its time went and tell of it, one worker for all.
+
+        The others keep it, in case the one that speaks dies before it was sent.
+        """
+        now = time.perf_counter()
+        blocked = self._rope.blocked_s - self._blocked_before
+        channel = self._rope.channel
+        clock = time.time() + (channel.clock_offset_s if channel is not None else 0.0)
+        compute = now - self._began - self._data - blocked
+        arrived = clock - (now - self._arrived)
+        self.timing.add(done.number, data=self._data, compute=compute, blocked=blocked, arrived=arrived)
+        if channel is None:
+            return
+        record = {
+            "step": done.number + 1,
+            "epoch": done.epoch,
+            "loss": done.loss,
+            "samples": done.samples,
+            "ms": round((now - self._began) * 1e3, 4),
+            "at": round(clock, 6),
+        }
+        self._recent.append(record)
+        if self._rope.rank == 0:
+            channel.post("step", record)
+        if now - self._sent_at > SEND_EVERY_S:
+            self._sent_at = now
+            self.send_timing()
+
+    def send_timing(self) -> None:
+        """Send what has gathered."""
+        record = self.timing.drain()
+        if record is not None and self._rope.channel is not None:
+            self._rope.channel.post("times", record)
+
+    def repeat(self) -> None:
+        """The members changed: whoever speaks for all now says what the hub has not on record."""
+        channel = self._rope.channel
+        if channel is not None and self._rope.rank == 0:
+            for record in self._recent:
+                if record["step"] > channel.recorded:
+                    channel.post("step", record)

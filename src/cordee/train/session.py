@@ -13,10 +13,7 @@ iterator yields the same step again, newly shared among the survivors.
 from __future__ import annotations
 
 import math
-import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -39,29 +36,8 @@ from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, make_exact
 from cordee.train.buffers import BufferKeeper
 from cordee.train.feeder import Feeder, Slot, Weigh
-from cordee.train.record import Ledger, Timing, from_limbs, to_limbs
-
-
-TIMING_EVERY_S = 0.25
-"""How often a worker sends where its time went."""
-
-
-@dataclass(frozen=True)
-class Committed:
-    """A step that happened everywhere."""
-
-    number: int
-    """Steps before it, over all epochs."""
-    epoch: int
-    step: int
-    loss: float
-    samples: int
-    stop: bool
-    """Some replica wished to stop after this step, or was asked to."""
-    asked: bool
-    """It was the launcher who asked to stop (Ctrl-C)."""
-    save: bool
-    """Some replica wished a checkpoint after this step."""
+from cordee.train.record import Committed, Ledger, Reporter, from_limbs, to_limbs
+from cordee.train.weight import GlobalWeight
 
 
 class Session:
@@ -83,7 +59,7 @@ class Session:
         self.device = device
         self._launched = launched
         self.ledger = Ledger()
-        self.timing = Timing()
+        self.reporter = Reporter(self.rope)
         self.last: Committed | None = None
         self.wish_stop = False
         """Set it to end the run on all workers after the current step."""
@@ -99,17 +75,11 @@ class Session:
         self._substeps_done = 0
         self._generation = 0
         self._batch: Batch | None = None
-        self._global_weight: float | Any = 0.0
-        self._header: tuple[Any, Tensor] | None = None
+        self._weight = GlobalWeight(self.rope)
         self._loss = 0.0
         self._count = 0
         self._digest = 0
         self._backwards = 0
-        self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
-        self._told_at = 0.0
-        self._blocked_before = 0.0
-        self._marks = [0.0, 0.0, 0.0, 0.0]
-        """When this step asked for data, got it, came to the collective, and had its result."""
         self.rope.on_regroup.append(self._regrouped)
 
     # ------------------------------------------------------------- who
@@ -148,12 +118,14 @@ class Session:
         """Leave the rope at the end of the block."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Come to the end together with the others, unless an exception ended the block."""
         if kind is not None:
             return
         if self._launched:
-            self._send_timing(time.perf_counter())
+            self.reporter.send_timing()
             while not self.rope.agree([torch.zeros(1)]):
                 pass
             self.rope.on_regroup.remove(self._regrouped)
@@ -164,7 +136,7 @@ class Session:
 
     def leave(self) -> bool:
         """Leave together: True when nobody needs anything any more; False if somebody was lost before that."""
-        self._send_timing(time.perf_counter())
+        self.reporter.send_timing()
         return self.rope.finish()
 
     def tell(self, kind: str, content: dict[str, Any]) -> None:
@@ -223,7 +195,8 @@ class Session:
     def backward(self, loss: Tensor) -> None:
         """Gradients of my share, weighted so that their sum over all workers is that of the global batch."""
         batch = self._current()
-        weight = self._total_weight()
+        weight = self._weight.total()
+        self._state.void |= weight is None
         silent = batch.weight == 0
         self._backwards += 1
         overlap = batch.last and not self._state.void and len(self._reducers) == 1
@@ -260,9 +233,8 @@ class Session:
             self._void()
             return False
         reducer.ride_along(self._extras())
-        self._marks[2] = time.perf_counter()
+        self.reporter.arrives()
         extras = reducer.finish(void=self._state.void)
-        self._marks[3] = time.perf_counter()
         if extras is None:
             self._void()
             return False
@@ -274,7 +246,7 @@ class Session:
         if self.plan.batchnorm != "replica":
             return
         while self.rope.size > 1:
-            mine = [b.detach().double() / self.rope.size for model in self._models for b in model.buffers() if b.is_floating_point()]
+            mine = [buffer.double() / self.rope.size for buffer in self._buffers.floating()]
             if not mine:
                 return
             if self.rope.agree(mine):
@@ -296,68 +268,55 @@ class Session:
 
     def _one_step(self, feeder: Feeder, slot: Slot, weigh: Weigh | None) -> Iterator[Batch]:
         """Yield the micro-batches of one step; afterwards `_redo` says whether it has to be done again."""
-        self._marks[0] = time.perf_counter()
         self._begin_step()
-        micros = feeder.micros(slot.step)
-        slots = [Slot(slot.epoch, slot.step, micro) for micro in range(micros)]
+        slots = [Slot(slot.epoch, slot.step, micro) for micro in range(feeder.micros(slot.step))]
         if weigh is None:
-            self._global_weight = float(feeder.order.size(slot.step))
-            taken: Iterator[Batch] = (feeder.take(one) for one in slots)
+            self._weight.know(float(feeder.order.size(slot.step)))
+            taken: Iterator[Batch] = map(feeder.take, slots)
         else:
             ready = [feeder.take(one, ahead=one is slots[-1]) for one in slots]
             for batch in ready:
                 batch.weight = 0.0 if batch.borrowed else float(weigh(batch))
-            self._announce_weight(sum(batch.weight for batch in ready))
+            self._weight.announce(sum(batch.weight for batch in ready))
             taken = iter(ready)
-        for micro, batch in enumerate(taken):
-            batch.last = micro + 1 == micros
-            self._batch = batch
-            self._backwards = 0
-            self._state.silent = batch.weight == 0
-            if not batch.borrowed:
-                self._count += len(batch)
-                self._digest += delivered(batch.ids, batch.positions)
-            if self._models and micro == 0:
+        for one, batch in zip(slots, taken, strict=True):
+            self._give(batch, last=one is slots[-1])
+            if one.micro == 0:
                 self._seed(slot)
-            self._marks[1] = time.perf_counter()
+            self.reporter.got()
             yield batch
             if self._redo:
                 return
+            self.reporter.asks()
         self._batch = None
+
+    def _give(self, batch: Batch, *, last: bool) -> None:
+        """This is the batch that the user's code works on now, and that counts as delivered."""
+        batch.last = last
+        self._batch = batch
+        self._backwards = 0
+        self._state.silent = batch.weight == 0
+        if not batch.borrowed:
+            self._count += len(batch)
+            self._digest += delivered(batch.ids, batch.positions)
 
     def _begin_step(self) -> None:
         self._redo = False
         self._substeps = 0
         self._generation = self.rope.generation
         self._state.void = False
-        self._header = None
         self._loss, self._count, self._digest = 0.0, 0, 0
-        self._blocked_before = self.rope.blocked_s
+        self.reporter.begin()
         self._buffers.remember()
         if self.rope.channel is not None:
             self.rope.channel.at = f"step {self._number}"
 
     def _seed(self, slot: Slot) -> None:
-        """Random draws of a step depend on seed, step and worker alone: a resumed run draws what it would have drawn."""
+        """Random draws of a step depend on seed, step and rank alone: a resumed run draws what it would have drawn."""
         (bits,) = random_bits(1, "draws", self.seed, slot.epoch, slot.step, self.rope.rank)
         torch.default_generator.manual_seed(int(bits) >> 1)
         if self.device != "cpu":
             torch.cuda.manual_seed(int(bits) >> 1)
-
-    def _announce_weight(self, mine: float) -> None:
-        """Begin to add up what the global batch weighs, while the forward pass runs."""
-        total = torch.tensor([mine], dtype=torch.float64)
-        self._global_weight = total
-        if self.rope.size > 1:
-            self._header = (self.rope.start_sum(total), total)
-
-    def _total_weight(self) -> float:
-        if self._header is not None:
-            work, _ = self._header
-            self._header = None
-            if work is None or not self.rope.wait(work):
-                self._state.void = True
-        return float(self._global_weight)
 
     def _extras(self) -> list[float]:
         channel = self.rope.channel
@@ -384,8 +343,8 @@ class Session:
         batch = self._current()
         if not math.isfinite(loss):
             raise DivergedError(
-                f"the loss of step {self._number} (epoch {batch.epoch}) is {loss}. The parameters are those before this "
-                "step. Usual causes: a learning rate that is too high, a division by zero or log of zero in the loss, "
+                f"the loss of step {self._number} (epoch {batch.epoch}) is {loss}. The parameters are those before it. "
+                "Usual causes: a learning rate that is too high, a division by zero or log of zero in the loss, "
                 "NaN in the data. Try a smaller learning rate, or clip the gradient"
             )
         if clip is not None:
@@ -400,44 +359,7 @@ class Session:
             self.last = Committed(
                 self._number, batch.epoch, batch.step, loss, int(count), stop + asked > 0, asked > 0, save > 0
             )
-            self._stamp()
-            self._record(self.last)
-
-    def _stamp(self) -> None:
-        """Write down where the time of this step went."""
-        began, given, arrived, agreed = self._marks
-        blocked = self.rope.blocked_s - self._blocked_before
-        now = time.perf_counter()
-        offset = self.rope.channel.clock_offset_s if self.rope.channel is not None else 0.0
-        at = time.time() - (now - arrived) + offset
-        compute = (now - given) - blocked
-        self.timing.add(self._number, data=given - began, compute=compute, blocked=blocked, arrived=at)
-
-    def _record(self, done: Committed) -> None:
-        """Tell the hub of the step; keep it too, in case the worker that speaks for all dies before it was sent."""
-        channel = self.rope.channel
-        if channel is None:
-            return
-        record = {
-            "step": done.number + 1,
-            "epoch": done.epoch,
-            "loss": done.loss,
-            "samples": done.samples,
-            "ms": round(self.timing.steps[-1] * 1e3, 4),
-            "at": round(time.time() + channel.clock_offset_s, 6),
-        }
-        self._recent.append(record)
-        if self.rank == 0:
-            channel.post("step", record)
-        now = time.perf_counter()
-        if now - self._told_at > TIMING_EVERY_S:
-            self._send_timing(now)
-
-    def _send_timing(self, now: float) -> None:
-        self._told_at = now
-        record = self.timing.drain()
-        if record is not None and self.rope.channel is not None:
-            self.rope.channel.post("times", record)
+            self.reporter.commit(self.last)
 
     def _void(self) -> None:
         """Nothing of this step was committed: forget its gradients and what its forward pass left in buffers."""
@@ -455,11 +377,7 @@ class Session:
 
     def _regrouped(self) -> None:
         self._state.void = True  # what is left of this step was cut for other members
-        channel = self.rope.channel
-        if self.rank == 0 and channel is not None:
-            for record in self._recent:
-                if record["step"] > channel.recorded:
-                    channel.post("step", record)
+        self.reporter.repeat()
         if self._feeder is not None:
             self._feeder.forget()
 

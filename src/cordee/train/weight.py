@@ -1,0 +1,40 @@
+"""What a global batch weighs: known at once for samples, added up while the forward pass runs for anything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cordee.group.rope import Rope
+
+
+class GlobalWeight:
+    """The weight of the global batch of the current step."""
+
+    def __init__(self, rope: Rope) -> None:
+        """Nothing is weighed yet."""
+        self._rope = rope
+        self._work: Any = None
+        self._pending = False
+        self._total = torch.zeros(1, dtype=torch.float64)
+        self._known = 0.0
+
+    def know(self, weight: float) -> None:
+        """It is a number of samples, which every worker knows."""
+        self._known, self._pending = weight, False
+
+    def announce(self, mine: float) -> None:
+        """Begin to add up what the shares weigh."""
+        self._known, self._pending = mine, self._rope.size > 1
+        if self._pending:
+            self._total = torch.tensor([mine], dtype=torch.float64)
+            self._work = self._rope.start_sum(self._total)
+
+    def total(self) -> float | None:
+        """The sum over all workers; None on a broken rope."""
+        if self._pending:
+            if self._work is None or not self._rope.wait(self._work):
+                return None
+            self._known, self._pending = float(self._total), False
+        return self._known
