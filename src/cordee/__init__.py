@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from cordee.runtime.api import train as train
     from cordee.state.load import load as load
     from cordee.train import metrics as metrics
+    from cordee.train.callbacks import Callback as Callback
     from cordee.train.job import Job as Job
+    from cordee.train.job import Save as Save
+    from cordee.train.job import Stop as Stop
     from cordee.train.session import session as session
 
 __version__ = "0.1.0"
@@ -23,8 +26,11 @@ __version__ = "0.1.0"
 # Where each public name lives; an empty attribute is the module itself. Names are imported when they are first
 # asked for, because importing torch takes seconds and `cordee --help` must not.
 _PUBLIC = {
+    "Callback": ("cordee.train.callbacks", "Callback"),
     "Job": ("cordee.train.job", "Job"),
     "Plan": ("cordee.core.plan", "Plan"),
+    "Save": ("cordee.train.job", "Save"),
+    "Stop": ("cordee.train.job", "Stop"),
     "World": ("cordee.core.world", "World"),
     "data": ("cordee.feed.data", ""),
     "errors": ("cordee.core.errors", ""),
@@ -36,6 +42,9 @@ _PUBLIC = {
 
 __all__ = [  # noqa: RUF022  (the order in which a reader meets them)
     "Job",
+    "Stop",
+    "Save",
+    "Callback",
     "Plan",
     "World",
     "train",

@@ -68,7 +68,7 @@ def job(
         model=lambda: Gpt(dtype, tied),
         loss=loss,
         optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
-        data=cordee.data.text(argparse.__file__, window=WINDOW, stride=3 * WINDOW, validation=0.1),
+        data=cordee.data.text(argparse.__file__, window=WINDOW, stride=4 * WINDOW, validation=0.1),
         batch=101,
         metrics={"accuracy": cordee.metrics.accuracy},
         weigh=count if tokens else None,

@@ -24,7 +24,7 @@ Reference = Callable[..., Run]
         ("mlp", {"epochs": 3, "schedule": True}, (1, 14)),
         ("mlp", {"epochs": 3, "optimizer": "momentum", "clip": 0.5}, (10, 29)),
         ("cnn", {"epochs": 2}, (4, 17)),
-        ("gpt", {"epochs": 2, "tokens": True}, (7, 8)),
+        ("gpt", {"epochs": 2, "tokens": True}, (3, 9)),
     ],
 )
 def test_three_then_two_then_five_workers(

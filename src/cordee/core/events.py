@@ -9,6 +9,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -74,6 +75,7 @@ class EventLog:
         """Open `path` at its end, after cutting off a line that a killed writer left unfinished."""
         self.path = Path(path)
         self._lock = threading.Lock()
+        self._waiting: deque[str] = deque()
         try:
             # Without a buffer: what the disk refused once is not tried again when the file is closed.
             self._file = self.path.open("ab+", buffering=0)
@@ -81,21 +83,30 @@ class EventLog:
         except OSError as error:
             raise self._storage_error(error) from None
 
-    def write(self, event: str, /, **fields: Any) -> None:
-        """Append one record of `event` with these fields and hand it to the system."""
+    def write(self, event: str, /, *, later: bool = False, **fields: Any) -> None:
+        """Append one record of `event` with these fields and hand it to the system, or `later`, with the next one."""
         assert event in EVENTS, f"event {event!r} is not in the table EVENTS"
         unknown = set(fields) - set(EVENTS[event])
         assert not unknown, f"event {event!r} has no documented field {sorted(unknown)}"
         record = {"event": event, "time": round(time.time(), 6), **_jsonable(fields)}
         line = json.dumps(record, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
+        self._waiting.append(line)
+        if not later:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand to the system what was to be written later."""
         with self._lock:
+            lines = "".join(self._waiting.popleft() for _ in range(len(self._waiting)))
             try:
-                self._append(line.encode())
+                self._append(lines.encode())
             except OSError as error:
                 raise self._storage_error(error) from None
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Write what is left and close the file; a second call does nothing."""
+        if not self._file.closed:
+            self.flush()
         with self._lock:
             self._file.close()
 

@@ -70,8 +70,9 @@ class Channel:
     def flush(self) -> None:
         """Send now what `post` has gathered."""
         with self._writing:  # held throughout: what is sent afterwards must not overtake it
-            while self._outbox:
-                self._write(self._outbox.popleft())
+            said = [self._outbox.popleft() for _ in range(len(self._outbox))]
+            if said:
+                self._write({"said": said})
 
     def next_generation(self, after: int, committed: int, deadline_s: float) -> Go:
         """Say that we are ready, and wait until the hub announces a generation later than `after`."""

@@ -203,6 +203,9 @@ class Hub:
             if kind == "beat":
                 peer.at = content
                 self._tell(peer, {"beat": time.time()})
+            elif kind == "said":
+                for one in content:
+                    self._handle(peer, one)
             elif kind == "ready":
                 self.roster = self.roster.report(peer.number, int(content))
                 self._advance()

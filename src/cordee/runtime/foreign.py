@@ -70,5 +70,6 @@ class _Keeper:
             try:
                 self._recorder.notice(*self._hub.notices.get(timeout=0.1))
             except queue.Empty:
+                self._recorder.flush()
                 if self._ended.is_set():
                     return

@@ -184,6 +184,9 @@ def stay_warm(path: Path, minutes: float) -> None:
     listener.listen(16)
     listener.settimeout(60 * minutes)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers of runs are nobody's to wait for
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)  # whoever reads the end of our starter's output must not wait for ours
+    os.close(nowhere)
     try:
         while True:
             connection, _ = listener.accept()

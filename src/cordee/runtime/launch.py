@@ -134,6 +134,7 @@ class Supervisor:
                 if time.monotonic() - looked >= LOOK_S:
                     looked = time.monotonic()
                     self._nursery.look()
+                    self._recorder.flush()
             self._wind_up()
         return self._conclude()
 

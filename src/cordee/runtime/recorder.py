@@ -60,24 +60,29 @@ class Recorder:
         self._write_json("run.json", self._run)
         self.event("start", workers=workers, plan=str(plan), resume=resume)
 
-    def event(self, name: str, /, **fields: Any) -> None:
-        """One event, into the file and to the listener."""
-        self._events.write(name, **fields)
+    def event(self, name: str, /, *, later: bool = False, **fields: Any) -> None:
+        """One event, into the file (at the latest with the next `flush`) and to the listener."""
+        self._events.write(name, later=later, **fields)
         self._listen({"event": name, **fields})
+
+    def flush(self) -> None:
+        """Write what waits; called several times a second."""
+        self._events.flush()
 
     def notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
         """Something that the hub or a worker said."""
         if kind == "step":
             if content["step"] > self._last_step:  # a worker that took over as speaker may say it again
                 self._last_step = content["step"]
-                self.event("step", **content)
+                self.event("step", later=True, **content)
         elif kind == "times":
-            self._events.write("times", worker=worker, **content)
+            self._events.write("times", later=True, worker=worker, **content)
         elif kind == "job":
             self._last_step = content["steps"]
             self._run["job"] = content
             self._write_json("run.json", self._run)
-            self.event("job", **{name: content.get(name) for name in EVENTS["job"]})
+            known: dict[str, Any] = {name: content.get(name) for name in EVENTS["job"]}
+            self.event("job", **known)
         elif kind == "lost":
             self.failures += 1
             self._lost_at = self._lost_at or time.monotonic()

@@ -50,6 +50,8 @@ class Reducer:
         self._places: list[tuple[_Bucket, int]] = []
         """Where each parameter lies: its bucket, and its number in it."""
         self._riders: list[NDArray[Any]] = []
+        self._clipped = [torch.zeros(1), torch.zeros(1)]
+        """For each set: whether its gradients were clipped since they were summed. Handed over with them."""
         self._extras: Sequence[float] = ()
         self._armed = False
         self._turn = 0
@@ -123,13 +125,20 @@ class Reducer:
         while self._launched < len(self._buckets):
             self._launch()
         works = [bucket.work for bucket in self._buckets]
-        result = [bucket.flats[self._turn] for bucket in self._buckets]
+        result = [*(bucket.flats[self._turn] for bucket in self._buckets), self._clipped[self._turn]]
         self._launched = 0
         if not self.rope.settle(works, result, void=void):
             return None
         self._hand_out()
         summed: list[float] = self._riders[self._turn][: len(self._extras)].tolist()
         return summed
+
+    def clip(self, largest_norm: float) -> None:
+        """Bound the norm of the global gradient; once, also for a peer that gets the clipped one handed over."""
+        clipped = self._clipped[self._turn]
+        if self.rope.size == 1 or not clipped.item():
+            nn.utils.clip_grad_norm_(self.parameters, largest_norm)
+            clipped.fill_(1.0)
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -141,6 +150,7 @@ class Reducer:
     def _begin(self) -> None:
         self._turn ^= 1
         self._launched = 0
+        self._clipped[self._turn].zero_()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.work = None

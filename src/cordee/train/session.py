@@ -348,7 +348,7 @@ class Session:
                 "NaN in the data. Try a smaller learning rate, or clip the gradient"
             )
         if clip is not None:
-            nn.utils.clip_grad_norm_(reducer.parameters, clip)
+            reducer.clip(clip)
         optimizer.step()
         reducer.clear()
         self._substeps_done += 1
