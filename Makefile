@@ -10,7 +10,7 @@ READY := .venv/ready
 
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/cordee train examples/digits.py --workers 2 --out runs/demo
+	$(BIN)/cordee train examples/digits.py --workers 2 --out runs/demo --set epochs=20
 
 test: $(READY)
 	$(BIN)/python -m pytest
