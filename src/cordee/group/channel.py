@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cordee.core.errors import CoordinatorLost, PutOut, WaitedTooLong, WorkerFailed
-from cordee.group.hub import BEAT_S, HUB_SILENCE_S
+from cordee.group.hub import BEAT_S, HUB_SILENCE_S, STALL_S
 from cordee.group.roster import Go
 from cordee.group.wire import Address, Message, connect
 
@@ -210,7 +210,7 @@ class Silence:
     def too_long(self) -> bool:
         """Asked with every beat."""
         now = time.monotonic()
-        if now - self._looked > 10 * BEAT_S:
+        if now - self._looked > STALL_S:
             self._heard = now
         self._looked = now
         return self._limit_s is not None and now - self._heard > self._limit_s

@@ -23,8 +23,10 @@ from cordee.group.roster import Roster
 from cordee.group.tls import ServerTls, make_server_tls
 from cordee.group.wire import HEADER, MAX_FRAME, Address, Message, nonce, pack, proof, proven
 
-BEAT_S = 0.1
-"""How often workers and launchers say that they are there."""
+BEAT_S = 0.5
+"""How often workers and launchers say that they are there. Losses on one host are noticed without it, at once."""
+STALL_S = 1.5
+"""A beat that comes so late says that its own process did not run: that is not the others' silence."""
 AGENT_SILENCE_S = 3.0
 """A launcher does nothing but watch: when it is silent for so long, its host or the network to it is gone."""
 WORKER_SILENCE_S = 60.0
@@ -305,7 +307,7 @@ class Hub:
     def _tick(self) -> None:
         """Look for silent peers, several times a second."""
         now = time.monotonic()
-        if now - self._ticked > 10 * BEAT_S:  # we were the silent one (stopped, or starved): forgive everybody once
+        if now - self._ticked > STALL_S:  # we were the silent one (stopped, or starved): forgive everybody once
             for peer in self._peers.values():
                 peer.seen = now
         self._ticked = now

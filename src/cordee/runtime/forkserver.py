@@ -121,17 +121,24 @@ def serve(sock: socket.socket) -> NoReturn:
 
 
 def _reap(sock: socket.socket, children: dict[int, int]) -> None:
+    """Tell the launcher which workers ended, were stopped, or go on after that."""
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         except ChildProcessError:
             return
         if pid == 0:
             return
-        worker = children.pop(pid, None)
-        if worker is not None:
-            with contextlib.suppress(OSError):
-                send(sock, {"exited": worker, "status": os.waitstatus_to_exitcode(status)})
+        if pid not in children:
+            continue
+        if os.WIFSTOPPED(status):
+            news: dict[str, Any] = {"stopped": children[pid]}
+        elif os.WIFCONTINUED(status):
+            news = {"continued": children[pid]}
+        else:
+            news = {"exited": children.pop(pid), "status": os.waitstatus_to_exitcode(status)}
+        with contextlib.suppress(OSError):
+            send(sock, news)
 
 
 def _end_all(children: dict[int, int]) -> NoReturn:

@@ -22,7 +22,7 @@ from cordee.group.channel import Silence
 from cordee.group.hub import BEAT_S, HUB_SILENCE_S, Hub
 from cordee.group.join import own_address_towards, read_token
 from cordee.group.wire import Address, Message, connect
-from cordee.runtime.launch import LOOK_S, Launch, Supervisor, how_it_ended
+from cordee.runtime.launch import Launch, Supervisor, how_it_ended
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
 
@@ -232,8 +232,9 @@ def _follow(launch: Launch, address: Address, listen: Listener) -> dict[str, Any
 def _watch(link: _Link, nursery: Nursery, notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]]) -> None:
     """Tell the coordinator what becomes of this host's workers, until the run has ended."""
     while link.ended is None:
+        due = nursery.look()
         try:
-            kind, worker, content = notices.get(timeout=LOOK_S)
+            kind, worker, content = notices.get(timeout=0.1 if due is None else due)
             if kind == "stopped":
                 link.send({"lose": {"worker": worker, "reason": "it was stopped, and put out"}})
             elif kind == "exited" and content["status"] != 0:
@@ -242,4 +243,3 @@ def _watch(link: _Link, nursery: Nursery, notices: queue.SimpleQueue[tuple[str, 
                 raise CordeeError("the process that starts workers was ended, and the workers with it")
         except queue.Empty:
             pass
-        nursery.look()

@@ -31,8 +31,8 @@ from cordee.runtime.recorder import Listener, Recorder
 from cordee.runtime.resources import allot, devices, usable_cores
 from cordee.runtime.spec import Target, WorkerSpec
 
-LOOK_S = 0.04
-"""How often workers are looked at."""
+IDLE_S = 0.5
+"""How long to wait for news before looking whether there is anything to do."""
 END_S = 10.0
 """How long workers may take to end after everything is done."""
 
@@ -121,20 +121,19 @@ class Supervisor:
 
     def watch(self) -> dict[str, Any]:
         """Until all workers have ended."""
-        with _signals(self._interrupt):
-            looked = 0.0
+        # A handler runs between any two lines of ours, so it only leaves a word.
+        with _signals(lambda: self._hub.notices.put(("interrupt", -1, {}))):
             while not self._finished and self._error is None:
+                due = self._nursery.look()
                 try:
-                    kind, worker, content = self._hub.notices.get(timeout=LOOK_S)
-                    self._notice(kind, worker, content)
+                    self._notice(*self._hub.notices.get(timeout=IDLE_S if due is None else due))
+                    while not self._finished and self._error is None:
+                        self._notice(*self._hub.notices.get_nowait())
                 except queue.Empty:
                     pass
                 except KeyboardInterrupt:
                     self._interrupt()
-                if time.monotonic() - looked >= LOOK_S:
-                    looked = time.monotonic()
-                    self._nursery.look()
-                    self._recorder.flush()
+                self._recorder.flush()
             self._wind_up()
         return self._conclude()
 
@@ -162,7 +161,9 @@ class Supervisor:
             )
         elif kind == "nursery_gone":
             self._error = WorkersLost("the process that starts workers was ended, and the workers with it")
-        else:
+        elif kind == "interrupt":
+            self._interrupt()
+        elif kind != "look":  # which only wakes the loop
             self._recorder.notice(kind, worker, content)
 
     def _fail(self, worker: int, content: dict[str, Any]) -> None:

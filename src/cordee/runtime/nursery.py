@@ -53,17 +53,14 @@ class Nursery:
         except OSError as error:
             raise CordeeError(f"the process that starts workers has ended: {error}") from error
 
-    def look(self) -> None:
-        """Notice workers that were stopped; called several times a second."""
+    def look(self) -> float | None:
+        """Put out workers that were stopped for too long; the seconds until the next look is due, None if nobody is."""
         now = time.monotonic()
-        for worker, pid in list(self._pids.items()):
-            if _is_stopped(pid):
-                since = self._stopped_since.setdefault(worker, now)
-                if now - since >= STOPPED_S:
-                    self._notices.put(("stopped", worker, {"pid": pid}))
-                    self.kill(worker)
-            else:
-                self._stopped_since.pop(worker, None)
+        for worker, since in list(self._stopped_since.items()):
+            if now - since >= STOPPED_S and self._stopped_since.pop(worker, None) is not None:
+                self._notices.put(("stopped", worker, {}))
+                self.kill(worker)
+        return STOPPED_S / 4 if self._stopped_since else None
 
     def kill(self, worker: int) -> None:
         """End a worker that must not come back. Its parent does it, which knows whether the number is still its own."""
@@ -118,10 +115,16 @@ class Nursery:
             elif "started" in message:
                 with self._changed:
                     self._pids[int(message["worker"])] = int(message["started"])
+            elif "stopped" in message:
+                self._stopped_since.setdefault(int(message["stopped"]), time.monotonic())
+                self._notices.put(("look", -1, {}))
+            elif "continued" in message:
+                self._stopped_since.pop(int(message["continued"]), None)
             elif "exited" in message:
                 worker = int(message["exited"])
                 with self._changed:
                     self._pids.pop(worker, None)
+                    self._stopped_since.pop(worker, None)
                     self._exited[worker] = int(message["status"])
                     self._changed.notify_all()
                 self._notices.put(("exited", worker, {"status": message["status"]}))
@@ -130,14 +133,6 @@ class Nursery:
             self._pids.clear()
             self._changed.notify_all()
         self._notices.put(("nursery_gone", -1, {}))
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 # ------------------------------------------------------------- warm servers
