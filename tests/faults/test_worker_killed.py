@@ -112,7 +112,7 @@ def test_one_dies_while_the_others_regroup(seed: int, reference: Reference, tmp_
 def struck_at_random(seed: int, out: Path) -> Run:
     """A run of three of which one worker, drawn at random, is struck at a random instant."""
     draw = random.Random(seed)
-    victim, step, delay = draw.randrange(3), draw.randrange(1, STEPS - 4), draw.uniform(0, 0.02)
+    victim, step, delay = draw.randrange(3), draw.randrange(1, STEPS - 14), draw.uniform(0, 0.02)
     number = (signal.SIGKILL, signal.SIGSTOP)[seed % 2]
     strike = Strike(out / "pids", victim, number, after_step(step), delay)
     run = train("steady", out / "run", workers=3, pids=out / "pids", save_steps=4, listen=strike)

@@ -20,6 +20,8 @@ from cordee.group.hub import BEAT_S, HUB_SILENCE_S, STALL_S
 from cordee.group.roster import Go
 from cordee.group.wire import Address, Message, connect
 
+SEND_S = 0.1
+"""How often what has gathered for the record is sent."""
 CLOSE_S = 2.0
 """How long the hub may take to read our last words."""
 
@@ -148,8 +150,13 @@ class Channel:
             self._connection.send(message)
 
     def _beat(self) -> None:
-        while not self._closed.wait(BEAT_S):
-            self.flush()
+        next_beat = 0.0
+        while not self._closed.wait(SEND_S):
+            if self._outbox:
+                self.flush()
+            if time.monotonic() < next_beat:
+                continue
+            next_beat = time.monotonic() + BEAT_S
             self._asked = time.time()
             self._send({"beat": self.at})
             if self._silence.too_long():
