@@ -94,7 +94,7 @@ class Blow:
         self.at: float | None = None
         epoch = draw.randrange(2)
         # A checkpoint is written after every 7th step, an evaluation follows every 15th.
-        step = {"training": draw.randrange(2, STEPS - 15), "evaluation": 15 * (epoch + 1), "checkpoint": 7 * (1 + epoch)}
+        step = {"training": draw.randrange(2, 30), "evaluation": 15 * (epoch + 1), "checkpoint": 7 * (1 + epoch)}
         self.step = step[self.phase]
         self._delay_s = draw.uniform(0.0, 0.03 if self.phase == "training" else 0.012)
         self._pid = pids / str(self.victim)

@@ -162,3 +162,8 @@ def test_a_model_that_cannot_be_traced_is_a_note_and_not_a_flood(
     assert [event for event in run.of("warning") if "cannot be saved as a program" in event["message"]]
     assert "aten" not in capfd.readouterr().err
     assert not (run.out / "program.safetensors").exists()
+
+
+def test_replica_statistics_are_those_of_whoever_had_samples(reference: Reference, tmp_path: Path) -> None:
+    run = train("cnn", tmp_path / "run", workers=2, plan="batchnorm=replica,proportions=1:0")
+    assert_same(run, reference("cnn"))

@@ -8,7 +8,7 @@ from torch import nn
 
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
-from cordee.sync.batchnorm import StepState, make_exact
+from cordee.sync.batchnorm import StepState, bind
 
 
 class Echo(Rope):
@@ -103,7 +103,7 @@ def test_batchnorm_over_two_equal_halves_is_that_of_the_whole(affine: bool) -> N
     plain = nn.BatchNorm2d(3, affine=affine).double()
     exact = nn.BatchNorm2d(3, affine=affine).double()
     exact.load_state_dict(plain.state_dict())
-    assert make_exact(exact, Echo(), StepState()) == 1
+    assert bind(exact, "exact", Echo(), StepState()) == 1
     half = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     whole = torch.cat([half, half]).requires_grad_()
     mine = half.clone().requires_grad_()

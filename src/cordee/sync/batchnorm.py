@@ -34,8 +34,7 @@ class _Exact(_BatchNorm):
     step_state: StepState
 
     def forward(self, input: Tensor) -> Tensor:
-        statistics_of_batch = self.training
-        if not statistics_of_batch or self.rope.size == 1:
+        if not self.training or self.rope.size == 1:
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         mean, variance, count = _global_statistics(input.detach(), self.rope, self.step_state)
@@ -58,13 +57,29 @@ class _Exact(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
 
 
-def make_exact(model: nn.Module, rope: Rope, step_state: StepState) -> int:
-    """Give every BatchNorm layer of `model` statistics over the global batch; returns how many there are."""
+class _Replica(_BatchNorm):
+    """Statistics of the own share, as without us; the borrowed sample of an empty share leaves no trace in them."""
+
+    rope: Rope
+    step_state: StepState
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (self.training and self.step_state.silent):
+            return super().forward(input)
+        mean = self.running_mean if self.running_mean is not None else input.new_zeros(input.shape[1])
+        variance = self.running_var if self.running_var is not None else input.new_ones(input.shape[1])
+        return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
+
+
+def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState) -> int:
+    """Give every BatchNorm layer the statistics of the plan (`exact`, `replica`); returns how many there are."""
+    kind = {"exact": _Exact, "replica": _Replica}[mode]
     count = 0
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm | _Exact | _Replica):
             plain = type(module)
-            module.__class__ = type(f"Exact{plain.__name__}", (_Exact, plain), {"rope": rope, "step_state": step_state})
+            name = f"{mode.capitalize()}{plain.__name__}"
+            module.__class__ = type(name, (kind, plain), {"rope": rope, "step_state": step_state})
             count += 1
     return count
 

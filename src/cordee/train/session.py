@@ -33,7 +33,7 @@ from cordee.feed.share import Share
 from cordee.group.join import join
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
-from cordee.sync.batchnorm import StepState, make_exact
+from cordee.sync.batchnorm import StepState, bind
 from cordee.train.buffers import BufferKeeper
 from cordee.train.feeder import Feeder, Slot, Weigh
 from cordee.train.record import Committed, Ledger, Reporter, from_limbs, to_limbs
@@ -76,6 +76,8 @@ class Session:
         self._generation = 0
         self._batch: Batch | None = None
         self._weight = GlobalWeight(self.rope)
+        self._seen = 0
+        """Samples of this worker since running statistics were last agreed on."""
         self._loss = 0.0
         self._count = 0
         self._digest = 0
@@ -149,8 +151,7 @@ class Session:
     def prepare(self, model: nn.Module) -> nn.Module:
         """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch."""
         model = model.to(self.device)
-        if self.plan.batchnorm == "exact":
-            make_exact(model, self.rope, self._state)
+        bind(model, self.plan.batchnorm, self.rope, self._state)
         state = model.state_dict(keep_vars=True).values()
         self.rope.share_from_first([tensor for tensor in state if isinstance(tensor, Tensor)])
         self._models.append(model)
@@ -242,15 +243,16 @@ class Session:
         return True
 
     def agree_buffers(self) -> None:
-        """With `batchnorm=replica`: give all replicas the mean of their running statistics."""
-        if self.plan.batchnorm != "replica":
+        """With `batchnorm=replica`: give all replicas the mean of their running statistics, by samples."""
+        if self.plan.batchnorm != "replica" or not self._buffers.floating():
             return
         while self.rope.size > 1:
-            mine = [buffer.double() / self.rope.size for buffer in self._buffers.floating()]
-            if not mine:
-                return
-            if self.rope.agree(mine):
-                self._buffers.set_floating(mine)
+            seen = torch.tensor([float(self._seen)], dtype=torch.float64)
+            sums = [buffer.double() * self._seen for buffer in self._buffers.floating()]
+            if self.rope.agree([seen, *sums]):
+                if seen:  # otherwise nothing was trained since the last time
+                    self._buffers.set_floating([(one / seen).reshape(one.shape) for one in sums])
+                self._seen = 0
                 return
 
     def reducer_of(self, optimizer: Optimizer) -> Reducer:
@@ -352,6 +354,7 @@ class Session:
         optimizer.step()
         reducer.clear()
         self._substeps_done += 1
+        self._seen += self._count
         self._buffers.remember()
         if self._substeps_done == 1 and self._feeder is not None:
             order = self._feeder.order

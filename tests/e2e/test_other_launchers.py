@@ -1,0 +1,97 @@
+"""The same job under other launchers: torchrun itself, and processes with the variables of mpirun and others."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import DEADLINE_S, JOBS, Run, assert_same, command, train
+
+OWN_LOOP = """
+import sys
+import torch
+from torch import nn
+import cordee
+
+data = cordee.data.digits()
+torch.manual_seed(0)
+model = nn.Linear(64, 10)
+with cordee.session() as s:
+    model = s.prepare(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in s.batches(data.train, batch=101, epochs=1):
+        s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
+        s.step(optimizer)
+    with open(f"{sys.argv[1]}-{s.rank}-of-{s.size}", "w") as file:
+        file.write(f"{s.last_loss:.5f} {s.ledger.order_sha256}")
+"""
+
+
+def torchrun(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_a_job_under_torchrun(tmp_path: Path) -> None:
+    done = torchrun("-m", "cordee", "train", JOBS / "mlp.py", "--out", tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    assert_same(Run(tmp_path / "two"), train("mlp", tmp_path / "one"))
+    assert Run(tmp_path / "two").result["workers"] == 2
+
+
+def test_an_own_loop_under_torchrun_and_alone(tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(OWN_LOOP)
+    out = tmp_path / "said"
+    subprocess.run([sys.executable, script, out], capture_output=True, timeout=DEADLINE_S, check=True)
+    done = torchrun(script, out)
+    assert done.returncode == 0, done.stderr
+    expected = (tmp_path / "said-0-of-1").read_text()
+    assert [(tmp_path / f"said-{rank}-of-2").read_text() for rank in range(2)] == [expected, expected]
+
+
+def variables(kind: str, rank: int, port: int) -> dict[str, str]:
+    if kind == "mpirun":
+        names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+        return {f"OMPI_COMM_WORLD_{n}": str(v) for n, v in zip(names, (rank, 2, rank, 2), strict=True)}
+    if kind == "slurm":
+        found = {"SLURM_PROCID": rank, "SLURM_NTASKS": 2, "SLURM_LOCALID": rank, "SLURM_NODEID": 0}
+        more = {"SLURM_JOB_NUM_NODES": 1, "SLURM_JOB_NODELIST": socket.gethostname(), "SLURM_JOB_ID": port}
+        more |= {"SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_ID": 0, "SLURM_TASKS_PER_NODE": 2}
+        return {name: str(value) for name, value in (found | more).items()}
+    cluster = {"worker": [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})}
+
+
+@pytest.mark.parametrize("kind", ["mpirun", "slurm", "tf_config"])
+def test_the_variables_of_other_launchers(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+    words = [sys.executable, "-m", "cordee", "train", str(JOBS / "mlp.py"), "--out", str(tmp_path / "two")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [
+        subprocess.Popen(words, env={**os.environ, **variables(kind, rank, port)}, **pipes)  # type: ignore[call-overload]
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert_same(Run(tmp_path / "two"), train("mlp", tmp_path / "one"))
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        done = command("train", JOBS / "mlp.py", "--rendezvous", f"127.0.0.1:{port}", "--out", tmp_path / "run")
+    assert done.returncode == 30, done.stderr
+    assert str(port) in done.stderr
+    assert "Traceback" not in done.stderr
