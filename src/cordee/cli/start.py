@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cordee.core.errors import JobError, UsageError
 from cordee.core.plan import Plan
+from cordee.core.times import shares
 from cordee.core.world import World
 from cordee.runtime.api import default_folder, default_workers
 from cordee.runtime.launch import Launch, run
@@ -99,5 +100,8 @@ def _show(result: dict[str, object], folder: Path) -> None:
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:
             print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    times = result.get("time_s")
+    if isinstance(times, dict) and times:
+        print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in shares(times).items()))
     if result:
         print(f"run: {folder}")

@@ -15,6 +15,7 @@ from typing import Any
 from cordee.core.errors import CordeeError, StorageError, UsageError
 from cordee.core.events import EVENTS, EventLog
 from cordee.core.plan import Plan
+from cordee.core.times import TimeSplit
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -30,6 +31,7 @@ class Recorder:
         self._lost_at: float | None = None
         self.failures = 0
         self.result: dict[str, Any] | None = None
+        self._times = TimeSplit()
         self._run: dict[str, Any] = {}
         if resume and not (out / "checkpoints").is_dir():
             raise UsageError(
@@ -76,6 +78,7 @@ class Recorder:
                 self._last_step = content["step"]
                 self.event("step", later=True, **content)
         elif kind == "times":
+            self._times.add(worker, content)
             self._events.write("times", later=True, worker=worker, **content)
         elif kind == "job":
             self._last_step = content["steps"]
@@ -87,7 +90,10 @@ class Recorder:
             self.failures += 1
             self._lost_at = self._lost_at or time.monotonic()
             self.event("failure", worker=worker, **content)
-        elif kind == "go" and content["generation"] > 1:
+        elif kind == "go":
+            self._times.expect(content["members"])
+            if content["generation"] == 1:
+                return
             since, self._lost_at = self._lost_at, None
             elapsed = 0.0 if since is None else (time.monotonic() - since) * 1e3
             self.event(
@@ -104,7 +110,7 @@ class Recorder:
         result = dict(self.result or {})
         if self.result is not None:
             started = {"workers": self._run["workers"], "plan": self._run["plan"]}
-            result |= started | {"failures": self.failures, "ended": reason}
+            result |= started | {"failures": self.failures, "time_s": self._times.totals(), "ended": reason}
             self._write_json("result.json", result)
             self.event("result", result=result)
         self.event("end", reason=reason, code=code)

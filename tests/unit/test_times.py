@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from cordee.core.times import TimeSplit, shares
+
+
+def record(first: int, *steps: tuple[float, float, float, float]) -> dict[str, object]:
+    """Steps as (data ms, compute ms, blocked ms, arrived s)."""
+    data, compute, blocked, arrived = (list(column) for column in zip(*steps, strict=True))
+    return {"from": first, "data_ms": data, "compute_ms": compute, "blocked_ms": blocked, "arrived": arrived}
+
+
+def test_whoever_comes_first_waits_for_the_last_and_both_communicate() -> None:
+    split = TimeSplit()
+    split.expect([0, 1])
+    split.add(0, record(5, (1, 50, 60, 10.00)))
+    split.add(1, record(5, (1, 100, 10, 10.05)))
+    totals = split.totals()
+    assert totals["0"] == pytest.approx({"data": 0.001, "compute": 0.05, "communication": 0.01, "waiting": 0.05})
+    assert totals["1"] == pytest.approx({"data": 0.001, "compute": 0.1, "communication": 0.01, "waiting": 0.0})
+
+
+def test_the_parts_add_up_to_the_whole_whatever_the_clocks_say() -> None:
+    split = TimeSplit()
+    split.expect([0, 1])
+    split.add(0, record(0, (2, 3, 4, 1.0), (2, 3, 4, 2.0)))
+    split.add(1, record(0, (5, 6, 7, 900.0), (5, 6, 7, 901.0)))
+    totals = split.totals()
+    assert sum(totals["0"].values()) == pytest.approx(0.018)
+    assert sum(totals["1"].values()) == pytest.approx(0.036)
+    assert sum(shares(totals).values()) == pytest.approx(1.0)
+
+
+def test_what_a_lost_worker_did_not_report_is_not_waited_for() -> None:
+    split = TimeSplit()
+    split.expect([0, 1, 2])
+    split.add(0, record(0, (0, 1, 8, 1.000)))
+    split.add(1, record(0, (0, 1, 8, 1.004)))
+    assert len(split._open) == 1
+    split.expect([0, 1])
+    assert split._open == {}
+    assert split.totals()["0"]["waiting"] == pytest.approx(0.004)
+
+
+def test_reports_may_come_in_any_order_and_size() -> None:
+    split = TimeSplit()
+    split.expect([0, 1])
+    split.add(0, record(0, (0, 1, 2, 1.0), (0, 1, 2, 2.0), (0, 1, 2, 3.0)))
+    split.add(1, record(0, (0, 1, 2, 1.001)))
+    split.add(1, record(1, (0, 1, 2, 2.001), (0, 1, 2, 3.001)))
+    assert split.totals()["0"]["waiting"] == pytest.approx(0.003)
+    assert shares({}) == {}
