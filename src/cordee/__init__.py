@@ -8,13 +8,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cordee.core import errors as errors
+    from cordee import data as data
+    from cordee import errors as errors
+    from cordee import metrics as metrics
     from cordee.core.plan import Plan as Plan
     from cordee.core.world import World as World
-    from cordee.feed import data as data
     from cordee.runtime.api import train as train
     from cordee.state.load import load as load
-    from cordee.train import metrics as metrics
     from cordee.train.callbacks import Callback as Callback
     from cordee.train.job import Job as Job
     from cordee.train.job import Save as Save
@@ -32,10 +32,10 @@ _PUBLIC = {
     "Save": ("cordee.train.job", "Save"),
     "Stop": ("cordee.train.job", "Stop"),
     "World": ("cordee.core.world", "World"),
-    "data": ("cordee.feed.data", ""),
-    "errors": ("cordee.core.errors", ""),
+    "data": ("cordee.data", ""),
+    "errors": ("cordee.errors", ""),
     "load": ("cordee.state.load", "load"),
-    "metrics": ("cordee.train.metrics", ""),
+    "metrics": ("cordee.metrics", ""),
     "session": ("cordee.train.session", "session"),
     "train": ("cordee.runtime.api", "train"),
 }

@@ -229,10 +229,16 @@ def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     )
 
 
+def test_a_start_that_came_to_nothing_does_not_hold_its_folder(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    assert command("train", job, "--set", "batch=0", "--out", tmp_path / "run").returncode == errors.JobError.code
+    assert command("train", job, "--workers", "2", "--out", tmp_path / "run").returncode == 0
+
+
 def test_resume_of_nothing(tmp_path: Path) -> None:
     job = write_job(tmp_path)
     ended = command("train", job, "--resume", "--out", tmp_path / "run")
-    assert_refused(ended, errors.UsageError, "--resume", str(tmp_path / "run"))
+    assert_refused(ended, errors.CheckpointError, "--resume", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
     assert_refused(command("train", job, "--resume"), errors.UsageError, "--out")
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
@@ -312,7 +318,7 @@ def test_an_exception_in_a_worker(ranks: set[int], tmp_path: Path) -> None:
 def test_an_exception_in_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("def job():\n    return 1 / 0\n")
     ended = command("train", tmp_path / "job.py", "--workers", "3", "--out", tmp_path / "run")
-    assert_refused(ended, errors.WorkerFailed, "ZeroDivisionError", traceback=True)
+    assert_refused(ended, errors.JobError, "ZeroDivisionError", "job.py, line 2")
 
 
 def test_an_exception_for_callers_from_python(tmp_path: Path) -> None:
@@ -322,7 +328,24 @@ def test_an_exception_for_callers_from_python(tmp_path: Path) -> None:
     assert caught.value.rank == 1
     assert caught.value.host == socket.gethostname()
     assert "raise LookupError" in caught.value.traceback
+    assert "raise LookupError" in str(caught.value.__cause__)  # what a notebook shows
     assert caught.value.code == 20
+
+
+@pytest.mark.parametrize("metric", ["lambda o, t: 'hello'", "lambda o, t: o", "lambda o, t: None"])
+def test_a_metric_that_gives_something_else(metric: str, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    job.write_text(
+        job.read_text() + f"\nmade = job\ndef job():\n    return made().replace(metrics={{'odd': {metric}}})\n"
+    )
+    ended = command("train", job, "--workers", "2", "--out", tmp_path / "run")
+    assert_refused(ended, errors.JobError, "'odd'", "output (")
+
+
+def test_a_script_without_a_session(tmp_path: Path) -> None:
+    ended = command("run", "--workers", "2", "--out", tmp_path / "run", write_job(tmp_path))
+    assert ended.returncode == 0
+    assert "no cordee.session()" in ended.stderr and "cordee train" in ended.stderr
 
 
 SCRIPT = "import cordee, sys\n{before}\nwith cordee.session() as s:\n    {inside}\n{after}\n"

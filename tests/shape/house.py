@@ -34,9 +34,9 @@ class Module:
 
     @property
     def folder(self) -> str:
-        """The folder below `cordee`; empty for the package's own `__init__` and `__main__`, which may import any."""
+        """The folder below `cordee`; empty for files beside the folders, which give them public names."""
         parts = self.name.split(".")
-        return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
+        return parts[1] if len(parts) > 2 or (self.path.name == "__init__.py" and len(parts) > 1) else ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cordee.core.errors import CordeeError, UsageError, WorkerFailed
+from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
 
 app = typer.Typer(
     name="cordee",
@@ -33,6 +33,18 @@ Nodes = Annotated[int, typer.Option(help="Hosts of the run; give the same comman
 TokenFile = Annotated[Path | None, typer.Option(help="The hosts' shared secret; see `cordee token`.")]
 Trusted = Annotated[bool, typer.Option("--trusted-network", help="Let gloo carry gradients unencrypted between hosts.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that workers wait for each other before giving up.")]
+
+
+@app.callback(invoke_without_command=True)
+def about(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+) -> None:
+    """Train an ordinary PyTorch model on the machines you have, as one big machine would."""
+    if version:
+        from cordee import __version__
+
+        print(f"cordee {__version__}")
+        raise typer.Exit
 
 
 @app.command()
@@ -79,7 +91,10 @@ def run(
     token_file: TokenFile = None,
     trusted_network: Trusted = False,
 ) -> None:
-    """Run a script with a training loop of its own; arguments after its name are the script's."""
+    """Run a script with a training loop of its own.
+
+    Options that are not listed here, and everything behind `--`, are the script's.
+    """
     from cordee.cli.start import Options, start
     from cordee.runtime.spec import Target
 
@@ -124,6 +139,9 @@ def main() -> None:
     """The `cordee` command."""
     try:
         app()
+    except KeyboardInterrupt:
+        print("cordee: interrupted before the run began", file=sys.stderr)
+        sys.exit(Interrupted.code)
     except WorkerFailed as error:
         print(error.traceback.rstrip(), file=sys.stderr)
         print(f"cordee: {error}", file=sys.stderr)

@@ -74,6 +74,16 @@ class WorkerFailed(CordeeError):
         self.rank = rank
         self.host = host
         self.traceback = traceback
+        if traceback:
+            self.__cause__ = WorkerTraceback(traceback)
+
+
+class WorkerTraceback(Exception):
+    """A traceback from another process, shown as the cause of the error that tells of it."""
+
+    def __str__(self) -> str:
+        """The worker's own lines."""
+        return f"\n{self.args[0]}"
 
 
 class WorkersLost(CordeeError):

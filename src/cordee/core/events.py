@@ -28,6 +28,7 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "batch": "samples of a global batch",
         "epochs": "epochs to train; null: until something else stops it",
         "steps_per_epoch": "steps of an epoch",
+        "last_step": "the step after which it ends; null: until something else stops it",
         "steps": "steps that were already committed (0 unless resumed)",
         "parameters": "numbers in the model that are trained",
         "samples": "samples of train, validation and test",

@@ -173,6 +173,7 @@ class Channel:
         if "beat" in message:
             self._set_clock(float(message["beat"]))
         elif "abort" in message:
+            self.flush()
             _end(WorkerFailed.code)
         elif "put_out" in message:
             _end(PutOut.code, f"cordee: worker {self.worker} was put out: {message['put_out']}")

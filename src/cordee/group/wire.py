@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cordee.core.errors import CoordinatorLost, RendezvousError, SecurityError
+from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 
 Message = dict[str, Any]
 HEADER = struct.Struct("!I")
@@ -111,6 +111,8 @@ class Connection:
         """Wake the reader and release the socket."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._reader.close()
         self.sock.close()
 
 
@@ -129,7 +131,10 @@ def connect(address: Address, who: Mapping[str, Any], timeout_s: float = 10.0) -
             sock = wrapped
         connection = Connection(sock)
         welcome = _introduce(connection, address, who, certificate)
-    except (OSError, ssl.SSLError) as error:
+    except CordeeError:
+        sock.close()
+        raise
+    except (OSError, ValueError) as error:
         sock.close()
         raise SecurityError(f"the handshake with {address} failed: {error}; is it a Cordée launcher?") from error
     sock.settimeout(None)
@@ -141,7 +146,7 @@ def _introduce(connection: Connection, address: Address, who: Mapping[str, Any],
     connection.send({"nonce": mine})
     challenge = connection.receive()
     if challenge is None:
-        raise CoordinatorLost(f"{address} closed the connection before the handshake")
+        raise RendezvousError(f"{address} did not answer as a Cordée launcher does: is another program on this port?")
     theirs = str(challenge.get("nonce"))
     if not proven(challenge.get("proof"), proof(address.token, "hub", certificate, mine, theirs)):
         raise SecurityError(f"{address} could not show that it knows the token; nothing was sent to it")

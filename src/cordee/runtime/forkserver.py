@@ -160,9 +160,10 @@ def _end_all(children: dict[int, int]) -> NoReturn:
 def _become_worker(values: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """In the child: take the launcher's output and run the worker."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Should this server be killed, its workers go with it.
     with contextlib.suppress(OSError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(1, signal.SIGKILL)  # should this server be killed, its workers go with it
+        prctl(15, f"cordee-{values['worker']}".encode())  # the name that ps and top show
     os.dup2(descriptors[0], 1)
     os.dup2(descriptors[1], 2)
     for descriptor in descriptors[:2]:

@@ -26,6 +26,7 @@ from cordee.runtime.launch import Launch, Supervisor, how_it_ended
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
 
+WORD_EVERY_S = 10.0
 PATIENCE_S = 600.0
 """How long hosts wait for each other: the same command is rarely typed everywhere at once."""
 
@@ -118,9 +119,12 @@ def _coordinate(launch: Launch, hub: Hub, listen: Listener) -> dict[str, Any]:
 
 def _await_hosts(hub: Hub, recorder: Recorder) -> int:
     """Until all hosts are here; returns the number of workers."""
-    recorder.event("warning", message=f"waiting at {hub.address} for the other hosts")
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    told = -WORD_EVERY_S
+    while (waited := time.monotonic() - began) < PATIENCE_S:
+        if waited - told >= WORD_EVERY_S:
+            told = waited
+            recorder.event("warning", message=f"waiting at {hub.address} for the other hosts, {waited:.0f} s so far")
         try:
             kind, _, content = hub.notices.get(timeout=1.0)
         except queue.Empty:

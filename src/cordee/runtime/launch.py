@@ -17,6 +17,7 @@ from typing import Any
 from cordee.core.errors import (
     CordeeError,
     Interrupted,
+    UsageError,
     WaitedTooLong,
     WorkerFailed,
     WorkersLost,
@@ -52,6 +53,14 @@ class Launch:
     deadline_s: float = 300.0
     device: str = "auto"
 
+    def check(self) -> None:
+        """Refuse what cannot be started, before anything is."""
+        if self.deadline_s <= 0:
+            raise UsageError(f"--deadline {self.deadline_s:g}: a number of seconds above 0 is needed")
+        allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False)
+        devices(self.workers, self.device)
+        self.plan.check(self.workers)
+
     def specs(
         self, hub: Address, *, first: int = 0, total: int | None = None, interface: str = "127.0.0.1"
     ) -> list[WorkerSpec]:
@@ -85,7 +94,7 @@ class Launch:
 
 def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict[str, Any]:
     """Run to the end on this host; returns the result, or raises what ended it."""
-    launch.plan.check(launch.workers)
+    launch.check()
     recorder = Recorder(launch.out, resume=launch.resume, listen=listen)
     hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=launch.workers)
     try:
@@ -181,7 +190,8 @@ class Supervisor:
             time.sleep(0.005)
         status = self._nursery.exit_code(worker)
         reason = content["reason"] if status is None or "stopped" in content["reason"] else how_it_ended(status)
-        self._recorder.notice("lost", worker, {**content, "reason": reason})
+        host = content["host"] or self._hosts.get(worker, "")
+        self._recorder.notice("lost", worker, {**content, "host": host, "reason": reason})
         if content["left"] == 0:
             self._error = WorkersLost(f"no worker is left; the last one, worker {worker}, was lost: {reason}")
 
@@ -206,7 +216,7 @@ class Supervisor:
                 kind, worker, content = self._hub.notices.get_nowait()
             except queue.Empty:
                 return
-            if kind in ("step", "times", "result", "epoch", "checkpoint", "warning"):
+            if kind in ("job", "step", "times", "result", "epoch", "checkpoint", "warning"):
                 self._recorder.notice(kind, worker, content)
 
     def _conclude(self) -> dict[str, Any]:

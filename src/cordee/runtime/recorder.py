@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import CordeeError, StorageError, UsageError
+from cordee.core.errors import CheckpointError, CordeeError, StorageError, UsageError
 from cordee.core.events import EVENTS, EventLog
 from cordee.core.plan import Plan
 from cordee.core.times import TimeSplit
@@ -33,16 +33,19 @@ class Recorder:
         self.result: dict[str, Any] | None = None
         self._times = TimeSplit()
         self._run: dict[str, Any] = {}
-        if resume and not (out / "checkpoints").is_dir():
-            raise UsageError(
-                f"--resume: {out} holds no checkpoints; start without it, or name the run's folder with --out"
+        begun = any(out.glob("checkpoints/step-*")) or (out / "result.json").exists()
+        if resume and not begun:
+            raise CheckpointError(
+                f"{out} holds no checkpoint to go on with: start without --resume, or name the run's folder with --out"
             )
-        if not resume and (out / "run.json").exists():
+        if not resume and begun:
             raise UsageError(
                 f"{out} holds a run already: go on with it by --resume, or choose another folder with --out"
             )
         try:
             out.mkdir(parents=True, exist_ok=True)
+            if not resume:  # of a start that came to nothing
+                (out / "events.jsonl").unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make the folder {out.absolute()}: {error.strerror}") from error
         self._events = EventLog(out / "events.jsonl")

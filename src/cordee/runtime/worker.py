@@ -67,13 +67,28 @@ def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None
     if target.kind == "script":
         sys.argv = [target.path, *target.arguments]
         sys.path.insert(0, str(Path(target.path).resolve().parent))
-        runpy.run_path(target.path, run_name="__main__")
+        left = runpy.run_path(target.path, run_name="__main__")
+        if rope.position == 0 and spec.worker == 0 and rope.channel is not None:
+            hint = "it defines `job`: use cordee train" if "job" in left else "every worker ran it alone"
+            rope.channel.post("warning", {"message": f"{target.path} opened no cordee.session(); {hint}"})
         while not rope.finish():
             pass
         return
-    job = _receive_job(sent_job) if sent_job is not None else load_job(Path(target.path), target.settings)
+    job = _receive_job(sent_job) if sent_job is not None else _load(Path(target.path), target.settings)
     session = Session(rope, plan=plan, seed=job.seed, device=spec.device)
     run_job(job, session, out=Path(spec.out), resume=spec.resume)
+
+
+def _load(path: Path, settings: dict[str, str]) -> Job:
+    """The file's job; what its own lines raise is told with the line."""
+    try:
+        return load_job(path, settings)
+    except CordeeError:
+        raise
+    except Exception as error:
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        where = f"{path}, line {lines[-1].lineno}" if lines else str(path)
+        raise JobError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _receive_job(descriptor: int) -> Job:

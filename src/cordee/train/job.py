@@ -103,6 +103,8 @@ class Job:
                 )
         if (self.loss is None) == (self.objective is None):
             raise JobError("a job needs either loss=f(output, target) or objective=f(model, batch)")
+        if not isinstance(self.metrics, Mapping):
+            raise JobError(f"metrics={self.metrics!r}: expected a dict from names to metrics")
         _whole("batch", self.batch)
         for name in ("epochs", "steps_per_epoch", "eval_batch"):
             if getattr(self, name) is not None:

@@ -100,9 +100,16 @@ class _Training:
             **self.job.describe(),
             **asdict(self.resolved),
             "steps_per_epoch": self.order.steps,
+            "last_step": self._last_step(),
             "steps": self.next[0] * self.order.steps + self.next[1],
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
         }
+
+    def _last_step(self) -> int | None:
+        """The step after which the run ends if nothing else ends it; None: nobody knows."""
+        ends = [self.job.epochs * self.order.steps] if self.job.epochs is not None else []
+        ends += [self.job.stop.steps] if self.job.stop.steps is not None else []
+        return min(ends, default=None)
 
     def _first_ids(self, count: int) -> Any:
         return self.order.ids(0, 0, slice(0, min(count, self.order.size(0))))
@@ -165,6 +172,8 @@ class _Training:
             assert session.last is not None
             if self._after_step(session.last):
                 break
+        if self.next[1] != 0 and self.interrupted is None:  # stopped within an epoch, which has no end of its own
+            self._validate()
 
     def _after_step(self, done: Committed) -> bool:
         """Everything that follows a committed step; True ends the training."""
@@ -186,11 +195,15 @@ class _Training:
 
     def _end_epoch(self, epoch: int) -> None:
         self._call("on_epoch", epoch)
-        if self.data.validation is not None:
-            self.validation = self._evaluate("validation", self.data.validation)
+        if self._validate():
             self.patience.see(self.validation)
         done = {"epoch": epoch, "step": self.session.number_done, "loss": self.session.last_loss}
         self.session.tell("epoch", {**done, "validation": self.validation})
+
+    def _validate(self) -> bool:
+        if self.data.validation is not None:
+            self.validation = self._evaluate("validation", self.data.validation)
+        return self.data.validation is not None
 
     def _wishes_to_stop(self, done: Committed) -> bool:
         stop = self.job.stop

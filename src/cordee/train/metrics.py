@@ -88,6 +88,8 @@ class SumTally:
             self._state += torch.tensor([float(result[0]), float(result[1])], dtype=torch.float64)
         else:
             values = torch.as_tensor(result).detach().double().cpu()
+            if values.dim() and values.shape != (len(target),):
+                raise JobError(f"expected a value per sample or a pair (sum, count), got {tuple(values.shape)}")
             count = values.numel() if values.dim() else len(target)  # a single number is the mean over these samples
             self._state += torch.stack([values.mean() * count, torch.tensor(float(count)).double()])
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from cordee.core.errors import CordeeError, MixingError, ModelError
+from cordee.core.errors import CordeeError, JobError, MixingError, ModelError
 from cordee.feed.batch import Batch
 from cordee.feed.source import Source
 from cordee.train.job import Job
+from cordee.train.metrics import tally_of
 
 SAMPLES = 8
 """Enough to see a loss that mixes; few enough to cost nothing."""
@@ -86,7 +87,7 @@ def _check(job: Job, model: nn.Module, parts: _Parts) -> None:
 def _fits(job: Job, model: nn.Module, batch: Batch) -> None:
     """One forward and backward pass, its errors told in the user's words."""
     try:
-        loss, _ = job.compute(model, batch)
+        loss, output = job.compute(model, batch)
     except CordeeError:
         raise
     except Exception as error:
@@ -98,8 +99,21 @@ def _fits(job: Job, model: nn.Module, batch: Batch) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ModelError(f"the loss of a batch is {shape}: expected one number, the mean over the batch")
+    _metrics_fit(job, output, batch)
     if not loss.requires_grad:
         raise ModelError("the loss does not depend on any parameter of the model: is its output detached?")
+
+
+def _metrics_fit(job: Job, output: object, batch: Batch) -> None:
+    """Better now than after the first epoch."""
+    for name, metric in job.metrics.items():
+        if output is None:
+            raise JobError(f"metric {name!r} needs the model's output: let objective return (loss, output)")
+        try:
+            tally_of(name, metric).update(output, batch.y)
+        except Exception as error:
+            shapes = f"output {_shapes(output)}, target {_shapes(batch.y)}"
+            raise JobError(f"metric {name!r} does not work with {shapes}: {type(error).__name__}: {error}") from error
 
 
 def _is_random(job: Job, model: nn.Module, batch: Batch) -> bool:

@@ -345,9 +345,9 @@ class Session:
         batch = self._current()
         if not math.isfinite(loss):
             raise DivergedError(
-                f"the loss of step {self._number} (epoch {batch.epoch}) is {loss}. The parameters are those before it. "
-                "Usual causes: a learning rate that is too high, a division by zero or log of zero in the loss, "
-                "NaN in the data. Try a smaller learning rate, or clip the gradient"
+                f"the loss of step {self._number + 1} (epoch {batch.epoch + 1}) is {loss}; the parameters are those "
+                "before it. Usual causes: a learning rate that is too high, a division by zero or log of zero in the "
+                "loss, NaN in the data. Try a smaller learning rate, or clip the gradient"
             )
         if clip is not None:
             reducer.clip(clip)

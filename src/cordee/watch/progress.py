@@ -45,12 +45,14 @@ class Progress:
         self._say(f"starting {workers} worker{'s' if workers > 1 else ''}, plan: {event['plan']}")
 
     def _on_job(self, event: dict[str, Any]) -> None:
-        if event["epochs"] is not None:
-            self._total = event["epochs"] * event["steps_per_epoch"]
+        self._total = event["last_step"]
         samples = ", ".join(f"{count:,} {part}" for part, count in event["samples"].items())
         self._say(f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}")
         if event["steps"]:
-            self._say(f"going on after step {event['steps']}")
+            left = (
+                "" if self._total is None or event["steps"] < self._total else ", which was the last: nothing is left"
+            )
+            self._say(f"going on after step {event['steps']}{left}")
         if self._live:
             self._start_bar(event["steps"])
 
