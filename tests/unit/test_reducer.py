@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, bind
@@ -120,3 +121,13 @@ def test_batchnorm_over_two_equal_halves_is_that_of_the_whole(affine: bool) -> N
     exact.eval()
     plain.eval()
     torch.testing.assert_close(exact(half), plain(half), rtol=0, atol=1e-12)
+
+
+def test_a_batchnorm_with_a_forward_of_its_own_is_refused_and_not_replaced() -> None:
+    class WithActivation(torch.nn.BatchNorm1d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input).relu()
+
+    with pytest.raises(ModelError, match="WithActivation"):
+        bind(torch.nn.Sequential(WithActivation(4)), "exact", Echo(), StepState())
+    assert bind(torch.nn.Sequential(WithActivation(4)), "replica", Echo(), StepState()) == 1

@@ -34,6 +34,8 @@ WORKER_SILENCE_S = 60.0
 HUB_SILENCE_S = 10.0
 """On another host a lost hub may look like silence: whoever hears nothing for so long ends itself."""
 HANDSHAKE_S = 10.0
+GREETING = 4096
+"""Bytes that somebody may send who has not shown the token yet."""
 
 
 @dataclasses.dataclass
@@ -134,7 +136,9 @@ class Hub:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             peer = await asyncio.wait_for(self._greet(reader, writer), HANDSHAKE_S)
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError):
+        except asyncio.CancelledError:
+            peer = None
+        except Exception:  # whatever a stranger sends: it is not let in, and that is all
             peer = None
         if peer is None:
             writer.close()
@@ -146,14 +150,16 @@ class Hub:
             self._gone(peer)
         except asyncio.CancelledError:  # the hub closes; raised further, asyncio would call it an error
             pass
+        except Exception as error:
+            self._notify(("broken", peer.number, {"message": f"{type(error).__name__}: {error}"}))
         finally:
             writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Peer | None:
         certificate = self._tls.certificate if self._tls else b""
-        theirs, mine = str((await _read(reader)).get("nonce")), nonce()
+        theirs, mine = str((await _read(reader, GREETING)).get("nonce")), nonce()
         writer.write(pack({"nonce": mine, "proof": proof(self._token, "hub", certificate, theirs, mine)}))
-        answer = await _read(reader)
+        answer = await _read(reader, GREETING)
         if not proven(answer.get("proof"), proof(self._token, "worker", certificate, theirs, mine)):
             return None
         who = answer["who"]
@@ -200,6 +206,8 @@ class Hub:
     # ------------------------------------------------------------- messages
 
     def _handle(self, peer: _Peer, message: Message) -> None:
+        if self._peers.get((peer.role, peer.number)) is not peer:
+            return  # put out: what it still sends belongs to a former generation
         peer.seen = time.monotonic()
         for kind, content in message.items():
             if kind == "beat":
@@ -257,7 +265,9 @@ class Hub:
         self._notify(("go", 0, dataclasses.asdict(go)))
 
     def _gone(self, peer: _Peer) -> None:
-        self._peers.pop((peer.role, peer.number), None)
+        if self._peers.get((peer.role, peer.number)) is not peer:
+            return
+        del self._peers[peer.role, peer.number]
         if self._ending:
             return
         if peer.role == "worker":
@@ -321,10 +331,10 @@ class Hub:
         self._loop.call_later(BEAT_S, self._tick)
 
 
-async def _read(reader: asyncio.StreamReader) -> Message:
+async def _read(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> Message:
     """The next message; `IncompleteReadError` at the end."""
     (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-    if length > MAX_FRAME:
+    if length > limit:
         raise ValueError(f"a frame of {length} bytes")
     message: Message = json.loads(await reader.readexactly(length))
     return message

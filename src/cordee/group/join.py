@@ -31,6 +31,7 @@ class Joined:
     rope: Rope
     plan: Plan
     hub: Hub | None = None
+    device: str = "cpu"
     launched: bool = False
     """Our own launcher's worker leaves the rope at the end of the script; until then it may do more."""
 
@@ -59,6 +60,11 @@ def join(world: World, *, record: bool = False) -> Joined:
 def _join_foreign(world: World, record: bool) -> Joined:
     """Under torchrun, mpirun, Slurm: rank 0 hosts the hub, the others find it."""
     one_host = world.local_size == world.size
+    if not one_host and os.environ.get("CORDEE_TRUSTED_NETWORK") != "1":
+        raise SecurityError(
+            "this run spans several hosts. Our own connections are encrypted, but gloo's carry gradients in the clear. "
+            "If the network is trusted, say so on every host: CORDEE_TRUSTED_NETWORK=1"
+        )
     meeting = _meeting_file(world)
     hub = None
     if world.rank == 0:

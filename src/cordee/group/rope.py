@@ -9,9 +9,12 @@ to is void, and `settle` says so.
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -160,16 +163,29 @@ class Rope:
         works = [self.start_sum(tensor) for tensor in tensors]
         return self.settle(works, tensors)
 
-    def share_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Give everybody the first member's tensors, of whatever type and layout, in place."""
+    def share_from_first(self, tensors: Sequence[Tensor]) -> bool:
+        """Give everybody the first member's tensors, of whatever type and layout, in place.
+
+        False if the first member was lost meanwhile, so that these may be another one's.
+        """
+        first = self.members[0]
         flat = [tensor.detach().contiguous() for tensor in tensors]
         raw = [tensor.reshape(-1).view(torch.uint8) for tensor in flat if tensor.numel()]
-        while not self.settle([self._start_broadcast(tensor, 0) for tensor in raw] if self.size > 1 else (), raw):
+        while not self.settle(self._start_sharing(raw) if self.size > 1 else (), raw):
             pass
         with torch.no_grad():
             for tensor, copy in zip(tensors, flat, strict=True):
                 if copy.data_ptr() != tensor.data_ptr():
                     tensor.copy_(copy)
+        return self.members[0] == first
+
+    def _start_sharing(self, tensors: Sequence[Tensor]) -> list[Any]:
+        # A broadcast ends here before it has reached everybody; a sum does not, which makes it an agreement.
+        return [*(self._start_broadcast(tensor, 0) for tensor in tensors), self.start_sum(torch.zeros(1))]
+
+    def keep(self, copies: Sequence[Tensor]) -> None:
+        """Hold these for a peer that may need the last result: the original is about to be changed."""
+        self._held = copies
 
     def finish(self) -> bool:
         """Leave together: True when nobody has anything left to agree on, False after a regrouping."""
@@ -227,13 +243,30 @@ class Rope:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._interface)]
         options._timeout = timedelta(seconds=self.deadline_s)
         options._threads = 2
-        return dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        return self._unless_broken(partial(dist.ProcessGroupGloo, store, self.rank, self.size, options))
+
+    def _unless_broken(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives, unless a member is lost before: gloo would wait for it where no socket can be shut."""
+        made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=_put_outcome, args=(made, make), name="cordee-form", daemon=True).start()
+        while True:
+            try:
+                outcome = made.get(timeout=0.02)
+            except queue.Empty:
+                if self.broken:
+                    raise RuntimeError(f"generation {self.generation} broke while it was formed") from None
+                continue
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
 
     def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
         if go.giver is None:
             return False
         behind = self.position < go.target
-        for tensor in awaited if behind else self._held:
+        if not behind and self.worker != go.giver:  # has it already, but a broadcast is for all
+            awaited = [torch.empty_like(tensor) for tensor in self._held]
+        for tensor in self._held if self.worker == go.giver else awaited:
             self._start_broadcast(tensor, go.members.index(go.giver), force=True).wait()
         return behind
 
@@ -276,6 +309,14 @@ class Rope:
         shut(self._sockets)
 
     def _drop(self) -> None:
+        self._sockets_before = None
         shut(self._sockets)
         self._sockets = {}
         self._group = self._layers = None
+
+
+def _put_outcome(made: queue.SimpleQueue[Any], make: Callable[[], Any]) -> None:
+    try:
+        made.put(make())
+    except BaseException as error:
+        made.put(error)

@@ -24,9 +24,9 @@ def shut(sockets: dict[int, str]) -> int:
     count = 0
     for descriptor, inode in sockets.items():
         try:
-            if os.readlink(f"/proc/self/fd/{descriptor}") != inode:
-                continue
             with socket.socket(fileno=os.dup(descriptor)) as twin:
+                if os.readlink(f"/proc/self/fd/{twin.fileno()}") != inode:
+                    continue
                 if twin.family in (socket.AF_INET, socket.AF_INET6) and not twin.getsockopt(
                     socket.SOL_SOCKET, socket.SO_ACCEPTCONN
                 ):

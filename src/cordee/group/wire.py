@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cordee.core.errors import CordeeError, RendezvousError, SecurityError
+from cordee.core.errors import RendezvousError, SecurityError
 
 Message = dict[str, Any]
 HEADER = struct.Struct("!I")
@@ -105,7 +105,7 @@ class Connection:
     def close_writing(self) -> None:
         """Say that nothing more comes; the other end reads what is under way and then closes."""
         with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_WR)
+            socket.socket.shutdown(self.sock, socket.SHUT_WR)  # an SSLSocket's own would end decryption too
 
     def close(self) -> None:
         """Wake the reader and release the socket."""
@@ -130,10 +130,11 @@ def connect(address: Address, who: Mapping[str, Any], timeout_s: float = 10.0) -
             certificate = wrapped.getpeercert(binary_form=True) or b""
             sock = wrapped
         connection = Connection(sock)
-        welcome = _introduce(connection, address, who, certificate)
-    except CordeeError:
-        sock.close()
-        raise
+        try:
+            welcome = _introduce(connection, address, who, certificate)
+        except BaseException:
+            connection.close()
+            raise
     except (OSError, ValueError) as error:
         sock.close()
         raise SecurityError(f"the handshake with {address} failed: {error}; is it a Cordée launcher?") from error

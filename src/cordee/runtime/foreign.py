@@ -12,6 +12,7 @@ from cordee.core.world import World
 from cordee.group.hub import Hub
 from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Listener, Recorder
+from cordee.runtime.resources import devices
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
@@ -35,7 +36,9 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
     result: dict[str, Any] = {}
     try:
         job = job or load_job(Path(launch.target.path), launch.target.settings)
-        session = Session(joined.rope, plan=launch.plan, seed=job.seed)
+        device = devices(world.local_size, launch.device)[world.local_rank]
+        joined.rope.deadline_s = launch.deadline_s
+        session = Session(joined.rope, plan=launch.plan, seed=job.seed, device=device)
         outcome = run_job(job, session, out=launch.out, resume=launch.resume)
         result = outcome.result
         joined.rope.close()

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -174,6 +175,8 @@ def _become_worker(values: dict[str, Any], descriptors: list[int]) -> NoReturn:
         from cordee.runtime.worker import work
 
         code = work(values, descriptors[2] if len(descriptors) > 2 else None)
+    except BaseException:
+        traceback.print_exc()  # before the worker has a launcher to tell
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()

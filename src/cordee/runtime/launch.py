@@ -170,6 +170,8 @@ class Supervisor:
             )
         elif kind == "nursery_gone":
             self._error = WorkersLost("the process that starts workers was ended, and the workers with it")
+        elif kind == "broken":
+            self._error = CordeeError(f"a defect of Cordée, please report it: {content['message']}")
         elif kind == "interrupt":
             self._interrupt()
         elif kind != "look":  # which only wakes the loop

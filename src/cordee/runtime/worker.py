@@ -39,7 +39,7 @@ def work(values: dict[str, Any], sent_job: int | None) -> int:
     try:
         rope = Rope(channel, interface=spec.interface, deadline_s=spec.deadline_s)
         plan = Plan.from_dict(spec.plan)
-        set_current(Joined(rope, plan, launched=True))
+        set_current(Joined(rope, plan, device=spec.device, launched=True))
         _run(spec, rope, plan, sent_job)
     except SystemExit as error:
         if error.code not in (None, 0):

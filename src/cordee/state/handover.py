@@ -20,15 +20,18 @@ def share_snapshot(rope: Rope, snapshot: Snapshot | None) -> Snapshot:
         shapes = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in snapshot.tensors.items()]
         table = json.dumps({"meta": snapshot.meta, "tensors": shapes}).encode()
     length = torch.tensor([len(table)])
-    rope.share_from_first([length])
-    if int(length) == 0 or (snapshot is None and rope.rank == 0):
-        raise CheckpointError("the worker that read the checkpoint was lost before it had passed it on: resume again")
+    _share(rope, [length])
     content = torch.frombuffer(bytearray(table or bytes(int(length))), dtype=torch.uint8)
-    rope.share_from_first([content])
+    _share(rope, [content])
     described = json.loads(bytes(content.tolist()))
     tensors = snapshot.tensors if snapshot is not None else _empty(described["tensors"])
-    rope.share_from_first(list(tensors.values()))
+    _share(rope, list(tensors.values()))
     return Snapshot(tensors, described["meta"])
+
+
+def _share(rope: Rope, tensors: list[torch.Tensor]) -> None:
+    if not rope.share_from_first(tensors):
+        raise CheckpointError("the worker that read the checkpoint was lost before everybody had it: resume again")
 
 
 def _empty(table: list[tuple[str, str, list[int]]]) -> dict[str, torch.Tensor]:

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
 
 FIRST_BUCKET_MB = 1.0
@@ -54,7 +56,11 @@ class Reducer:
         """For each set: whether its gradients were clipped since they were summed. Handed over with them."""
         self._extras: Sequence[float] = ()
         self._armed = False
-        self._turn = 0
+        self._turn = self._kept = 0
+        """The set in use, and the one that holds the last result, until there is a new one."""
+        self._seen: set[int] = set()
+        self._writes: bool | None = None
+        """Whether the optimizer writes into gradients; None: not known yet."""
         self._launched = 0
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
@@ -97,7 +103,6 @@ class Reducer:
         if self.rope.rank != 0:
             for bucket in self._buckets:
                 bucket.flats[self._turn].zero_()
-        self._turn ^= 1  # `_begin` comes back to this set: the other one still holds the last step
         return True
 
     def forget(self) -> None:
@@ -129,6 +134,7 @@ class Reducer:
         self._launched = 0
         if not self.rope.settle(works, result, void=void):
             return None
+        self._kept = self._turn
         self._hand_out()
         summed: list[float] = self._riders[self._turn][: len(self._extras)].tolist()
         return summed
@@ -140,6 +146,23 @@ class Reducer:
             nn.utils.clip_grad_norm_(self.parameters, largest_norm)
             clipped.fill_(1.0)
 
+    def update(self, optimizer: Optimizer) -> None:
+        """Let the optimizer step; if it writes into gradients, a peer that is behind still gets what was agreed on."""
+        if self.rope.size == 1 or self._writes is False:
+            optimizer.step()
+            return
+        flats = [bucket.flats[self._turn] for bucket in self._buckets]
+        copies = [flat.clone() for flat in flats]
+        self.rope.keep([*copies, self._clipped[self._turn].clone()])
+        optimizer.step()
+        if self._writes is None:
+            self._writes = not all(torch.equal(flat, copy) for flat, copy in zip(flats, copies, strict=True))
+
+    def covers(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether these are the parameters that it sums: later ones may be unfrozen or added."""
+        mine = self.parameters
+        return len(mine) == len(parameters) and all(one is other for one, other in zip(mine, parameters, strict=True))
+
     def clear(self) -> None:
         """Forget all gradients."""
         for parameter in self.parameters:
@@ -148,8 +171,9 @@ class Reducer:
     # ------------------------------------------------------------- inside
 
     def _begin(self) -> None:
-        self._turn ^= 1
+        self._turn = 1 - self._kept
         self._launched = 0
+        self._seen.clear()
         self._clipped[self._turn].zero_()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
@@ -158,6 +182,12 @@ class Reducer:
     def _on_gradient(self, number: int, parameter: nn.Parameter) -> None:
         if not self._armed:
             return
+        if number in self._seen:
+            raise ModelError(
+                "a parameter gets its gradient in several pieces within one backward pass, as with reentrant "
+                "checkpointing: use checkpoint(..., use_reentrant=False), or the plan overlap=false"
+            )
+        self._seen.add(number)
         bucket, place = self._places[number]
         view = bucket.views[self._turn][place]
         assert parameter.grad is not None

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
 
 
@@ -76,11 +78,20 @@ def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState) -> int:
     kind = {"exact": _Exact, "replica": _Replica}[mode]
     count = 0
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm | _Exact | _Replica):
+        if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm):
+            continue
+        if isinstance(module, _Exact | _Replica):  # of a former session
+            module.rope, module.step_state = rope, step_state
+        else:
             plain = type(module)
+            if mode == "exact" and plain.forward is not _BatchNorm.forward:
+                raise ModelError(
+                    f"{plain.__name__} is a BatchNorm with a forward of its own, which statistics over the global "
+                    "batch would replace. Put what it adds into a layer of its own, or use the plan batchnorm=replica"
+                )
             name = f"{mode.capitalize()}{plain.__name__}"
             module.__class__ = type(name, (kind, plain), {"rope": rope, "step_state": step_state})
-            count += 1
+        count += 1
     return count
 
 
@@ -93,10 +104,11 @@ def _global_statistics(x: Tensor, rope: Rope, state: StepState) -> tuple[Tensor,
     """Mean, biased variance and count of the global batch, per channel."""
     dims, _ = _channels(x)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    count = 0.0 if state.silent else float(x.numel() // x.shape[1])
-    variance, mean = torch.var_mean(x.to(wide), dim=dims, correction=0)
-    if state.silent:
-        mean, variance = torch.zeros_like(mean), torch.zeros_like(variance)
+    silent = state.silent or x.numel() == 0
+    count = 0.0 if silent else float(x.numel() // x.shape[1])
+    mean = variance = torch.zeros(x.shape[1], dtype=wide, device=x.device)
+    if not silent:
+        variance, mean = torch.var_mean(x.to(wide), dim=dims, correction=0)
     mine = torch.cat([mean, variance, mean.new_tensor([count])])
     everybody = None if state.void else rope.gather(mine)
     if everybody is None:  # the step is void: any finite numbers will do until it is done again
@@ -127,6 +139,7 @@ class _Normalise(torch.autograd.Function):
         return torch.addcmul(shift.view(shape), x.to(scale.dtype), scale.view(shape)).to(x.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         x, weight, mean, invstd = ctx.saved_tensors

@@ -65,9 +65,12 @@ def predict(model: nn.Module, source: Source, rope: Rope, *, batch: int = 256) -
                 whole = torch.zeros((order.size(step), *output.shape[1:]), dtype=output.dtype)
                 if not mine.borrowed:
                     whole[mine.positions.start : mine.positions.stop] = output.cpu()  # type: ignore[union-attr]
-                if rope.agree([whole]):
+                generation = rope.generation
+                agreed = rope.agree([whole])
+                if rope.generation != generation:
+                    feeder.forget()
+                if agreed:
                     break
-                feeder.forget()
             pieces.append(whole)
     finally:
         feeder.close()
@@ -78,7 +81,8 @@ class _Evaluating:
     """Evaluation mode without gradients; the former mode afterwards."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._was, self._no_grad = model, model.training, torch.no_grad()
+        self._model, self._no_grad = model, torch.no_grad()
+        self._modes = [(module, module.training) for module in model.modules()]
 
     def __enter__(self) -> None:
         self._model.eval()
@@ -86,7 +90,8 @@ class _Evaluating:
 
     def __exit__(self, *error: object) -> None:
         self._no_grad.__exit__(*error)
-        self._model.train(self._was)
+        for module, training in self._modes:
+            module.training = training
 
 
 def _device_of(model: nn.Module) -> str:

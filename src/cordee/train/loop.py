@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cordee.core.errors import CheckpointError, CordeeError
+from cordee.core.world import World
 from cordee.feed.batch import Batch
 from cordee.feed.data import Data
 from cordee.feed.order import Order
@@ -68,6 +69,7 @@ class _Training:
         self._began = self._saved_at = time.monotonic()
         self._samples_before = 0
         self._saved_number = -1
+        self._validated_at = -1
 
     # ------------------------------------------------------------- start
 
@@ -76,7 +78,8 @@ class _Training:
         job, session = self.job, self.session
         session.seed = job.seed
         snapshot = share_snapshot(session.rope, self._find_snapshot()) if self._resume else None
-        self.resolved = job.resolve(session.size) if snapshot is None else Resolved(**snapshot.extra["resolved"])
+        started_with = World.from_env().size  # not those that are left: all workers have to resolve the same
+        self.resolved = job.resolve(started_with) if snapshot is None else Resolved(**snapshot.extra["resolved"])
         self.order = job.order(self.resolved)
         torch.manual_seed(job.seed)
         model = job.model().to(session.device)
@@ -84,7 +87,10 @@ class _Training:
             load_weights(model, *read_weights(Path(job.start_from)))
         if job.preflight:
             preflight(job, model, self.data.train, self._first_ids, session.device)
+        first = session.rope.members[0]
         self.model = session.prepare(model)
+        if job.start_from is not None and session.rope.members[0] != first:
+            raise CheckpointError("the worker that read start_from was lost before everybody had it: start again")
         self.optimizer = job.optimizer(self.model.parameters())
         for group in self.optimizer.param_groups:
             group["lr"] = group["lr"] * self.resolved.lr_factor
@@ -153,7 +159,7 @@ class _Training:
         """Step by step, until something says that it is enough."""
         job, session = self.job, self.session
         self._call("on_start")
-        if self._enough(self.order.steps * self.next[0] + self.next[1]):
+        if self.patience.exhausted or self._enough(self.order.steps * self.next[0] + self.next[1]):
             return
         batches = session.batches(
             self.data.train,
@@ -203,6 +209,7 @@ class _Training:
     def _validate(self) -> bool:
         if self.data.validation is not None:
             self.validation = self._evaluate("validation", self.data.validation)
+            self._validated_at = self.session.number_done
         return self.data.validation is not None
 
     def _wishes_to_stop(self, done: Committed) -> bool:
@@ -250,7 +257,9 @@ class _Training:
         if self.session.number_done != self._saved_number:
             self._saved_number = self.session.number_done
             snapshot = self._capture()
-            self._checkpoints.save(snapshot, step=self.session.number_done, metrics=self.validation)
+            # Metrics belong to the step that they were measured at, not to those after it.
+            fresh = self.validation if self._validated_at == self.session.number_done else {}
+            self._checkpoints.save(snapshot, step=self.session.number_done, metrics=fresh)
             self.session.tell("checkpoint", {"step": self.session.number_done})
         if wait:
             self._checkpoints.close()

@@ -68,6 +68,7 @@ class Session:
         self._models: list[nn.Module] = []
         self._buffers = BufferKeeper()
         self._reducers: dict[int, Reducer] = {}
+        self._optimizers: dict[int, Optimizer] = {}  # held, so that an id stays its optimizer's own
         self._feeder: Feeder | None = None
         self._number = 0
         self._redo = False
@@ -76,8 +77,7 @@ class Session:
         self._generation = 0
         self._batch: Batch | None = None
         self._weight = GlobalWeight(self.rope)
-        self._seen = 0
-        """Samples of this worker since running statistics were last agreed on."""
+        self._seen = 0  # samples of this worker since running statistics were last agreed on
         self._loss = 0.0
         self._count = 0
         self._digest = 0
@@ -196,7 +196,7 @@ class Session:
     def backward(self, loss: Tensor) -> None:
         """Gradients of my share, weighted so that their sum over all workers is that of the global batch."""
         batch = self._current()
-        weight = self._weight.total()
+        weight = None if self._state.void else self._weight.total()
         self._state.void |= weight is None
         silent = batch.weight == 0
         self._backwards += 1
@@ -257,13 +257,16 @@ class Session:
 
     def reducer_of(self, optimizer: Optimizer) -> Reducer:
         """What sums the gradients of this optimizer's parameters; with two optimizers nothing is sent early."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         reducer = self._reducers.get(id(optimizer))
-        if reducer is None:
+        if reducer is None or not reducer.covers(parameters):
             self._no_overlap()
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if reducer is not None:
+                self._reducers.pop(id(optimizer)).close()
             overlap = self.plan.overlap and not self._reducers
             reducer = Reducer(parameters, self.rope, bucket_mb=self.plan.bucket_mb, overlap=overlap)
             self._reducers[id(optimizer)] = reducer
+            self._optimizers[id(optimizer)] = optimizer
         return reducer
 
     # ------------------------------------------------------------- inside a step
@@ -351,7 +354,7 @@ class Session:
             )
         if clip is not None:
             reducer.clip(clip)
-        optimizer.step()
+        reducer.update(optimizer)
         reducer.clear()
         self._substeps_done += 1
         self._seen += self._count
@@ -381,7 +384,7 @@ class Session:
     def _regrouped(self) -> None:
         self._state.void = True  # what is left of this step was cut for other members
         self.reporter.repeat()
-        if self._feeder is not None:
+        if self._feeder:
             self._feeder.forget()
 
     def _current(self) -> Batch:
@@ -394,4 +397,4 @@ def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
     """My session: of the run that started this process (cordee run, torchrun, mpirun, Slurm), or alone."""
     joined = join(World.from_env())
     chosen = Plan.parse(plan) if plan is not None else joined.plan
-    return Session(joined.rope, plan=chosen, seed=seed, launched=joined.launched)
+    return Session(joined.rope, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
