@@ -45,7 +45,7 @@ def test_a_machine_path_is_seen() -> None:
     assert MACHINE_PATH.search("cd " + "/ho" + "me/anna/cordee")
     assert MACHINE_PATH.search('"' + "/wo" + 'rk/main"')
     assert REGISTRY.search("https://files.python" + "hosted.org/packages")
-    assert not MACHINE_PATH.search("docs/work/in-progress, https://example.org/home/page, $HOME/opt/x")
+    assert not MACHINE_PATH.search("docs/opt-in/in-progress, https://example.org/home/page, $HOME/opt/x")
 
 
 def test_nothing_unpickles_what_comes_from_elsewhere() -> None:

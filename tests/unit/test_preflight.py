@@ -78,11 +78,13 @@ def test_a_mixing_gradient_behind_an_equal_loss_is_seen() -> None:
 
 def test_class_weights_pass_once_they_are_declared() -> None:
     weights = torch.tensor([1.0, 5.0, 9.0])
-    look(
-        nn.Linear(6, 3),
-        lambda out, y: cross_entropy(out, y, weight=weights),
-        weigh=lambda batch: float(weights[batch.y].sum()),
-    )
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(out, y, weight=weights)
+
+    with pytest.raises(MixingError):
+        look(nn.Linear(6, 3), loss)
+    look(nn.Linear(6, 3), loss, weigh=lambda batch: float(weights[batch.y].sum()))
 
 
 @pytest.mark.parametrize(
