@@ -1,9 +1,10 @@
-"""What Cordée's step costs beside a loop written by hand with DDP: `python benchmarks/overhead.py`.
+"""What Cordée's step costs beside other ways to train with data parallelism: `python benchmarks/overhead.py`.
 
-Both systems are alive at once, each with 2 workers of 1 thread, and take turns of a few steps: first the one, then the
-other, then the other way round. The time of a turn runs from the first worker that begins to the last that ends; a pair
-gives one ratio, DDP's time over Cordée's. Above 1, Cordée is the faster one. Both are started anew several times: where
-a process happens to find its memory makes one start a few percent faster than another, with DDP against DDP too.
+Cordée meets one peer at a time. Both are alive at once, each with 2 workers of 1 thread, and take turns of a few
+steps: first the one, then the other, then the other way round; whoever waits sleeps in a blocking read. The time of a
+turn runs from the first worker that begins to the last that ends; a pair gives one ratio, the peer's time over
+Cordée's. Above 1, Cordée is the faster one. Both are started anew several times: where a process happens to find its
+memory makes one start a few percent faster than another, with DDP against DDP too.
 """
 
 from __future__ import annotations
@@ -11,202 +12,182 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import socket
-import statistics
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from peers.figures import SIDES, Turns, summary
 from peers.machine import described
-from peers.pace import Conductor, processor_s
+from peers.pace import Conductor, processor_s, spent_s
+from peers.systems import PEERS, WORKERS, Peer, cordee, started
 from peers.tasks import TASKS, Task
 
-WORKERS = 2
-PEERS = Path(__file__).parent / "peers"
 RESULTS = Path(__file__).parent / "results" / "overhead.json"
-ENDING_S = 60.0
+PAIRS = 10
+HEAD = {
+    "workers": f"{WORKERS} of 1 thread each",
+    "ratio": "the peer's time over Cordée's, pair by pair: above 1, Cordée is faster",
+    "interval": "95 %, by drawing the pairs again; how starts differ is in ratio_median_of_each_start",
+    "processor_share_while_waiting": "of one core, by all processes of a side while the other one computes",
+}
 
-Process = subprocess.Popen[bytes]
-
-
-@dataclass
-class Turns:
-    """What was taken down of all pairs, by system, in seconds."""
-
-    seconds: dict[str, list[float]]
-    used_s: dict[str, float]
-    """Of the processors, by all processes of the system, in its own turns."""
-    used_while_waiting_s: dict[str, float]
-    """The same in the other's turns."""
+Result = dict[str, Any]
 
 
-@contextlib.contextmanager
-def cordee(task: str, path: str, folder: Path) -> Iterator[list[Process]]:
-    """A run of Cordée, by its own command."""
-    command = [sys.executable, "-m", "cordee", "train", str(PEERS / "job.py"), "--workers", str(WORKERS)]
-    command += ["--threads", "1", "--out", str(folder / "run"), "--set", f"task={task}", "--set", f"turns={path}"]
-    with _processes([(command, {})], folder / "said") as running:
-        yield running
-
-
-@contextlib.contextmanager
-def ddp(task: str, path: str, name: str, folder: Path) -> Iterator[list[Process]]:
-    """The peer's processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"WORLD_SIZE": WORKERS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    world["OMP_NUM_THREADS"] = 1
-    command = [sys.executable, str(PEERS / "ddp.py"), task, path, name]
-    environments = [{key: str(value) for key, value in {**world, "RANK": rank}.items()} for rank in range(WORKERS)]
-    with _processes([(command, environment) for environment in environments], folder / f"said-{name}") as running:
-        yield running
-
-
-@contextlib.contextmanager
-def _processes(commands: Sequence[tuple[list[str], dict[str, str]]], said: Path) -> Iterator[list[Process]]:
-    """Start these; at the end they have gone by themselves, or are ended. What they say is shown if they fail."""
-    with said.open("wb") as output:
-        running = [
-            subprocess.Popen(command, env={**os.environ, **environment}, stdout=output, stderr=output)
-            for command, environment in commands
-        ]
-    try:
-        yield running
-        codes = [process.wait(ENDING_S) for process in running]
-        if any(codes):
-            raise RuntimeError(f"{commands[0][0]} ended with the codes {codes}")
-    except BaseException:
-        print(said.read_text(errors="replace"), file=sys.stderr)
-        raise
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(ENDING_S)
-
-
-def measure(name: str, starts: int, pairs: int, *, control: bool) -> dict[str, Any]:
-    """The figures of one task, from `pairs` pairs in each of `starts` starts."""
-    turns = [take_turns(name, pairs, control=control) for _ in range(starts)]
-    return summary(TASKS[name], turns)
-
-
-def take_turns(name: str, pairs: int, *, control: bool) -> Turns:
-    """One start of one task. With `control` a second group of DDP stands in for Cordée: its ratio should be 1."""
-    task = TASKS[name]
+def take_turns(name: str, peer: Peer, pairs: int, *, control: bool) -> Turns:
+    """One start of one task. With `control` a second group of the peer stands in for Cordée: its ratio should be 1."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overhead-")))
         systems = contextlib.ExitStack()
         stack.enter_context(systems)
         conductor = stack.enter_context(Conductor(folder))  # left before the systems: they end when it has gone
-        other = ddp(name, conductor.path, "cordee", folder) if control else cordee(name, conductor.path, folder)
+        path = conductor.path
+        ours = started(peer, name, path, "cordee", folder) if control else cordee(name, path, folder)
         running = {
-            "ddp": systems.enter_context(ddp(name, conductor.path, "ddp", folder)),
-            "cordee": systems.enter_context(other),
+            "peer": systems.enter_context(started(peer, name, path, "peer", folder)),
+            "cordee": systems.enter_context(ours),
         }
         everyone = [process for processes in running.values() for process in processes]
         conductor.gather(tuple(running), WORKERS, lambda: all(process.poll() is None for process in everyone))
-        pids = {system: [process.pid for process in processes] for system, processes in running.items()}
-        return _pairs(conductor, pids, task.chunk, pairs)
+        pids = {side: [process.pid for process in processes] for side, processes in running.items()}
+        return _pairs(conductor, pids, TASKS[name].chunk, pairs)
 
 
 def _pairs(conductor: Conductor, pids: dict[str, list[int]], chunk: int, pairs: int) -> Turns:
-    turns = Turns({"cordee": [], "ddp": []}, {"cordee": 0.0, "ddp": 0.0}, {"cordee": 0.0, "ddp": 0.0})
+    turns = Turns()
     for number in range(-2, pairs):  # two pairs to warm up
-        order = ("cordee", "ddp") if number % 2 == 0 else ("ddp", "cordee")
-        for system, waiting in zip(order, reversed(order), strict=True):
-            before = {name: sum(map(processor_s, pids[name])) for name in order}
-            seconds = conductor.turn(system, chunk)
-            used = {name: sum(map(processor_s, pids[name])) - before[name] for name in order}
+        order = SIDES if number % 2 == 0 else SIDES[::-1]
+        for side, waiting in zip(order, reversed(order), strict=True):
+            before = {one: processor_s(pids[one]) for one in SIDES}
+            seconds = conductor.turn(side, chunk)
+            used = {one: spent_s(before[one], processor_s(pids[one])) for one in SIDES}
             if number >= 0:
-                turns.seconds[system].append(seconds)
-                turns.used_s[system] += used[system]
+                turns.seconds[side].append(seconds)
+                turns.used_s[side] += used[side]
                 turns.used_while_waiting_s[waiting] += used[waiting]
     return turns
 
 
-def interval(ratios: Sequence[float], statistic: Any, draws: int = 10_000) -> list[float]:
-    """The 95 % interval of a statistic of the pairs' ratios, by drawing the pairs again."""
-    drawn = np.random.default_rng(0).choice(np.asarray(ratios), (draws, len(ratios)))
-    return [round(float(value), 4) for value in np.percentile(statistic(drawn, axis=1), [2.5, 97.5])]
-
-
-def summary(task: Task, starts: Sequence[Turns]) -> dict[str, Any]:
-    """The figures of one task."""
-    ddp_s = [seconds for turns in starts for seconds in turns.seconds["ddp"]]
-    cordee_s = [seconds for turns in starts for seconds in turns.seconds["cordee"]]
-    ratios = [theirs / ours for theirs, ours in zip(ddp_s, cordee_s, strict=True)]
-    of_starts = np.array_split(ratios, len(starts))
-    milliseconds = 1e3 / task.chunk
-    used = {system: sum(turns.used_s[system] for turns in starts) for system in ("cordee", "ddp")}
-    idle = {system: sum(turns.used_while_waiting_s[system] for turns in starts) for system in ("cordee", "ddp")}
+def empty(task: Task) -> Result:
+    """A task's part of the result, before any peer was measured."""
     return {
         "parameters": sum(parameter.numel() for parameter in task.model().parameters()),
         "batch": task.batch,
-        "pairs": len(ratios),
         "steps_a_turn": task.chunk,
-        "ddp_step_ms": round(statistics.median(ddp_s) * milliseconds, 4),
-        "cordee_step_ms": round(statistics.median(cordee_s) * milliseconds, 4),
-        "ratio_median": round(statistics.median(ratios), 4),
-        "ratio_median_95": interval(ratios, np.median),
-        "ratio_mean": round(statistics.fmean(ratios), 4),
-        "ratio_mean_95": interval(ratios, np.mean),
         "goal": task.goal,
-        "ratio_median_of_each_start": [round(float(np.median(part)), 4) for part in of_starts],
-        "processor_step_ms": {system: round(used[system] * milliseconds / len(ratios), 4) for system in used},
-        "processor_share_while_waiting": {
-            "cordee": round(idle["cordee"] / sum(ddp_s), 4),
-            "ddp": round(idle["ddp"] / sum(cordee_s), 4),
-        },
-        "ratios": [round(ratio, 4) for ratio in ratios],
+        "peers": {},
     }
 
 
-def show(name: str, figures: dict[str, Any]) -> None:
-    """One line."""
-    spans = [f"{low:.4f} to {high:.4f}" for low, high in (figures["ratio_median_95"], figures["ratio_mean_95"])]
-    used, idle = figures["processor_step_ms"], figures["processor_share_while_waiting"]
+def measure(given: argparse.Namespace, missing: dict[str, str]) -> Result:
+    """Measure and print what was asked for; a peer that fails is left out, and the result says so."""
+    chosen = [name for name in given.peer or PEERS if name not in missing]
+    result: Result = {
+        **HEAD,
+        "peers": {name: PEERS[name].words for name in chosen},
+        "left_out": {**missing},
+        "tasks": {},
+    }
+    for task in given.task or TASKS:
+        figures = result["tasks"][task] = empty(TASKS[task])
+        for name in chosen:
+            peer = PEERS[name]
+            starts = given.starts or (1 if given.quick else peer.starts)
+            pairs = given.pairs or (6 if given.quick else PAIRS)
+            about = described("cordee", *([] if peer.module == "torch" else [peer.module]))
+            try:
+                turns = [take_turns(task, peer, pairs, control=given.control) for _ in range(starts)]
+            except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+                result["left_out"][f"{name}, {task}"] = f"failed: {error}"
+                print(f"{task:>5} {name:>10} failed: {error}", file=sys.stderr, flush=True)
+                continue
+            figures["peers"][name] = {**about, **summary(TASKS[task].chunk, turns)}
+            show(task, name, figures["peers"][name])
+    return result
+
+
+def merged(old: Result, new: Result) -> Result:
+    """The recorded result with these entries in place of its own; all others keep their date and versions."""
+    result: Result = {**old, **HEAD, "peers": {**old["peers"], **new["peers"]}, "tasks": dict(old["tasks"])}
+    for task, part in new["tasks"].items():
+        before = old["tasks"].get(task, {"peers": {}})
+        result["tasks"][task] = {**part, "peers": {**before["peers"], **part["peers"]}}
+    there = {name for part in result["tasks"].values() for name in part["peers"]}
+    there |= {f"{name}, {task}" for task, part in result["tasks"].items() for name in part["peers"]}
+    reasons = {**old["left_out"], **new["left_out"]}
+    result["left_out"] = {what: why for what, why in reasons.items() if what not in there}
+    return result
+
+
+def write(result: Result) -> None:
+    """Record the result, each list on one line."""
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[([^\[\]{}\"]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(text + "\n")
+
+
+def show_head(peers: Sequence[str]) -> None:
+    """Who takes part, and what the columns are."""
+    for name in peers:
+        print(f"{name}: {PEERS[name].words}.")
     print(
-        f"{name:>5} {figures['ddp_step_ms']:>9.3f} {figures['cordee_step_ms']:>10.3f} {figures['ratio_median']:>8.4f}"
-        f"   {spans[0]}   {spans[1]}   {used['ddp']:>8.3f} {used['cordee']:>8.3f}   {idle['cordee']:>7.2%}"
-        f"   {figures['ratio_median_of_each_start']}",
+        f"\n{'':52}{'95 % of':^18}{'95 % of':^18}{'processor ms':^19}{'while waiting':^17}\n"
+        f" task       peer   peer ms  Cordée ms    ratio    {'the median':^18}{'the mean':^18}{'peer':>9}{'Cordée':>10}"
+        f"{'peer':>9}{'Cordée':>8}   ratio of each start",
         flush=True,
     )
 
 
+def show(task: str, peer: str, figures: Result) -> None:
+    """One line."""
+    spans = [f"{low:.3f} to {high:.3f}" for low, high in (figures["ratio_median_95"], figures["ratio_mean_95"])]
+    used, idle = figures["processor_step_ms"], figures["processor_share_while_waiting"]
+    print(
+        f"{task:>5} {peer:>10} {figures['peer_step_ms']:>9.3f} {figures['cordee_step_ms']:>10.3f}"
+        f" {figures['ratio_median']:>8.3f}    {spans[0]:^18}{spans[1]:^18}{used['peer']:>9.2f}{used['cordee']:>10.2f}"
+        f"{idle['peer']:>9.1%}{idle['cordee']:>8.1%}   {figures['ratio_median_of_each_start']}",
+        flush=True,
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """What the user wants, checked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--task", choices=sorted(TASKS), action="append", help="only these, nothing is recorded")
+    parser.add_argument("--peer", choices=list(PEERS), action="append", help="only these, nothing is recorded")
+    parser.add_argument("--merge", action="store_true", help="record a selection, beside what is recorded already")
+    parser.add_argument("--quick", action="store_true", help="6 pairs in one start, nothing is recorded")
+    parser.add_argument("--starts", type=int, help="starts of each pair of systems, nothing is recorded")
+    parser.add_argument("--pairs", type=int, help="pairs of turns of each start, nothing is recorded")
+    parser.add_argument("--control", action="store_true", help="each peer against itself, nothing is recorded")
+    given = parser.parse_args()
+    if given.merge and (given.quick or given.starts or given.pairs or given.control):
+        parser.error("--merge records what a full run would measure: it goes with --task and --peer only")
+    if given.merge and "left_out" not in (json.loads(RESULTS.read_text()) if RESULTS.exists() else {}):
+        parser.error(f"--merge adds to a recorded full run, and {RESULTS.name} is not one of this form: run without it")
+    return given
+
+
 def main() -> None:
     """Measure, print and record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="6 pairs in one start, nothing is recorded")
-    parser.add_argument("--starts", type=int, default=4, help="starts of each task (default 4)")
-    parser.add_argument("--pairs", type=int, default=10, help="pairs of each start (default 10)")
-    parser.add_argument("--task", choices=sorted(TASKS), action="append", help="only these, nothing is recorded")
-    parser.add_argument("--control", action="store_true", help="DDP against DDP, nothing is recorded")
-    given = parser.parse_args()
-    starts, pairs = (1, 6) if given.quick else (given.starts, given.pairs)
-    result: dict[str, Any] = {
-        **described(),
-        "workers": f"{WORKERS} of 1 thread each",
-        "ratio": "DDP's time over Cordée's, pair by pair: above 1, Cordée is faster",
-        "tasks": {},
-    }
-    print(
-        " task    DDP ms  Cordée ms    ratio   95 % of the median   95 % of the mean   processor ms: DDP, Cordée"
-        "   Cordée idle   ratio of each start"
-    )
-    for name in given.task or TASKS:
-        result["tasks"][name] = measure(name, starts, pairs, control=given.control)
-        show(name, result["tasks"][name])
-    if not (given.task or given.control) and starts * pairs >= 30:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    given = arguments()
+    missing = {name: why for name in given.peer or PEERS if (why := PEERS[name].missing)}
+    for name, why in missing.items():
+        print(f"Without {name}: {why}", file=sys.stderr)
+    show_head([name for name in given.peer or PEERS if name not in missing])
+    result = measure(given, missing)
+    selected = given.task or given.peer or given.quick or given.starts or given.pairs or given.control
+    if given.merge:
+        write(merged(json.loads(RESULTS.read_text()), result))
+    elif not selected:
+        write(result)
+    if any(why.startswith("failed") for why in result["left_out"].values()):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

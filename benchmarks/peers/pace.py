@@ -20,8 +20,9 @@ CHUNK_S = 120.0
 class Pace:
     """A rank's side: count steps, and wait at the end of every chunk until it is our turn again."""
 
-    def __init__(self, path: str, system: str, rank: int) -> None:
-        """Say who we are, and wait for the first turn."""
+    def __init__(self, path: str, system: str, rank: int, *, settle: Callable[[], object] | None = None) -> None:
+        """Say who we are, and wait for the first turn. `settle` waits for a device that computes behind our back."""
+        self._settle = settle
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._lines = self._socket.makefile("r")
@@ -39,6 +40,8 @@ class Pace:
         """A step was done."""
         self._left -= 1
         if self._left == 0:
+            if self._settle is not None:
+                self._settle()
             # On Linux this clock is the same in all processes.
             self._send({"began": self._began, "ended": time.perf_counter()})
             self._wait()
@@ -86,7 +89,9 @@ class Conductor:
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 if time.monotonic() > deadline or not running():
-                    raise RuntimeError(f"{missing} ranks did not come to their first step") from None
+                    came = {name: len(self._ranks.get(name, [])) for name in systems}
+                    why = f"{STARTING_S:.0f} s have passed" if running() else "a process has ended"
+                    raise RuntimeError(f"{why}; of {ranks} ranks each, {came} came to their first step") from None
                 continue
             missing -= 1
             connection.settimeout(CHUNK_S)
@@ -98,12 +103,15 @@ class Conductor:
         """Let `system` compute `steps` steps; returns the seconds that they took."""
         for connection, _ in self._ranks[system]:
             connection.sendall(b"%d\n" % steps)
-        told = [json.loads(lines.readline()) for _, lines in self._ranks[system]]
+        said = [lines.readline() for _, lines in self._ranks[system]]
+        if not all(said):
+            raise RuntimeError(f"a rank of {system} ended in its turn")
+        told = [json.loads(line) for line in said]
         return float(max(one["ended"] for one in told) - min(one["began"] for one in told))
 
 
-def processor_s(root: int) -> float:
-    """Processor time of a process and all that came from it."""
+def processor_s(roots: Sequence[int]) -> dict[int, float]:
+    """Processor time of these processes and of all that came from them, by process."""
     parents, used = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -113,7 +121,12 @@ def processor_s(root: int) -> float:
                 continue
             parents[int(entry.name)] = int(fields[1])
             used[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    family = {root}
+    family = set(roots)
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
-    return sum(used.get(pid, 0.0) for pid in family)
+    return {pid: used[pid] for pid in family if pid in used}
+
+
+def spent_s(before: dict[int, float], after: dict[int, float]) -> float:
+    """What was used between two looks; a process that has gone in between is left out, one that has come is not."""
+    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())

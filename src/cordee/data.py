@@ -1,4 +1,4 @@
-"""`cordee.feed.data` under its public name."""
+"""`cordee.feed.data` and `cordee.feed.draws` under their public name."""
 
 from cordee.feed.data import (
     Data as Data,
@@ -29,4 +29,7 @@ from cordee.feed.data import (
 )
 from cordee.feed.data import (
     text as text,
+)
+from cordee.feed.draws import (
+    draws as draws,
 )

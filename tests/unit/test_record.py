@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cordee.feed.digest import delivered
+from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
 from cordee.train.record import Ledger, Timing, from_limbs, to_limbs
 
@@ -17,7 +18,12 @@ ORDER = Order(1003, 101, seed=3)
 
 def enter(ledger: Ledger, step: int, ids: np.ndarray, positions: object = None) -> None:
     places = range(len(ids)) if positions is None else positions
-    ledger.enter(ORDER, 0, step, len(ids), delivered(ids, places))  # type: ignore[arg-type]
+    commit(ledger, step, len(ids), delivered(ids, places))  # type: ignore[arg-type]
+
+
+def commit(ledger: Ledger, step: int, count: int, digest: int) -> None:
+    expected = (ORDER.size(step), Lookahead(ORDER).digest(0, step))
+    ledger.enter((0, step, ORDER.steps), count, digest, expected)
 
 
 def test_limbs_add_up_over_thousands_of_replicas() -> None:
@@ -35,7 +41,7 @@ def test_however_a_batch_is_cut_the_ledger_is_the_same(cuts: tuple[int, ...]) ->
     edges = [0, *cuts, 101]
     parts = [range(start, stop) for start, stop in pairwise(edges)]
     digest = sum(delivered(ids[part.start : part.stop], part) for part in parts) % 2**64
-    cut.enter(ORDER, 0, 0, 101, digest)
+    commit(cut, 0, 101, digest)
     assert cut == whole and whole.samples == 101 and (whole.lost, whole.repeated) == (0, 0)
 
 
@@ -72,14 +78,16 @@ def test_the_hash_tells_steps_apart_and_survives_a_checkpoint() -> None:
 def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
     timing = Timing()
     assert timing.drain() is None and timing.percentiles() == {}
-    timing.add(4, data=0.001, compute=0.01, blocked=0.004, arrived=100.0)
-    timing.add(5, data=0.002, compute=0.02, blocked=0.003, arrived=101.0)
+    timing.add(4, (0.001, 0.01, 0.004, 0.0, 7, 100.0))
+    timing.add(5, (0.002, 0.02, 0.003, 0.001, 8, 101.0))
     record = timing.drain()
     assert record == {
         "from": 4,
         "data_ms": [1.0, 2.0],
         "compute_ms": [10.0, 20.0],
         "blocked_ms": [4.0, 3.0],
+        "waited_ms": [0.0, 1.0],
+        "samples": [7, 8],
         "arrived": [100.0, 101.0],
     }
     assert timing.drain() is None

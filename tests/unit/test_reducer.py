@@ -44,7 +44,7 @@ def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: i
     model, rope = two_layers(), Echo()
     reducer = Reducer(model.parameters(), rope, bucket_mb=bucket_mb, overlap=True)
     for step in range(3):
-        reducer.ride_along([1.5, float(step)])
+        reducer.ride_along(lambda: [1.5, float(step)])
         reducer.arm()
         loss = model(torch.ones(3, 40).double()).square().mean()
         wanted = [2 * gradient for gradient in torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)]
@@ -62,7 +62,7 @@ def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: i
 def test_a_gradient_that_nobody_has_stays_none() -> None:
     model = two_layers()
     reducer = Reducer(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
-    reducer.ride_along([])
+    reducer.ride_along(lambda: [])
     model[2](torch.ones(2, 20).double()).sum().backward()
     reducer.finish(void=False)
     assert [parameter.grad is None for parameter in model.parameters()] == [True, True, True, True, False, False]
@@ -79,7 +79,7 @@ def test_parameters_of_two_types_travel_in_buckets_of_their_own() -> None:
     rope = Echo()
     model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 2).double()])
     reducer = Reducer(model.parameters(), rope, bucket_mb=25.0, overlap=False)
-    reducer.ride_along([7.0])
+    reducer.ride_along(lambda: [7.0])
     (model[0](torch.ones(1, 4)).sum() + model[1](torch.ones(1, 4).double()).sum()).backward()
     assert reducer.finish(void=False) == [14.0]
     assert len(rope.sent) == 2
@@ -90,7 +90,7 @@ def test_parameters_of_two_types_travel_in_buckets_of_their_own() -> None:
 def test_channels_last_gradients_keep_their_layout() -> None:
     conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     reducer = Reducer(conv.parameters(), Echo(), bucket_mb=25.0, overlap=False)
-    reducer.ride_along([])
+    reducer.ride_along(lambda: [])
     conv(torch.randn(2, 3, 8, 8)).sum().backward()
     wanted = 2 * conv.weight.grad  # type: ignore[operator]
     reducer.finish(void=False)

@@ -6,9 +6,15 @@ from cordee.core.times import TimeSplit, shares
 
 
 def record(first: int, *steps: tuple[float, float, float, float]) -> dict[str, object]:
-    """Steps as (data ms, compute ms, blocked ms, arrived s)."""
-    data, compute, blocked, arrived = (list(column) for column in zip(*steps, strict=True))
-    return {"from": first, "data_ms": data, "compute_ms": compute, "blocked_ms": blocked, "arrived": arrived}
+    """Steps as (data ms, compute ms, blocked ms, arrived s); nothing is known to be waiting."""
+    return waited(first, *((*step, 0.0) for step in steps))
+
+
+def waited(first: int, *steps: tuple[float, float, float, float, float]) -> dict[str, object]:
+    """Steps as (data ms, compute ms, blocked ms, arrived s, waited ms)."""
+    data, compute, blocked, arrived, known = (list(column) for column in zip(*steps, strict=True))
+    times = {"data_ms": data, "compute_ms": compute, "blocked_ms": blocked, "waited_ms": known, "arrived": arrived}
+    return {"from": first, "samples": [1] * len(data), **times}
 
 
 def test_whoever_comes_first_waits_for_the_last_and_both_communicate() -> None:
@@ -51,3 +57,25 @@ def test_reports_may_come_in_any_order_and_size() -> None:
     split.add(1, record(1, (0, 1, 2, 2.001), (0, 1, 2, 3.001)))
     assert split.totals()["0"]["waiting"] == pytest.approx(0.003)
     assert shares({}) == {}
+
+
+def test_what_is_known_to_be_waiting_is_not_communication() -> None:
+    split = TimeSplit()
+    split.expect([0, 1])
+    split.add(0, waited(0, (0, 10, 60, 1.00, 50)))  # waited within a layer, then both came at the same time
+    split.add(1, waited(0, (0, 60, 10, 1.00, 0)))
+    totals = split.totals()
+    assert totals["0"] == pytest.approx({"data": 0.0, "compute": 0.01, "communication": 0.01, "waiting": 0.05})
+    assert totals["1"] == pytest.approx({"data": 0.0, "compute": 0.06, "communication": 0.01, "waiting": 0.0})
+
+
+def test_every_step_is_told_of_once_all_have_reported() -> None:
+    told: list[tuple[int, list[int]]] = []
+    split = TimeSplit(lambda step, by_worker: told.append((step, sorted(by_worker))))
+    split.expect([0, 1])
+    split.add(0, record(3, (0, 1, 2, 1.0), (0, 1, 2, 2.0)))
+    assert told == []
+    split.add(1, record(3, (0, 1, 2, 1.0)))
+    assert told == [(3, [0, 1])]
+    split.totals()
+    assert told == [(3, [0, 1]), (4, [0])]

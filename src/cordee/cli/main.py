@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
+from cordee.cli import bench
+from cordee.cli.settings import pairs
+from cordee.core.errors import CordeeError, Interrupted, WorkerFailed
 
 app = typer.Typer(
     name="cordee",
@@ -70,7 +72,7 @@ def train(
     from cordee.cli.start import Options, start
     from cordee.runtime.spec import Target
 
-    target = Target("job", str(job), dict(_pair(text) for text in set_ or []))
+    target = Target("job", str(job), pairs(set_))
     meeting = (rendezvous, nodes, token_file, trusted_network)
     start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, meeting))
 
@@ -128,11 +130,22 @@ def token(
     print(f"wrote {path}, readable by you alone; copy it to every host of the run")
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--set {text}: expected name=value")
-    return name.strip(), value
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not measure number formats; show what is known.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Also check that a run can listen at this port.")
+    ] = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Look at this machine: what helps a run, what hinders it, and what to do about it."""
+    from cordee.cli.doctor import doctor
+
+    doctor(as_json, quick, port, token_file)
+
+
+app.add_typer(bench.app)
 
 
 def main() -> None:

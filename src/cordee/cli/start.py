@@ -15,6 +15,7 @@ from cordee.runtime.launch import Launch, run
 from cordee.runtime.resources import parse_cores, usable_cores
 from cordee.runtime.spec import Target
 from cordee.watch.progress import Progress
+from cordee.watch.report import Listener, reported
 
 
 @dataclass(frozen=True)
@@ -41,20 +42,21 @@ def start(target: Target, options: Options) -> None:
         raise UsageError(f"--nodes {nodes} needs --rendezvous HOST:PORT, where the hosts meet")
     world = World.from_env()
     progress = Progress()
-    try:
-        if world.source not in ("alone", "cordee"):
-            result = _under(launch, world, progress)
-        elif rendezvous is not None:
-            from cordee.runtime.hosts import Meeting, run_on_hosts
+    with reported(launch.out, progress) as listen:
+        try:
+            if world.source not in ("alone", "cordee"):
+                result = _under(launch, world, listen)
+            elif rendezvous is not None:
+                from cordee.runtime.hosts import Meeting, run_on_hosts
 
-            result = run_on_hosts(launch, Meeting.parse(rendezvous, nodes, token_file, trusted), progress)
-        else:
-            _hint(launch.workers)
-            result = run(launch, progress)
-    finally:
-        progress.close()
+                result = run_on_hosts(launch, Meeting.parse(rendezvous, nodes, token_file, trusted), listen)
+            else:
+                _hint(launch.workers)
+                result = run(launch, listen)
+        finally:
+            progress.close()
     if world.rank == 0:
-        _show(result, launch.out)
+        _show(result, launch.out, listen.path)
 
 
 def _launch(target: Target, options: Options) -> Launch:
@@ -77,7 +79,7 @@ def _launch(target: Target, options: Options) -> Launch:
     )
 
 
-def _under(launch: Launch, world: World, progress: Progress) -> dict[str, object]:
+def _under(launch: Launch, world: World, listen: Listener) -> dict[str, object]:
     """Somebody else started this process: be one worker of that run."""
     from cordee.runtime.foreign import run_foreign
 
@@ -85,7 +87,7 @@ def _under(launch: Launch, world: World, progress: Progress) -> dict[str, object
         raise UsageError(
             f"{world.source} started this process already: give it the script itself, without `cordee run`"
         )
-    return run_foreign(launch, world, progress)
+    return run_foreign(launch, world, listen)
 
 
 def _hint(workers: int) -> None:
@@ -95,7 +97,7 @@ def _hint(workers: int) -> None:
         print(word, file=sys.stderr)
 
 
-def _show(result: dict[str, object], folder: Path) -> None:
+def _show(result: dict[str, object], folder: Path, report: Path | None) -> None:
     for part in ("validation", "test"):
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:
@@ -105,3 +107,5 @@ def _show(result: dict[str, object], folder: Path) -> None:
         print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in shares(times).items()))
     if result:
         print(f"run: {folder}")
+    if report is not None:
+        print(f"report: {report}")

@@ -117,13 +117,21 @@ class Plan:
     bucket_mb: float = _key(25.0, "sync", "gradients that travel together, in MiB", minimum=0.01)
     overlap: bool = _key(True, "sync", "send gradients while the backward pass goes on")
     backend: str = _key(
-        "auto", "sync", "who carries the collectives", choices=("auto", "gloo", "nccl"), built=("auto", "gloo")
+        "auto",
+        "sync",
+        "who carries gradients; auto: NCCL where every worker has a GPU of its own, else gloo",
+        choices=("auto", "gloo", "nccl"),
     )
 
-    precision: str = _key(
-        "fp32", "device", "the number format of the mathematics", choices=("fp32", "bf16", "fp16"), built=("fp32",)
+    precision: str = _key("fp32", "device", "the number format of the mathematics", choices=("fp32", "bf16", "fp16"))
+    compile: bool = _key(False, "device", "compile model and loss with torch.compile")
+    fused: bool = _key(True, "device", "let PyTorch's optimizers update all parameters in one kernel")
+    layout: str = _key(
+        "auto",
+        "device",
+        "where the channels of images lie in memory; auto: last on GPUs",
+        choices=("auto", "contiguous", "channels_last"),
     )
-    compile: bool = _key(False, "device", "compile the model", built=(False,))
 
     def __post_init__(self) -> None:
         """Check every value by its row of the table; what is kept is of the field's own type."""

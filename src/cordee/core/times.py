@@ -6,8 +6,8 @@ the last one had come, the others waited; what is left is communication.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 PARTS = ("data", "compute", "communication", "waiting")
 """What a step's time is made of."""
@@ -15,13 +15,41 @@ _MOST_OPEN = 20_000
 """Steps that may wait for a worker's report; older ones are closed with those that came."""
 
 
+class StepTimes(NamedTuple):
+    """One step on one worker, in seconds."""
+
+    data: float
+    compute: float
+    communication: float
+    waiting: float
+    samples: int
+    arrived: float
+    """When the worker came to the collective, in the launcher's clock."""
+
+
+class _Stamped(NamedTuple):
+    """What a worker says of one step."""
+
+    data: float
+    compute: float
+    blocked: float
+    waited: float
+    samples: int
+    arrived: float
+
+
+OnStep = Callable[[int, Mapping[int, StepTimes]], None]
+"""Called with a step's number (from 0) and its times by worker, when all have reported."""
+
+
 class TimeSplit:
     """Totals per worker, in seconds, from `times` records as they come in."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_step: OnStep | None = None) -> None:
         """Nothing yet."""
+        self._on_step = on_step
         self._members: frozenset[int] = frozenset()
-        self._open: dict[int, dict[int, tuple[float, float]]] = {}
+        self._open: dict[int, dict[int, _Stamped]] = {}
         self._totals: dict[int, dict[str, float]] = {}
 
     def expect(self, workers: Iterable[int]) -> None:
@@ -32,13 +60,11 @@ class TimeSplit:
 
     def add(self, worker: int, record: Mapping[str, Any]) -> None:
         """One worker's times of some consecutive steps."""
-        totals = self._totals.setdefault(worker, dict.fromkeys(PARTS, 0.0))
-        totals["data"] += sum(record["data_ms"]) / 1e3
-        totals["compute"] += sum(record["compute_ms"]) / 1e3
-        stamps = zip(record["arrived"], record["blocked_ms"], strict=True)
-        for step, (arrived, blocked_ms) in enumerate(stamps, start=record["from"]):
+        columns = (record[name] for name in ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived"))
+        for step, row in enumerate(zip(*columns, strict=True), start=record["from"]):
+            data, compute, blocked, waited = (milliseconds / 1e3 for milliseconds in row[:4])
             came = self._open.setdefault(step, {})
-            came[worker] = (arrived, blocked_ms / 1e3)
+            came[worker] = _Stamped(data, compute, blocked, waited, *row[4:])
             if came.keys() >= self._members:
                 self._close(step)
         while len(self._open) > _MOST_OPEN:
@@ -54,12 +80,23 @@ class TimeSplit:
         }
 
     def _close(self, step: int) -> None:
-        came = self._open.pop(step)
-        last = max(arrived for arrived, _ in came.values())
-        for worker, (arrived, blocked) in came.items():
-            waiting = min(blocked, last - arrived)
-            self._totals[worker]["waiting"] += waiting
-            self._totals[worker]["communication"] += blocked - waiting
+        split = split_step(self._open.pop(step))
+        for worker, times in split.items():
+            totals = self._totals.setdefault(worker, dict.fromkeys(PARTS, 0.0))
+            for part in PARTS:
+                totals[part] += getattr(times, part)
+        if self._on_step is not None:
+            self._on_step(step, split)
+
+
+def split_step(came: Mapping[int, _Stamped]) -> dict[int, StepTimes]:
+    """Tell waiting from communication, now that it is known who came last."""
+    last = max(one.arrived for one in came.values())
+    split = {}
+    for worker, one in came.items():
+        waiting = one.waited + max(0.0, min(one.blocked - one.waited, last - one.arrived))
+        split[worker] = StepTimes(one.data, one.compute, one.blocked - waiting, waiting, one.samples, one.arrived)
+    return split
 
 
 def shares(totals: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

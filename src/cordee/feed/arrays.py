@@ -64,6 +64,23 @@ class ArraySource:
         filled = [column.fill(ids, target) for column, target in zip(self._columns, targets, strict=True)]
         return self._structure(filled)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that all samples take."""
+        return sum(column.rows.nbytes for column in self._columns)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every array as a tensor of the type it has here; `structured` makes batches of rows of them."""
+        return [column.tensor() for column in self._columns]
+
+    def structured(self, rows: list[torch.Tensor]) -> Fields:
+        """Rows of `tensors()` as a batch: scaled where that was asked for, by name if the arrays have names."""
+        scaled = [
+            column.scale(tensor) if column.scaled else tensor
+            for column, tensor in zip(self._columns, rows, strict=True)
+        ]
+        return self._structure(scaled)
+
     def _structure(self, tensors: list[torch.Tensor]) -> Fields:
         return tuple(tensors) if self.names is None else dict(zip(self.names, tensors, strict=True))
 
@@ -83,6 +100,14 @@ class _Column:
 
     def buffer(self, count: int, pin: bool) -> torch.Tensor:
         return torch.empty((count, *self.rows.shape[1:]), dtype=self.dtype, pin_memory=pin)
+
+    def tensor(self) -> torch.Tensor:
+        tensor = torch.from_numpy(self.rows if self.rows.flags.writeable else self.rows.copy())
+        return tensor if self.scaled else tensor.view(self.dtype)
+
+    @staticmethod
+    def scale(rows: torch.Tensor) -> torch.Tensor:
+        return rows.float() / 255
 
     def fill(self, ids: Ids, target: torch.Tensor) -> torch.Tensor:
         filled = target[: len(ids)] if len(target) != len(ids) else target

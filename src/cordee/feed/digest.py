@@ -25,6 +25,14 @@ def delivered(ids: Ids, positions: range | Ids) -> int:
     return int(np.add.reduce(mix(ids.view(np.uint64) ^ places)))
 
 
+def delivered_each(ids: Ids, batch: int) -> list[int]:
+    """The digests of consecutive whole batches that lie one after the other; the last may be short."""
+    places = np.resize(_of_range(range(batch)), len(ids))
+    hashes = mix(ids.view(np.uint64) ^ places)
+    sums: list[int] = np.add.reduceat(hashes, np.arange(0, len(ids), batch)).tolist()
+    return sums
+
+
 def chain(previous: str, step: int, digest: int, count: int) -> str:
     """The SHA-256 (hex) over all committed steps: `previous` (empty at first), then this step's numbers."""
     return hashlib.sha256(f"{previous} {step} {digest % 2**64:016x} {count}".encode()).hexdigest()

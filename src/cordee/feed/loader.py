@@ -47,7 +47,7 @@ class Loader:
         self.deadline_s = deadline_s
         self._memory = Memory(source, torch.device(device), depth)
         # A copy to a GPU only overlaps with the computation if it begins before the batch is taken.
-        self._ahead = self._memory.on_gpu if ahead is None else ahead
+        self._ahead = self._memory.copies if ahead is None else ahead
         self._may_change = ahead is None and not self._memory.on_gpu
         self._durations_s: deque[float] = deque(maxlen=_MEASURED)
         self._thread: threading.Thread | None = None
@@ -77,6 +77,12 @@ class Loader:
                 self._thread = threading.Thread(target=self._serve, name="cordee-loader", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+
+    def take_now(self, ids: Ids) -> Batch:
+        """The samples `ids`, gathered here and now: without a thread there is nothing to ask ahead for."""
+        gathered = self._timed(ids)
+        self._memory.hand_out(gathered)
+        return Batch(gathered.ids, gathered.fields)
 
     def take(self, key: Hashable) -> Batch:
         """The batch that was requested as `key`, waiting for it at most `deadline_s`."""
@@ -122,13 +128,17 @@ class Loader:
             if key not in self._asked:
                 raise ValueError(f"{key!r} was not requested, or was cancelled")
             ids = self._asked.pop(key)
+        return self._timed(ids)
+
+    def _timed(self, ids: Ids) -> Gathered:
+        if not self._may_change:
+            return self._memory.gather(ids)
         began = time.perf_counter()
         gathered = self._memory.gather(ids)
-        if self._may_change:
-            self._durations_s.append(time.perf_counter() - began)
-            # The median of several: the first gathers pay for page faults and cold caches.
-            if len(self._durations_s) == _MEASURED and statistics.median(self._durations_s) > _WORTH_A_THREAD_S:
-                self._ahead, self._may_change = True, False
+        self._durations_s.append(time.perf_counter() - began)
+        # The median of several: the first gathers pay for page faults and cold caches.
+        if len(self._durations_s) == _MEASURED and statistics.median(self._durations_s) > _WORTH_A_THREAD_S:
+            self._ahead, self._may_change = True, False
         return gathered
 
     def _await(self, key: Hashable) -> Gathered:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from cordee.feed.permute import Ids
+from cordee.feed.resident import resident
 from cordee.feed.source import Fields, Source, map_tensors
 
 
@@ -27,7 +28,8 @@ class Gathered:
 
     ids: Ids
     fields: Fields
-    buffers: Buffers
+    buffers: Buffers | None
+    """None: the batch has memory of its own, which the allocator takes back."""
 
 
 class Memory:
@@ -45,6 +47,9 @@ class Memory:
         self._free: deque[Buffers] = deque()
         self._handed_out: deque[Buffers] = deque()
         self._stream = torch.cuda.Stream(device) if self.on_gpu else None  # type: ignore[no-untyped-call]
+        self._resident = resident(source, device) if self.on_gpu else None
+        self.copies = self.on_gpu and self._resident is None
+        """Whether batches have a way to go after they were gathered."""
 
     def has_free(self) -> bool:
         """Whether a batch can be gathered without making more sets than the usual number."""
@@ -52,6 +57,8 @@ class Memory:
 
     def gather(self, ids: Ids) -> Gathered:
         """Gather samples, and begin their way to the device."""
+        if self._resident is not None:
+            return Gathered(ids, self._resident.gather(ids), None)
         buffers = self._acquire(len(ids))
         try:
             fields = self._source.gather(ids, buffers.fields)
@@ -66,6 +73,8 @@ class Memory:
 
     def hand_out(self, gathered: Gathered) -> None:
         """Make the batch safe to use now, and its memory free after `depth` more."""
+        if gathered.buffers is None:
+            return
         if gathered.buffers.copied is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(gathered.buffers.copied)
@@ -74,8 +83,10 @@ class Memory:
         while len(self._handed_out) > self._depth:
             self.give_back(self._handed_out.popleft())
 
-    def give_back(self, buffers: Buffers) -> None:
+    def give_back(self, buffers: Buffers | None) -> None:
         """Let the next batch have this memory."""
+        if buffers is None:
+            return
         with self._lock:
             if self._made > self._depth + 1:  # one more was made for a batch that was waited for
                 self._made -= 1

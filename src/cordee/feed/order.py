@@ -79,7 +79,15 @@ class Order:
         """The samples at `positions` (default: all) of the global batch of `step`; the cost grows with them only."""
         if epoch < 0:
             raise IndexError(f"epoch {epoch} does not exist: epochs count from 0")
-        wanted = _as_array(positions, self.size(step))
+        return self._at(epoch, step, _as_array(positions, self.size(step)))
+
+    def span(self, epoch: int, steps: range) -> Ids:
+        """The samples of consecutive steps of an epoch, one batch after the other, for the price of one call."""
+        places = (steps[-1] - steps[0]) * self.batch + self.size(steps[-1])
+        return self._at(epoch, steps[0], np.arange(places, dtype=np.int64))
+
+    def _at(self, epoch: int, step: int, wanted: Ids) -> Ids:
+        """The samples at places counted from the beginning of `step`."""
         if self.steps_per_epoch is None:
             return self._of_pass(epoch, step * self.batch + wanted)
         first, place = divmod((epoch * self.steps_per_epoch + step) * self.batch, self.samples)

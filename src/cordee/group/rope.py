@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -22,44 +23,45 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cordee.core.errors import CordeeError, WaitedTooLong
+from cordee.group import nccl
 from cordee.group.channel import Channel
 from cordee.group.roster import Go
 from cordee.group.sockets import open_sockets, shut
+from cordee.group.store import HubStore
 
 MOST_TEARS = 3
 """How often a collective may fail in one agreement, though nobody was lost, before we call it an error."""
+_STAMP = 8
+"""Bytes of a time of day before what is gathered."""
 
 
-class _HubStore(dist.Store):  # type: ignore[name-defined, misc]
-    """What gloo needs to find its peers, over our own (authenticated) channel."""
+@dataclass(frozen=True)
+class Gathering:
+    """A gather that was begun: its collective, where everybody's part comes to lie, our own, and when it began."""
 
-    def __init__(self, channel: Channel, generation: int, deadline_s: float, purpose: str) -> None:
-        super().__init__()
-        self._channel, self._generation, self._deadline_s = channel, generation, deadline_s
-        self._purpose = purpose
+    work: Any
+    parts: list[Tensor]
+    tensor: Tensor
+    arrived: float
 
-    def set(self, key: str, value: Any) -> None:
-        raw = value.encode() if isinstance(value, str) else bytes(value)
-        self._channel.put(f"{self._purpose}/{key}", raw.hex())
 
-    def get(self, key: str) -> bytes:
-        value = self._channel.get(f"{self._purpose}/{key}", self._generation, self._deadline_s)
-        if value is None:
-            raise RuntimeError(f"generation {self._generation} broke while it was formed")
-        return bytes.fromhex(value)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        for key in keys:
-            self.get(key)
+def _stamp(seconds: float) -> Tensor:
+    return torch.tensor([seconds], dtype=torch.float64).view(torch.uint8)
 
 
 class Rope:
     """This worker's place among the workers of a run; alone, every operation is the identity."""
 
     def __init__(
-        self, channel: Channel | None = None, *, interface: str = "127.0.0.1", deadline_s: float = 300.0
+        self,
+        channel: Channel | None = None,
+        *,
+        interface: str = "127.0.0.1",
+        deadline_s: float = 300.0,
+        device: str = "cpu",
+        backend: str = "auto",
     ) -> None:
-        """Alone without a channel. `interface` is the address that gloo binds to."""
+        """Alone without a channel. `interface` is the address that gloo binds to; `backend` is the plan's."""
         self.channel = channel
         self.worker = channel.worker if channel else 0
         self.members: tuple[int, ...] = (self.worker,)
@@ -68,16 +70,19 @@ class Rope:
         """Agreements committed."""
         self.deadline_s = deadline_s
         self.blocked_s = 0.0
-        """Time spent waiting in collectives, all in all."""
+        """Time spent in collectives, all in all: waiting for members that come later, and communication."""
+        self.waited_s = 0.0
+        """The part of it in which we are known to have waited for others."""
         self.bytes_sent = 0
         self.on_regroup: list[Callable[[], None]] = []
-        self._interface = interface
+        self._interface, self._device, self._backend = interface, device, backend
         self._held: Sequence[Tensor] = ()
         # Two groups, because collectives of one group must meet in one order everywhere. Layers gather within the
         # forward and backward pass; a bucket of gradients is sent when it is full, which a replica without samples,
         # or without a gradient for some parameter, reaches at another moment.
         self._group: Any = None
         self._layers: Any = None
+        self._nccl: Any = None
         self._sockets_before: dict[int, str] | None = None
         self._sockets: dict[int, str] = {}
         self._tears = 0
@@ -107,24 +112,59 @@ class Rope:
         if self._group is None or self.broken:
             return None
         self.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
+        group = self._nccl if self._nccl is not None and tensor.is_cuda else self._group
         try:
-            return self._group.allreduce([tensor])
+            return group.allreduce([tensor])
         except RuntimeError:
             return None
+
+    def complete(self, works: Sequence[Any]) -> bool:
+        """What NCCL began is done here; False if somebody was lost before that. gloo's own works say so themselves."""
+        if self._nccl is None:
+            return True
+        began = time.perf_counter()
+        try:
+            return nccl.complete(works, lambda: self.broken)
+        finally:
+            self.blocked_s += time.perf_counter() - began
 
     def gather(self, tensor: Tensor) -> list[Tensor] | None:
         """Everybody's `tensor` (all of one shape), in rank order; None on a broken rope."""
         if self.size == 1:
             return [tensor]
+        gathering = self.start_gather(tensor)
+        return None if gathering is None else self.gathered(gathering)
+
+    def start_gather(self, tensor: Tensor) -> Gathering | None:
+        """Begin to gather everybody's `tensor`; None on a broken rope, or alone."""
         if self._group is None or self.broken:
             return None
-        gathered = [torch.empty_like(tensor) for _ in self.members]
-        self.bytes_sent += tensor.nbytes * (self.size - 1)
+        arrived = self.clock()
+        # When we came here travels along, so that everybody knows for whom it waited.
+        payload = torch.cat([_stamp(arrived), tensor.reshape(-1).view(torch.uint8)]) if tensor.is_cpu else tensor
+        parts = [torch.empty_like(payload) for _ in self.members]
+        self.bytes_sent += payload.nbytes * (self.size - 1)
         try:
-            work = self._layers.allgather([gathered], [tensor])
+            return Gathering(self._layers.allgather([parts], [payload]), parts, tensor, arrived)
         except RuntimeError:
             return None
-        return gathered if self.wait(work) else None
+
+    def gathered(self, gathering: Gathering) -> list[Tensor] | None:
+        """What `start_gather` began; None if it did not come to its end."""
+        blocked_before = self.blocked_s
+        if not self.wait(gathering.work):
+            return None
+        parts, like = gathering.parts, gathering.tensor
+        if not like.is_cpu:
+            return parts
+        last = max(float(part[:_STAMP].view(torch.float64)) for part in parts)
+        # Alone with its work between start and wait, a worker has not waited: only what it was blocked for counts.
+        self.waited_s += min(max(0.0, last - gathering.arrived), self.blocked_s - blocked_before)
+        return [part[_STAMP:].view(like.dtype).reshape(like.shape) for part in parts]
+
+    def clock(self) -> float:
+        """The time of day, as the hub has it."""
+        return time.time() + (self.channel.clock_offset_s if self.channel is not None else 0.0)
 
     def wait(self, work: Any) -> bool:
         """Wait for one collective; False if it did not come to its end."""
@@ -206,8 +246,11 @@ class Rope:
 
     def recover(self, awaited: Sequence[Tensor]) -> bool:
         """Regroup; True if `awaited` now holds the result that a peer had already and we had not."""
-        before = self.position
+        before, began = self.position, time.perf_counter()
         handed_over = self._regroup(awaited)
+        lost_s = time.perf_counter() - began
+        self.blocked_s += lost_s
+        self.waited_s += lost_s
         for callback in self.on_regroup:
             callback()
         assert self.position == before
@@ -233,17 +276,34 @@ class Rope:
         self._group, self._layers = self._make_group("sums"), self._make_group("layers")
         self._sockets = {fd: inode for fd, inode in open_sockets().items() if self._sockets_before.get(fd) != inode}
         self._sockets_before = None
+        self._nccl = self._make_nccl()
         if self.broken:  # lost while the sockets were not yet written down
             shut(self._sockets)
 
     def _make_group(self, purpose: str) -> Any:
         assert self.channel is not None
-        store = _HubStore(self.channel, self.generation, self.deadline_s, purpose)
+        store = HubStore(self.channel, self.generation, self.deadline_s, purpose)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._interface)]
         options._timeout = timedelta(seconds=self.deadline_s)
         options._threads = 2
         return self._unless_broken(partial(dist.ProcessGroupGloo, store, self.rank, self.size, options))
+
+    def _make_nccl(self) -> Any:
+        """A group for what lies on GPUs, if all members have one to themselves; None otherwise."""
+        assert self.channel is not None
+        store = HubStore(self.channel, self.generation, self.deadline_s, "devices")
+        mine = nccl.identity(self._device, self._backend)
+        store.set(str(self.rank), f"{mine} ")
+        if not mine:
+            return None
+        identities = [store.get(str(rank)).decode().strip() for rank in range(self.size)]
+        if self._backend == "nccl":
+            nccl.require(identities)
+        if not nccl.usable(identities):
+            return None
+        store = HubStore(self.channel, self.generation, self.deadline_s, "nccl")
+        return self._unless_broken(partial(nccl.make, store, self.rank, self.size, self.deadline_s))
 
     def _unless_broken(self, make: Callable[[], Any]) -> Any:
         """What `make` gives, unless a member is lost before: gloo would wait for it where no socket can be shut."""
@@ -307,12 +367,14 @@ class Rope:
         if before is not None:
             self._sockets = {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
         shut(self._sockets)
+        if self._nccl is not None:
+            self._nccl.abort()
 
     def _drop(self) -> None:
         self._sockets_before = None
         shut(self._sockets)
         self._sockets = {}
-        self._group = self._layers = None
+        self._group = self._layers = self._nccl = None
 
 
 def _put_outcome(made: queue.SimpleQueue[Any], make: Callable[[], Any]) -> None:

@@ -14,6 +14,7 @@ from cordee.runtime.launch import Launch, run
 from cordee.runtime.resources import gpus, usable_cores
 from cordee.runtime.spec import Target
 from cordee.watch.progress import Progress
+from cordee.watch.report import reported
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,16 +79,16 @@ def train(
     count = default_workers(device) if workers is None else workers
     launch = Launch(target, count, Plan.parse(plan), folder, resume=resume, threads=threads, device=device)
     shown = Progress()
-    listen = shown if progress else lambda event: None
     world = World.from_env()
-    try:
-        if world.source not in ("alone", "cordee"):
-            from cordee.runtime.foreign import run_foreign
+    with reported(folder, shown if progress else lambda event: None, tell=progress) as listen:
+        try:
+            if world.source not in ("alone", "cordee"):
+                from cordee.runtime.foreign import run_foreign
 
-            return Result(folder, run_foreign(launch, world, listen, None if is_file else job))  # type: ignore[arg-type]
-        return Result(folder, run(launch, listen, None if is_file else _packed(job)))
-    finally:
-        shown.close()
+                return Result(folder, run_foreign(launch, world, listen, None if is_file else job))  # type: ignore[arg-type]
+            return Result(folder, run(launch, listen, None if is_file else _packed(job)))
+        finally:
+            shown.close()
 
 
 def _packed(job: Any) -> bytes:

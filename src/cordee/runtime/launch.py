@@ -36,6 +36,8 @@ IDLE_S = 0.5
 """How long to wait for news before looking whether there is anything to do."""
 END_S = 10.0
 """How long workers may take to end after everything is done."""
+RECORDED = ("job", "worker", "step", "times", "usage", "result", "epoch", "checkpoint", "warning")
+"""What workers say for the record."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class Supervisor:
                 kind, worker, content = self._hub.notices.get_nowait()
             except queue.Empty:
                 return
-            if kind in ("job", "step", "times", "result", "epoch", "checkpoint", "warning"):
+            if kind in RECORDED:
                 self._recorder.notice(kind, worker, content)
 
     def _conclude(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from cordee.core.errors import CheckpointError, CordeeError, StorageError, Usage
 from cordee.core.events import EVENTS, EventLog
 from cordee.core.plan import Plan
 from cordee.core.times import TimeSplit
+from cordee.core.usage import Resources
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -32,6 +33,7 @@ class Recorder:
         self.failures = 0
         self.result: dict[str, Any] | None = None
         self._times = TimeSplit()
+        self._resources = Resources()
         self._run: dict[str, Any] = {}
         begun = any(out.glob("checkpoints/step-*")) or (out / "result.json").exists()
         if resume and not begun:
@@ -83,6 +85,12 @@ class Recorder:
         elif kind == "times":
             self._times.add(worker, content)
             self._events.write("times", later=True, worker=worker, **content)
+        elif kind == "worker":
+            self._resources.came(worker)
+            self.event("worker", worker=worker, **content)
+        elif kind == "usage":
+            self._resources.used(worker, content)
+            self._events.write("usage", later=True, worker=worker, **content)
         elif kind == "job":
             self._last_step = content["steps"]
             self._run["job"] = content
@@ -91,6 +99,7 @@ class Recorder:
             self.event("job", **known)
         elif kind == "lost":
             self.failures += 1
+            self._resources.left(worker)
             self._lost_at = self._lost_at or time.monotonic()
             self.event("failure", worker=worker, **content)
         elif kind == "go":
@@ -113,7 +122,8 @@ class Recorder:
         result = dict(self.result or {})
         if self.result is not None:
             started = {"workers": self._run["workers"], "plan": self._run["plan"]}
-            result |= started | {"failures": self.failures, "time_s": self._times.totals(), "ended": reason}
+            seen = {"failures": self.failures, "time_s": self._times.totals(), "resources": self._resources.summary()}
+            result |= started | seen | {"ended": reason}
             self._write_json("result.json", result)
             self.event("result", result=result)
         self.event("end", reason=reason, code=code)

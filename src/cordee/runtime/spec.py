@@ -7,6 +7,15 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Trial:
+    """Only some steps of a job, to see how fast it is: nothing is evaluated, saved or exported."""
+
+    steps: int
+    batch_times: int = 1
+    """How many times the job's batch a step holds."""
+
+
+@dataclass(frozen=True)
 class Target:
     """What to run: a job file, a script with its arguments, or a job that a notebook sent."""
 
@@ -15,6 +24,8 @@ class Target:
     path: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    trial: Trial | None = None
+    """Of a job: instead of training it to its end."""
 
 
 @dataclass(frozen=True)
@@ -43,5 +54,7 @@ class WorkerSpec:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> WorkerSpec:
         """From the wire."""
-        target = Target(**{**values["target"], "arguments": tuple(values["target"]["arguments"])})
+        told = values["target"]
+        trial = Trial(**told["trial"]) if told["trial"] is not None else None
+        target = Target(**{**told, "arguments": tuple(told["arguments"]), "trial": trial})
         return cls(**{**values, "target": target, "cores": tuple(values["cores"])})

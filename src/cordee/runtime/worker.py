@@ -24,6 +24,7 @@ from cordee.train.job import Job
 from cordee.train.jobfile import load_job
 from cordee.train.loop import run_job
 from cordee.train.session import Session
+from cordee.train.trial import run_trial
 
 
 def work(values: dict[str, Any], sent_job: int | None) -> int:
@@ -37,8 +38,14 @@ def work(values: dict[str, Any], sent_job: int | None) -> int:
     _use(spec)
     channel = Channel(Address(**spec.hub), spec.worker, socket.gethostname())
     try:
-        rope = Rope(channel, interface=spec.interface, deadline_s=spec.deadline_s)
         plan = Plan.from_dict(spec.plan)
+        rope = Rope(
+            channel,
+            interface=spec.interface,
+            deadline_s=spec.deadline_s,
+            device=spec.device,
+            backend=plan.backend,
+        )
         set_current(Joined(rope, plan, device=spec.device, launched=True))
         _run(spec, rope, plan, sent_job)
     except SystemExit as error:
@@ -76,7 +83,10 @@ def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None
         return
     job = _receive_job(sent_job) if sent_job is not None else _load(Path(target.path), target.settings)
     session = Session(rope, plan=plan, seed=job.seed, device=spec.device)
-    run_job(job, session, out=Path(spec.out), resume=spec.resume)
+    if target.trial is not None:
+        run_trial(job, session, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
+    else:
+        run_job(job, session, out=Path(spec.out), resume=spec.resume)
 
 
 def _load(path: Path, settings: dict[str, str]) -> Job:

@@ -192,6 +192,8 @@ def _restore_optimizer(
     groups = []
     for stored, group in zip(kept["groups"], optimizer.param_groups, strict=True):
         values = _on_device(decode(stored["values"], tensors), _scalar_device(group))
+        # How the update is computed belongs to this start, not to the state.
+        values.update({name: group[name] for name in ("fused", "foreach") if name in group})
         members = list(range(count, count + len(group["params"])))
         count += len(members)
         groups.append({**values, "params": members})

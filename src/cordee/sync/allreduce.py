@@ -11,7 +11,7 @@ backward pass makes are let go one by one as they are copied, so that it uses th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,10 @@ from cordee.group.rope import Rope
 
 FIRST_BUCKET_MB = 1.0
 """The first bucket is small, so that the wire is busy early."""
+FINITE, NOT_FINITE = 1.0, 2.0
+"""What became of a gradient that was treated."""
+Extras = Callable[[], Sequence[float]]
+"""Gives the numbers that ride along; always as many."""
 
 
 @dataclass
@@ -52,9 +56,9 @@ class Reducer:
         self._places: list[tuple[_Bucket, int]] = []
         """Where each parameter lies: its bucket, and its number in it."""
         self._riders: list[NDArray[Any]] = []
-        self._clipped = [torch.zeros(1), torch.zeros(1)]
-        """For each set: whether its gradients were clipped since they were summed. Handed over with them."""
-        self._extras: Sequence[float] = ()
+        self._treated = [torch.zeros(1), torch.zeros(1)]
+        """For each set, and handed over with it: what `treat` has made of its gradients."""
+        self._extras: Extras = tuple
         self._armed = False
         self._turn = self._kept = 0
         """The set in use, and the one that holds the last result, until there is a new one."""
@@ -80,8 +84,8 @@ class Reducer:
         if self._armed:
             self._begin()
 
-    def ride_along(self, extras: Sequence[float]) -> None:
-        """Numbers to be summed with the gradients of this step; small whole numbers stay exact."""
+    def ride_along(self, extras: Extras) -> None:
+        """Numbers to be summed with the gradients of this step, asked for when they are sent; small ones stay exact."""
         self._extras = extras
 
     def hold_back(self) -> bool:
@@ -121,30 +125,39 @@ class Reducer:
         """
         if self.rope.size == 1:
             self.rope.settle((), ())
-            return list(self._extras)
+            return list(self._extras())
         if not self._buckets:
-            self._build(len(self._extras))
+            self._build(len(self._extras()))
         if not self._armed:
             self._begin()
         self._armed = False
         while self._launched < len(self._buckets):
             self._launch()
         works = [bucket.work for bucket in self._buckets]
-        result = [*(bucket.flats[self._turn] for bucket in self._buckets), self._clipped[self._turn]]
+        result = [*(bucket.flats[self._turn] for bucket in self._buckets), self._treated[self._turn]]
         self._launched = 0
         if not self.rope.settle(works, result, void=void):
             return None
         self._kept = self._turn
         self._hand_out()
-        summed: list[float] = self._riders[self._turn][: len(self._extras)].tolist()
+        summed: list[float] = self._riders[self._turn][: -len(self.parameters)].tolist()
         return summed
 
-    def clip(self, largest_norm: float) -> None:
-        """Bound the norm of the global gradient; once, also for a peer that gets the clipped one handed over."""
-        clipped = self._clipped[self._turn]
-        if self.rope.size == 1 or not clipped.item():
-            nn.utils.clip_grad_norm_(self.parameters, largest_norm)
-            clipped.fill_(1.0)
+    def treat(self, *, scale: float = 1.0, clip: float | None = None) -> bool:
+        """Undo the scale of the loss and bound the norm of the global gradient; False if it is not finite.
+
+        Done once: a peer that gets the gradient handed over gets it treated, and is told so.
+        """
+        if scale == 1.0 and clip is None:
+            return True
+        treated = self._treated[self._turn]
+        if self.rope.size > 1 and treated.item():
+            return treated.item() == FINITE
+        finite = scale == 1.0 or _unscale([p.grad for p in self.parameters if p.grad is not None], scale)
+        if finite and clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, clip)
+        treated.fill_(FINITE if finite else NOT_FINITE)
+        return finite
 
     def update(self, optimizer: Optimizer) -> None:
         """Let the optimizer step; if it writes into gradients, a peer that is behind still gets what was agreed on."""
@@ -153,7 +166,7 @@ class Reducer:
             return
         flats = [bucket.flats[self._turn] for bucket in self._buckets]
         copies = [flat.clone() for flat in flats]
-        self.rope.keep([*copies, self._clipped[self._turn].clone()])
+        self.rope.keep([*copies, self._treated[self._turn].clone()])
         optimizer.step()
         if self._writes is None:
             self._writes = not all(torch.equal(flat, copy) for flat, copy in zip(flats, copies, strict=True))
@@ -174,7 +187,7 @@ class Reducer:
         self._turn = 1 - self._kept
         self._launched = 0
         self._seen.clear()
-        self._clipped[self._turn].zero_()
+        self._treated[self._turn].zero_()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.work = None
@@ -211,9 +224,12 @@ class Reducer:
         if made:
             torch._foreach_copy_([view for view, _ in made], [gradient for _, gradient in made])
         if self._launched == len(self._buckets):
-            rider, count = self._riders[self._turn], len(self._extras)
-            rider[:count] = self._extras
-            rider[count:] = [parameter.grad is not None for parameter in self.parameters]
+            # On a broken rope the rider stays here, and with it the agreement: nobody commits without everybody's.
+            if not self.rope.complete([one.work for one in self._buckets[:-1]]):
+                return
+            rider, count = self._riders[self._turn], len(self.parameters)
+            rider[:-count] = self._extras()
+            rider[-count:] = [parameter.grad is not None for parameter in self.parameters]
         bucket.work = self.rope.start_sum(bucket.flats[self._turn])
 
     def _hand_out(self) -> None:
@@ -249,6 +265,18 @@ class Reducer:
         places = {id(p): (bucket, place) for bucket in self._buckets for place, p in enumerate(bucket.parameters)}
         self._places = [places[id(parameter)] for parameter in self.parameters]
         self._riders = [flat[-riders:].numpy() for flat in self._buckets[-1].flats]
+
+
+def _unscale(gradients: list[Tensor], scale: float) -> bool:
+    """Divide by the scale, in place; False if a number among them is not finite."""
+    groups: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        groups.setdefault(gradient.device, []).append(gradient)
+    found = {device: torch.zeros(1, device=device) for device in groups}
+    for device, group in groups.items():
+        factor = torch.full((1,), 1.0 / scale, device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_(group, found[device], factor)
+    return not any(flag.item() for flag in found.values())
 
 
 def _make_bucket(group: list[nn.Parameter], riders: int) -> _Bucket:

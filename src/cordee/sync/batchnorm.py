@@ -73,8 +73,11 @@ class _Replica(_BatchNorm):
         return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
 
-def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState) -> int:
-    """Give every BatchNorm layer the statistics of the plan (`exact`, `replica`); returns how many there are."""
+def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState, *, compiled: bool = False) -> int:
+    """Give every BatchNorm layer the statistics of the plan (`exact`, `replica`); returns how many there are.
+
+    In a `compiled` model the layers that communicate are left as they are.
+    """
     kind = {"exact": _Exact, "replica": _Replica}[mode]
     count = 0
     for module in model.modules():
@@ -91,6 +94,8 @@ def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState) -> int:
                 )
             name = f"{mode.capitalize()}{plain.__name__}"
             module.__class__ = type(name, (kind, plain), {"rope": rope, "step_state": step_state})
+        if compiled and rope.size > 1:
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign, no-untyped-call]
         count += 1
     return count
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from cordee.feed.loader import Batch, Loader
+from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
+from cordee.feed.permute import Ids
 from cordee.feed.share import Share
 from cordee.feed.source import Source
 from cordee.group.rope import Rope
@@ -24,18 +26,21 @@ class Slot(NamedTuple):
 
 
 class Feeder:
-    """This worker's share of every micro-batch, gathered ahead of time."""
+    """This worker's share of every micro-batch, gathered ahead of time where that pays."""
 
     def __init__(
         self, source: Source, order: Order, share: Share, rope: Rope, *, accumulate: int = 1, device: str = "cpu"
     ) -> None:
         """Nothing is read before the first `take`."""
         self.order = order
+        self.lookahead = Lookahead(order)
         self.share = share
         self.rope = rope
         self.accumulate = accumulate
         self._loader = Loader(source, device=device, depth=accumulate + 1)
-        self._asked: dict[Slot, tuple[range | np.ndarray, bool]] = {}
+        self._asked: dict[Slot, _Mine] = {}
+        self._cuts: dict[int, range] = {}
+        """Where my share of a micro-batch of so many samples lies, as long as the members stay."""
 
     def micros(self, step: int) -> int:
         """How many micro-batches a step is computed in; none of them is empty."""
@@ -56,38 +61,57 @@ class Feeder:
 
     def take(self, slot: Slot, *, ahead: bool = True) -> Batch:
         """My share of this slot's samples; an empty share borrows the first sample of the micro-batch."""
-        self._ask(slot)
-        positions, borrowed = self._asked.pop(slot)
-        batch = self._loader.take(slot)
-        batch.epoch, batch.step, batch.positions = slot.epoch, slot.step, positions
-        batch.borrowed = borrowed
-        batch.weight = 0.0 if borrowed else float(len(positions))
-        if ahead:
-            self._ask(self.after(slot))
+        mine = self._asked.pop(slot, None)
+        if mine is not None:
+            batch = self._loader.take(slot)
+        else:
+            mine = self._mine(slot)
+            batch = self._loader.take_now(mine.ids)
+        batch.epoch, batch.step, batch.positions = slot.epoch, slot.step, mine.positions
+        batch.borrowed = mine.borrowed
+        batch.weight = 0.0 if mine.borrowed else float(len(mine.ids))
+        if ahead and self._loader.ahead:
+            following = self.after(slot)
+            self._asked[following] = self._mine(following)
+            self._loader.request(following, self._asked[following].ids)
         return batch
 
     def forget(self) -> None:
         """The members have changed: what was gathered ahead is cut wrongly."""
         self._asked.clear()
+        self._cuts.clear()
         self._loader.cancel()
 
     def close(self) -> None:
         """Stop gathering."""
         self._loader.close()
 
-    def _ask(self, slot: Slot) -> None:
-        if slot in self._asked:
-            return
+    def _mine(self, slot: Slot) -> _Mine:
         window = self.window(slot)
-        mine = self.share.positions(len(window), self.rope.members, self.rope.rank, slot)
-        if isinstance(mine, range):
-            positions: range | np.ndarray = range(window.start + mine.start, window.start + mine.stop)
-        else:
-            positions = mine + window.start
-        borrowed = len(positions) == 0
-        ids = self.order.ids(slot.epoch, slot.step, range(window.start, window.start + 1) if borrowed else positions)
-        self._asked[slot] = (positions, borrowed)
-        self._loader.request(slot, ids)
+        whole = self.lookahead.ids(slot.epoch, slot.step)
+        cut = self._cuts.get(len(window))
+        if cut is None:
+            drawn = self.share.positions(len(window), self.rope.members, self.rope.rank, slot)
+            if not isinstance(drawn, range):
+                return (
+                    _Mine(drawn + window.start, whole[drawn + window.start]) if len(drawn) else _borrow(whole, window)
+                )
+            cut = self._cuts[len(window)] = drawn
+        positions = range(window.start + cut.start, window.start + cut.stop)
+        # A copy: it is the user's, and the next steps' ids must stay as they are.
+        return _Mine(positions, whole[positions.start : positions.stop].copy()) if positions else _borrow(whole, window)
+
+
+class _Mine(NamedTuple):
+    """My part of a micro-batch: positions in the global batch, and the samples there."""
+
+    positions: range | np.ndarray
+    ids: Ids
+    borrowed: bool = False
+
+
+def _borrow(whole: Ids, window: range) -> _Mine:
+    return _Mine(range(0), whole[window.start : window.start + 1].copy(), borrowed=True)
 
 
 Weigh = Callable[[Batch], float]

@@ -23,8 +23,10 @@ from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
+from cordee.train.devices import fuse, training_loss
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job, Resolved
+from cordee.train.precision import widened
 from cordee.train.preflight import preflight
 from cordee.train.record import Committed, Ledger
 from cordee.train.session import Session
@@ -88,12 +90,14 @@ class _Training:
         if job.preflight:
             preflight(job, model, self.data.train, self._first_ids, session.device)
         first = session.rope.members[0]
-        self.model = session.prepare(model)
+        self.model = session.prepare(model, compile=False)
         if job.start_from is not None and session.rope.members[0] != first:
             raise CheckpointError("the worker that read start_from was lost before everybody had it: start again")
         self.optimizer = job.optimizer(self.model.parameters())
         for group in self.optimizer.param_groups:
             group["lr"] = group["lr"] * self.resolved.lr_factor
+        if session.plan.fused:
+            fuse(self.optimizer)
         self.schedule = job.schedule(self.optimizer) if job.schedule else None
         session.reducer_of(self.optimizer)
         if snapshot is not None:
@@ -144,6 +148,7 @@ class _Training:
         self.session.ledger = Ledger(**extra["ledger"])
         self.patience.take_up(extra["patience"])
         self.validation = extra["validation"]
+        self.session.precision.take_up(extra.get("precision", {}))
         self.session.last = Committed(**extra["last"]) if extra["last"] is not None else None
 
     def _asked(self) -> dict[str, Any]:
@@ -170,8 +175,12 @@ class _Training:
             start=self.next,
         )
         self.model.train()
+        if session.plan.compile:
+            session.tell("warning", {"message": "the model is compiled in the first step, which takes longer"})
+        loss_of = training_loss(job, self.model, compile=session.plan.compile)
         for batch in batches:
-            loss, _ = job.compute(self.model, batch)
+            with session.autocast():
+                loss = loss_of(batch)
             session.backward(loss)
             if not session.step(self.optimizer, clip=job.clip):
                 continue
@@ -201,9 +210,11 @@ class _Training:
 
     def _end_epoch(self, epoch: int) -> None:
         self._call("on_epoch", epoch)
+        began = time.perf_counter()
         if self._validate():
             self.patience.see(self.validation)
-        done = {"epoch": epoch, "step": self.session.number_done, "loss": self.session.last_loss}
+        ms = round((time.perf_counter() - began) * 1e3, 3)
+        done = {"epoch": epoch, "step": self.session.number_done, "loss": self.session.last_loss, "ms": ms}
         self.session.tell("epoch", {**done, "validation": self.validation})
 
     def _validate(self) -> bool:
@@ -228,24 +239,31 @@ class _Training:
     # ------------------------------------------------------------- evaluation, checkpoints, end
 
     def _evaluate(self, part: str, source: Source) -> dict[str, float]:
-        self.session.agree_buffers()
-        metrics = evaluate(
-            self.model,
-            source,
-            self.session.rope,
-            batch=self.job.eval_batch or self.resolved.batch,
-            judge=self.job.compute,
-            metrics=self.job.metrics,
-            weigh=self.job.weigh,
-        )
+        with self.session.reporter.aside("evaluation"):
+            self.session.agree_buffers()
+            metrics = evaluate(
+                self.model,
+                source,
+                self.session.rope,
+                batch=self.job.eval_batch or self.resolved.batch,
+                judge=self._judge,
+                metrics=self.job.metrics,
+                weigh=self.job.weigh,
+            )
         self._call("on_evaluation", part, metrics)
         return metrics
+
+    def _judge(self, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
+        with self.session.autocast():
+            loss, output = self.job.compute(model, batch)
+        return loss, widened(output)
 
     def save(self) -> None:
         """A checkpoint of this moment, written in the background by the worker that speaks for all."""
         self._saved_at = time.monotonic()
-        self.session.agree_buffers()
-        self._write_checkpoint()
+        with self.session.reporter.aside("saving"):
+            self.session.agree_buffers()
+            self._write_checkpoint()
 
     def _write_checkpoint(self, *, wait: bool = False) -> None:
         if self.session.rank != 0 or (self.session.number_done == self._saved_number and not wait):
@@ -256,11 +274,13 @@ class _Training:
             )
         if self.session.number_done != self._saved_number:
             self._saved_number = self.session.number_done
+            began = time.perf_counter()
             snapshot = self._capture()
             # Metrics belong to the step that they were measured at, not to those after it.
             fresh = self.validation if self._validated_at == self.session.number_done else {}
             self._checkpoints.save(snapshot, step=self.session.number_done, metrics=fresh)
-            self.session.tell("checkpoint", {"step": self.session.number_done})
+            ms = round((time.perf_counter() - began) * 1e3, 3)
+            self.session.tell("checkpoint", {"step": self.session.number_done, "ms": ms})
         if wait:
             self._checkpoints.close()
 
@@ -276,6 +296,7 @@ class _Training:
             patience=self.patience.to_dict(),
             validation=self.validation,
             asked=self._asked(),
+            precision=self.session.precision.to_dict(),
             last=asdict(self.session.last) if self.session.last is not None else None,
         )
 
@@ -322,10 +343,11 @@ class _Training:
             "throughput": round(samples / seconds, 2) if seconds else 0.0,
             "step_ms": timing.percentiles(),
             "order_sha256": session.ledger.order_sha256,
+            "steps_skipped": session.skipped,
             "samples_lost": session.ledger.lost,
             "samples_repeated": session.ledger.repeated,
             "params_sha256": fingerprint(capture(self.model).weights()),
-            "bytes_sent": session.rope.bytes_sent,
+            "other_s": {kind: round(seconds, 4) for kind, seconds in session.reporter.aside_s.items()},
         }
 
     def _call(self, name: str, *args: Any) -> None:

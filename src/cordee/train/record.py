@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from cordee.feed.digest import chain, delivered
-from cordee.feed.order import Order
+from cordee.feed.digest import chain
 from cordee.group.rope import Rope
 
 SEND_EVERY_S = 0.25
 """How often a worker sends where its time went."""
+USAGE_EVERY_S = 1.0
+"""How often a worker sends what it uses."""
 LIMBS = 8
 """A digest travels as eight bytes, each a small whole number, so that a float32 sum over 65,536 replicas is exact."""
 
@@ -57,16 +63,19 @@ class Ledger:
     lost: int = 0
     repeated: int = 0
 
-    def enter(self, order: Order, epoch: int, step: int, count: int, digest: int) -> None:
-        """A step was committed in which `count` samples with this digest reached the replicas."""
-        expected_count = order.size(step)
-        expected = delivered(order.ids(epoch, step), range(expected_count))
-        if (count, digest) != (expected_count, expected):
+    def enter(self, place: tuple[int, int, int], count: int, digest: int, expected: tuple[int, int]) -> None:
+        """A step was committed in which `count` samples with this digest reached the replicas.
+
+        `place` is its epoch, its step and the steps of an epoch; `expected` are the count and digest by the order.
+        """
+        epoch, step, steps = place
+        expected_count = expected[0]
+        if (count, digest) != expected:
             # Of two equal counts with different digests at least one sample is missing and one is there twice.
             self.lost += max(expected_count - count, 1 if count == expected_count else 0)
             self.repeated += max(count - expected_count, 1 if count == expected_count else 0)
         self.samples += count
-        self.order_sha256 = chain(self.order_sha256, epoch * order.steps + step, digest, count)
+        self.order_sha256 = chain(self.order_sha256, epoch * steps + step, digest, count)
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -83,38 +92,33 @@ class Timing:
     """The parts of every step on this worker, in seconds, gathered until they are sent."""
 
     first_step: int = 0
-    data: list[float] = field(default_factory=list)
-    compute: list[float] = field(default_factory=list)
-    blocked: list[float] = field(default_factory=list)
-    """Waiting for peers and communication together: only all workers' arrivals can tell them apart."""
-    arrived: list[float] = field(default_factory=list)
-    """When this worker came to the collective, in the hub's clock: stamped before it."""
+    parts: list[tuple[float, float, float, float, int, float]] = field(default_factory=list)
+    """A step's data, compute, blocked, waited, samples, arrived; see the event `times`."""
     steps: list[float] = field(default_factory=list)
     """Whole steps; kept for the percentiles of the result."""
 
-    def add(self, step: int, *, data: float, compute: float, blocked: float, arrived: float) -> None:
+    def add(self, step: int, parts: tuple[float, float, float, float, int, float]) -> None:
         """One committed step."""
-        if not self.data:
+        if not self.parts:
             self.first_step = step
-        self.data.append(data)
-        self.compute.append(compute)
-        self.blocked.append(blocked)
-        self.arrived.append(arrived)
-        self.steps.append(data + compute + blocked)
+        self.parts.append(parts)
+        self.steps.append(parts[0] + parts[1] + parts[2])
 
     def drain(self) -> dict[str, Any] | None:
         """What has gathered since the last time, ready to be sent."""
-        if not self.data:
+        if not self.parts:
             return None
-        record = {
+        data, compute, blocked, waited, samples, arrived = zip(*self.parts, strict=True)
+        self.parts = []
+        return {
             "from": self.first_step,
-            "data_ms": _milliseconds(self.data),
-            "compute_ms": _milliseconds(self.compute),
-            "blocked_ms": _milliseconds(self.blocked),
-            "arrived": [round(stamp, 6) for stamp in self.arrived],
+            "data_ms": _milliseconds(data),
+            "compute_ms": _milliseconds(compute),
+            "blocked_ms": _milliseconds(blocked),
+            "waited_ms": _milliseconds(waited),
+            "samples": list(samples),
+            "arrived": [round(stamp, 6) for stamp in arrived],
         }
-        self.data, self.compute, self.blocked, self.arrived = [], [], [], []
-        return record
 
     def percentiles(self) -> dict[str, float]:
         """Latency of a step in milliseconds."""
@@ -124,28 +128,55 @@ class Timing:
         return {name: round(float(value), 4) for name, value in zip(("p50", "p95", "p99"), values, strict=True)}
 
 
-def _milliseconds(seconds: list[float]) -> list[float]:
+def _milliseconds(seconds: Iterable[float]) -> list[float]:
     return [round(value * 1e3, 4) for value in seconds]
 
 
 class Reporter:
-    """Times the steps of this worker, and tells the hub of them."""
+    """Times the steps of this worker, and tells the hub of them.
+
+    A step lasts from the end of the one before to its own: whatever happened in between belongs to it, except what is
+    put `aside`.
+    """
 
     def __init__(self, rope: Rope) -> None:
         """Nothing to tell yet."""
         self.timing = Timing()
+        self.aside_s: dict[str, float] = {}
+        """Time that belongs to no step, by kind."""
         self._rope = rope
         self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
-        self._sent_at = 0.0
+        self._sent_at = self._usage_at = 0.0
         self._began = self._asked = self._arrived = 0.0
         self._data = 0.0
-        self._blocked_before = 0.0
+        self._blocked_before = self._waited_before = 0.0
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._began = self._asked = time.perf_counter()
+    def introduce(self, device: str, threads: int) -> None:
+        """Say who this worker is."""
+        if self._rope.channel is not None:
+            who = {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "threads": threads}
+            self._rope.channel.post("worker", who)
+            self._rope.channel.flush()  # known before the run says what it trains
+
+    def start(self) -> None:
+        """From here on the time belongs to the next step."""
+        self._began = time.perf_counter()
         self._data = 0.0
-        self._blocked_before = self._rope.blocked_s
+        self._blocked_before, self._waited_before = self._rope.blocked_s, self._rope.waited_s
+
+    @contextmanager
+    def aside(self, kind: str) -> Iterator[None]:
+        """What happens in here belongs to no step."""
+        began = time.perf_counter()
+        blocked, waited = self._rope.blocked_s, self._rope.waited_s
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self.aside_s[kind] = self.aside_s.get(kind, 0.0) + spent
+            self._began += spent
+            self._blocked_before += self._rope.blocked_s - blocked
+            self._waited_before += self._rope.waited_s - waited
 
     def asks(self) -> None:
         """From here on the step waits for data."""
@@ -159,40 +190,51 @@ class Reporter:
         """All gradients of this worker are there: stamped before it waits for those of the others."""
         self._arrived = time.perf_counter()
 
-    def commit(self, done: Committed) -> None:
+    def commit(self, done: Committed, mine: int) -> None:
         """The step is over: write down where its time went and tell of it, one worker for all.
 
         The others keep it, in case the one that speaks dies before it was sent.
         """
         now = time.perf_counter()
-        blocked = self._rope.blocked_s - self._blocked_before
-        channel = self._rope.channel
-        clock = time.time() + (channel.clock_offset_s if channel is not None else 0.0)
-        compute = now - self._began - self._data - blocked
+        rope = self._rope
+        whole = now - self._began
+        blocked, waited = rope.blocked_s - self._blocked_before, rope.waited_s - self._waited_before
+        clock = rope.clock()
+        compute = whole - self._data - blocked
         arrived = clock - (now - self._arrived)
-        self.timing.add(done.number, data=self._data, compute=compute, blocked=blocked, arrived=arrived)
-        if channel is None:
+        self.timing.add(done.number, (self._data, compute, blocked, waited, mine, arrived))
+        self._began, self._data = now, 0.0
+        self._blocked_before, self._waited_before = rope.blocked_s, rope.waited_s
+        if rope.channel is None:
             return
         record = {
             "step": done.number + 1,
             "epoch": done.epoch,
             "loss": done.loss,
             "samples": done.samples,
-            "ms": round((now - self._began) * 1e3, 4),
+            "ms": round(whole * 1e3, 4),
             "at": round(clock, 6),
         }
         self._recent.append(record)
-        if self._rope.rank == 0:
-            channel.post("step", record)
+        if rope.rank == 0:
+            rope.channel.post("step", record)
         if now - self._sent_at > SEND_EVERY_S:
             self._sent_at = now
             self.send_timing()
+            if now - self._usage_at > USAGE_EVERY_S:
+                self._usage_at = now
+                self.send_usage()
 
     def send_timing(self) -> None:
         """Send what has gathered."""
         record = self.timing.drain()
         if record is not None and self._rope.channel is not None:
             self._rope.channel.post("times", record)
+
+    def send_usage(self) -> None:
+        """Send what this worker uses."""
+        if self._rope.channel is not None:
+            self._rope.channel.post("usage", usage(self._rope))
 
     def repeat(self) -> None:
         """The members changed: whoever speaks for all now says what the hub has not on record."""
@@ -201,3 +243,16 @@ class Reporter:
             for record in self._recent:
                 if record["step"] > channel.recorded:
                     channel.post("step", record)
+
+
+def usage(rope: Rope) -> dict[str, Any]:
+    """What this process uses now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    gpu = torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    return {
+        "cpu_s": round(time.process_time(), 3),
+        "memory_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
+        "gpu_mb": round(gpu / 2**20, 1),
+        "bytes_sent": rope.bytes_sent,
+        "at": round(rope.clock(), 6),
+    }

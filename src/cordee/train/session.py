@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -35,8 +36,11 @@ from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, bind
 from cordee.train.buffers import BufferKeeper
+from cordee.train.devices import lay_out
 from cordee.train.feeder import Feeder, Slot, Weigh
+from cordee.train.precision import Precision, Reading
 from cordee.train.record import Committed, Ledger, Reporter, from_limbs, to_limbs
+from cordee.train.reducers import Reducers, backward_for_nothing
 from cordee.train.weight import GlobalWeight
 
 
@@ -67,8 +71,10 @@ class Session:
         self._state = StepState()
         self._models: list[nn.Module] = []
         self._buffers = BufferKeeper()
-        self._reducers: dict[int, Reducer] = {}
-        self._optimizers: dict[int, Optimizer] = {}  # held, so that an id stays its optimizer's own
+        self._reducers = Reducers(self.rope, self.plan)
+        self.precision = Precision(self.plan.precision, device)
+        self.skipped = 0
+        """Steps that changed nothing, because their gradient did not fit into fp16 at the scale of the loss."""
         self._feeder: Feeder | None = None
         self._number = 0
         self._redo = False
@@ -78,11 +84,12 @@ class Session:
         self._batch: Batch | None = None
         self._weight = GlobalWeight(self.rope)
         self._seen = 0  # samples of this worker since running statistics were last agreed on
-        self._loss = 0.0
+        self._losses: list[Reading] = []
         self._count = 0
         self._digest = 0
         self._backwards = 0
         self.rope.on_regroup.append(self._regrouped)
+        self.reporter.introduce(device, torch.get_num_threads())
 
     # ------------------------------------------------------------- who
 
@@ -128,6 +135,7 @@ class Session:
             return
         if self._launched:
             self.reporter.send_timing()
+            self.reporter.send_usage()
             while not self.rope.agree([torch.zeros(1)]):
                 pass
             self.rope.on_regroup.remove(self._regrouped)
@@ -139,6 +147,7 @@ class Session:
     def leave(self) -> bool:
         """Leave together: True when nobody needs anything any more; False if somebody was lost before that."""
         self.reporter.send_timing()
+        self.reporter.send_usage()
         return self.rope.finish()
 
     def tell(self, kind: str, content: dict[str, Any]) -> None:
@@ -148,15 +157,24 @@ class Session:
 
     # ------------------------------------------------------------- the loop
 
-    def prepare(self, model: nn.Module) -> nn.Module:
-        """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch."""
-        model = model.to(self.device)
-        bind(model, self.plan.batchnorm, self.rope, self._state)
+    def prepare(self, model: nn.Module, *, compile: bool = True) -> nn.Module:
+        """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch.
+
+        With `compile=True` in the plan it is compiled too, unless you compile what you compute by yourself.
+        """
+        model = lay_out(model.to(self.device), self.plan.layout)
+        bind(model, self.plan.batchnorm, self.rope, self._state, compiled=self.plan.compile)
         state = model.state_dict(keep_vars=True).values()
         self.rope.share_from_first([tensor for tensor in state if isinstance(tensor, Tensor)])
         self._models.append(model)
         self._buffers.watch(model)
+        if self.plan.compile and compile:
+            model.compile()
         return model
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Compute in the plan's number format: put the forward pass and the loss into it."""
+        return self.precision.autocast()
 
     def batches(
         self,
@@ -180,6 +198,7 @@ class Session:
         self._feeder = Feeder(source, order, share, self.rope, accumulate=self.plan.accumulate, device=self.device)
         epoch, step = start
         self._number = epoch * order.steps + step
+        self.reporter.start()
         try:
             while epochs is None or epoch < epochs:
                 while step < order.steps:
@@ -200,21 +219,21 @@ class Session:
         self._state.void |= weight is None
         silent = batch.weight == 0
         self._backwards += 1
-        overlap = batch.last and not self._state.void and len(self._reducers) == 1
+        early = self._reducers.only() if batch.last and not self._state.void else None
         if self._backwards > 1 and batch.last:
-            self._no_overlap()
-            overlap = False
+            self._state.void |= not self._reducers.hold_back()
+            early = None
         if silent:
-            self._backward_for_nothing(loss)
+            backward_for_nothing(loss, self._reducers.parameters(self._models))
         factor = batch.weight / weight if weight else 0.0
         if not silent:
-            self._loss += loss.item() * factor
-        if overlap:  # an empty share too, though its gradients were there before: it sends when the others do
-            (reducer,) = self._reducers.values()
-            reducer.ride_along(self._extras())
-            reducer.arm()
+            self._losses.append(Reading(loss, factor))
+        if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
+            early.ride_along(self._extras)
+            early.arm()
         if not silent:
-            loss.backward(torch.full_like(loss, factor))  # type: ignore[no-untyped-call]
+            wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
+            wide.backward(torch.full_like(wide, factor * self.precision.scale))  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Agree on the gradient, update, commit. False: not yet (accumulating), or void because a peer was lost.
@@ -224,6 +243,11 @@ class Session:
         batch = self._current()
         if not batch.last:
             return False
+        if not self.precision.entered:
+            raise UsageError(
+                f"the plan says precision={self.plan.precision}, but this loop computes in fp32: put the forward pass "
+                "and the loss under `with s.autocast():`"
+            )
         reducer = self.reducer_of(optimizer)
         self._substeps += 1
         if self._substeps <= self._substeps_done:  # done before the peer was lost; only what came after it is repeated
@@ -233,7 +257,7 @@ class Session:
         if self._generation != self.rope.generation:
             self._void()
             return False
-        reducer.ride_along(self._extras())
+        reducer.ride_along(self._extras)
         self.reporter.arrives()
         extras = reducer.finish(void=self._state.void)
         if extras is None:
@@ -256,17 +280,9 @@ class Session:
                 return
 
     def reducer_of(self, optimizer: Optimizer) -> Reducer:
-        """What sums the gradients of this optimizer's parameters; with two optimizers nothing is sent early."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        reducer = self._reducers.get(id(optimizer))
-        if reducer is None or not reducer.covers(parameters):
-            self._no_overlap()
-            if reducer is not None:
-                self._reducers.pop(id(optimizer)).close()
-            overlap = self.plan.overlap and not self._reducers
-            reducer = Reducer(parameters, self.rope, bucket_mb=self.plan.bucket_mb, overlap=overlap)
-            self._reducers[id(optimizer)] = reducer
-            self._optimizers[id(optimizer)] = optimizer
+        """What sums the gradients of this optimizer's parameters."""
+        reducer, sound = self._reducers.of(optimizer)
+        self._state.void |= not sound
         return reducer
 
     # ------------------------------------------------------------- inside a step
@@ -310,9 +326,10 @@ class Session:
         self._substeps = 0
         self._generation = self.rope.generation
         self._state.void = False
-        self._loss, self._count, self._digest = 0.0, 0, 0
-        self.reporter.begin()
-        self._buffers.remember()
+        self._losses, self._count, self._digest = [], 0, 0
+        self.reporter.asks()
+        if self.rope.size > 1:  # alone, no step is ever void
+            self._buffers.remember()
         if self.rope.channel is not None:
             self.rope.channel.at = f"step {self._number}"
 
@@ -327,21 +344,8 @@ class Session:
         channel = self.rope.channel
         asked = channel is not None and channel.stop_reason is not None
         limbs = to_limbs(self._digest % 2**64)
-        return [self._loss, float(self.wish_stop), float(asked), float(self.wish_save), float(self._count), *limbs]
-
-    def _backward_for_nothing(self, loss: Tensor) -> None:
-        """An empty share: run the backward pass, whose collectives the others wait for, and drop what it gives."""
-        # Of all models too: an optimizer that has not stepped yet has no reducer.
-        of_models = [parameter for model in self._models for parameter in model.parameters()]
-        of_reducers = [parameter for reducer in self._reducers.values() for parameter in reducer.parameters]
-        parameters = list(dict.fromkeys(of_models + of_reducers))
-        kept = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        if loss.requires_grad:
-            loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
-        for parameter, gradient in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
+        loss = sum(reading.get() for reading in self._losses)
+        return [loss, float(self.wish_stop), float(asked), float(self.wish_save), float(self._count), *limbs]
 
     def _commit(self, optimizer: Optimizer, reducer: Reducer, extras: list[float], clip: float | None) -> None:
         loss, stop, asked, save, count = extras[:5]
@@ -352,34 +356,30 @@ class Session:
                 "before it. Usual causes: a learning rate that is too high, a division by zero or log of zero in the "
                 "loss, NaN in the data. Try a smaller learning rate, or clip the gradient"
             )
-        if clip is not None:
-            reducer.clip(clip)
-        reducer.update(optimizer)
+        finite = reducer.treat(scale=self.precision.scale, clip=clip)
+        self.precision.saw(finite)
+        if finite:
+            reducer.update(optimizer)
+        self.skipped += not finite
         reducer.clear()
         self._substeps_done += 1
         self._seen += self._count
-        self._buffers.remember()
+        if self.rope.size > 1:
+            self._buffers.remember()
         if self._substeps_done == 1 and self._feeder is not None:
-            order = self._feeder.order
-            self.ledger.enter(order, batch.epoch, batch.step, int(count), from_limbs(extras[5:]))
+            order, at = self._feeder.order, (batch.epoch, batch.step)
+            expected = (order.size(batch.step), self._feeder.lookahead.digest(*at))
+            self.ledger.enter((*at, order.steps), int(count), from_limbs(extras[5:]), expected)
             self.last = Committed(
                 self._number, batch.epoch, batch.step, loss, int(count), stop + asked > 0, asked > 0, save > 0
             )
-            self.reporter.commit(self.last)
+            self.reporter.commit(self.last, self._count)
 
     def _void(self) -> None:
         """Nothing of this step was committed: forget its gradients and what its forward pass left in buffers."""
         self._redo = True
-        for reducer in self._reducers.values():
-            reducer.forget()
+        self._reducers.forget()
         self._buffers.bring_back()
-
-    def _no_overlap(self) -> None:
-        """Gradients of this step come in more than one piece: send nothing before `step` asks for it."""
-        for reducer in self._reducers.values():
-            reducer.overlap = False
-            if not reducer.hold_back():
-                self._state.void = True
 
     def _regrouped(self) -> None:
         self._state.void = True  # what is left of this step was cut for other members

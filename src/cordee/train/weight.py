@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from cordee.group.rope import Rope
+from cordee.group.rope import Gathering, Rope
 
 
 class GlobalWeight:
@@ -15,9 +13,8 @@ class GlobalWeight:
     def __init__(self, rope: Rope) -> None:
         """Nothing is weighed yet."""
         self._rope = rope
-        self._work: Any = None
+        self._gathering: Gathering | None = None
         self._pending = False
-        self._total = torch.zeros(1, dtype=torch.float64)
         self._known = 0.0
 
     def know(self, weight: float) -> None:
@@ -28,13 +25,13 @@ class GlobalWeight:
         """Begin to add up what the shares weigh."""
         self._known, self._pending = mine, self._rope.size > 1
         if self._pending:
-            self._total = torch.tensor([mine], dtype=torch.float64)
-            self._work = self._rope.start_sum(self._total)
+            self._gathering = self._rope.start_gather(torch.tensor([mine], dtype=torch.float64))
 
     def total(self) -> float | None:
         """The sum over all workers; None on a broken rope."""
         if self._pending:
-            if self._work is None or not self._rope.wait(self._work):
+            parts = None if self._gathering is None else self._rope.gathered(self._gathering)
+            if parts is None:
                 return None
-            self._known, self._pending = float(self._total), False
+            self._known, self._pending = float(sum(parts)), False
         return self._known

@@ -8,6 +8,8 @@ from typing import Any, TextIO
 
 LINE_EVERY_S = 2.0
 """How often a plain line is printed."""
+MOST_NAMED = 8
+"""Workers whose processes are named at the start."""
 
 
 class Progress:
@@ -21,6 +23,7 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
         self._live = self._stream.isatty()
+        self._processes: dict[int, int] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Show one event."""
@@ -48,6 +51,10 @@ class Progress:
         self._total = event["last_step"]
         samples = ", ".join(f"{count:,} {part}" for part, count in event["samples"].items())
         self._say(f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}")
+        if self._processes:
+            self._say(
+                "processes: " + ", ".join(f"worker {who} is {pid}" for who, pid in sorted(self._processes.items()))
+            )
         if event["steps"]:
             left = (
                 "" if self._total is None or event["steps"] < self._total else ", which was the last: nothing is left"
@@ -55,6 +62,10 @@ class Progress:
             self._say(f"going on after step {event['steps']}{left}")
         if self._live:
             self._start_bar(event["steps"])
+
+    def _on_worker(self, event: dict[str, Any]) -> None:
+        if len(self._processes) < MOST_NAMED:
+            self._processes[event["worker"]] = event["pid"]
 
     def _start_bar(self, done: int) -> None:
         from rich.console import Console

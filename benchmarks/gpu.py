@@ -1,0 +1,115 @@
+"""Cordée on one GPU beside a loop written by hand, Accelerate and Lightning: `python benchmarks/gpu.py`.
+
+Cordée meets one peer at a time. Both are alive at once on the same GPU and take turns of some steps: first the one,
+then the other, then the other way round. A turn ends when the GPU has; a pair gives one ratio, the peer's time over
+Cordée's. Above 1, Cordée is the faster one. Everybody trains the same model in bf16, compiled, with a fused optimizer;
+the hand-written loop and Cordée keep the data on the GPU, the frameworks have a loader of 8 processes that pins memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers.figures import SIDES, Turns, summary
+from peers.gpu_tasks import TASKS
+from peers.machine import described
+from peers.pace import Conductor
+
+HERE = Path(__file__).parent / "peers"
+RESULTS = Path(__file__).parent / "results" / "gpu.json"
+PEERS = {"hand": "gpu_hand.py", "accelerate": "gpu_accelerate.py", "lightning": "gpu_lightning.py"}
+PACKAGES = {"hand": (), "accelerate": ("accelerate",), "lightning": ("pytorch-lightning",)}
+PLAN = "precision=bf16,compile=true"
+GOALS = {"hand": 0.98, "accelerate": 1.0, "lightning": 1.0}
+
+
+@contextlib.contextmanager
+def process(command: list[str], said: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start it; at the end it has gone by itself, or is ended. What it says is shown if it fails."""
+    with said.open("wb") as output:
+        running = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output)
+    try:
+        yield running
+        if running.wait(120):
+            raise RuntimeError(f"{command} ended with code {running.returncode}")
+    except BaseException:
+        print(said.read_text(errors="replace")[-4000:], file=sys.stderr)
+        raise
+    finally:
+        if running.poll() is None:
+            running.kill()
+            running.wait()
+
+
+def take_turns(task: str, peer: str, pairs: int) -> Turns:
+    """One start of both systems."""
+    turns = Turns()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-")))
+        systems = stack.enter_context(contextlib.ExitStack())
+        conductor = stack.enter_context(Conductor(folder))  # left before the systems: they end when it has gone
+        path = conductor.path
+        ours = ["-m", "cordee", "train", str(HERE / "gpu_job.py"), "--workers", "1", "--device", "cuda", "--plan", PLAN]
+        ours += ["--out", str(folder / "run"), "--set", f"task={task}", "--set", f"turns={path}"]
+        running = [
+            systems.enter_context(process(ours, folder / "said")),
+            systems.enter_context(process([str(HERE / PEERS[peer]), task, path, "peer"], folder / "said-peer")),
+        ]
+        conductor.gather(SIDES, 1, lambda: all(one.poll() is None for one in running))
+        for number in range(-2, pairs):  # two pairs to compile and warm up
+            for side in SIDES if number % 2 == 0 else SIDES[::-1]:
+                seconds = conductor.turn(side, TASKS[task].chunk)
+                if number >= 0:
+                    turns.seconds[side].append(seconds)
+    return turns
+
+
+def measure(task: str, peer: str, starts: int, pairs: int) -> dict[str, Any]:
+    """The figures of one task against one peer."""
+    about = described(*PACKAGES[peer]) | {"gpu": torch.cuda.get_device_name(), "goal": GOALS[peer]}
+    figures = summary(TASKS[task].chunk, [take_turns(task, peer, pairs) for _ in range(starts)])
+    del figures["processor_step_ms"], figures["processor_share_while_waiting"]
+    units = TASKS[task].units * 1e3
+    speeds = {side: round(units / figures[f"{side}_step_ms"]) for side in SIDES}
+    return {**about, f"{TASKS[task].unit}_per_s": speeds, **figures}
+
+
+def main() -> None:
+    """Measure, print, and record what was measured beside what was recorded before."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--task", choices=list(TASKS), action="append")
+    parser.add_argument("--peer", choices=list(PEERS), action="append")
+    parser.add_argument("--starts", type=int, default=1)
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--record", type=Path, default=RESULTS, help="where to write the result")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("This benchmark needs a CUDA GPU, and PyTorch finds none here.")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    result = json.loads(given.record.read_text()) if given.record.exists() else {}
+    for task in given.task or TASKS:
+        for peer in given.peer or PEERS:
+            figures = result.setdefault(task, {})[peer] = measure(task, peer, given.starts, given.pairs)
+            low, high = figures["ratio_median_95"]
+            speeds = figures[f"{TASKS[task].unit}_per_s"]
+            print(
+                f"{task:>9} {peer:>10}: {speeds['peer']:>9,} {TASKS[task].unit}/s, Cordée {speeds['cordee']:>9,};"
+                f" ratio {figures['ratio_median']:.3f}, 95 % {low:.3f} to {high:.3f}",
+                flush=True,
+            )
+            given.record.parent.mkdir(exist_ok=True)
+            given.record.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What is trained in the comparison on a GPU: GPT-2 (124 million parameters), and ResNet-18 for CIFAR's images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+VOCABULARY = 50_304
+"""GPT-2's 50,257 tokens, rounded up to a multiple of 64 as everybody does."""
+LENGTH = 1_024
+
+
+@dataclass(frozen=True)
+class GpuTask:
+    """A model with its loss, data, optimizer and batch; `unit` is what throughput counts."""
+
+    model: Callable[[], nn.Module]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    data: Callable[[], tuple[Tensor, Tensor]]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    batch: int
+    chunk: int
+    """Steps of a turn."""
+    unit: str
+    units: int
+    """Of these in a step."""
+
+
+class Block(nn.Module):
+    """A transformer block of GPT-2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mixing, self.joining = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) to the same."""
+        batch, length, width = x.shape
+        query, key, value = self.mixing(self.before(x)).split(width, dim=2)
+        shape = (batch, length, self.heads, width // self.heads)
+        query, key, value = (one.view(shape).transpose(1, 2) for one in (query, key, value))
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.joining(seen.transpose(1, 2).reshape(batch, length, width))
+        y: Tensor = x + self.wide(self.after(x))
+        return y
+
+
+class Gpt2(nn.Module):
+    """Twelve blocks of width 768, 12 heads, the output layer tied to the embedding: 124 million parameters."""
+
+    def __init__(self, width: int = 768, depth: int = 12, heads: int = 12) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+        nn.init.normal_(self.tokens.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length) to (batch, length, vocabulary)."""
+        x = self.tokens(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.head(self.norm(x))
+        return y
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a short cut."""
+
+    def __init__(self, inner: int, outer: int, stride: int) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.BatchNorm2d(outer), nn.ReLU(inplace=True),
+            nn.Conv2d(outer, outer, 3, 1, 1, bias=False), nn.BatchNorm2d(outer),
+        )  # fmt: skip
+        same = inner == outer and stride == 1
+        cut = [] if same else [nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer)]
+        self.short = nn.Sequential(*cut)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, inner, height, width) to (batch, outer, height / stride, width / stride)."""
+        return functional.relu(self.body(x) + self.short(x))
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 as it is used for images of 32 x 32: 11.2 million parameters."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+    inner = 64
+    for outer, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Residual(inner, outer, stride), Residual(outer, outer, 1)]
+        inner = outer
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def _texts() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    tokens = torch.randint(50_257, (2_048, LENGTH + 1))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def _images() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(50_000, 3, 32, 32), torch.randint(10, (50_000,))
+
+
+def _next_token(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.1, fused=True)
+
+
+def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=5e-4, fused=True)
+
+
+TASKS = {
+    "gpt2": GpuTask(Gpt2, _next_token, _texts, _adamw, 32, 15, "tokens", 32 * LENGTH),
+    "resnet18": GpuTask(resnet18, functional.cross_entropy, _images, _sgd, 512, 90, "images", 512),
+}
+"""By name. Everybody computes in bf16, compiled, with a fused optimizer."""

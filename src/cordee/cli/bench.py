@@ -1,0 +1,172 @@
+"""`cordee bench`: measure a job on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cordee.core.errors import JobError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from cordee.runtime.scaling import Measurement
+    from cordee.watch.scaling import Setup
+
+app = typer.Typer(name="bench", help="Measure a job on this machine.", no_args_is_help=True)
+
+
+@app.callback()
+def about() -> None:
+    """Measure a job on this machine."""
+
+
+@app.command()
+def scaling(
+    job: Annotated[Path, typer.Argument(help="Python file that defines `job`.", show_default=False)],
+    workers: Annotated[
+        str | None, typer.Option(help="Numbers of workers, such as 1,2,4. Default: 1, 2, 4, ... up to one a core.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="How often each number of workers is run.")] = 3,
+    steps: Annotated[int, typer.Option(help="Measured steps of a run.")] = 30,
+    warm_up: Annotated[int, typer.Option(help="Steps at the beginning of a run that do not count.")] = 5,
+    weak: Annotated[bool, typer.Option("--weak", help="Let the batch grow with the workers.")] = False,
+    plan: Annotated[str, typer.Option(help="How to train: auto, a YAML file, or key=value,...")] = "auto",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="name=value for the job: an argument of job() or a field.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each worker, in all runs. Default: cores / largest number.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for the plot and the figures. Default: under runs/.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folders of the runs.")] = False,
+) -> None:
+    """Latency, throughput, speed-up and efficiency with different numbers of workers."""
+    from cordee.cli.settings import pairs
+    from cordee.core.plan import Plan
+    from cordee.runtime.api import default_folder, default_workers
+    from cordee.runtime.scaling import Measurement
+    from cordee.runtime.spec import Target
+
+    if not job.is_file():
+        raise JobError(f"there is no file {job.resolve()}: expected a Python file")
+    measurement = Measurement(
+        Target("job", str(job), pairs(set_)),
+        parse_counts(workers) if workers is not None else doubling(default_workers(device)),
+        Plan.parse(plan),
+        out or default_folder(f"scaling-{job.stem}"),
+        rounds,
+        steps,
+        warm_up,
+        weak,
+        threads,
+        device,
+        keep,
+    )
+    _measure(measurement, json=json)
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """The numbers of workers meant by `1,2,4`."""
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--workers {text}: expected whole numbers such as 1,2,4") from None
+    if min(counts) < 1:
+        raise UsageError(f"--workers {text}: {min(counts)} is no number of workers; at least 1 is needed")
+    twice = sorted({count for count in counts if counts.count(count) > 1})
+    if twice:
+        raise UsageError(f"--workers {text}: {twice[0]} is there twice; --rounds repeats all of them")
+    return counts
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and `most` itself."""
+    powers = [2**power for power in range(most.bit_length()) if 2**power < most]
+    return (*powers, most)
+
+
+def _measure(measurement: Measurement, *, json: bool) -> None:
+    import json as writer
+
+    from cordee.core.scaling import figures
+    from cordee.runtime.scaling import measure
+    from cordee.watch.rounds import Rounds
+    from cordee.watch.scaling import as_json, as_table, warning
+    from cordee.watch.scaling_page import page
+
+    measurement.check()
+    setup = _setup(measurement)
+    watcher = Rounds(len(measurement.runs))
+    try:
+        with _output_to_error():
+            runs = measure(measurement, watcher)
+    finally:
+        watcher.close()
+    found = figures(runs, weak=measurement.weak, oversubscribed=measurement.oversubscribed)
+    values = writer.dumps(as_json(setup, found, runs), indent=1, ensure_ascii=False)
+    for name, text in (("scaling.json", f"{values}\n"), ("scaling.html", page(setup, found))):
+        _write(measurement.out / name, text)
+    if json:
+        noted = warning(setup, found)
+        print(values)
+        print(*filter(None, [noted, f"plot: {measurement.out / 'scaling.html'}"]), sep="\n", file=sys.stderr)
+        return
+    print(as_table(setup, found))
+    print(f"plot: {measurement.out / 'scaling.html'}\nfigures: {measurement.out / 'scaling.json'}")
+
+
+def _setup(measurement: Measurement) -> Setup:
+    import platform
+    import socket
+    import time
+    from importlib.metadata import version
+
+    from cordee import __version__
+    from cordee.runtime.resources import usable_cores
+    from cordee.watch.scaling import Setup
+
+    gpus = measurement.gpus
+    return Setup(
+        job=measurement.target.path,
+        plan=str(measurement.plan),
+        weak=measurement.weak,
+        rounds=measurement.rounds,
+        steps=measurement.steps,
+        warm_up=measurement.warm_up,
+        device="cpu" if gpus is None else "cuda",
+        threads=measurement.threads_each,
+        cores=len(usable_cores()),
+        gpus=gpus,
+        host=socket.gethostname(),
+        versions={"cordee": __version__, "torch": version("torch"), "python": platform.python_version()},
+        measured=time.strftime("%Y-%m-%d %H:%M %z"),
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _output_to_error() -> Iterator[None]:
+    """What workers print goes to standard error meanwhile: the figures are alone on standard output."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

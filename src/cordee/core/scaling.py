@@ -1,0 +1,194 @@
+"""How a job scales, from the step times of runs with different numbers of workers: values and their statistics.
+
+Runs come in rounds, and every round has one run a count. A run gives one number of each kind: its median step, its
+95th percentile, its samples a second. All comparisons are made within a round, where the machine was in much the same
+state, and only then put together.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+DRAWS = 1000
+"""How often the steps of a single round are drawn again."""
+
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""Student's t at 97.5 %, for 1, 2, ... degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The measured steps of one run: from the end of the step before to its own end, and how many samples it held."""
+
+    workers: int
+    round: int
+    seconds: tuple[float, ...]
+    samples: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what nothing can be said about."""
+        if not self.seconds or len(self.seconds) != len(self.samples) or min(self.seconds) <= 0:
+            raise ValueError(f"a run needs steps with times above 0, and samples for each of them: {self}")
+
+    @property
+    def p50_ms(self) -> float:
+        """The median step."""
+        return statistics.median(self.seconds) * 1e3
+
+    @property
+    def p95_ms(self) -> float:
+        """The step that 95 of 100 are not slower than."""
+        return quantile(self.seconds, 0.95) * 1e3
+
+    @property
+    def throughput(self) -> float:
+        """Samples a second, over all measured steps together."""
+        return sum(self.samples) / sum(self.seconds)
+
+    def drawn(self, places: Sequence[int]) -> Timed:
+        """A run made of these of its steps."""
+        seconds, samples = self.seconds, self.samples
+        return Timed(self.workers, self.round, tuple(seconds[i] for i in places), tuple(samples[i] for i in places))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95 % interval; a figure that holds by definition has none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The interval, if there is one."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def times(self, factor: float) -> Estimate:
+        """The same for a multiple of the figure."""
+        low, high = self.span or (None, None)
+        return Estimate(
+            self.value * factor, None if low is None else low * factor, None if high is None else high * factor
+        )
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured with one number of workers."""
+
+    workers: int
+    batch: int
+    """Samples of a step."""
+    p50_ms: Estimate
+    p95_ms: Estimate
+    throughput: Estimate
+    """Samples a second."""
+    speed_up: Estimate | None
+    """Against the smallest count: its median step over this one's, or with `weak` the ratio of throughputs."""
+    efficiency: Estimate | None
+    """The speed-up over the one in proportion to the workers."""
+    oversubscribed: bool
+
+
+def figures(runs: Sequence[Timed], *, weak: bool = False, oversubscribed: Sequence[int] = ()) -> list[Figures]:
+    """The figures of every count, from the smallest up; speed-up and efficiency are None with one count only."""
+    counts = sorted({run.workers for run in runs})
+    of = {count: sorted((run for run in runs if run.workers == count), key=lambda run: run.round) for count in counts}
+    if len({tuple(run.round for run in mine) for mine in of.values()}) != 1:
+        raise ValueError("every round needs one run of each count")
+    first = of[counts[0]]
+    speed = _throughput if weak else _speed
+    found = []
+    for count, mine in of.items():
+        speed_up = None if len(counts) == 1 else Estimate(1.0) if mine is first else estimate(speed, mine, first)
+        found.append(
+            Figures(
+                workers=count,
+                batch=round(statistics.median(samples for run in mine for samples in run.samples)),
+                p50_ms=estimate(_p50_ms, mine),
+                p95_ms=estimate(_p95_ms, mine),
+                throughput=estimate(_throughput, mine),
+                speed_up=speed_up,
+                efficiency=None if speed_up is None else speed_up.times(counts[0] / count),
+                oversubscribed=count in oversubscribed,
+            )
+        )
+    return found
+
+
+def estimate(
+    statistic: Callable[[Timed], float], runs: Sequence[Timed], against: Sequence[Timed] | None = None
+) -> Estimate:
+    """The geometric mean over rounds of a run's statistic, or of its ratio to that of `against`, with its interval.
+
+    Geometric, so that the ratio of two figures is the figure of their ratio: T1/Tn can be read off the table. The
+    interval is that of this mean, for rounds like these on this machine: a t interval of the rounds' logarithms,
+    whose spread holds both how runs differ and how steps within a run do. A single round shows nothing of the former;
+    its interval comes from drawing the steps again, the same steps on both sides, and is too narrow by that much.
+    """
+    others: Sequence[Timed | None] = against if against is not None else [None] * len(runs)
+    logs = [_log(statistic, run, other) for run, other in zip(runs, others, strict=True)]
+    mean = statistics.fmean(logs)
+    if len(logs) > 1:
+        reach = t_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+        return Estimate(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
+    draw = random.Random(0)
+    (run,), (other,) = runs, others
+    drawn = []
+    for _ in range(DRAWS):
+        places = draw.choices(range(len(run.seconds)), k=len(run.seconds))
+        drawn.append(_log(statistic, run.drawn(places), None if other is None else other.drawn(places)))
+    low, high = quantile(drawn, 0.025), quantile(drawn, 0.975)
+    return Estimate(math.exp(mean), math.exp(min(low, mean)), math.exp(max(high, mean)))
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value below which `part` of the values lie, between two of them in proportion."""
+    ordered = sorted(values)
+    place = part * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def t_975(freedom: int) -> float:
+    """Student's t at 97.5 %; beyond the table, its expansion around the normal distribution, right to 0.001."""
+    return _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.372 / freedom + 2.82 / freedom**2
+
+
+def order_of_runs(counts: Sequence[int], rounds: int) -> list[tuple[int, int]]:
+    """(round, workers) of every run: forwards, then backwards, so that no count always comes first or last."""
+    return [
+        (number, count)
+        for number in range(1, rounds + 1)
+        for count in (counts if number % 2 == 1 else tuple(reversed(counts)))
+    ]
+
+
+def is_oversubscribed(workers: int, *, threads: int, cores: int, gpus: int | None = None) -> bool:
+    """Whether workers have to share what a larger machine would give each of them; `gpus` is None without any."""
+    return workers * threads > cores or (gpus is not None and workers > gpus)
+
+
+def _log(statistic: Callable[[Timed], float], run: Timed, other: Timed | None) -> float:
+    return math.log(statistic(run)) - (0.0 if other is None else math.log(statistic(other)))
+
+
+def _speed(run: Timed) -> float:
+    return 1e3 / run.p50_ms
+
+
+def _p50_ms(run: Timed) -> float:
+    return run.p50_ms
+
+
+def _p95_ms(run: Timed) -> float:
+    return run.p95_ms
+
+
+def _throughput(run: Timed) -> float:
+    return run.throughput

@@ -1,0 +1,43 @@
+"""What a run has used, put together from what its workers say of themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+
+class Resources:
+    """Processor time, memory, bytes sent and worker-hours of one start of a run."""
+
+    def __init__(self) -> None:
+        """Nobody has come yet."""
+        self._came: dict[int, float] = {}
+        self._left: dict[int, float] = {}
+        self._last: dict[int, Mapping[str, Any]] = {}
+        self._peak_mb: dict[int, float] = {}
+
+    def came(self, worker: int) -> None:
+        """A worker has introduced itself."""
+        self._came.setdefault(worker, time.monotonic())
+
+    def used(self, worker: int, usage: Mapping[str, Any]) -> None:
+        """What it has used until now; see the event `usage`."""
+        self._last[worker] = usage
+        self._peak_mb[worker] = max(self._peak_mb.get(worker, 0.0), usage["memory_mb"])
+
+    def left(self, worker: int) -> None:
+        """It was lost."""
+        self._left.setdefault(worker, time.monotonic())
+
+    def summary(self) -> dict[str, Any]:
+        """For `result.json`: sums over all workers; memory is the largest that one of them was seen with."""
+        now = time.monotonic()
+        seconds = sum(self._left.get(worker, now) - came for worker, came in self._came.items())
+        return {
+            "cpu_s": round(sum(one["cpu_s"] for one in self._last.values()), 3),
+            "memory_mb": max(self._peak_mb.values(), default=0.0),
+            "gpu_mb": max((one["gpu_mb"] for one in self._last.values()), default=0.0),
+            "bytes_sent": sum(one["bytes_sent"] for one in self._last.values()),
+            "worker_hours": round(seconds / 3600, 6),
+        }

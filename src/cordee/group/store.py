@@ -1,0 +1,37 @@
+"""Where the members of a generation find each other: a store as torch knows it, over our own channel."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from cordee.group.channel import Channel
+
+
+class HubStore(dist.Store):  # type: ignore[name-defined, misc]
+    """What gloo needs to find its peers, over our own (authenticated) channel."""
+
+    def __init__(self, channel: Channel, generation: int, deadline_s: float, purpose: str) -> None:
+        """Keys of one `purpose` (which group is formed) in one generation."""
+        super().__init__()
+        self._channel, self._generation, self._deadline_s = channel, generation, deadline_s
+        self._purpose = purpose
+
+    def set(self, key: str, value: Any) -> None:
+        """Publish a value."""
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        self._channel.put(f"{self._purpose}/{key}", raw.hex())
+
+    def get(self, key: str) -> bytes:
+        """A value that a peer published, waiting for it."""
+        value = self._channel.get(f"{self._purpose}/{key}", self._generation, self._deadline_s)
+        if value is None:
+            raise RuntimeError(f"generation {self._generation} broke while it was formed")
+        return bytes.fromhex(value)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Until all of these are there."""
+        for key in keys:
+            self.get(key)

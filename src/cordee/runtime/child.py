@@ -1,0 +1,81 @@
+"""A question answered by a child process: whatever it does (crash, hang, print), the asker lives and gets an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+AFTER_KILL_S = 5.0
+"""How long a killed child may take to go: one that the kernel holds (a broken driver) is left behind."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended, and what it said."""
+
+    code: int | None
+    """Its exit code; negative: the signal that killed it; None: it ran until its deadline, or never began."""
+    output: str = ""
+    error: str = ""
+    timeout_s: float = 0.0
+
+    @property
+    def killed_by(self) -> str:
+        """The name of the signal that killed it, such as SIGILL; empty if none did."""
+        if self.code is None or self.code >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.code).name
+        except ValueError:  # real-time signals have no names
+            return f"signal {-self.code}"
+
+    @property
+    def words(self) -> str:
+        """How it ended, in words; the last line of its standard error tells of its own errors."""
+        said = next((line.strip() for line in reversed(self.error.splitlines()) if line.strip()), "")
+        if self.code is None:
+            return f"it did not end within {self.timeout_s:g} s" if self.timeout_s else f"it could not begin: {said}"
+        if self.killed_by:
+            meaning = ", an illegal instruction" if self.killed_by == "SIGILL" else ""
+            return f"killed by {self.killed_by}{meaning}"
+        if self.code == 0:
+            return "it ended well"
+        return said or f"it ended with exit code {self.code} and without a word"
+
+
+def run_child(command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None) -> Ended:
+    """Run a command with these variables added to ours, until it ends or its time is over."""
+    try:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return Ended(None, error=f"{command[0]}: {error.strerror or error}")
+    try:
+        output, said = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        output = said = ""
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            output, said = process.communicate(timeout=AFTER_KILL_S)
+        return Ended(None, output, said, timeout_s)
+    except BaseException:  # Ctrl-C: nobody is left who would end it
+        process.kill()
+        raise
+    return Ended(process.returncode, output, said)
+
+
+def python_module(name: str, *arguments: str) -> list[str]:
+    """The command that runs a module with this very interpreter."""
+    return [sys.executable, "-m", name, *arguments]

@@ -1,0 +1,150 @@
+"""The doctor looks at the machine: cores, memory, files and disk. Each judgement is a function of plain readings."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import tempfile
+from pathlib import Path
+
+from cordee.runtime.cgroup import MemoryLimit, cpu_quota, memory_limit
+from cordee.runtime.check import Check, ok, warning
+from cordee.runtime.resources import usable_cores
+
+GIB = 1 << 30
+ENOUGH_MEMORY = 2 * GIB
+ENOUGH_SHARED = 256 << 20
+"""Containers have 64 MiB unless told otherwise, which NCCL and data loaders of others run out of."""
+ENOUGH_FILES = 1024
+ENOUGH_DISK = GIB
+
+
+def cores() -> Check:
+    """The cores that workers can have."""
+    return judge_cores(len(usable_cores()), cpu_quota())
+
+
+def judge_cores(count: int, quota: float | None) -> Check:
+    """Cores that this process may run on, and how many cores' worth of time its control group gives it."""
+    here = f"{count} core{'s' if count != 1 else ''} to run on"
+    if quota is None:
+        return ok("cores", f"{here}, no quota")
+    if quota >= count:
+        return ok("cores", f"{here}, a quota of {quota:g}")
+    whole = max(1, int(quota))
+    other = f", or --workers 1 --threads {whole}" if whole > 1 else ""
+    return warning(
+        "cores",
+        f"{here}, but a quota of {quota:g} cores' worth of time",
+        f"Start no more than the quota: --workers {whole} --threads 1{other}. "
+        "With more, all of them stand still whenever the quota is used up.",
+    )
+
+
+def memory() -> Check:
+    """The memory that is left."""
+    available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
+    return judge_memory(int(available[1]) * 1024 if available else None, memory_limit())
+
+
+def judge_memory(available: int | None, limit: MemoryLimit | None) -> Check:
+    """What the kernel has, and what the control group leaves of it."""
+    if available is None:
+        return warning("memory", "/proc/meminfo does not say what is available", "Look with `free -h`.")
+    left = available
+    found = f"{gib(available)} available"
+    if limit is not None:
+        left = min(available, limit.limit - limit.used)
+        found += f"; the control group may use {gib(limit.limit)} and uses {gib(limit.used)}"
+    if left >= ENOUGH_MEMORY:
+        return ok("memory", found)
+    return warning(
+        "memory",
+        found,
+        f"{gib(max(left, 0))} are left, and a worker needs about 0.3 GiB before it holds a model: "
+        "end other programs, take fewer --workers, or raise the limit.",
+    )
+
+
+def shared_memory() -> Check:
+    """The size of /dev/shm."""
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError as problem:
+        return warning("shared memory", f"/dev/shm: {problem.strerror}", "Mount a tmpfs there: NCCL needs it.")
+    return judge_shared_memory(usage.total, usage.free)
+
+
+def judge_shared_memory(total: int, free: int) -> Check:
+    """Whether /dev/shm is as large as NCCL on one host, and data loaders of a script's own, need it."""
+    found = f"/dev/shm: {gib(free)} free of {gib(total)}"
+    if free >= ENOUGH_SHARED:
+        return ok("shared memory", found)
+    return warning(
+        "shared memory",
+        found,
+        "Enough for gloo, too little for NCCL on several GPUs and for DataLoader workers of your own: "
+        "in a container --shm-size=1g, elsewhere remove old files from /dev/shm.",
+    )
+
+
+def open_files() -> Check:
+    """How many files and sockets a process may have open."""
+    return judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def judge_open_files(soft: int, hard: int) -> Check:
+    """The limit in force, and how far a user may raise it."""
+    if soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES:
+        return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} a process")
+    most = ENOUGH_FILES * 4 if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES * 4)
+    advice = f"Every pair of workers has sockets between them: `ulimit -n {most}` before the start."
+    if most < ENOUGH_FILES:
+        advice = f"Every pair of workers has sockets between them, and only root can allow more than {most}: "
+        advice += "limits.conf, or --ulimit nofile=4096 for a container."
+    return warning("open files", f"at most {soft} a process", advice)
+
+
+def disk() -> Check:
+    """Whether a run's folder can be written below the current one."""
+    folder = Path.cwd()
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            problem = ""
+    except OSError as failure:
+        problem = failure.strerror or str(failure)
+    return judge_disk(str(folder), problem, shutil.disk_usage(folder).free)
+
+
+def judge_disk(folder: str, problem: str, free: int) -> Check:
+    """The place where runs/ is made unless --out says otherwise."""
+    if problem:
+        return warning("disk", f"{folder} cannot be written: {problem}", "Go elsewhere, or give --out a folder.")
+    if free < ENOUGH_DISK:
+        return warning("disk", f"{folder}: {gib(free)} free", "Checkpoints need room: free some, or give --out.")
+    return ok("disk", f"{folder} can be written, {gib(free)} free")
+
+
+def compiler() -> Check:
+    """The C++ compiler that torch.compile calls for code on a CPU."""
+    given = os.environ.get("CXX", "")
+    wanted = given.split()[:1] or ["g++", "clang++"]
+    return judge_compiler(given, next((found for one in wanted if (found := shutil.which(one))), None))
+
+
+def judge_compiler(given: str, found: str | None) -> Check:
+    """What CXX names, else g++ or clang++."""
+    if found is not None:
+        return ok("C++ compiler", found)
+    if given:
+        return warning("C++ compiler", f"CXX={given} is not there", "compile=true needs it: correct CXX, or unset it.")
+    return warning(
+        "C++ compiler", "neither g++ nor clang++", "compile=true on a CPU needs one: install g++, or set CXX."
+    )
+
+
+def gib(size: int) -> str:
+    """A size in words: `1.5 GiB`, `64 MiB`."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,89 @@
+"""The doctor looks at what a cluster emulated on one machine needs: namespaces, links of limited speed, CPU shares."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from cordee.runtime.cgroup import Place, place
+from cordee.runtime.check import Check, ok, warning
+from cordee.runtime.child import Ended, python_module, run_child
+
+TRIAL_S = 15.0
+FULL_SHARE_US = 100_000
+
+
+def namespaces() -> list[Check]:
+    """Root, the programs ip and tc, and whether they can do it."""
+    missing = [one for one in ("ip", "tc") if shutil.which(one) is None]
+    trial = run_child(python_module("cordee.runtime.namespace_trial"), timeout_s=TRIAL_S)
+    return judge_namespaces(os.geteuid() == 0, missing, trial)
+
+
+def judge_namespaces(root: bool, missing: list[str], trial: Ended) -> list[Check]:
+    """What was found, and how far the trial came."""
+    done = trial.output.split()
+    return [
+        ok("twin: root", "yes") if root else warning("twin: root", "no", "Only the twin needs it: sudo cordee ..."),
+        warning("twin: programs", f"{' and '.join(missing)} missing", "Install iproute2, which has ip and tc.")
+        if missing
+        else ok("twin: programs", "ip and tc"),
+        _stage("twin: network namespaces", {"namespace", "link"}, done, trial, root and not missing),
+        _stage("twin: link speeds", {"speed"}, done, trial, root and not missing),
+    ]
+
+
+def _stage(name: str, needed: set[str], done: list[str], trial: Ended, equipped: bool) -> Check:
+    """`equipped`: as root, and with the programs."""
+    if needed <= set(done):
+        return ok(name, "can be made")
+    if not equipped:
+        return warning(name, f"cannot be made yet ({trial.words})", "As root and with ip and tc, look again.")
+    if "speed" in needed and "link" not in done:
+        return warning(name, "not tried: there was no link", "See the line above.")
+    module = "sch_tbf" if "speed" in needed else "veth"
+    container = "A container needs --cap-add NET_ADMIN --cap-add SYS_ADMIN"
+    return warning(name, trial.words, f"{container}; a host needs the kernel module: modprobe {module}")
+
+
+def cpu_shares() -> Check:
+    """Whether a control group with a share of the processor time can be made."""
+    found = place("cpu")
+    if found is None:
+        return judge_cpu_shares(None, "no control group for processor time is mounted")
+    return judge_cpu_shares(found, try_share(found))
+
+
+def judge_cpu_shares(found: Place | None, problem: str) -> Check:
+    """Version 1 or 2, and why not, if not."""
+    if found is not None and not problem:
+        return ok("twin: CPU shares", f"control groups of version {found.version} can be made")
+    return warning(
+        "twin: CPU shares",
+        problem,
+        "Only the twin's slower hosts need it: run as root on a host, or in a container started with --privileged.",
+    )
+
+
+def try_share(found: Place) -> str:
+    """Make an empty group at the top, give it a share, and remove it; the reason if that is refused."""
+    group = found.mount / f"cordee-doctor-{os.getpid()}"
+    file, text = (
+        ("cpu.max", f"{FULL_SHARE_US} {FULL_SHARE_US}") if found.version == 2 else ("cpu.cfs_quota_us", "100000")
+    )
+    try:
+        group.mkdir()
+    except OSError as problem:
+        return f"{found.mount} cannot be written: {problem.strerror}"
+    try:
+        if not (group / file).exists():
+            return f"the cpu controller is not passed on below {found.mount} (cgroup.subtree_control lacks it)"
+        Path(group / file).write_text(text, encoding="utf-8")
+    except OSError as problem:
+        return f"{group / file} cannot be written: {problem.strerror}"
+    finally:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+    return ""

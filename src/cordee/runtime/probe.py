@@ -1,0 +1,177 @@
+"""Does a number format work on this device, and is it faster than fp32? Measured in a child process, and remembered.
+
+In a child, because a processor may promise an instruction that kills the process that uses it: virtual machines on
+Intel processors with AMX are known for it, where bf16 works only after oneDNN was told to leave AMX alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cordee.core.errors import UsageError
+from cordee.runtime import probe_cache
+from cordee.runtime.child import Ended, python_module, run_child
+from cordee.runtime.resources import usable_cores
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+FP32_WORKS = "fp32 works"
+"""The child's first word: what fails later is the format's doing."""
+UNSUPPORTED = 3
+"""The child's exit code when the device does not know the format at all."""
+
+REMEDIES: dict[str, tuple[dict[str, str], ...]] = {
+    "fp32": (),
+    "bf16": ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},),
+    "fp16": ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}),
+}
+"""Variables under which a format that crashed a CPU may work; oneDNN reads them when torch is loaded."""
+
+QUIETLY = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+"""Threads of the child that wait do not burn processor time, which is what it measures."""
+
+NOTABLE = 1.05
+"""A smaller factor than this is within the noise of the measurement."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is known of a number format on a device."""
+
+    precision: str
+    device: str
+    works: bool
+    speed: float
+    """The time of fp32 over the time of this format: above 1 it is faster; 0 if it does not work."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that must be set before torch is loaded; empty if it works without, or not at all."""
+    reason: str = ""
+    """How the child ended that tried it without these variables, in words."""
+
+    @property
+    def sentence(self) -> str:
+        """What a user should know, with the choice that follows from it."""
+        where = "this CPU" if self.device == "cpu" else self.device
+        if not self.works:
+            choice = "" if self.precision == "fp32" else "; precision=fp32 remains"
+            return f"{self.precision} does not work on {where}: {self.reason}{choice}"
+        if self.precision == "fp32":
+            return f"fp32 works on {where}"
+        if not self.environment:
+            return f"{self.precision} on {where} works and {_pace(self.precision, self.speed)}"
+        variables = " ".join(f"{name}={value}" for name, value in self.environment.items())
+        return (
+            f"{self.precision} crashes {where}'s oneDNN ({self.reason}) unless {variables} is set before the start; "
+            f"with it, it works and {_pace(self.precision, self.speed)}"
+        )
+
+
+def _pace(precision: str, speed: float) -> str:
+    """How fast it is, and which format to take."""
+    if speed >= NOTABLE:
+        return f"is {_times(speed)} times as fast as fp32: precision={precision} is the faster choice"
+    if speed * NOTABLE <= 1:
+        return f"takes {_times(1 / speed)} times as long as fp32: precision=fp32 is the faster choice"
+    return f"takes as long as fp32: precision={precision} saves memory, not time"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
+
+
+def probe(
+    precision: str, device: str = "cpu", *, threads: int | None = None, timeout_s: float = 60.0, fresh: bool = False
+) -> Probe:
+    """Try a number format on `cpu` or `cuda:N` with so many threads (default: one a usable core).
+
+    What was found is remembered in the user's cache folder; `fresh` measures anew.
+    """
+    key = _key(precision, device, threads)
+    remembered = None if fresh else _remembered(key)
+    if remembered is not None:
+        return remembered
+    found, settled = _try_all(precision, device, threads or len(usable_cores()), timeout_s)
+    if settled:
+        probe_cache.write(key, asdict(found))
+    return found
+
+
+def known(precision: str, device: str = "cpu", *, threads: int | None = None) -> Probe | None:
+    """What an earlier probe found; None if there was none. Measures nothing."""
+    return _remembered(_key(precision, device, threads))
+
+
+def command(precision: str, device: str, threads: int, timeout_s: float) -> list[str]:
+    """The command of the child that tries a format."""
+    return python_module("cordee.runtime.probe_child", precision, device, str(threads), str(timeout_s))
+
+
+def judge(precision: str, device: str, ended: Ended) -> Probe:
+    """What the end of one child says about the format."""
+    lines = ended.output.splitlines()
+    speed = _speed(lines[-1]) if ended.code == 0 and lines else None
+    if speed is not None:
+        return Probe(precision, device, True, speed, reason=ended.words)
+    reason = ended.words if ended.code != 0 else f"its answer makes no sense: {ended.output[-80:]!r}"
+    if FP32_WORKS not in lines and precision != "fp32" and ended.code != UNSUPPORTED:
+        reason = f"not even fp32 could be computed: {reason}"
+    return Probe(precision, device, False, 0.0, reason=reason)
+
+
+def _try_all(precision: str, device: str, threads: int, timeout_s: float) -> tuple[Probe, bool]:
+    """Without variables first, then with each that may help; and whether another look would find the same."""
+    line = command(precision, device, threads, timeout_s)
+    ended = run_child(line, timeout_s=timeout_s, environment=QUIETLY)
+    first = judge(precision, device, ended)
+    crashed = ended.killed_by in ("SIGILL", "SIGSEGV", "SIGBUS")
+    if crashed and device == "cpu":
+        for environment in REMEDIES[precision]:
+            with_it = run_child(line, timeout_s=timeout_s, environment={**QUIETLY, **environment})
+            again = judge(precision, device, with_it)
+            if again.works:
+                return Probe(precision, device, True, again.speed, environment, first.reason), True
+        if REMEDIES[precision]:
+            tried = " or ".join(f"{name}={value}" for one in REMEDIES[precision] for name, value in one.items())
+            first = replace(first, reason=f"{first.reason}, and no better with {tried}")
+    # Out of memory, a busy GPU, a deadline: another time it may work.
+    return first, first.works or ended.killed_by == "SIGILL" or ended.code == UNSUPPORTED
+
+
+def _key(precision: str, device: str, threads: int | None) -> Mapping[str, str]:
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision {precision!r}: expected one of {', '.join(PRECISIONS)}")
+    if device != "cpu" and not (device.startswith("cuda:") and device[5:].isdigit()):
+        raise UsageError(f"device {device!r}: expected cpu or cuda:N, such as cuda:0")
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads {threads}: at least 1 is needed")
+    return {
+        "precision": precision,
+        "device": device,
+        "threads": str(threads or len(usable_cores())),
+        "variable": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
+        **probe_cache.machine(device),
+    }
+
+
+def _remembered(key: Mapping[str, str]) -> Probe | None:
+    content = probe_cache.read(key)
+    try:
+        found = Probe(**content) if content is not None else None
+        if found is not None and isinstance(found.environment, dict) and isinstance(found.works, bool):
+            float(found.speed)
+            return found
+    except (TypeError, ValueError):
+        pass  # written by another version, or damaged
+    return None
+
+
+def _speed(line: str) -> float | None:
+    try:
+        answer: Any = json.loads(line)
+        speed = float(answer["speed"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return speed if speed > 0 else None

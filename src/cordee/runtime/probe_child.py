@@ -1,0 +1,166 @@
+"""Run in a process of its own by `cordee.runtime.probe`: passes in a number format beside the same in fp32, timed.
+
+An instruction that the processor lacks kills this process, and nobody else. It prints `fp32 works` and then
+`{"speed": ...}`; an error is the last line of its standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cordee.runtime.probe import FP32_WORKS, UNSUPPORTED
+
+ENOUGH_S = 1.0
+"""Measure for about so long."""
+PAIRS = (5, 40)
+"""But at least and at most so many pairs,"""
+TOO_LONG_S = 2.0
+"""and after so long only the pair that is under way: an emulated format may take seconds for one pass."""
+SCALE = 1024.0
+"""The loss is scaled as a gradient scaler does: tiny fp16 gradients are denormal, and slow for that reason alone."""
+NEAR = 0.1
+"""The loss of a 16-bit format may differ by so much, relatively; beyond that it does not compute what it should."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the passes are: far above a kernel's fixed costs, small enough for a short look."""
+
+    images: int
+    width: int
+
+
+def size_for(device: str, threads: int) -> Size:
+    """About 1 GFLOP a pass and thread on a CPU (25 ms), 1 TFLOP on a GPU.
+
+    With 16 threads and the work of two, what was measured was how long threads wait for each other.
+    """
+    return Size(64, 2048) if device == "cuda" else Size(4 * max(2, threads), 256)
+
+
+class Small(nn.Module):
+    """The four kinds of layer that most models spend their time in: convolution, attention, linear, normalization."""
+
+    def __init__(self, width: int) -> None:
+        """Two convolutions, then one transformer block of this width."""
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()
+        )
+        self.into = nn.Linear(512, width)
+        self.before_attention = nn.LayerNorm(width)
+        self.attention_in = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(images, 16, 32, 32) → (images, 64 tokens, width)."""
+        count = images.shape[0]
+        tokens = self.convolutions(images).reshape(count, 32, 64, 16).transpose(1, 2).reshape(count, 64, 512)
+        hidden = self.into(tokens)
+        parts = self.attention_in(self.before_attention(hidden)).reshape(count, 64, 3, -1, 64)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (images, heads, 64 tokens, 64)
+        seen = functional.scaled_dot_product_attention(query, key, value)
+        hidden = hidden + self.attention_out(seen.transpose(1, 2).reshape(hidden.shape))
+        result: Tensor = hidden + self.mlp(hidden)
+        return result
+
+
+class Bench:
+    """The model and its input on a device, and one timed pass over them."""
+
+    def __init__(self, device: str) -> None:
+        """Made of a fixed seed, so that every format computes the same."""
+        self._device = torch.device(device)
+        size = size_for(self._device.type, torch.get_num_threads())
+        torch.manual_seed(0)
+        self._model = Small(size.width).to(self._device)
+        self._images = torch.randn(size.images, 16, 32, 32).to(self._device)
+
+    def run(self, precision: str) -> tuple[float, float]:
+        """Seconds of one forward and backward pass (on a CPU: of processor time), and its loss."""
+        self._model.zero_grad(set_to_none=True)
+        began = self._clock()
+        # autocast refuses float32, and refuses float16 on a CPU before torch 2.10, switched off or not.
+        if precision == "fp32":
+            loss = self._forward()
+        else:
+            with torch.autocast(self._device.type, DTYPES[precision]):
+                loss = self._forward()
+        loss.backward()  # type: ignore[no-untyped-call]
+        spent = self._clock() - began
+        return spent, loss.item() / SCALE
+
+    def finite(self) -> bool:
+        """Whether every gradient of the last pass is a number."""
+        return all(bool(one.grad.isfinite().all()) for one in self._model.parameters() if one.grad is not None)
+
+    def _forward(self) -> Tensor:
+        loss: Tensor = self._model(self._images).float().square().mean() * SCALE
+        return loss
+
+    def _clock(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            return time.perf_counter()
+        # Processor time of all threads, which do not spin here (`probe.QUIETLY`): on a busy machine the wall clock
+        # says who else computes, and gave a factor between 0.5 and 2.3 where this one gives 1.6 every time.
+        return time.process_time()
+
+
+def measure(precision: str, device: str) -> float:
+    """How many times as fast as fp32 the format is: medians over passes of the two in turn."""
+    bench = Bench(device)
+    _, reference = bench.run("fp32")
+    sys.stdout.write(FP32_WORKS + "\n")
+    sys.stdout.flush()
+    if precision == "fp32":
+        return 1.0
+    if precision == "bf16" and device.startswith("cuda") and not torch.cuda.is_bf16_supported():
+        sys.stderr.write("this GPU has no bf16\n")
+        sys.exit(UNSUPPORTED)
+    began = time.perf_counter()
+    _, loss = bench.run(precision)
+    if not math.isfinite(loss) or not bench.finite() or abs(loss - reference) > NEAR * abs(reference):
+        sys.exit(f"it computes wrong numbers: a loss of {loss:.4g} where fp32 gives {reference:.4g}")
+    plain: list[float] = []
+    other: list[float] = []
+    least, most = PAIRS
+    while len(other) < most:
+        plain.append(bench.run("fp32")[0])
+        other.append(bench.run(precision)[0])
+        spent = time.perf_counter() - began
+        if spent > TOO_LONG_S or (spent > ENOUGH_S and len(other) >= least):
+            break
+    while len(plain) < least:  # beside a format that is so slow, fp32 costs nothing more
+        plain.append(bench.run("fp32")[0])
+    return statistics.median(plain) / statistics.median(other)
+
+
+def main() -> None:
+    """`python -m cordee.runtime.probe_child PRECISION DEVICE THREADS SECONDS`."""
+    precision, device, threads, seconds = sys.argv[1:]
+    # A crash is expected here: no core file of it. And if our parent is gone, nobody else would end a hanging pass.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.alarm(math.ceil(float(seconds)) + 5)
+    torch.set_num_threads(int(threads))
+    sys.stdout.write(json.dumps({"speed": measure(precision, device)}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

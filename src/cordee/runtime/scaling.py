@@ -1,0 +1,179 @@
+"""Measure how a job scales: run some steps of it with each number of workers, in rounds, and take the step times."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+from cordee.core.errors import CordeeError, Interrupted, JobError, UsageError, WorkersLost
+from cordee.core.events import read_events
+from cordee.core.plan import Plan
+from cordee.core.scaling import Timed, is_oversubscribed, order_of_runs
+from cordee.core.world import World
+from cordee.runtime.launch import Launch, run
+from cordee.runtime.resources import devices, gpus, usable_cores
+from cordee.runtime.spec import Target, Trial
+
+RUNS = "runs"
+"""Where the runs' folders lie, in the folder of the measurement."""
+
+
+class Watcher(Protocol):
+    """Whoever shows how far the measurement is."""
+
+    def begin(self, number: int, *, round: int, workers: int) -> None:
+        """The run with this number (from 1) starts."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """An event of that run."""
+
+    def note(self, message: str) -> None:
+        """Something to know; it may come again with every run."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What to measure, and how often."""
+
+    target: Target
+    counts: tuple[int, ...]
+    """Numbers of workers, in the order in which the first round runs them."""
+    plan: Plan
+    out: Path
+    rounds: int = 3
+    steps: int = 30
+    """Measured steps of a run."""
+    warm_up: int = 5
+    """Steps before them. One at least: a step is timed from the end of the one before."""
+    weak: bool = False
+    """The batch grows with the workers; otherwise it stays."""
+    threads: int | None = None
+    device: str = "auto"
+    keep: bool = False
+    """Leave the runs' folders."""
+
+    @property
+    def threads_each(self) -> int:
+        """Threads of a worker, the same in all runs: otherwise the smallest count would have the whole machine too."""
+        return max(1, len(usable_cores()) // max(self.counts)) if self.threads is None else self.threads
+
+    @property
+    def gpus(self) -> int | None:
+        """How many GPUs the workers share; None on the CPU."""
+        return gpus() if devices(1, self.device)[0].startswith("cuda") else None
+
+    @property
+    def oversubscribed(self) -> tuple[int, ...]:
+        """The counts whose workers have to share cores or GPUs."""
+        machine = {"threads": self.threads_each, "cores": len(usable_cores()), "gpus": self.gpus}
+        return tuple(count for count in sorted(self.counts) if is_oversubscribed(count, **machine))  # type: ignore[arg-type]
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """(round, workers) of every run, in order."""
+        return order_of_runs(self.counts, self.rounds)
+
+    def check(self) -> None:
+        """Refuse what cannot be measured, before anything runs."""
+        if not self.counts:
+            raise UsageError("--workers: at least one number of workers is needed, such as 1,2,4")
+        for name, value, least in (("rounds", self.rounds, 1), ("steps", self.steps, 2), ("warm-up", self.warm_up, 1)):
+            if value < least:
+                raise UsageError(f"--{name} {value}: at least {least} is needed")
+        source = World.from_env().source
+        if source not in ("alone", "cordee"):
+            raise UsageError(f"{source} started this process: give `cordee bench` by itself, it starts its own workers")
+        if (self.out / "scaling.json").exists():
+            raise UsageError(f"{self.out} holds a measurement already: choose another folder with --out")
+        for count in self.counts:
+            with _told(f"with --workers {count}"):
+                self.launch(1, count).check()
+
+    def launch(self, round: int, workers: int) -> Launch:
+        """One run."""
+        trial = Trial(self.warm_up + self.steps, workers if self.weak else 1)
+        out = self.out / RUNS / f"round-{round}-workers-{workers}"
+        target = replace(self.target, trial=trial)
+        return Launch(target, workers, self.plan, out, threads=self.threads_each, device=self.device)
+
+
+def measure(measurement: Measurement, watcher: Watcher) -> list[Timed]:
+    """Run all of it; the folder of a run that fails is kept, and the error names it."""
+    measurement.check()
+    total = len(measurement.runs)
+    found = []
+    try:
+        for number, (round, workers) in enumerate(measurement.runs, start=1):
+            watcher.begin(number, round=round, workers=workers)
+            which = f"run {number} of {total} (round {round}, --workers {workers})"
+            found.append(_one(measurement, measurement.launch(round, workers), round, which, watcher))
+    finally:
+        for folder in (measurement.out / RUNS, measurement.out):
+            with contextlib.suppress(OSError):  # which is how it says that something is left in it
+                folder.rmdir()
+    return found
+
+
+def _one(measurement: Measurement, launch: Launch, round: int, which: str, watcher: Watcher) -> Timed:
+    try:
+        run(launch, watcher)
+    except (Interrupted, KeyboardInterrupt):
+        _clear(launch.out, keep=measurement.keep)
+        raise Interrupted(f"{which} was stopped; the measurement is not complete, and nothing was written") from None
+    except CordeeError as error:
+        error.args = (f"{which} failed: {str(error).rstrip('.')}. Its folder is kept: {launch.out}",)
+        raise
+    events = list(read_events(launch.out / "events.jsonl"))
+    with _told(f"{which} cannot be used. Its folder is kept: {launch.out}"):
+        seconds, samples = step_times(events, warm_up=measurement.warm_up, steps=measurement.steps)
+    for event in events:
+        if event["event"] == "warning":
+            watcher.note(event["message"])
+    _clear(launch.out, keep=measurement.keep)
+    return Timed(launch.workers, round, seconds, samples)
+
+
+def step_times(
+    events: Iterable[Mapping[str, Any]], *, warm_up: int, steps: int
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Seconds and samples of the steps after the first `warm_up`, from a run's events.
+
+    A step counts from the moment when the one before was committed, so that nothing between two steps is left out.
+    """
+    taken = []
+    for event in events:
+        if event["event"] == "failure":
+            raise WorkersLost(
+                f"worker {event['worker']} was lost ({event['reason']}), so fewer were measured than meant"
+            )
+        if event["event"] == "step":
+            taken.append(event)
+    if len(taken) < warm_up + steps:
+        raise JobError(
+            f"the job ended after {len(taken)} steps, where {warm_up} to warm up and {steps} to measure were expected: "
+            "something in it asks to stop; choose fewer with --steps"
+        )
+    pairs = list(pairwise(taken[: warm_up + steps]))[warm_up - 1 :]
+    # A clock that was set back within a step leaves only the worker's own measure of it.
+    seconds = tuple(gap if (gap := after["at"] - before["at"]) > 0 else after["ms"] / 1e3 for before, after in pairs)
+    return seconds, tuple(after["samples"] for _, after in pairs)
+
+
+def _clear(folder: Path, *, keep: bool) -> None:
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Errors in here say first what they are about."""
+    try:
+        yield
+    except CordeeError as error:
+        error.args = (f"{what}: {error}",)
+        raise

@@ -1,0 +1,76 @@
+"""What torch is able to do here, asked in a child process: its import alone can fail, crash or hang."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cordee.runtime.child import Ended, python_module, run_child
+
+ASK_S = 60.0
+"""A first import from a network disk takes this long; a driver that hangs takes for ever."""
+
+
+@dataclass(frozen=True)
+class TorchLook:
+    """What torch says of itself and of the devices."""
+
+    version: str = ""
+    cuda: str = ""
+    """The CUDA version that it is built for; empty: for CPUs only."""
+    gloo: bool = False
+    nccl: bool = False
+    gpus: tuple[tuple[str, int], ...] = ()
+    """Name and bytes of memory of each."""
+    cuda_problem: str = ""
+    """Why there is no GPU, in torch's words."""
+    problem: str = ""
+    """Why torch could not be asked at all."""
+
+
+def ask(timeout_s: float = ASK_S) -> TorchLook:
+    """Start the child and read its answer."""
+    return read(run_child(python_module("cordee.runtime.torch_look"), timeout_s=timeout_s))
+
+
+def read(ended: Ended) -> TorchLook:
+    """The answer of a child that has ended."""
+    if ended.code != 0:
+        return TorchLook(problem=ended.words)
+    try:
+        answer: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
+        return TorchLook(**{**answer, "gpus": tuple((str(name), int(size)) for name, size in answer["gpus"])})
+    except (ValueError, TypeError, KeyError, IndexError):
+        return TorchLook(problem=f"its answer makes no sense: {ended.output[-80:]!r}")
+
+
+def look() -> TorchLook:
+    """Import torch here and ask it."""
+    import torch
+    from torch import distributed
+
+    gpus: tuple[tuple[str, int], ...] = ()
+    cuda_problem = ""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        properties = [torch.cuda.get_device_properties(one) for one in range(torch.cuda.device_count())]
+        gpus = tuple((one.name, one.total_memory) for one in properties)
+    except Exception as error:  # a RuntimeError of the driver, an AssertionError of a build without CUDA
+        cuda_problem = str(error)
+    there = distributed.is_available()
+    return TorchLook(
+        torch.__version__,
+        torch.version.cuda or "",
+        there and distributed.is_gloo_available(),
+        there and distributed.is_nccl_available(),
+        gpus,
+        cuda_problem,
+    )
+
+
+if __name__ == "__main__":
+    signal.alarm(int(ASK_S) + 5)  # a driver that hangs must not keep this process when its parent is gone
+    sys.stdout.write(json.dumps(asdict(look())) + "\n")

@@ -1,0 +1,77 @@
+"""What makes a device compute faster and changes no result but its rounding: fused updates, layout, compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+from cordee.core.errors import ModelError
+from cordee.feed.batch import Batch
+from cordee.train.job import Job
+
+FUSABLE = (Adam, AdamW, SGD, Adagrad)
+"""PyTorch's optimizers with one kernel for all parameters, on CPU and CUDA; subclasses may do something else."""
+
+
+def fuse(optimizer: Optimizer) -> bool:
+    """Let the optimizer update all parameters in one kernel, unless the user chose a way himself."""
+    if type(optimizer) not in FUSABLE:
+        return False
+    groups = optimizer.param_groups
+    chosen = any(group.get("fused") is not None or group.get("foreach") is not None for group in groups)
+    special = any(group.get("differentiable") or group.get("capturable") for group in groups)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    fit = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    if chosen or special or not fit:
+        return False
+    for group in groups:
+        group["fused"] = True
+    optimizer.defaults["fused"] = True
+    return True
+
+
+def lay_out(model: nn.Module, layout: str) -> nn.Module:
+    """Images with their channels last, where `layout` says so; `auto`: on GPUs, for models with 2-D convolutions."""
+    if layout == "auto":
+        on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+        layout = "channels_last" if on_gpu and _convolves(model) else "contiguous"
+    if layout == "channels_last":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def _convolves(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def training_loss(job: Job, model: nn.Module, *, compile: bool) -> Callable[[Batch], Tensor]:
+    """The loss of a batch, compiled if asked for: model and loss together where the job gives them apart."""
+    if not compile:
+        return lambda batch: job.compute(model, batch)[0]
+    loss = job.loss
+    if loss is None:
+        model.compile()
+        return _explained(lambda batch: job.compute(model, batch)[0])
+    whole = torch.compile(lambda x, y: loss(model(x), y))
+    return _explained(lambda batch: whole(batch.x, batch.y))
+
+
+def _explained(compute: Callable[[Batch], Any]) -> Callable[[Batch], Tensor]:
+    def computed(batch: Batch) -> Tensor:
+        try:
+            result: Tensor = compute(batch)
+        except Exception as error:
+            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ModelError(
+                f"the plan says compile=true, but torch.compile fails on this model: {first}. Leave compile out, or "
+                "see what it cannot compile: https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html"
+            ) from error
+        return result
+
+    return computed

@@ -1,0 +1,98 @@
+"""Number formats of the mathematics: fp32, bf16, and fp16 with a loss that is scaled so that gradients do not vanish.
+
+Parameters, gradients on the wire and optimizers stay in fp32 whatever the format. The scale follows the *global*
+gradient, which is the same on every worker, so all of them change it alike and no collective is needed for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cordee.core.errors import DivergedError
+from cordee.feed.source import map_tensors
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+FIRST_SCALE = 65_536.0
+LEAST_SCALE = 2.0**-14
+GROW_AFTER = 2_000
+"""Good steps in a row before the scale is doubled."""
+
+
+class Precision:
+    """The format of a session, and the scale of its loss."""
+
+    def __init__(self, kind: str, device: str) -> None:
+        """`kind` is a plan's precision."""
+        self.dtype = DTYPES[kind]
+        self.scale = FIRST_SCALE if self.dtype == torch.float16 else 1.0
+        self.entered = self.dtype is None
+        """Whether somebody has computed under `autocast`; nothing else makes the format effective."""
+        self._good = 0
+        self._device = torch.device(device).type
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled."""
+        return self.dtype == torch.float16
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Compute in this format what gains by it."""
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        self.entered = True
+        return torch.autocast(self._device, dtype=self.dtype)
+
+    def saw(self, finite: bool) -> None:
+        """The gradient of a step was finite, or it was not and the step changed nothing."""
+        if not self.scales:
+            return
+        self._good = self._good + 1 if finite else 0
+        if not finite:
+            self.scale /= 2
+        elif self._good % GROW_AFTER == 0:
+            self.scale *= 2
+        if self.scale < LEAST_SCALE:
+            raise DivergedError(
+                "the gradient does not fit into fp16 at any scale of the loss. Usual causes: a learning rate that is "
+                "too high, NaN in the data, a model whose activations are too large for fp16: try precision=bf16"
+            )
+
+    def to_dict(self) -> dict[str, float]:
+        """For a checkpoint."""
+        return {"scale": self.scale, "good": self._good}
+
+    def take_up(self, kept: dict[str, float]) -> None:
+        """From a checkpoint; a run that is resumed in another format begins anew."""
+        if self.scales and kept.get("scale", 1.0) != 1.0:
+            self.scale, self._good = float(kept["scale"]), int(kept["good"])
+
+
+def widened(output: Any) -> Any:
+    """An output with its half-precision numbers in fp32, as metrics expect them."""
+    return map_tensors(lambda one: one.float() if one.dtype in (torch.bfloat16, torch.float16) else one, output)
+
+
+class Reading:
+    """A number on its way from the device: on a GPU it is read while the backward pass goes on."""
+
+    def __init__(self, value: Tensor, factor: float) -> None:
+        """Begin to fetch `value`; nothing waits for it yet."""
+        self._factor = factor
+        self._event: torch.cuda.Event | None = None
+        if value.is_cuda:
+            self._value = torch.empty((), dtype=value.dtype, pin_memory=True)
+            self._value.copy_(value.detach().reshape(()), non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        else:
+            self._value = value.detach()
+
+    def get(self) -> float:
+        """The number times its factor."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._value.item() * self._factor

@@ -1,0 +1,70 @@
+"""The reducers of a session: one for each optimizer, and what they do together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cordee.core.plan import Plan
+from cordee.group.rope import Rope
+from cordee.sync.allreduce import Reducer
+
+
+class Reducers:
+    """Finds the reducer of an optimizer; with two optimizers nothing is sent before `step` asks for it."""
+
+    def __init__(self, rope: Rope, plan: Plan) -> None:
+        """None yet."""
+        self._rope, self._plan = rope, plan
+        self._of: dict[int, Reducer] = {}
+        self._optimizers: dict[int, Optimizer] = {}  # held, so that an id stays its optimizer's own
+
+    def of(self, optimizer: Optimizer) -> tuple[Reducer, bool]:
+        """What sums the gradients of this optimizer's parameters; False if a collective failed meanwhile."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        reducer = self._of.get(id(optimizer))
+        if reducer is not None and reducer.covers(parameters):
+            return reducer, True
+        sound = self.hold_back()
+        if reducer is not None:
+            self._of.pop(id(optimizer)).close()
+        overlap = self._plan.overlap and not self._of
+        reducer = Reducer(parameters, self._rope, bucket_mb=self._plan.bucket_mb, overlap=overlap)
+        self._of[id(optimizer)] = reducer
+        self._optimizers[id(optimizer)] = optimizer
+        return reducer, sound
+
+    def only(self) -> Reducer | None:
+        """The reducer, if there is just one."""
+        return next(iter(self._of.values())) if len(self._of) == 1 else None
+
+    def hold_back(self) -> bool:
+        """Gradients of this step come in more than one piece: send nothing early from now on. False: rope broken."""
+        for reducer in self._of.values():
+            reducer.overlap = False
+        held = [reducer.hold_back() for reducer in self._of.values()]  # all of them, whatever the first says
+        return all(held)
+
+    def forget(self) -> None:
+        """A step was void: drop its gradients."""
+        for reducer in self._of.values():
+            reducer.forget()
+
+    def parameters(self, models: Iterable[nn.Module]) -> list[nn.Parameter]:
+        """All parameters of these models and of all optimizers: one that has not stepped yet has no reducer."""
+        of_models = [parameter for model in models for parameter in model.parameters()]
+        return list(dict.fromkeys(of_models + [p for reducer in self._of.values() for p in reducer.parameters]))
+
+
+def backward_for_nothing(loss: Tensor, parameters: list[nn.Parameter]) -> None:
+    """An empty share: run the backward pass, whose collectives the others wait for, and drop what it gives."""
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    if loss.requires_grad:
+        loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
+    for parameter, gradient in zip(parameters, kept, strict=True):
+        parameter.grad = gradient

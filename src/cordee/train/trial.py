@@ -1,0 +1,52 @@
+"""A trial: some steps of a job, to see how fast it is. Nothing is evaluated, saved or exported."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+from cordee.train.callbacks import Callback
+from cordee.train.job import Job, Resolved, Save, Stop
+from cordee.train.loop import run_job
+from cordee.train.session import Session
+
+
+def run_trial(job: Job, session: Session, *, out: Path, steps: int, batch_times: int = 1) -> None:
+    """Train `steps` steps of `job` by its own loop and leave together; every worker of the run calls this."""
+    with contextlib.suppress(_Over):
+        run_job(trial_of(job, steps, batch_times), session, out=out)
+    while not session.leave():
+        pass
+
+
+def trial_of(job: Job, steps: int, batch_times: int = 1) -> Job:
+    """`job` with `steps` steps of full batches, each `batch_times` its batch, and nothing else to do.
+
+    The data is endless: no step is short because an epoch ends there, and little data is no hindrance. The schedule
+    stays unless it was made for fewer steps than these; many schedules fail beyond their end.
+    """
+    own = None if job.epochs is None else job.epochs * job.order(Resolved(job.batch, 1.0)).steps
+    return job.replace(
+        data=dataclasses.replace(job.data, validation=None, test=None),
+        batch=job.batch * batch_times,
+        batch_per="step",
+        scale_lr="none",
+        epochs=None,
+        steps_per_epoch=steps + 1,  # one more, so that no epoch ends
+        stop=Stop(steps=steps),
+        save=Save(epochs=None),
+        schedule=job.schedule if own is None or own >= steps else None,
+        callbacks=(_End(), *job.callbacks),
+    )
+
+
+class _Over(Exception):
+    """The last step of a trial is behind us."""
+
+
+class _End(Callback):
+    """Ends the loop where it would begin to save; the first callback, so that the job's own keep out of it too."""
+
+    def on_end(self, session: Session) -> None:
+        raise _Over

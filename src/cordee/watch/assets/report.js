@@ -1,0 +1,305 @@
+// Draws the plots of a report from the data in the page. All text here and in the data goes in as text, never as markup.
+(function () {
+  "use strict";
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const PARTS = ["data", "compute", "communication", "waiting"];
+  let axis = "step";
+  let logarithmic = false;
+  let whose = "all";
+  let plots = [];
+
+  // ---------------------------------------------------------------- numbers and colours
+
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  const lines = (place) => css("c" + (place % 8));
+  const dashes = (place) => [[], [8, 4], [2, 3]][Math.floor(place / 8) % 3];
+
+  function number(value) {
+    if (value === null || value === undefined || !isFinite(value)) return "–";
+    const size = Math.abs(value);
+    const short = (one) => String(Number(one.toPrecision(size >= 100 && size < 1e4 ? 4 : 3)));
+    if (size >= 1e6) return short(value / 1e6) + " M";
+    if (size >= 1e4) return short(value / 1e3) + " k";
+    if (size >= 0.001 || size === 0) return short(value);
+    return value.toExponential(1);
+  }
+
+  function clock(seconds) {
+    if (seconds === null || seconds === undefined) return "–";
+    if (seconds < 60) return Number(seconds.toFixed(2)) + " s";
+    if (seconds < 3600) return Math.floor(seconds / 60) + ":" + String(Math.floor(seconds % 60)).padStart(2, "0") + " min";
+    return Math.floor(seconds / 3600) + ":" + String(Math.floor((seconds % 3600) / 60)).padStart(2, "0") + " h";
+  }
+
+  const place = (value) => (axis === "step" ? Math.round(value).toLocaleString("en") : clock(value));
+
+  // ---------------------------------------------------------------- from the data to columns
+
+  /** The rows of a curve along the chosen axis: over steps, those that were done again are left out. */
+  function along(curve, columns) {
+    let rows = curve.step.map((_, index) => index);
+    if (axis === "step") {
+      rows = rows.filter((index) => !curve.redone[index]);
+      rows.sort((one, other) => curve.step[one] - curve.step[other]);
+    }
+    const x = rows.map((index) => curve[axis][index]);
+    return [x, ...columns.map((column) => rows.map((index) => column[index]))];
+  }
+
+  function percentile(values, share) {
+    const sorted = values.filter((value) => value !== null && isFinite(value)).sort((one, other) => one - other);
+    return sorted.length ? sorted[Math.floor(share * (sorted.length - 1))] : 0;
+  }
+
+  // ---------------------------------------------------------------- drawing
+
+  const MARKS = { failure: { sign: "✕", line: [5, 4] }, regroup: { sign: "○", line: [1, 4] }, resume: { sign: "↻", line: [5, 4] } };
+
+  /** Lines through a plot where something happened. */
+  function marks(along, epochs) {
+    return (plot) => {
+      const context = plot.ctx;
+      const { left, top, width, height } = plot.bbox;
+      const ratio = devicePixelRatio || 1;
+      context.save();
+      context.beginPath();
+      context.rect(left, top, width, height);
+      context.clip();
+      const line = (value, colour, dash) => {
+        const at = Math.round(plot.valToPos(value, "x", true)) + 0.5;
+        context.strokeStyle = colour;
+        context.lineWidth = ratio;
+        context.setLineDash(dash.map((one) => one * ratio));
+        context.beginPath();
+        context.moveTo(at, top);
+        context.lineTo(at, top + height);
+        context.stroke();
+        return at;
+      };
+      if (epochs && data.epochs.step.length <= 40) {
+        data.epochs[along].forEach((value) => line(value, css("grid"), []));
+      }
+      context.font = 12 * ratio + "px system-ui, sans-serif";
+      data.marks.forEach((mark) => {
+        const { sign, line: dash } = MARKS[mark.kind];
+        const colour = mark.kind === "resume" ? css("link") : css("mark");
+        const at = line(mark[along], colour, dash);
+        context.fillStyle = colour;
+        const fits = at + 18 * ratio < left + width;
+        context.textAlign = fits ? "left" : "right";
+        context.fillText(sign, at + (fits ? 4 : -4) * ratio, top + (mark.kind === "regroup" ? 26 : 12) * ratio);
+      });
+      context.restore();
+    };
+  }
+
+  /** Series of different workers, or of epochs, have no value at every place: the nearest one counts. */
+  function nearest(plot, series, at) {
+    const column = plot.data[series], x = plot.data[0];
+    if (series === 0 || at === null || known(column[at])) return at;
+    let before = at, after = at;
+    while (before >= 0 && !known(column[before])) before -= 1;
+    while (after < x.length && !known(column[after])) after += 1;
+    if (before < 0 && after >= x.length) return at;
+    if (before < 0) return after;
+    return after >= x.length || x[at] - x[before] <= x[after] - x[at] ? before : after;
+  }
+  const known = (value) => value !== null && value !== undefined;
+
+  /** While nobody points anywhere, the legend has the last values. */
+  function rest(place) {
+    return (plot) => {
+      if (known(plot.cursor.idx)) return;
+      const at = place === undefined ? plot.data[0].length - 1 : place;
+      plot.setLegend({ idxs: plot.series.map((_, series) => (plot.free ? nearest(plot, series, at) : at)) });
+    };
+  }
+
+  /** One plot in `host`: `spec` has data, series and what differs from the others. */
+  function draw(host, spec) {
+    const over = spec.over || axis;
+    const ticks = over === "step" ? (value) => number(value) : clock;
+    const plain = spec.x;
+    const options = {
+      width: Math.max(200, host.clientWidth),
+      height: spec.height || 200,
+      padding: [8, 16, 0, 0],
+      scales: {
+        x: { time: false, range: spec.xRange },
+        y: spec.log ? { distr: 3 } : { range: spec.range || ((_, low, high) => padded(low, high, spec.zero)) },
+      },
+      axes: [
+        axisOf({ values: (_, all) => all.map(plain || ticks), space: 60, size: 32 }),
+        axisOf({ values: (_, all) => all.map((one) => (one === null ? "" : number(one))), size: 52 }),
+      ],
+      series: [
+        { label: plain ? "ms" : over === "step" ? "step" : "time", value: (_, one) => (one === null ? "–" : plain ? plain(one) : over === "step" ? place(one) : clock(one)) },
+        ...spec.series,
+      ],
+      bands: spec.bands || [],
+      legend: { live: true },
+      cursor: { y: false, points: { size: 7 }, ...(spec.free ? { dataIdx: nearest } : {}), ...(plain ? {} : { sync: { key: over } }) },
+      hooks: {
+        init: [(plot) => { plot.free = spec.free; }],
+        setCursor: [rest(spec.rest)],
+        ...(plain ? {} : { drawClear: [marks(over, spec.epochs)] }),
+      },
+    };
+    const made = new uPlot(options, spec.data, host);
+    rest(spec.rest)(made);
+    plots.push({ made, host });
+  }
+
+  const axisOf = (more) => ({
+    stroke: css("soft"), font: "12px system-ui, sans-serif", grid: { stroke: css("grid"), width: 1 }, ticks: { show: false }, gap: 4, ...more,
+  });
+
+  function padded(low, high, zero) {
+    if (low === null || high === null) return [0, 1];
+    if (low === high) return [zero ? 0 : low - Math.abs(low || 1) / 10, high + Math.abs(high || 1) / 10];
+    const margin = (high - low) * 0.06;
+    return [zero ? 0 : low >= 0 ? Math.max(0, low - margin) : low - margin, high + margin];
+  }
+
+  /** A line, and where there are several steps in a row the span of their values behind it. */
+  const line = (label, colour, more) => ({
+    label, stroke: colour, width: 1.8, spanGaps: true, points: { show: false }, value: (_, one) => number(one), ...more,
+  });
+  const edge = () => ({ class: "quiet", stroke: "transparent", width: 0, points: { show: false } });
+  const dotted = (values) => ({ points: { show: values.filter((one) => one !== null).length <= 60, size: 5 } });
+
+  /** Columns on top of each other; the legend has each one's own value. */
+  function stack(host, raw, spec) {
+    const sums = [];
+    raw.forEach((column, place) => sums.push(column.map((one, row) => (one || 0) + (place ? sums[place - 1][row] : 0))));
+    const [x, ...columns] = along(data.split, [...sums, ...raw]);
+    const order = raw.map((_, place) => raw.length - 1 - place); // the highest sum first, the others over it
+    const top = spec.cut ? percentile(columns[raw.length - 1], 0.98) * 1.35 : spec.top;
+    draw(host, {
+      data: [x, ...order.map((place) => columns[place])],
+      series: order.map((place) => ({
+        label: spec.labels[place], stroke: spec.colours[place], fill: spec.colours[place], width: 0.5, points: { show: false },
+        value: (_, one, series, row) => (known(row) && known(columns[raw.length + place][row]) ? spec.say(columns[raw.length + place][row]) : "–"),
+      })),
+      range: (_, low, high) => [0, spec.cut ? Math.max(1e-6, Math.min(top, (high || 1) * 1.06)) : top],
+    });
+  }
+
+  // ---------------------------------------------------------------- the plots
+
+  const draws = {
+    loss(host) {
+      const { loss, loss_low, loss_high } = data.losses.values;
+      const [x, mean, low, high] = along(data.losses, [loss, loss_low, loss_high]);
+      const spread = mean.some((_, index) => low[index] !== high[index]);
+      const validation = data.metrics.values.loss;
+      let columns = spread ? [x, mean, high, low] : [x, mean];
+      const series = [line(spread ? "training loss (mean)" : "training loss", css("c0"), dotted(mean))];
+      if (spread) series.push(edge(), edge());
+      if (validation) {
+        const [epochs, values] = along(data.metrics, [validation]);
+        columns = uPlot.join([columns, [epochs, values]]);
+        series.push(line("validation loss", css("c1"), { points: { show: epochs.length <= 60, size: 6, fill: css("c1") } }));
+      }
+      const positive = columns.slice(1).every((column) => column.every((one) => one === null || one === undefined || one > 0));
+      const box = document.getElementById("log");
+      box.disabled = !positive;
+      draw(host, {
+        data: columns, series, epochs: true, free: true, height: 250, log: logarithmic && positive,
+        bands: spread ? [{ series: [2, 3], fill: css("c0") + "33" }] : [],
+      });
+    },
+
+    metric(host) {
+      const name = host.dataset.name;
+      const [x, values] = along(data.metrics, [data.metrics.values[name]]);
+      draw(host, { data: [x, values], series: [line(name, css("c2"), { points: { show: x.length <= 60, size: 6, fill: css("c2") } })], height: 160 });
+    },
+
+    throughput(host) {
+      const [x, values] = along(data.pace, [data.pace.values.throughput]);
+      draw(host, { data: [x, values], series: [line("samples/s", css("c2"))], zero: true });
+    },
+
+    latency(host) {
+      const { ms, ms_low, ms_high } = data.pace.values;
+      const [x, mean, low, high] = along(data.pace, [ms, ms_low, ms_high]);
+      const spread = mean.some((_, index) => low[index] !== high[index]);
+      const top = Math.max(data.latency.p99 * 1.5, percentile(mean, 0.98) * 1.2);
+      draw(host, {
+        data: spread ? [x, mean, high, low] : [x, mean],
+        series: [line(spread ? "ms, mean" : "ms", css("c0")), ...(spread ? [edge(), edge()] : [])],
+        bands: spread ? [{ series: [2, 3], fill: css("c0") + "33" }] : [],
+        range: (_, low, high) => [0, Math.max(1e-6, Math.min(top, (high || 1) * 1.06))],
+      });
+    },
+
+    histogram(host) {
+      const { edges, counts } = data.latency;
+      const middle = counts.map((_, index) => (edges[index] + edges[index + 1]) / 2);
+      const width = edges.length > 1 ? edges[1] - edges[0] : 1;
+      draw(host, {
+        data: [middle, counts],
+        series: [{ label: "steps", stroke: css("c0"), fill: css("c0") + "99", width: 1, paths: uPlot.paths.bars({ size: [0.92, 60] }), points: { show: false }, value: (_, one) => number(one) }],
+        x: (value) => number(value), xRange: () => [edges[0] - width / 2, edges[edges.length - 1] + width / 2], zero: true,
+        rest: counts.indexOf(Math.max(...counts)),
+      });
+    },
+
+    split(host) {
+      const numbers = whose === "all" ? Object.keys(data.split.workers) : [whose];
+      const parts = PARTS.map((part) => data.split.step.map((_, row) => {
+        const there = numbers.map((one) => data.split.workers[one][part][row]).filter(known);
+        return there.length ? there.reduce((sum, one) => sum + one, 0) / there.length : null;
+      }));
+      stack(host, parts, {
+        labels: PARTS, colours: PARTS.map(css), say: (one) => number(one) + " ms", cut: true,
+      });
+    },
+
+    shares(host) {
+      const numbers = Object.keys(data.split.workers);
+      const samples = numbers.map((one) => data.split.workers[one].samples);
+      const whole = data.split.step.map((_, row) => samples.reduce((sum, column) => sum + (column[row] || 0), 0));
+      const percents = samples.map((column) => column.map((one, row) => (known(one) && whole[row] ? (100 * one) / whole[row] : null)));
+      stack(host, percents, {
+        labels: numbers.map((one) => "worker " + one), colours: numbers.map((_, place) => lines(place)),
+        say: (one) => number(one) + " %", top: 100,
+      });
+    },
+
+    usage(host) {
+      const name = host.dataset.name;
+      const numbers = Object.keys(data.usage);
+      const tables = numbers.map((one) => [data.usage[one].seconds, data.usage[one].values[name]]);
+      draw(host, {
+        data: uPlot.join(tables), over: "seconds", zero: true, free: true, height: 160,
+        series: numbers.map((one, place) => line("worker " + one, lines(place), { dash: dashes(place), ...dotted(tables[place][0]) })),
+      });
+    },
+  };
+
+  function drawAll() {
+    plots.forEach(({ made }) => made.destroy());
+    plots = [];
+    document.querySelectorAll(".plot").forEach((host) => draws[host.dataset.plot](host));
+  }
+
+  // ---------------------------------------------------------------- what a reader can change
+
+  document.querySelectorAll("input[name=axis]").forEach((input) => {
+    input.addEventListener("change", () => { axis = input.value; drawAll(); });
+  });
+  const box = document.getElementById("log");
+  if (box) box.addEventListener("change", () => { logarithmic = box.checked; drawAll(); });
+  const choice = document.getElementById("whose");
+  if (choice) choice.addEventListener("change", () => { whose = choice.value; drawAll(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  let waits = 0;
+  addEventListener("resize", () => {
+    cancelAnimationFrame(waits);
+    waits = requestAnimationFrame(() => plots.forEach(({ made, host }) => made.setSize({ width: Math.max(200, host.clientWidth), height: made.height })));
+  });
+  drawAll();
+  document.documentElement.dataset.drawn = String(plots.length);
+})();

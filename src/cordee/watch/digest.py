@@ -1,0 +1,368 @@
+"""From a run's folder to its summary: one pass over the events, in memory that does not grow with the run.
+
+Only the lengths of the steps are all kept (eight bytes a step), because percentiles need them. The run may still be
+going on, may have been killed, or may have been resumed several times: then its events have several sections, each from
+a `start` to an `end`, or to whatever was written last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import Interrupted
+from cordee.core.events import read_events
+from cordee.watch.members import Members
+from cordee.watch.split import Block, BlockSplit
+from cordee.watch.summary import Curve, Incident, Latency, Summary
+from cordee.watch.thin import Row, Thinner, column
+from cordee.watch.words import duration
+
+LOSS_ROWS = 2000
+PACE_ROWS = 300
+EPOCH_ROWS = 500
+MOST_OF_A_KIND = 100
+"""Incidents of a kind that are listed; the others are counted."""
+CLASSES = 40
+"""Of the histogram."""
+SILENT_S = 60.0
+"""After so long without a record, a run that has not ended is no longer said to be running."""
+
+
+def summarise(folder: str | os.PathLike[str], now: float | None = None) -> Summary:
+    """What the run in `folder` came to, from whatever of its files is there; `now` is the time of day."""
+    place = Path(folder)
+    digest = Digest()
+    if (place / "events.jsonl").exists():
+        for event in read_events(place / "events.jsonl"):
+            digest.take(event)
+    else:
+        digest.result = _read_json(place / "result.json")
+    return digest.summary(place, _read_json(place / "run.json"), time.time() if now is None else now)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An object in a file; empty if there is none, or not all of one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Digest:
+    """Takes the events of a run, one after the other."""
+
+    def __init__(self) -> None:
+        """Nothing has happened yet."""
+        self.result: dict[str, Any] = {}
+        self._started = self._began = self._heard = 0.0
+        self._offset = 0.0
+        """Seconds of running before this start."""
+        self._starts = 0
+        self._again: dict[str, Any] | None = None
+        """A start that goes on with the run, until it is known from where."""
+        self._ended: Mapping[str, Any] | None = None
+        self._job: Mapping[str, Any] = {}
+        self._step = self._epochs = self._samples = 0
+        self._first_step_seen = False
+        self._stepped = 0.0
+        """When the last step was committed, in seconds of running."""
+        self._loss: float | None = None
+        self._validation: Mapping[str, float | None] = {}
+        self._lengths = array("d")
+        self._step_samples = 0
+        self._losses, self._pace = Thinner(LOSS_ROWS), Thinner(PACE_ROWS)
+        self._metrics, self._saves = Thinner(EPOCH_ROWS), Thinner(EPOCH_ROWS)
+        self._metric_names: dict[str, None] = {}
+        self._other_s: Counter[str] = Counter()
+        self._count: Counter[str] = Counter()
+        self._incidents: list[Incident] = []
+        self._undated: list[int] = []
+        """Incidents whose step is not known before the next one is."""
+        self._present: set[int] = set()
+        self._members: Members | None = None
+        self._split = BlockSplit(self._on_block)
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """One event."""
+        take = getattr(self, f"_on_{event['event']}", None)
+        if event["event"] == "start":
+            self._close_section()
+        elif self._starts:
+            self._heard = max(self._heard, event["time"])
+        if take is not None:
+            take(event)
+
+    @property
+    def _workers(self) -> Members:
+        if self._members is None:
+            self._members = Members(len(self._present))
+        return self._members
+
+    def _running(self, moment: float) -> float:
+        """A time of day as seconds of running."""
+        return round(self._offset + max(0.0, moment - self._began), 4)
+
+    # ------------------------------------------------------------- sections
+
+    def _on_start(self, event: Mapping[str, Any]) -> None:
+        self._starts += 1
+        self._began = event["time"]
+        self._started = self._started or self._began
+        if self._starts > 1:
+            self._again = {
+                "workers": event["workers"],
+                "pause": max(0.0, self._began - self._heard),
+                "time": self._began,
+            }
+        self._heard = self._began
+        self._ended, self.result = None, {}
+        self._first_step_seen = False
+        self._present = set(range(event["workers"]))
+        self._split = BlockSplit(self._on_block)
+        self._split.expect(self._present)
+
+    def _close_section(self) -> None:
+        """What this start was about to tell will not come any more."""
+        if not self._starts:
+            return
+        self._resumed(self._step)
+        self._split.finish()
+        self._offset = self._running(self._heard)
+        self._began = self._heard
+        self._workers.all_leave(self._offset)
+        self._undated.clear()
+
+    def _resumed(self, step: int) -> None:
+        """The run goes on after `step`."""
+        if self._again is None:
+            return
+        workers = self._again["workers"]
+        many = f"{workers} worker{'s' if workers != 1 else ''}"
+        behind = f"; {self._step - step} steps beyond it are done again" if step < self._step else ""
+        text = f"resumed after step {step} on {many}, {duration(self._again['pause'])} after the last record{behind}"
+        self._add("resume", self._again["time"], text, step=step)
+        self._again = None
+        for thinner in (self._losses, self._pace, self._metrics, self._saves):
+            thinner.go_on_after(step)
+        self._workers.go_on_after(step)
+
+    def _on_job(self, event: Mapping[str, Any]) -> None:
+        self._job = event
+        self._resumed(event["steps"])
+        self._step = event["steps"]
+
+    def _on_result(self, event: Mapping[str, Any]) -> None:
+        self.result = event["result"]
+
+    def _on_end(self, event: Mapping[str, Any]) -> None:
+        self._ended = event
+        code = event["code"]
+        text = event["reason"] if not code else f"ended: {event['reason']} (exit code {code})"
+        self._add("end", event["time"], text)
+
+    # ------------------------------------------------------------- training
+
+    def _on_step(self, event: Mapping[str, Any]) -> None:
+        at = event.get("at") or event["time"]
+        if not self._first_step_seen:
+            self._first_step_seen = True
+            self._other_s["start"] += max(0.0, at - event["ms"] / 1e3 - self._began)
+        while self._undated and self._incidents[self._undated[0]].time < at:
+            place = self._undated.pop(0)
+            one = self._incidents[place]
+            ms = event["ms"] if one.kind == "failure" else one.ms
+            self._incidents[place] = dataclasses.replace(one, step=event["step"] - 1, ms=ms)
+        self._step, self._stepped, self._loss = event["step"], self._running(at), event["loss"]
+        self._epochs = max(self._epochs, event["epoch"])
+        self._losses.row(self._step, self._stepped).note("loss", event["loss"])
+        pace = self._pace.row(self._step, self._stepped)
+        pace.note("ms", event["ms"])
+        pace.note("samples", event["samples"])
+        self._lengths.append(event["ms"])
+        self._step_samples += event["samples"]
+
+    def _on_epoch(self, event: Mapping[str, Any]) -> None:
+        self._epochs = event["epoch"] + 1
+        self._other_s["evaluation"] += event["ms"] / 1e3
+        if event["validation"]:
+            self._validation = event["validation"]
+        row = self._metrics.row(event["step"], self._stepped)
+        for name, value in event["validation"].items():
+            self._metric_names.setdefault(name)
+            row.note(name, value)
+
+    def _on_checkpoint(self, event: Mapping[str, Any]) -> None:
+        self._count["checkpoint"] += 1
+        self._other_s["saving"] += event["ms"] / 1e3
+        self._saves.row(event["step"], self._stepped).note("ms", event["ms"])
+
+    # ------------------------------------------------------------- workers
+
+    def _on_worker(self, event: Mapping[str, Any]) -> None:
+        self._workers.came(event["worker"], event, self._running(event["time"]))
+
+    def _on_times(self, event: Mapping[str, Any]) -> None:
+        self._split.add(event["worker"], event)
+
+    def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
+        self._workers.did(first, blocks, self._running)
+
+    def _on_usage(self, event: Mapping[str, Any]) -> None:
+        self._workers.used(event["worker"], event, self._running(event["at"]))
+
+    def _on_failure(self, event: Mapping[str, Any]) -> None:
+        worker, host = event["worker"], event["host"] or ""
+        where = f" on {host}" if host else ""
+        text = f"worker {worker}{where} was lost: {event['reason']}; {event['left']} left"
+        self._add("failure", event["time"], text, worker=worker, host=host, undated=True)
+        self._workers.lose(worker, host, event["reason"], self._running(event["time"]))
+        self._present.discard(worker)
+        self._split.expect(self._present)
+
+    def _on_regroup(self, event: Mapping[str, Any]) -> None:
+        self._present = set(event["workers"])
+        self._split.expect(self._present)
+        members = ", ".join(map(str, event["workers"][:16])) + (", …" if len(event["workers"]) > 16 else "")
+        text = f"going on with workers {members}"
+        self._add("regroup", event["time"], text, ms=event["ms"], undated=True)
+
+    def _on_warning(self, event: Mapping[str, Any]) -> None:
+        self._add("warning", event["time"], event["message"])
+
+    def _add(self, kind: str, moment: float, text: str, *, undated: bool = False, **more: Any) -> None:
+        self._count[kind] += 1
+        if self._count[kind] > MOST_OF_A_KIND:
+            return
+        if undated:
+            self._undated.append(len(self._incidents))
+        self._incidents.append(
+            Incident(kind, moment, self._running(moment), more.pop("step", self._step), text, **more)
+        )
+
+    # ------------------------------------------------------------- what has come together
+
+    def summary(self, folder: Path, run: Mapping[str, Any], now: float) -> Summary:
+        """All of it; no event can be taken afterwards."""
+        self._close_section()
+        job = run.get("job") or self._job
+        whole_s = sum(self._lengths) / 1e3
+        workers = self._workers.workers()
+        state, reason, code = self._state(now)
+        result = self.result
+        return Summary(
+            name=str(job.get("name") or Path(str(run.get("target", ""))).stem or folder.absolute().name),
+            folder=str(folder),
+            state=state,
+            reason=reason,
+            code=code,
+            started=self._started or run.get("started", 0.0),
+            heard=self._heard,
+            running_s=self._offset,
+            starts=self._starts,
+            run=run,
+            result=result,
+            steps=int(result.get("steps", self._step)),
+            last_step=job.get("last_step"),
+            epochs=int(result.get("epochs", self._epochs)),
+            samples=int(result.get("samples", self._step_samples)),
+            loss=result.get("loss", self._loss),
+            validation=result.get("validation") or self._validation,
+            test=result.get("test") or {},
+            throughput=round(self._step_samples / whole_s, 2) if whole_s else 0.0,
+            latency=latency(self._lengths),
+            failures=self._count["failure"],
+            checkpoints=self._count["checkpoint"],
+            other_s={name: round(self._other_s[name], 4) for name in ("start", "evaluation", "saving")},
+            resources={
+                "cpu_s": round(sum(one.cpu_s for one in workers), 3),
+                "memory_mb": max((one.memory_mb for one in workers), default=0.0),
+                "gpu_mb": max((one.gpu_mb for one in workers), default=0.0),
+                "bytes_sent": sum(one.bytes_sent for one in workers),
+                "worker_hours": round(sum(one.hours for one in workers), 6),
+            },
+            workers=workers,
+            incidents=tuple(sorted(self._incidents, key=lambda one: one.time)),
+            left_out=sum(max(0, count - MOST_OF_A_KIND) for kind, count in self._count.items() if kind != "checkpoint"),
+            losses=_curve(
+                self._losses.rows, loss=("loss", "mean"), loss_low=("loss", "low"), loss_high=("loss", "high")
+            ),
+            pace=_pace(self._pace.rows),
+            metrics=_curve(self._metrics.rows, **{name: (name, "mean") for name in self._metric_names}),
+            saves=_curve(self._saves.rows, ms=("ms", "mean")),
+            split=self._workers.split(),
+            usage=self._workers.usage(),
+        )
+
+    def _state(self, now: float) -> tuple[str, str, int | None]:
+        """How the last start ended, in a word; why; and with what exit code."""
+        if self._ended is None:
+            heard = self._starts > 0 and now - self._heard <= SILENT_S
+            return ("running" if heard else "unknown"), "", None
+        code = int(self._ended["code"])
+        word = {0: "completed", Interrupted.code: "interrupted"}.get(code, "failed")
+        return word, str(self._ended["reason"]), code
+
+
+def _curve(rows: Sequence[Row], /, **columns: tuple[str, str]) -> Curve:
+    """The rows as a curve with these columns, each a name and what to take of it."""
+    return Curve(
+        step=tuple(row.step for row in rows),
+        seconds=tuple(row.seconds for row in rows),
+        redone=tuple(row.redone for row in rows),
+        values={name: column(rows, *what) for name, what in columns.items()},
+    )
+
+
+def _pace(rows: Sequence[Row]) -> Curve:
+    curve = _curve(rows, ms=("ms", "mean"), ms_low=("ms", "low"), ms_high=("ms", "high"))
+    samples, ms = column(rows, "samples", "sum"), column(rows, "ms", "sum")
+    throughput = tuple(
+        1e3 * one / spent if one is not None and spent else None for one, spent in zip(samples, ms, strict=True)
+    )
+    return dataclasses.replace(curve, values={"throughput": throughput, **curve.values})
+
+
+def latency(lengths: Sequence[float]) -> Latency:
+    """The lengths of all steps in a few numbers."""
+    if not lengths:
+        return Latency()
+    ordered = sorted(lengths)
+    p50, p95, p99 = (percentile(ordered, share) for share in (0.50, 0.95, 0.99))
+    low, longest = ordered[0], ordered[-1]
+    high = min(longest, 1.5 * p99)
+    classes = min(CLASSES, len(ordered)) if high > low else 1
+    width = (high - low) / classes or 1.0
+    counts = [0] * classes
+    beyond = 0
+    for one in ordered:
+        if one > high:
+            beyond += 1
+        else:
+            counts[min(classes - 1, int((one - low) / width))] += 1
+    return Latency(
+        p50=round(p50, 4),
+        p95=round(p95, 4),
+        p99=round(p99, 4),
+        mean=round(sum(ordered) / len(ordered), 4),
+        longest=round(longest, 4),
+        edges=tuple(round(low + width * place, 6) for place in range(classes + 1)),
+        counts=tuple(counts),
+        beyond=beyond,
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the ordered ones lie, between neighbours in proportion."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

@@ -1,0 +1,87 @@
+"""What the plots of the report need, made small: numbers to five figures, and not every one of many workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cordee.watch.summary import Column, Curve, Summary, Worker
+
+MOST_SHOWN = 48
+"""Workers with lines, bars and lanes of their own in the report; the tables of `cordee report` have all."""
+MOST_METRICS = 12
+MARKS = ("failure", "regroup", "resume")
+
+
+def shown(summary: Summary) -> tuple[Worker, ...]:
+    """The workers that the report shows: of too many those that were lost, then those that wait least."""
+    if len(summary.workers) <= MOST_SHOWN:
+        return summary.workers
+    telling = sorted(summary.workers, key=lambda one: (not one.lost, one.share("waiting"), one.worker))
+    return tuple(sorted(telling[:MOST_SHOWN], key=lambda one: one.worker))
+
+
+def metric_names(summary: Summary) -> list[str]:
+    """The validation metrics with a plot of their own."""
+    return [name for name in summary.metrics.values if name != "loss"][:MOST_METRICS]
+
+
+def plot_data(summary: Summary) -> str:
+    """Everything that is drawn, as JSON that can stand in a page: no `<` can end the element it is in."""
+    numbers = [str(one.worker) for one in shown(summary)]
+    metrics = {
+        name: summary.metrics.values[name]
+        for name in ("loss", *metric_names(summary))
+        if name in summary.metrics.values
+    }
+    content = {
+        "losses": _curve(summary.losses),
+        "pace": _curve(summary.pace),
+        "metrics": {**_curve(summary.metrics), "values": _columns(metrics)},
+        "epochs": {"step": summary.metrics.step, "seconds": _seconds(summary.metrics.seconds)},
+        "split": {
+            "step": summary.split.step,
+            "seconds": _seconds(summary.split.seconds),
+            "redone": _flags(summary.split.redone),
+            "workers": {one: _columns(summary.split.workers[one]) for one in numbers if one in summary.split.workers},
+        },
+        "usage": {one: _curve(summary.usage[one]) for one in numbers if summary.usage[one].seconds},
+        "latency": {
+            "p99": summary.latency.p99,
+            "edges": _short(summary.latency.edges),
+            "counts": summary.latency.counts,
+        },
+        "marks": [
+            {"kind": one.kind, "step": one.step, "seconds": round(one.seconds, 3)}
+            for one in summary.incidents
+            if one.kind in MARKS
+        ],
+    }
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {
+        "step": curve.step,
+        "seconds": _seconds(curve.seconds),
+        "redone": _flags(curve.redone),
+        "values": _columns(curve.values),
+    }
+
+
+def _columns(columns: Mapping[str, Column]) -> dict[str, list[float | None]]:
+    return {name: _short(column) for name, column in columns.items()}
+
+
+def _short(column: Column) -> list[float | None]:
+    return [None if value is None else float(f"{value:.5g}") for value in column]
+
+
+def _seconds(moments: tuple[float, ...]) -> list[float]:
+    return [round(moment, 3) for moment in moments]
+
+
+def _flags(flags: tuple[bool, ...]) -> list[int]:
+    return [int(flag) for flag in flags]

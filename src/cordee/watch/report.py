@@ -1,0 +1,82 @@
+"""`report.html` in a run's folder: written when a run ends, and anew by `cordee report`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import StorageError
+
+NAME = "report.html"
+Listener = Callable[[dict[str, Any]], None]
+
+
+def write_report(folder: str | os.PathLike[str]) -> Path:
+    """Write the report of the run in `folder`, as far as the run has come; returns its path."""
+    from cordee.watch.digest import summarise
+    from cordee.watch.page import render
+
+    now = time.time()
+    return save_report(Path(folder), render(summarise(folder, now), now))
+
+
+def save_report(folder: Path, page: str) -> Path:
+    """Put a finished page into the run's folder, all of it or nothing."""
+    path = folder / NAME
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
+    return path
+
+
+class Reported:
+    """Listens to a run, passes everything on, and knows whether the run is recorded here."""
+
+    def __init__(self, listen: Listener, tell: bool) -> None:
+        """Nothing has been heard."""
+        self._listen, self._tell = listen, tell
+        self._begun = self._stepped = False
+        self.path: Path | None = None
+        """The report, once it is written."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """One event of the run."""
+        self._begun = self._begun or event["event"] == "start"
+        self._stepped = self._stepped or event["event"] == "step"
+        self._listen(event)
+
+    def write(self, folder: Path, *, failed: bool) -> None:
+        """Write the report if the run was recorded here; what goes wrong with it is only a note."""
+        if not self._begun:
+            return  # refused before it began, or a host or rank that only follows
+        try:
+            self.path = write_report(folder)
+            if failed and self._stepped and self._tell:
+                print(f"report: {self.path}", file=sys.stderr)  # noqa: T201
+        except Exception as error:  # the run has its own end, which nothing here may hide
+            print(f"note: the report could not be written ({type(error).__name__}: {error})", file=sys.stderr)  # noqa: T201
+
+
+@contextlib.contextmanager
+def reported(folder: Path, listen: Listener, *, tell: bool = True) -> Iterator[Reported]:
+    """Whatever way the run in here ends, its report is written, if this process is the one that records it.
+
+    Of a run that failed nothing is shown but its error: `tell` where its report is, if there was a step.
+    """
+    listener = Reported(listen, tell)
+    try:
+        yield listener
+    except BaseException:
+        listener.write(folder, failed=True)
+        raise
+    listener.write(folder, failed=False)

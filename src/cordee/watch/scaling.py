@@ -1,0 +1,203 @@
+"""The figures of a scaling measurement as text: a table for the terminal, JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from cordee.core.scaling import Estimate, Figures, Timed
+
+WIDE = 2.0
+"""An interval whose ends differ by more than this factor says little."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What was measured, where and how."""
+
+    job: str
+    plan: str
+    weak: bool
+    rounds: int
+    steps: int
+    warm_up: int
+    device: str
+    """`cpu` or `cuda`."""
+    threads: int
+    """Of each worker."""
+    cores: int
+    gpus: int | None
+    """None on the CPU."""
+    host: str
+    versions: dict[str, str]
+    measured: str
+    """Date and time."""
+
+    @property
+    def name(self) -> str:
+        """The job's file, without its folders."""
+        return PurePath(self.job).name
+
+    @property
+    def machine(self) -> str:
+        """What the workers had."""
+        gpus = "" if self.gpus is None else f" and {_several(self.gpus, 'GPU')}"
+        return f"{_several(self.cores, 'usable core')}{gpus}, {_several(self.threads, 'thread')} a worker"
+
+    @property
+    def kind(self) -> str:
+        """Strong or weak, in words."""
+        return (
+            "weak scaling (the batch grows with the workers)"
+            if self.weak
+            else "strong scaling (the global batch stays the same)"
+        )
+
+    @property
+    def times(self) -> str:
+        """How often what was measured."""
+        return f"{_several(self.rounds, 'round')} of {self.steps} steps after {self.warm_up} to warm up"
+
+    @property
+    def about_intervals(self) -> str:
+        """What the intervals are of."""
+        if self.rounds == 1:
+            return (
+                "95 % intervals come from the steps of one round. How runs differ from one another is not in them: "
+                "take --rounds 3 or more."
+            )
+        return f"95 % intervals are over the {self.rounds} rounds; speed-ups compare runs of the same round."
+
+
+def warning(setup: Setup, found: Sequence[Figures]) -> str | None:
+    """Which counts say nothing of a larger machine; None if all had what they needed."""
+    counts = [one.workers for one in found if one.oversubscribed]
+    if not counts:
+        return None
+    what = [f"{setup.cores} usable cores"] if any(count * setup.threads > setup.cores for count in counts) else []
+    what += [_several(setup.gpus, "GPU")] if setup.gpus is not None and max(counts) > setup.gpus else []
+    workers = " and ".join(filter(None, [", ".join(map(str, counts[:-1])), str(counts[-1])]))
+    return (
+        f"Oversubscribed: {workers} workers of {_several(setup.threads, 'thread')} share {' and '.join(what)}. "
+        "Their figures show what sharing costs here, and say nothing of a machine that has enough."
+    )
+
+
+def wide_intervals(found: Sequence[Figures]) -> str | None:
+    """What to do if the rounds differ so much that little can be said; None if they do not."""
+    spans = [one.speed_up.span for one in found if one.speed_up is not None and one.speed_up.span is not None]
+    if all(high <= WIDE * low for low, high in spans):
+        return None
+    return "The intervals are wide: is the machine busy? More --rounds and --steps make them narrower."
+
+
+def as_table(setup: Setup, found: Sequence[Figures]) -> str:
+    """For the terminal; counts with an asterisk are oversubscribed."""
+    several = len(found) > 1
+    head = ("workers", "p50 ms", "p95 ms", "samples/s", "speed-up", "95 %", "efficiency", "95 %")
+    rows = [row if several else row[:4] for row in (head, *map(_row, found))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    noted = warning(setup, found)
+    lines = [
+        f"{setup.name}: {setup.kind}",
+        f"{setup.times}; {setup.machine}; plan: {setup.plan}",
+        "",
+        *("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows),
+        "",
+        f"* {noted}" if noted else None,
+        setup.about_intervals if several else "One number of workers: there is no speed-up.",
+        wide_intervals(found),
+    ]
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _row(one: Figures) -> tuple[str, ...]:
+    mark = "*" if one.oversubscribed else " "
+    speed_up, efficiency = one.speed_up or Estimate(1.0), one.efficiency or Estimate(1.0)
+    return (
+        f"{one.workers}{mark}",
+        number(one.p50_ms.value),
+        number(one.p95_ms.value),
+        number(one.throughput.value),
+        f"{speed_up.value:.2f}",
+        span(speed_up),
+        f"{efficiency.value * 100:.0f} %",
+        span(efficiency, percent=True),
+    )
+
+
+def as_json(setup: Setup, found: Sequence[Figures], runs: Sequence[Timed]) -> dict[str, Any]:
+    """For programs: what the table says, and every measured step."""
+    return {
+        "form": 1,
+        "job": setup.job,
+        "plan": setup.plan,
+        "scaling": "weak" if setup.weak else "strong",
+        "relative_to": found[0].workers,
+        "rounds": setup.rounds,
+        "steps": setup.steps,
+        "warm_up": setup.warm_up,
+        "device": setup.device,
+        "threads_per_worker": setup.threads,
+        "cores": setup.cores,
+        "gpus": setup.gpus,
+        "host": setup.host,
+        "versions": setup.versions,
+        "measured": setup.measured,
+        "oversubscribed": [one.workers for one in found if one.oversubscribed],
+        "warning": warning(setup, found),
+        "intervals": setup.about_intervals,
+        "counts": [_count(one) for one in found],
+        "runs": [
+            {
+                "round": run.round,
+                "workers": run.workers,
+                "step_ms": [_rounded(seconds * 1e3) for seconds in run.seconds],
+                "samples": list(run.samples),
+            }
+            for run in runs
+        ],
+    }
+
+
+def _count(one: Figures) -> dict[str, Any]:
+    step = {**_both("p50", one.p50_ms), **_both("p95", one.p95_ms)}
+    return {
+        "workers": one.workers,
+        "batch": one.batch,
+        "step_ms": step,
+        **_both("throughput", one.throughput),
+        **_both("speed_up", one.speed_up),
+        **_both("efficiency", one.efficiency),
+        "oversubscribed": one.oversubscribed,
+    }
+
+
+def _both(name: str, value: Estimate | None) -> dict[str, Any]:
+    """A figure, and beside it its interval."""
+    if value is None:
+        return {name: None, f"{name}_95": None}
+    return {name: _rounded(value.value), f"{name}_95": value.span and [_rounded(end) for end in value.span]}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.7g}")
+
+
+def number(value: float) -> str:
+    """Three digits that matter, and thousands set apart."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def span(value: Estimate, *, percent: bool = False) -> str:
+    """An interval in words; empty where there is none."""
+    if value.span is None:
+        return ""
+    low, high = value.span
+    return f"{low * 100:.0f} to {high * 100:.0f} %" if percent else f"{low:.2f} to {high:.2f}"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

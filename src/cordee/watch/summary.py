@@ -1,0 +1,162 @@
+"""What a run came to, as one value: made by `digest`, shown by the report and by `cordee report`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Column = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over the course of a run; a row stands for some consecutive steps."""
+
+    step: tuple[int, ...] = ()
+    """The last step of each row."""
+    seconds: tuple[float, ...] = ()
+    """When that was, in seconds of running: the time between an end and a resume does not count."""
+    redone: tuple[bool, ...] = ()
+    """Whether the steps of the row were done again after a resume."""
+    values: Mapping[str, Column] = dataclasses.field(default_factory=dict)
+    """The values of each row, by name."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the time of the steps went, and who had how many samples, over the course of the run."""
+
+    step: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    redone: tuple[bool, ...] = ()
+    workers: Mapping[str, Mapping[str, Column]] = dataclasses.field(default_factory=dict)
+    """By worker: milliseconds a step by part, and `samples` a step; None where the worker was not there."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker, over all starts of the run."""
+
+    worker: int
+    host: str
+    pid: int | None
+    device: str
+    threads: int | None
+    spans: tuple[tuple[float, float], ...]
+    """From when to when it was there, in seconds of running."""
+    lost: str
+    """What was seen when it was lost in the last start it took part in; empty if it was not."""
+    steps: int
+    samples: int
+    time_s: Mapping[str, float]
+    """Seconds of its steps by part."""
+    cpu_s: float
+    cpu_cores: float
+    """Processor time over the time it was there: how many cores it kept busy."""
+    memory_mb: float
+    """The most memory that it was seen with."""
+    gpu_mb: float
+    bytes_sent: int
+    hours: float
+
+    @property
+    def measured_s(self) -> float:
+        """The time of its steps, all in all."""
+        return sum(self.time_s.values())
+
+    def share(self, part: str) -> float:
+        """The part of its steps' time that went into `part`, from 0 to 1."""
+        return self.time_s.get(part, 0.0) / self.measured_s if self.measured_s else 0.0
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that happened: a worker lost, a new group, a resume, a warning, an end."""
+
+    kind: str
+    time: float
+    """Seconds since 1970."""
+    seconds: float
+    """Seconds of running."""
+    step: int
+    """Steps committed by then."""
+    text: str
+    worker: int | None = None
+    host: str = ""
+    ms: float | None = None
+    """How long it took; of a worker's loss the length of the step in which it happened."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long steps took, in milliseconds."""
+
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    mean: float = 0.0
+    longest: float = 0.0
+    edges: tuple[float, ...] = ()
+    """Bounds of the classes of the histogram, one more than there are classes."""
+    counts: tuple[int, ...] = ()
+    beyond: int = 0
+    """Steps longer than the last bound."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to, so far."""
+
+    name: str
+    folder: str
+    state: str
+    """`completed`, `interrupted`, `failed`, `running`, or `unknown` when no end is on record and nothing was heard."""
+    reason: str
+    code: int | None
+    started: float
+    heard: float
+    """When the last record was written; both in seconds since 1970."""
+    running_s: float
+    starts: int
+    run: Mapping[str, Any]
+    """What `run.json` says: target, plan, faithfulness, workers, host, versions, job."""
+    result: Mapping[str, Any]
+    """What `result.json` says of the last start; empty if that has not ended well."""
+    steps: int
+    last_step: int | None
+    """The step after which it was to end; None if nobody knows."""
+    epochs: int
+    samples: int
+    loss: float | None
+    validation: Mapping[str, float | None]
+    test: Mapping[str, float | None]
+    throughput: float
+    """Samples a second, over the time of the steps."""
+    latency: Latency
+    failures: int
+    checkpoints: int
+    other_s: Mapping[str, float]
+    """Seconds that belong to no step: `start`, `evaluation`, `saving`."""
+    resources: Mapping[str, float]
+    """Over all workers: cpu_s, memory_mb, gpu_mb (of the one that had most), bytes_sent, worker_hours."""
+    workers: tuple[Worker, ...]
+    incidents: tuple[Incident, ...]
+    left_out: int
+    """Incidents beyond those listed."""
+    losses: Curve
+    """`loss`, `loss_low`, `loss_high` of training."""
+    pace: Curve
+    """`throughput` in samples a second, `ms`, `ms_low` and `ms_high` of a step."""
+    metrics: Curve
+    """Validation after each epoch."""
+    saves: Curve
+    """Checkpoints: `ms`, how long the training stood still."""
+    split: Split
+    usage: Mapping[str, Curve]
+    """By worker, over seconds only: `cores`, `memory_mb`, `gpu_mb`, `sent_mb_s`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,170 @@
+"""A run in words: how it ended, who is slow and why, and numbers as people read them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from cordee.watch.summary import Summary, Worker
+
+NOTICEABLE = 0.10
+"""Waiting below this share of the time is not worth a word."""
+
+
+def duration(seconds: float) -> str:
+    """A length of time, to two or three figures."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} days {hours % 24} h"
+
+
+def milliseconds(ms: float) -> str:
+    """The length of a step."""
+    if ms >= 1e4:
+        return duration(ms / 1e3)
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
+
+
+def figure(value: float | None) -> str:
+    """A loss or a metric."""
+    if value is None:
+        return "not finite"
+    size = abs(value)
+    return f"{value:.4f}" if 1e-3 <= size < 1e4 or not size else f"{value:.3e}"
+
+
+def large(value: float) -> str:
+    """A count or a rate."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def amount(count: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+
+
+def percent(share: float) -> str:
+    """A part of a whole."""
+    return f"{share:.0%}" if share >= 0.0095 or not share else "<1%"
+
+
+def plural(count: int, thing: str) -> str:
+    """`1 worker`, `3 workers`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def ending(summary: Summary, now: float) -> str:
+    """How the run ended, in a sentence."""
+    if summary.state == "completed":
+        return f"It completed after {duration(summary.running_s)}."
+    if summary.state == "interrupted":
+        return f"It was interrupted after {duration(summary.running_s)}; --resume goes on with it."
+    if summary.state == "failed":
+        return f"It failed after {duration(summary.running_s)}: {summary.reason} (exit code {summary.code})."
+    if not summary.heard:
+        return "It has not started."
+    ago = duration(max(0.0, now - summary.heard))
+    if summary.state == "running":
+        return f"It is going on; the last record was written {ago} ago."
+    return f"No end is on record: it is still going on, or it was killed. The last record was written {ago} ago."
+
+
+def losses(summary: Summary) -> list[str]:
+    """Each worker that was lost, and how long the step lasted in which it was, a sentence each."""
+    told = []
+    for one in summary.incidents:
+        if one.kind == "failure":
+            text = f"{_capital(one.text.partition('; ')[0])}, after step {one.step:,}"
+            usual = milliseconds(summary.latency.p50)
+            told.append(
+                f"{text}; the next step took {milliseconds(one.ms)} instead of {usual}." if one.ms else f"{text}."
+            )
+    return told
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# ------------------------------------------------------------- who is slow, and why
+
+
+def verdict(workers: Sequence[Worker]) -> str:
+    """Who is slow and why, from where the time of the steps went; empty if nothing is known."""
+    measured = [one for one in workers if one.measured_s and one.steps]
+    if not measured:
+        return ""
+    if len(measured) == 1:
+        return _alone(measured[0])
+    slow = min(measured, key=lambda one: (one.share("waiting"), -_own_ms(one)))
+    others = [one for one in measured if one is not slow]
+    waiting = _mean(others, "waiting")
+    if waiting >= NOTICEABLE and waiting >= 2 * slow.share("waiting") and _own_ms(slow) > 1.1 * _own_of(others):
+        return _held_up(slow, others, waiting)
+    return _together(measured)
+
+
+def _alone(one: Worker) -> str:
+    return (
+        f"Worker {one.worker} spends {percent(one.share('compute'))} of its steps computing "
+        f"and {percent(one.share('data'))} waiting for data."
+    )
+
+
+def _held_up(slow: Worker, others: Sequence[Worker], waiting: float) -> str:
+    data = _per_step(slow, "data") - statistics.median(_per_step(one, "data") for one in others)
+    compute = _per_step(slow, "compute") - statistics.median(_per_step(one, "compute") for one in others)
+    part, doing = ("data", "waiting for data") if data > compute else ("compute", "computing")
+    mine = _per_step(slow, part)
+    theirs = statistics.median(_per_step(one, part) for one in others)
+    times = f", {mine / theirs:.1f} times as long as the others" if theirs and mine / theirs >= 1.1 else ""
+    crowd = "the other waits" if len(others) == 1 else "the others wait"
+    return (
+        f"Worker {slow.worker} is the slowest: it spends {percent(slow.share(part))} of its steps {doing}{times}, "
+        f"while {crowd} {percent(waiting)} of theirs."
+    )
+
+
+def _together(measured: Sequence[Worker]) -> str:
+    shares = {part: _mean(measured, part) for part in ("data", "compute", "communication", "waiting")}
+    spent = (
+        f"computing {percent(shares['compute'])}, communication {percent(shares['communication'])}, "
+        f"waiting for each other {percent(shares['waiting'])}, data {percent(shares['data'])}"
+    )
+    largest = max(shares, key=lambda part: shares[part])
+    lead = {
+        "compute": "No worker holds the others up, and most of the time is spent computing",
+        "communication": "Communication takes most of the time: steps are short for the way between these workers",
+        "waiting": "The workers wait for each other by turns; none of them is always the last",
+        "data": "Most of the time is spent waiting for data",
+    }[largest]
+    return f"{lead} ({spent})."
+
+
+def _mean(workers: Sequence[Worker], part: str) -> float:
+    return statistics.fmean(one.share(part) for one in workers)
+
+
+def _per_step(one: Worker, part: str) -> float:
+    return 1e3 * one.time_s.get(part, 0.0) / one.steps
+
+
+def _own_ms(one: Worker) -> float:
+    """Milliseconds a step that do not depend on others."""
+    return _per_step(one, "data") + _per_step(one, "compute")
+
+
+def _own_of(workers: Sequence[Worker]) -> float:
+    return statistics.median(_own_ms(one) for one in workers)

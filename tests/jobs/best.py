@@ -1,0 +1,28 @@
+"""Digits with a metric that gets worse from epoch to epoch, so that the best checkpoint is an early one."""
+
+from __future__ import annotations
+
+import mlp
+from torch import Tensor
+
+import cordee
+from cordee.train.job import Save, Stop
+
+
+def size(output: Tensor, target: Tensor) -> float:
+    """The mean size of an output, which training makes grow."""
+    return float(output.detach().abs().mean())
+
+
+def job(
+    keep_best: str | None = "-size",
+    keep_last: int = 1,
+    save_steps: int | None = None,
+    stop_steps: int | None = None,
+) -> cordee.Job:
+    return mlp.job().replace(
+        metrics={"size": size, "accuracy": cordee.metrics.accuracy},
+        epochs=3,
+        stop=Stop(steps=stop_steps),
+        save=Save(steps=save_steps, keep_last=keep_last, keep_best=keep_best),
+    )

@@ -1,0 +1,94 @@
+"""A job with a delay at one place of one worker, which also writes down what its own clock says of every step."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import cordee
+from cordee.core.world import World
+from cordee.feed.arrays import ArraySource
+from cordee.train.callbacks import Callback
+from cordee.train.job import Save, Stop
+
+
+class Slow(ArraySource):
+    """Reading takes longer by `seconds`."""
+
+    seconds = 0.0
+
+    def gather(self, ids: Any, out: Any = None) -> Any:
+        time.sleep(self.seconds)
+        return super().gather(ids, out)
+
+
+class Net(nn.Module):
+    """With or without a layer that communicates in the middle of the forward pass."""
+
+    def __init__(self, batchnorm: bool, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        middle = [nn.BatchNorm1d(256)] if batchnorm else []
+        self.body = nn.Sequential(nn.Linear(64, 256), *middle, nn.ReLU(), nn.Linear(256, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            time.sleep(self.seconds)
+        out: Tensor = self.body(x)
+        return out
+
+
+class LateWork:
+    """A collective whose end is noticed later."""
+
+    def __init__(self, work: Any, seconds: float) -> None:
+        self._work, self._seconds = work, seconds
+
+    def wait(self) -> Any:
+        time.sleep(self._seconds)
+        return self._work.wait()
+
+
+class Clock(Callback):
+    """Notes when each step was committed here; with `seconds` the rope's sums come in late."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._at: list[float] = []
+
+    def on_start(self, session: Any) -> None:
+        rope = session.rope
+        start = rope.start_sum
+        if self._seconds:
+            rope.start_sum = lambda tensor: LateWork(start(tensor), self._seconds)
+
+    def on_step(self, session: Any, step: Any) -> None:
+        self._at.append(time.perf_counter())
+
+    def on_end(self, session: Any) -> None:
+        session.rope.__dict__.pop("start_sum", None)
+        Path(f"clock-{session.rope.worker}.json").write_text(json.dumps(self._at))
+
+
+def job(where: str = "", worker: int = 1, seconds: float = 0.1, batchnorm: bool = False, steps: int = 10) -> cordee.Job:
+    mine = {where: seconds} if World.from_env().rank == worker else {}
+    torch.manual_seed(0)
+    source = Slow({"x": torch.randn(400, 64), "y": torch.randint(10, (400,))})
+    source.seconds = mine.get("data", 0.0)
+    return cordee.Job(
+        model=lambda: Net(batchnorm, mine.get("compute", 0.0)),
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        data={"train": source},
+        batch=30,
+        epochs=None,
+        stop=Stop(steps=steps),
+        save=Save(epochs=None),
+        callbacks=[Clock(mine.get("communication", 0.0))],
+        preflight=False,
+    )

@@ -1,0 +1,87 @@
+"""A job whose workers die, wait or lose a result at exact places of a regrouping; see `instants.py`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import instants
+import torch
+from torch import Tensor, nn
+
+import cordee
+from cordee.group.rope import Rope
+from cordee.train.job import Save, Stop
+
+
+class Careless(torch.optim.SGD):
+    """Uses the gradients as memory of its own, as some optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        done = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.zero_()
+        return done
+
+
+def fading(params: Any) -> torch.optim.Optimizer:
+    """Gradients are scaled in place before every update, by 1 in the first."""
+    made = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    factors = itertools.chain([1.0], itertools.repeat(0.5))
+
+    def scale(*_: Any) -> None:
+        factor = next(factors)
+        for group in made.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(factor)
+
+    made.register_step_pre_hook(scale)
+    return made
+
+
+OPTIMIZERS = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=3e-3),
+    "nesterov": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "decayed": lambda params: torch.optim.SGD(
+        params, lr=0.1, momentum=0.9, nesterov=True, foreach=True, weight_decay=1e-3
+    ),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=3e-3, maximize=True, foreach=True, weight_decay=1e-3),
+    "adam": lambda params: torch.optim.Adam(params, lr=1e-4, maximize=True, foreach=True),
+    "careless": lambda params: Careless(params, lr=0.1),
+    "fading": fading,
+}
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(64, 48, bias=False), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 10)
+        ).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x.double())
+        return out
+
+
+def job(
+    acts: str = "",
+    words: str = "",
+    optimizer: str = "adamw",
+    stop_steps: int | None = None,
+    save_steps: int | None = None,
+) -> cordee.Job:
+    instants.place(Rope, words, acts)
+    return cordee.Job(
+        model=Model,
+        loss=nn.functional.cross_entropy,
+        optimizer=OPTIMIZERS[optimizer],
+        data=cordee.data.digits(),
+        batch=101,
+        epochs=1,
+        metrics={"accuracy": cordee.metrics.accuracy},
+        stop=Stop(steps=stop_steps),
+        save=Save(steps=save_steps),
+        preflight=False,
+    )

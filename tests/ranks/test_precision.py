@@ -1,0 +1,90 @@
+"""Number formats, compiling and layout: what several workers train is what one trains in the same format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+from cordee.core.errors import CordeeError, UsageError
+from harness import Run, assert_same, run_script, train
+
+Reference = Callable[..., Run]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_two_workers_train_as_one_in_the_same_format(precision: str, tmp_path: Path) -> None:
+    plan = f"precision={precision}"
+    one = train("mlp", tmp_path / "one", plan=plan, dtype="float32")
+    two = train("mlp", tmp_path / "two", workers=2, plan=plan, dtype="float32")
+    wide = train("mlp", tmp_path / "wide", dtype="float32")
+    np.testing.assert_allclose(two.losses, one.losses, rtol=2e-3)
+    np.testing.assert_allclose(one.losses, wide.losses, rtol=2e-2)
+    assert np.abs(np.subtract(one.losses, wide.losses)).max() > 1e-5, "the format had no effect"
+    assert one.tensors["body.0.weight"].dtype == np.float32
+
+
+def test_a_gradient_that_does_not_fit_is_skipped_by_all_and_the_scale_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    whole = train("overflow", tmp_path / "whole", plan="precision=fp16")
+    assert whole.result["steps_skipped"] >= 2
+    assert whole.losses[-1] < whole.losses[0]
+    train("overflow", tmp_path / "cut", workers=2, plan="precision=fp16", stop_steps=5)
+    cut = train("overflow", tmp_path / "cut", workers=3, plan="precision=fp16", resume=True)
+    assert cut.result["steps"] == whole.result["steps"]
+    assert cut.result["steps_skipped"] == 0  # the scale was found before the cut
+    np.testing.assert_allclose(cut.losses, whole.losses, rtol=5e-3)
+
+
+def test_a_loop_of_ones_own_is_told_when_it_computes_in_another_format(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    body = """
+        import torch
+        from torch import nn
+        import cordee
+
+        data = cordee.data.digits()
+        torch.manual_seed(0)
+        with cordee.session() as s:
+            model = s.prepare(nn.Linear(64, 10))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for batch in s.batches(data.train, batch=400, epochs=1):
+                {with_}s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
+                s.step(optimizer)
+        """
+    script.write_text(dedent(body).replace("{with_}", ""))
+    with pytest.raises(UsageError, match="put the forward pass"):
+        run_script(script, tmp_path / "bad", plan="precision=bf16")
+    script.write_text(dedent(body).replace("{with_}", "with s.autocast():\n            "))
+    assert len(run_script(script, tmp_path / "good", workers=2, plan="precision=bf16").losses) == 4
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_channels_last_trains_the_same(workers: int, reference: Reference, tmp_path: Path) -> None:
+    assert_same(train("cnn", tmp_path / "run", workers=workers, plan="layout=channels_last"), reference("cnn"))
+
+
+def test_unfused_goes_on_where_fused_stopped(reference: Reference, tmp_path: Path) -> None:
+    train("mlp", tmp_path / "run", workers=2, stop_steps=4)
+    resumed = train("mlp", tmp_path / "run", workers=3, plan="fused=false", resume=True)
+    assert_same(resumed, reference("mlp"))
+
+
+@pytest.mark.timeout(300)
+def test_a_compiled_model_trains_the_same(reference: Reference, tmp_path: Path) -> None:
+    assert_same(train("mlp", tmp_path / "run", workers=2, plan="compile=true"), reference("mlp"), loss=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("job", ["cnn", "gpt"])
+def test_compiled_models_with_layers_that_communicate(job: str, reference: Reference, tmp_path: Path) -> None:
+    assert_same(train(job, tmp_path / "run", workers=2, plan="compile=true"), reference(job), loss=1e-9)
+
+
+def test_what_cannot_be_compiled_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/compiler")
+    with pytest.raises(CordeeError, match="compile=true"):
+        train("mlp", tmp_path / "run", plan="compile=true", stop_steps=1)

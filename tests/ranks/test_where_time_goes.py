@@ -1,0 +1,64 @@
+"""Where the time of a step went: the parts add up to the clock on the wall, and a delay shows where it was put."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cordee.core.times import PARTS, TimeSplit
+from harness import Run, train
+
+STEPS = 10
+DELAY_S = 0.1
+
+
+def split(run: Run, skip: int = 1) -> dict[str, dict[str, float]]:
+    """Seconds by worker and part, without the first steps, which also pay for what is done once."""
+    totals: dict[str, dict[str, float]] = {}
+
+    def add(step: int, workers: object) -> None:
+        if step >= skip:
+            for worker, times in workers.items():  # type: ignore[attr-defined]
+                parts = totals.setdefault(str(worker), dict.fromkeys(PARTS, 0.0))
+                for part in PARTS:
+                    parts[part] += getattr(times, part)
+
+    whole = TimeSplit(add)
+    whole.expect(range(run.result["workers"]))
+    for event in run.of("times"):
+        whole.add(event["worker"], event)
+    whole.totals()
+    return totals
+
+
+@pytest.mark.parametrize("batchnorm", [False, True])
+def test_the_parts_add_up_to_the_time_between_two_steps(
+    batchnorm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train("delayed", tmp_path / "run", workers=3, batchnorm=batchnorm, steps=60)
+    for worker, parts in split(run).items():
+        at = json.loads(Path(f"clock-{worker}.json").read_text())
+        assert len(at) == 60
+        assert sum(parts.values()) == pytest.approx(at[-1] - at[0], rel=0.02), worker
+        assert min(parts.values()) >= 0.0
+
+
+@pytest.mark.parametrize("batchnorm", [False, True])
+@pytest.mark.parametrize("where", ["data", "compute", "communication"])
+def test_a_delay_shows_where_it_is_and_nowhere_else(
+    where: str, batchnorm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train("delayed", tmp_path / "run", workers=3, where=where, batchnorm=batchnorm, steps=STEPS)
+    injected = DELAY_S * (STEPS - 1)
+    found = split(run)
+    slow = found.pop("1")
+    # What is read ahead hides behind the computation, so a little less than the whole delay is waited for.
+    assert slow[where] >= 0.8 * injected, found
+    assert all(slow[part] < 0.3 * injected for part in PARTS if part != where), slow
+    for other in found.values():  # they wait for it, and nothing else takes them longer
+        assert other["waiting"] >= 0.7 * injected, other
+        assert all(other[part] < 0.3 * injected for part in PARTS if part != "waiting"), other

@@ -1,0 +1,122 @@
+"""Fused updates, layout, formats: what is chosen when, and that it changes rounding only."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from cordee.core.errors import DivergedError, PlanError
+from cordee.group import nccl
+from cordee.train.devices import fuse, lay_out
+from cordee.train.precision import FIRST_SCALE, GROW_AFTER, Precision, widened
+
+KINDS = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2),
+    "adam": lambda params: torch.optim.Adam(params, lr=1e-2, weight_decay=1e-3, amsgrad=True),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fused_update_is_the_same_update(kind: str) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(7, 5, dtype=torch.float64)
+    fused = copy.deepcopy(plain)
+    optimizers = [KINDS[kind](plain.parameters()), KINDS[kind](fused.parameters())]
+    assert fuse(optimizers[1]) and optimizers[1].param_groups[0]["fused"] is True
+    for _ in range(20):
+        x = torch.randn(3, 7, dtype=torch.float64)
+        for model, optimizer in zip((plain, fused), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(plain.weight, fused.weight, rtol=1e-12, atol=1e-12)
+
+
+def test_what_the_user_chose_stays() -> None:
+    model = nn.Linear(2, 2)
+    for chosen in ({"foreach": True}, {"foreach": False}, {"fused": False}, {"differentiable": True}):
+        optimizer = torch.optim.AdamW(model.parameters(), **chosen)
+        assert not fuse(optimizer) and not optimizer.param_groups[0]["fused"], chosen
+    assert not fuse(torch.optim.RMSprop(model.parameters()))
+
+    class Own(torch.optim.AdamW):
+        """May do anything."""
+
+    assert not fuse(Own(model.parameters()))
+
+
+def test_groups_added_later_are_fused_too() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(first.parameters())
+    fuse(optimizer)
+    optimizer.add_param_group({"params": list(second.parameters())})
+    assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+
+
+def test_channels_last_where_the_plan_says_so_and_by_itself_only_on_gpus() -> None:
+    def strides(layout: str) -> tuple[int, ...]:
+        weight = lay_out(nn.Sequential(nn.Conv2d(3, 4, 3)), layout)[0].weight
+        assert isinstance(weight, torch.Tensor)
+        return weight.stride()
+
+    assert strides("contiguous") == strides("auto") == (27, 9, 3, 1)
+    assert strides("channels_last") == (27, 1, 9, 3)
+
+
+def test_the_scale_of_the_loss_follows_the_gradient() -> None:
+    precision = Precision("fp16", "cpu")
+    assert precision.scale == FIRST_SCALE
+    precision.saw(False)
+    assert precision.scale == FIRST_SCALE / 2
+    for _ in range(GROW_AFTER):
+        precision.saw(True)
+    assert precision.scale == FIRST_SCALE
+    kept = precision.to_dict()
+    later = Precision("fp16", "cpu")
+    later.saw(False)
+    later.take_up(kept)
+    assert later.to_dict() == kept
+    with pytest.raises(DivergedError, match="fp16 at any scale"):
+        for _ in range(60):
+            precision.saw(False)
+    other = Precision("bf16", "cpu")
+    other.take_up(kept)
+    other.saw(False)
+    assert other.scale == 1.0
+
+
+def test_outputs_in_half_precision_are_widened_for_metrics() -> None:
+    given = {"a": torch.ones(2, dtype=torch.bfloat16), "b": (torch.ones(2, dtype=torch.int64), torch.ones(1).half())}
+    wide = widened(given)
+    assert (wide["a"].dtype, wide["b"][0].dtype, wide["b"][1].dtype) == (torch.float32, torch.int64, torch.float32)
+
+
+def test_nccl_only_where_every_worker_has_a_gpu_of_its_own() -> None:
+    assert nccl.identity("cpu", "auto") == "" and nccl.identity("cuda:0", "gloo") == ""
+    assert nccl.usable(["a/1", "a/2", "b/1"])
+    assert not nccl.usable(["a/1", "a/1"]) and not nccl.usable(["a/1", ""])
+    with pytest.raises(PlanError, match="the workers have a/1, no GPU"):
+        nccl.require(["a/1", ""])
+
+
+class Work:
+    """A collective of NCCL: done after so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        return self.looks <= 0
+
+
+def test_nobody_counts_sums_as_done_while_a_peer_is_lost() -> None:
+    assert nccl.complete([Work(3), Work(1)], lambda: False)
+    assert not nccl.complete([Work(10**9)], lambda: True)
+    assert not nccl.complete([Work(1)], lambda: True)  # an aborted collective looks completed
+    assert not nccl.complete([None], lambda: False)

@@ -1,0 +1,326 @@
+"""What the doctor makes of readings: states, advice and exit codes, without looking at this machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+
+from cordee.cli.doctor import summary
+from cordee.core.errors import RendezvousError, SecurityError
+from cordee.runtime import doctor_machine as machine
+from cordee.runtime import doctor_network as network
+from cordee.runtime import doctor_software as software
+from cordee.runtime import doctor_twin as twin
+from cordee.runtime.cgroup import MemoryLimit, Place
+from cordee.runtime.check import Check, error, ok, warning
+from cordee.runtime.child import Ended
+from cordee.runtime.doctor import exit_code, guarded
+from cordee.runtime.doctor_network import Interface
+from cordee.runtime.doctor_software import Requirement, satisfies
+from cordee.runtime.probe import Probe
+from cordee.runtime.torch_look import TorchLook, read
+
+GIB = 1 << 30
+
+
+def assert_says(check: Check, state: str, *words: str) -> None:
+    """It has this state and all these words, and an advice unless all is well."""
+    assert check.state == state, check
+    for word in words:
+        assert word in f"{check.found} {check.advice}", check
+    assert check.state == "ok" or check.advice
+
+
+# ------------------------------------------------------------- the machine
+
+
+@pytest.mark.parametrize(
+    ("count", "quota", "state", "words"),
+    [
+        (8, None, "ok", ["8 cores", "no quota"]),
+        (1, None, "ok", ["1 core to run on"]),
+        (2, 4.0, "ok", ["quota of 4"]),
+        (8, 2.5, "warning", ["quota of 2.5", "--workers 2 --threads 1", "--workers 1 --threads 2"]),
+        (2, 0.3, "warning", ["quota of 0.3", "--workers 1"]),
+    ],
+)
+def test_cores(count: int, quota: float | None, state: str, words: list[str]) -> None:
+    assert_says(machine.judge_cores(count, quota), state, *words)
+
+
+@pytest.mark.parametrize(
+    ("available", "limit", "state", "words"),
+    [
+        (20 * GIB, None, "ok", ["20.0 GiB available"]),
+        (20 * GIB, MemoryLimit(8 * GIB, GIB), "ok", ["may use 8.0 GiB", "uses 1.0 GiB"]),
+        (20 * GIB, MemoryLimit(8 * GIB, 7 * GIB), "warning", ["1.0 GiB are left", "--workers"]),
+        (GIB, None, "warning", ["1.0 GiB are left"]),
+        (20 * GIB, MemoryLimit(GIB, 2 * GIB), "warning", ["0 MiB are left"]),
+        (None, None, "warning", ["/proc/meminfo"]),
+    ],
+)
+def test_memory(available: int | None, limit: MemoryLimit | None, state: str, words: list[str]) -> None:
+    assert_says(machine.judge_memory(available, limit), state, *words)
+
+
+def test_limits_of_files_and_disk() -> None:
+    assert_says(machine.judge_shared_memory(GIB, GIB), "ok", "1.0 GiB free of 1.0 GiB")
+    assert_says(machine.judge_shared_memory(64 << 20, 64 << 20), "warning", "64 MiB", "--shm-size")
+    assert_says(machine.judge_open_files(1024, 4096), "ok", "1024")
+    assert_says(machine.judge_open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY), "ok", "no limit")
+    assert_says(machine.judge_open_files(256, 8192), "warning", "256", "ulimit -n 4096")
+    assert_says(machine.judge_open_files(256, 256), "warning", "256", "only root")
+    assert_says(machine.judge_disk("/data", "", 5 * GIB), "ok", "/data", "5.0 GiB")
+    assert_says(machine.judge_disk("/data", "Read-only file system", 5 * GIB), "warning", "Read-only", "--out")
+    assert_says(machine.judge_disk("/data", "", 1 << 20), "warning", "1 MiB free", "--out")
+
+
+def test_the_compiler() -> None:
+    assert_says(machine.judge_compiler("", "/usr/bin/g++"), "ok", "/usr/bin/g++")
+    assert_says(machine.judge_compiler("", None), "warning", "g++", "compile=true")
+    assert_says(machine.judge_compiler("icpx -O2", None), "warning", "CXX=icpx -O2", "unset")
+
+
+def test_cxx_with_options_is_found_by_its_first_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "myc++"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("CXX", f"{program} -O2")
+    assert machine.compiler().found == str(program)
+
+
+# ------------------------------------------------------------- the software
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "fits"),
+    [
+        ("2.10.0", ">=2.10", True),
+        ("2.9.1", ">=2.10", False),
+        ("2.13.0+cpu", ">=2.10,<3", True),
+        ("2.10", "==2.10.0", True),
+        ("3.13.2", ">=3.10,<3.14", True),
+        ("3.14.0", ">=3.10,<3.14", False),
+        ("2.10.1", ">2.10", True),
+        ("2.10.0", ">2.10", False),
+        ("1.0", "!=1.0", False),
+        ("1.0", "~=1.4", True),
+        ("1.0", "", True),
+    ],
+)
+def test_versions_are_compared_as_numbers(version: str, wanted: str, fits: bool) -> None:
+    assert satisfies(version, wanted) is fits
+
+
+def test_requirements_are_read_from_metadata() -> None:
+    assert Requirement.parse("torch>=2.10") == Requirement("torch", ">=2.10", "")
+    assert Requirement.parse("numpy (>=1.26)") == Requirement("numpy", ">=1.26", "")
+    assert Requirement.parse("ray[default]>=2; extra == 'ray'") == Requirement("ray", ">=2", "ray")
+    assert Requirement.parse('tomli; python_version < "3.1" and extra == "x"') is None
+    assert Requirement.parse('a>=1; python_version >= "3.10" and extra == "x"') == Requirement("a", ">=1", "x")
+
+
+def test_packages_that_lack_are_errors_and_extras_are_not() -> None:
+    needed = [
+        Requirement("torch", ">=2.10", ""),
+        Requirement("numpy", ">=1.26", ""),
+        Requirement("pyspark", ">=3", "spark"),
+        Requirement("ray", ">=2", "ray"),
+        Requirement("tables", "", "store"),
+    ]
+    checks = {one.name: one for one in software.judge_packages(needed, {"torch": "2.9.0", "ray": "1.9", "tables": "4"})}
+    assert_says(checks["packages"], "error", "numpy is missing", "pip install 'torch>=2.10' 'numpy>=1.26'")
+    assert_says(checks["optional: spark"], "ok", "pyspark is missing", "cordee[spark]")
+    assert_says(checks["optional: ray"], "warning", "ray 1.9", "pip install 'ray>=2'")
+    assert_says(checks["optional: store"], "ok", "tables 4")
+    assert not checks["optional: store"].advice
+
+
+GPU = TorchLook("2.11.0", "13.0", True, True, (("H200", 140 * GIB),))
+
+
+@pytest.mark.parametrize(
+    ("look", "there", "state", "words"),
+    [
+        (GPU, 1, "ok", ["cuda:0 H200 (140.0 GiB)"]),
+        (TorchLook("2.11", "13.0", True, False, (("A", GIB), ("B", GIB))), 2, "warning", ["cuda:1 B", "NCCL"]),
+        (TorchLook("2.13+cpu", gloo=True, cuda_problem="Torch not compiled"), 0, "ok", ["CPU only"]),
+        (TorchLook("2.11", "13.0", gloo=True, cuda_problem="Found no NVIDIA driver"), 0, "ok", ["CPU only"]),
+        (TorchLook(problem="killed"), 1, "warning", ["not checked", "torch"]),
+        (TorchLook("2.13+cpu", gloo=True), 2, "error", ["2 NVIDIA GPUs", "built for CPUs", "--device cpu"]),
+        (
+            TorchLook("2.11", "13.0", gloo=True, cuda_problem="The NVIDIA driver on your system is too old"),
+            1,
+            "error",
+            ["1 NVIDIA GPU,", "driver on your system is too old", "nvidia-smi"],
+        ),
+    ],
+)
+def test_devices(look: TorchLook, there: int, state: str, words: list[str]) -> None:
+    assert_says(software.judge_devices(look, there), state, *words)
+
+
+def test_a_variable_that_hides_the_gpus_is_named() -> None:
+    look = TorchLook("2.11", "13.0", gloo=True, cuda_problem="No CUDA GPUs are available")
+    assert_says(software.judge_devices(look, 1, "5"), "error", "No CUDA GPUs", "CUDA_VISIBLE_DEVICES=5")
+    assert "CUDA_VISIBLE" not in software.judge_devices(look, 1, None).advice
+
+
+def test_torch_that_cannot_be_loaded_or_lacks_gloo_is_an_error() -> None:
+    assert_says(software.judge_torch(GPU), "ok", "2.11.0, built for CUDA 13.0; gloo, NCCL")
+    assert_says(software.judge_torch(TorchLook("2.11")), "error", "no gloo")
+    broken = read(Ended(1, "", "Traceback\nImportError: libtorch.so: cannot open\n"))
+    assert_says(software.judge_torch(broken), "error", "ImportError: libtorch.so")
+    assert_says(software.judge_torch(read(Ended(-4))), "error", "SIGILL")
+    assert_says(software.judge_torch(read(Ended(0, "hello"))), "error", "makes no sense")
+    answer = '{"version": "2", "cuda": "", "gloo": true, "nccl": false, "gpus": [["A", 1]], "cuda_problem": ""}'
+    assert read(Ended(0, f"a warning\n{answer}\n")) == TorchLook("2", gloo=True, gpus=(("A", 1),))
+
+
+def test_formats_are_never_errors_since_fp32_remains() -> None:
+    variable = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    judge = software.judge_format
+    assert_says(judge("bf16", None), "ok", "not measured", "--quick")
+    assert_says(judge("bf16", Probe("bf16", "cpu", True, 2.0)), "ok", "2.0 times as fast")
+    assert_says(judge("bf16", Probe("bf16", "cpu", True, 0.5)), "ok", "2.0 times as long", "precision=fp32")
+    assert_says(judge("bf16", Probe("bf16", "cpu", True, 0.5, variable, "SIGILL")), "warning", "export ONEDNN_MAX_CPU")
+    assert_says(judge("bf16", Probe("bf16", "cpu", False, 0.0, reason="SIGILL")), "warning", "precision=fp32")
+
+
+# ------------------------------------------------------------- the network
+
+
+def test_interfaces() -> None:
+    lo, eth = Interface("lo", "127.0.0.1"), Interface("eth0", "192.0.2.7")
+    assert_says(
+        network.judge_interfaces([lo, eth]),
+        "ok",
+        "stays on lo 127.0.0.1",
+        "for other hosts: eth0 192.0.2.7",
+        "--rendezvous",
+    )
+    assert_says(network.judge_interfaces([lo]), "ok", "no IPv4 address for other hosts")
+    lost = network.judge_interfaces([eth])
+    assert_says(lost, "error", "no loopback", "ip link set lo up")
+    assert lost.code == RendezvousError.code
+
+
+def test_this_machine_has_loopback() -> None:
+    assert [one.address for one in network.interfaces() if one.name == "lo"] == ["127.0.0.1"]
+    assert network.loopback().state == "ok"
+
+
+def test_the_host_name() -> None:
+    assert_says(network.judge_host_name("anna", ["192.0.2.7"]), "ok", "anna is 192.0.2.7")
+    assert_says(network.judge_host_name("anna", ["127.0.1.1"]), "ok", "leads to loopback")
+    assert_says(network.judge_host_name("anna", "Name or service not known"), "warning", "/etc/hosts")
+
+
+TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100
+   1: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0 100
+   2: 00000000:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4713 1 0 100
+"""
+
+
+def test_who_listens_is_read_from_the_table() -> None:
+    assert network.listening(8080, TABLE) == {"4711"}
+    assert network.listening(8081, TABLE) == {"4713"}
+    assert network.listening(80, TABLE) == network.listening(80, "") == set()
+
+
+def test_a_busy_port_names_its_holder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
+        busy = network.port(number)
+    assert_says(busy, "error", str(number), f"(process {os.getpid()})", "another port")
+    assert busy.code == RendezvousError.code
+    assert_says(network.port(number), "ok", "is free")
+
+
+def test_a_port_that_cannot_be_had() -> None:
+    refused = OSError(errno.EACCES, "Permission denied")
+    assert_says(network.judge_port(80, refused, []), "error", "Permission denied", "root")
+    taken = OSError(errno.EADDRINUSE, "Address already in use")
+    assert_says(network.judge_port(8080, taken, []), "error", "may not see")
+
+
+def test_the_token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CORDEE_TOKEN_FILE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert_says(network.token(None), "ok", "none yet", "cordee token")
+    path = tmp_path / "token"
+    assert_says(network.token(path), "error", "No such file")
+    path.write_text("0" * 64)
+    path.chmod(0o640)
+    open_to_others = network.token(path)
+    assert_says(open_to_others, "error", f"chmod 600 {path}")
+    assert open_to_others.code == SecurityError.code
+    path.chmod(0o600)
+    assert_says(network.token(path), "ok", str(path))
+    monkeypatch.setenv("CORDEE_TOKEN_FILE", str(tmp_path / "other"))
+    assert_says(network.token(None), "error", str(tmp_path / "other"))
+
+
+def test_what_is_not_encrypted_is_said() -> None:
+    assert_says(network.protection(), "ok", "gloo and NCCL", "--trusted-network", "TLS")
+
+
+# ------------------------------------------------------------- the twin
+
+
+def test_how_far_the_twin_would_come() -> None:
+    whole = twin.judge_namespaces(True, [], Ended(0, "namespace\nlink\nspeed\n"))
+    assert [one.state for one in whole] == ["ok"] * 4
+    bare = twin.judge_namespaces(False, ["tc"], Ended(1, "", "unshare: Operation not permitted"))
+    assert [one.state for one in bare] == ["warning"] * 4
+    assert_says(bare[1], "warning", "tc missing", "iproute2")
+    assert_says(bare[2], "warning", "Operation not permitted", "As root and with ip and tc")
+    half = twin.judge_namespaces(True, [], Ended(1, "namespace\nlink\n", "tc: Unknown qdisc tbf"))
+    assert [one.state for one in half] == ["ok", "ok", "ok", "warning"]
+    assert_says(half[3], "warning", "Unknown qdisc", "modprobe sch_tbf")
+    none = twin.judge_namespaces(True, [], Ended(1, "", "unshare: Operation not permitted"))
+    assert_says(none[2], "warning", "NET_ADMIN")
+    assert_says(none[3], "warning", "not tried")
+
+
+def test_a_control_group_that_cannot_be_made(tmp_path: Path) -> None:
+    missing = Place(2, tmp_path / "nowhere", tmp_path / "nowhere")
+    assert "cannot be written" in twin.try_share(missing)
+    plain = Place(2, tmp_path, tmp_path)  # a folder that is no control group: the kernel adds no files to it
+    assert "subtree_control" in twin.try_share(plain)
+    assert list(tmp_path.iterdir()) == [], "what was made for the trial is gone"
+    assert_says(twin.judge_cpu_shares(None, "not mounted"), "warning", "not mounted", "root")
+    assert_says(twin.judge_cpu_shares(plain, ""), "ok", "version 2")
+
+
+# ------------------------------------------------------------- the whole
+
+
+def test_a_look_that_fails_itself_is_a_warning_and_says_so() -> None:
+    def strange() -> Check:
+        raise ZeroDivisionError("no cores at all")
+
+    (check,) = guarded("cores", strange)
+    assert_says(check, "warning", "this check itself failed", "ZeroDivisionError: no cores at all")
+    assert check.name == "cores"
+
+
+def test_the_exit_code_is_that_of_the_first_error() -> None:
+    well, so_so = ok("a", "b"), warning("c", "d", "e")
+    security, busy = error("f", "g", "h", SecurityError.code), error("i", "j", "k", RendezvousError.code)
+    assert exit_code([]) == exit_code([well, so_so]) == 0
+    assert exit_code([well, so_so, security, busy]) == SecurityError.code
+    assert exit_code([error("l", "m", "n")]) == 1
+
+
+def test_the_summary_counts() -> None:
+    well, so_so, bad = ok("a", "b"), warning("c", "d", "e"), error("f", "g", "h")
+    assert summary([well, well]) == "2 checks, all well"
+    assert summary([well, so_so]) == "2 checks: 1 warning"
+    assert summary([bad, so_so, bad]) == "3 checks: 2 errors and 1 warning"

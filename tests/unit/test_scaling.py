@@ -1,0 +1,355 @@
+"""Scaling figures from given step times: known answers, intervals that cover, and what is shown of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cordee.cli.bench import doubling, parse_counts
+from cordee.core.errors import JobError, PlanError, UsageError, WorkersLost
+from cordee.core.plan import Plan
+from cordee.core.scaling import Figures, Timed, estimate, figures, is_oversubscribed, order_of_runs, quantile, t_975
+from cordee.feed.data import digits
+from cordee.runtime.resources import usable_cores
+from cordee.runtime.scaling import Measurement, step_times
+from cordee.runtime.spec import Target, Trial, WorkerSpec
+from cordee.train.job import Job, Save, Stop
+from cordee.train.trial import trial_of
+from cordee.watch.scaling import Setup, as_json, as_table, number
+from cordee.watch.scaling_page import page
+
+
+def run(workers: int, round: int, *milliseconds: float, batch: int = 100) -> Timed:
+    return Timed(workers, round, tuple(each / 1e3 for each in milliseconds), (batch,) * len(milliseconds))
+
+
+def setup(**other: Any) -> Setup:
+    given: dict[str, Any] = {"job": "jobs/a.py", "plan": "sync=allreduce", "weak": False, "rounds": 2, "steps": 3}
+    given |= {
+        "warm_up": 5,
+        "device": "cpu",
+        "threads": 1,
+        "cores": 2,
+        "gpus": None,
+        "host": "h",
+        "versions": {"a": "1"},
+    }
+    return Setup(**{**given, "measured": "today", **other})
+
+
+# ------------------------------------------------------------- figures
+
+
+def test_known_answers() -> None:
+    runs = [run(1, 1, 40, 40, 50), run(2, 1, 20, 20, 30), run(2, 2, 30, 30, 40), run(1, 2, 90, 90, 100)]
+    one, two = figures(runs)
+    assert one.p50_ms.value == pytest.approx(60)  # the geometric mean of the runs' medians, 40 and 90
+    assert two.p50_ms.value == pytest.approx(math.sqrt(20 * 30))
+    assert one.throughput.value == pytest.approx(math.sqrt(300 / 0.130 * 300 / 0.280))
+    assert one.p95_ms.value == pytest.approx(math.sqrt(49 * 99))
+    assert two.speed_up is not None and two.efficiency is not None and one.speed_up is not None
+    assert two.speed_up.value == pytest.approx(math.sqrt(40 / 20 * 90 / 30))
+    assert two.speed_up.value == pytest.approx(one.p50_ms.value / two.p50_ms.value)
+    assert two.efficiency.value == pytest.approx(two.speed_up.value / 2)
+    assert (one.speed_up.value, one.speed_up.span) == (1.0, None)
+    # By hand: logarithms of 2 and 3, standard error |log 3 - log 2| / 2, and t = 12.706 with one degree of freedom.
+    reach = math.exp(12.706 * math.log(1.5) / 2)
+    assert two.speed_up.span == pytest.approx((math.sqrt(6) / reach, math.sqrt(6) * reach))
+    assert two.efficiency.span == pytest.approx((math.sqrt(6) / reach / 2, math.sqrt(6) * reach / 2))
+
+
+def test_a_round_that_was_slow_for_everybody_takes_nothing_from_the_speed_up() -> None:
+    runs = [run(count, place, 60 * slow / count) for place, slow in enumerate((1, 5, 2)) for count in (1, 3)]
+    one, three = figures(runs)
+    assert three.speed_up is not None and three.speed_up.span == pytest.approx((3, 3))
+    assert one.p50_ms.span is not None and one.p50_ms.span[1] > 2 * one.p50_ms.span[0]
+
+
+def test_the_smallest_count_is_what_others_are_compared_with() -> None:
+    found = figures([run(8, 1, 10), run(2, 1, 30), run(4, 1, 20)])
+    assert [one.workers for one in found] == [2, 4, 8]
+    assert [round(one.speed_up.value, 6) for one in found if one.speed_up] == [1.0, 1.5, 3.0]
+    assert [round(one.efficiency.value, 6) for one in found if one.efficiency] == [1.0, 0.75, 0.75]
+
+
+def test_weak_scaling_compares_throughput() -> None:
+    one, four = figures([run(1, 1, 10, 10, batch=100), run(4, 1, 15, 25, batch=400)], weak=True)
+    assert (one.batch, four.batch) == (100, 400)
+    assert four.speed_up is not None and four.efficiency is not None
+    assert four.speed_up.value == pytest.approx(4 * 10 / 20)
+    assert four.efficiency.value == pytest.approx(0.5)
+
+
+def test_one_count_has_no_speed_up() -> None:
+    (only,) = figures([run(3, 1, 10, 11), run(3, 2, 12, 13)])
+    assert (only.speed_up, only.efficiency) == (None, None)
+    assert only.p50_ms.value == pytest.approx(math.sqrt(10.5 * 12.5))
+
+
+@pytest.mark.parametrize("runs", [[run(1, 1, 1), run(2, 2, 1)], [run(1, 1, 1), run(1, 2, 1), run(2, 1, 1)]])
+def test_a_round_with_a_run_missing_is_refused(runs: list[Timed]) -> None:
+    with pytest.raises(ValueError, match="one run of each count"):
+        figures(runs)
+
+
+@pytest.mark.parametrize(("seconds", "samples"), [((), ()), ((1.0,), (1, 2)), ((0.0,), (1,))])
+def test_a_run_without_times_is_refused(seconds: tuple[float, ...], samples: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError):
+        Timed(1, 1, seconds, samples)
+
+
+def coverage(rounds: int, *, between: float, trials: int) -> float:
+    """In how many of many measurements the interval holds the true speed-up, which is 2 here."""
+    draw = random.Random(7)
+    inside = 0
+    for _ in range(trials):
+        runs: dict[int, list[Timed]] = {1: [], 2: []}
+        for place in range(rounds):
+            state = draw.gauss(0, 0.5)  # of the machine in this round: the same for both counts
+            for count, seconds in ((1, 0.2), (2, 0.1)):
+                own = draw.gauss(0, between)
+                times = [seconds * math.exp(state + own + draw.gauss(0, 0.1)) for _ in range(21)]
+                runs[count].append(Timed(count, place, tuple(times), (1,) * 21))
+        span = estimate(lambda one: 1 / one.p50_ms, runs[2], runs[1]).span
+        assert span is not None
+        inside += span[0] <= 2 <= span[1]
+    return inside / trials
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 6])
+def test_intervals_over_rounds_cover_though_runs_differ(rounds: int) -> None:
+    assert 0.92 <= coverage(rounds, between=0.05, trials=500) <= 0.98
+
+
+def test_the_interval_of_one_round_covers_what_steps_can_show_and_no_more() -> None:
+    assert coverage(1, between=0.0, trials=60) >= 0.9
+    assert coverage(1, between=0.3, trials=60) <= 0.7
+
+
+def test_more_rounds_make_an_interval_narrower() -> None:
+    runs = [run(1, place, 10 + place % 2) for place in range(20)]
+    few, many = estimate(lambda one: one.p50_ms, runs[:4]), estimate(lambda one: one.p50_ms, runs)
+    assert few.span is not None and many.span is not None
+    assert many.span[1] - many.span[0] < few.span[1] - few.span[0]
+
+
+@pytest.mark.parametrize(("freedom", "known"), [(1, 12.706), (15, 2.131), (16, 2.120), (30, 2.042), (120, 1.980)])
+def test_students_t(freedom: int, known: float) -> None:
+    assert t_975(freedom) == pytest.approx(known, abs=1e-3)
+
+
+def test_quantiles_lie_between_values() -> None:
+    assert [quantile([4, 1, 3, 2], part) for part in (0, 0.5, 0.95, 1)] == pytest.approx([1, 2.5, 3.85, 4])
+    assert quantile([7], 0.95) == 7
+
+
+# ------------------------------------------------------------- what runs
+
+
+def test_rounds_run_forwards_and_backwards() -> None:
+    assert order_of_runs((1, 2, 4), 2) == [(1, 1), (1, 2), (1, 4), (2, 4), (2, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "cores", "gpus", "expected"),
+    [(2, 1, 2, None, False), (3, 1, 2, None, True), (2, 2, 2, None, True), (2, 1, 8, 1, True), (2, 4, 8, 2, False)],
+)
+def test_oversubscription(workers: int, threads: int, cores: int, gpus: int | None, expected: bool) -> None:
+    assert is_oversubscribed(workers, threads=threads, cores=cores, gpus=gpus) is expected
+
+
+def test_every_run_gives_a_worker_the_same_threads(tmp_path: Path) -> None:
+    cores = len(usable_cores())
+    measured = Measurement(Target("job", "job.py"), (1, cores), Plan(), tmp_path, device="cpu", weak=True)
+    launches = [measured.launch(1, count) for count in measured.counts]
+    assert {launch.threads for launch in launches} == {1}
+    assert [launch.target.trial for launch in launches] == [Trial(35, 1), Trial(35, cores)]
+    assert measured.oversubscribed == ()
+    more = Measurement(Target("job", "job.py"), (cores + 1, 1), Plan(), tmp_path, device="cpu")
+    assert more.oversubscribed == (cores + 1,)
+
+
+def test_a_trial_reaches_the_worker() -> None:
+    for trial in (None, Trial(7, 3)):
+        target = Target("job", "job.py", {"a": "1"}, ("b",), trial)
+        spec = WorkerSpec(0, target, {}, "out", False, {}, {}, "lo", 1, (0,), "folder", {}, 1.0, "cpu")
+        assert WorkerSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def made_job(**fields: Any) -> Job:
+    return Job(model=lambda: None, data=digits(), optimizer=lambda parameters: None, loss=lambda x, y: x, **fields)  # type: ignore[arg-type,return-value]
+
+
+def test_a_trial_has_full_batches_and_neither_evaluates_nor_saves() -> None:
+    job = made_job(batch=500, epochs=2, save=Save(steps=1), stop=Stop(steps=3, metric="loss"), batch_per="replica")
+    trial = trial_of(job, 40, 3)
+    order = trial.order(trial.resolve(5))
+    assert {order.size(step) for step in range(40)} == {1500}
+    assert (trial.data.validation, trial.data.test) == (None, None)
+    assert (trial.stop, trial.save, trial.epochs) == (Stop(steps=40), Save(epochs=None), None)
+    assert len(trial.data.train) == len(job.data.train)
+
+
+def test_a_trial_keeps_a_schedule_only_if_it_was_made_for_so_many_steps() -> None:
+    job = made_job(batch=500, epochs=5, schedule=lambda optimizer: None)  # 5 epochs of 3 steps
+    assert trial_of(job, 15).schedule is job.schedule
+    assert trial_of(job, 16).schedule is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("1,x", "whole numbers"), ("", "whole numbers"), ("0,1", "at least 1"), ("2,-1", "at least 1"), ("2,4,2", "2 is")],
+)
+def test_wrong_counts_are_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_counts(text)
+
+
+def test_counts() -> None:
+    assert parse_counts("4, 1,2") == (4, 1, 2)
+    assert [doubling(most) for most in (1, 2, 6, 8)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8)]
+
+
+@pytest.mark.parametrize(("field", "value"), [("rounds", 0), ("steps", 1), ("warm_up", 0), ("counts", ())])
+def test_a_measurement_of_nothing_is_refused(field: str, value: Any, tmp_path: Path) -> None:
+    measured = Measurement(
+        **{"target": Target("job", "j"), "counts": (1,), "plan": Plan(), "out": tmp_path, field: value}
+    )
+    with pytest.raises(UsageError, match="at least"):
+        measured.check()
+
+
+def test_a_plan_that_does_not_fit_a_count_is_refused_with_that_count(tmp_path: Path) -> None:
+    measured = Measurement(Target("job", "j"), (1, 2, 3), Plan.parse("proportions=1:2"), tmp_path)
+    with pytest.raises(PlanError, match="--workers 1"):
+        measured.check()
+
+
+def test_a_measurement_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "scaling.json").write_text("{}")
+    with pytest.raises(UsageError, match="--out"):
+        Measurement(Target("job", "j"), (1,), Plan(), tmp_path).check()
+
+
+def steps_at(*at: float) -> list[dict[str, Any]]:
+    return [{"event": "step", "at": when, "ms": 1.0, "samples": place} for place, when in enumerate(at)]
+
+
+def test_steps_are_timed_from_the_end_of_the_one_before() -> None:
+    events = [{"event": "start"}, *steps_at(10.0, 11.0, 11.5, 11.75, 12.0), {"event": "end"}]
+    assert step_times(events, warm_up=1, steps=3) == ((1.0, 0.5, 0.25), (1, 2, 3))
+    assert step_times(events, warm_up=3, steps=2) == ((0.25, 0.25), (3, 4))
+    assert step_times(steps_at(10.0, 9.0, 10.0), warm_up=1, steps=2)[0] == (0.001, 1.0)  # a clock that was set back
+
+
+def test_runs_that_say_nothing_are_refused() -> None:
+    with pytest.raises(JobError, match="after 4 steps"):
+        step_times(steps_at(1, 2, 3, 4), warm_up=2, steps=3)
+    lost = {"event": "failure", "worker": 1, "reason": "killed", "left": 1, "host": ""}
+    with pytest.raises(WorkersLost, match="worker 1"):
+        step_times([*steps_at(1, 2, 3), lost], warm_up=1, steps=2)
+
+
+# ------------------------------------------------------------- what is shown
+
+
+def measured(counts: tuple[int, ...], rounds: int = 3, over: tuple[int, ...] = ()) -> list[Figures]:
+    draw = random.Random(3)
+    runs = [
+        run(count, place, *(80 / count**0.8 * draw.uniform(0.9, 1.2) for _ in range(9)))
+        for place, count in order_of_runs(counts, rounds)
+    ]
+    return figures(runs, oversubscribed=over)
+
+
+class Tags(HTMLParser):
+    """Checks that every element is closed, and gathers attributes and words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+@pytest.mark.parametrize(
+    "counts", [(1,), (1, 2, 4), (2, 3), tuple(2**power for power in range(9)), tuple(range(1, 60))]
+)
+def test_the_page_stands_alone_and_holds_the_figures(counts: tuple[int, ...]) -> None:
+    found = measured(counts, over=(4, 8))
+    text = page(setup(job="a/<b>&.py", cores=3), found)
+    tags = Tags()
+    tags.feed(text)
+    tags.close()
+    assert tags.open == []
+    assert not re.search(r"https?:|//|@import|url\(|<script|<link|<img", text)
+    assert not {name for name, _ in tags.attributes} & {"src", "href", "srcset", "data"}
+    assert not any("nan" in (value or "") or "inf" in (value or "") for _, value in tags.attributes)
+    assert len(text.encode()) < 200_000
+    assert "prefers-color-scheme: dark" in text and "Scaling of <b>&.py" in tags.words
+    for one in found:
+        assert number(one.p50_ms.value) in tags.words and number(one.throughput.value) in tags.words
+        if one.speed_up is not None and one.efficiency is not None:
+            assert f"{one.speed_up.value:.2f}" in tags.words and f"{one.efficiency.value * 100:.0f} %" in tags.words
+    assert ("Oversubscribed: 4" in tags.words) == (4 in counts)
+    assert text.count("<svg") == (1 if len(counts) == 1 else 2)
+
+
+def test_all_that_is_drawn_lies_within_the_drawing() -> None:
+    wild = figures([run(1, 1, 10), run(2, 1, 1), run(1, 2, 10), run(2, 2, 90)])  # an interval over many powers of ten
+    for found in (wild, measured((1, 2, 4)), measured((1, 64))):
+        for name, value in re.findall(r'\b(x|y|x1|x2|y1|y2|cx|cy)="([^"]+)"', page(setup(), found)):
+            assert 0 <= float(value) <= (360 if "x" in name else 270)
+
+
+def test_the_table_and_the_json_say_the_same() -> None:
+    found = measured((1, 2, 4), over=(4,))
+    table, values = as_table(setup(), found), as_json(setup(), found, [])
+    rows = [line.split() for line in table.splitlines() if re.match(r" *\d+[* ] ", line)]
+    assert [row[0] for row in rows] == ["1", "2", "4*"]
+    for row, count in zip(rows, values["counts"], strict=True):
+        assert float(row[1]) == pytest.approx(count["step_ms"]["p50"], abs=0.05)
+        assert float(row[4]) == pytest.approx(count["speed_up"], abs=0.005)
+    assert values["oversubscribed"] == [4] and values["relative_to"] == 1
+    assert [count["oversubscribed"] for count in values["counts"]] == [False, False, True]
+    assert values["warning"] in table and "4 workers of 1 thread share 2 usable cores" in table
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+
+
+def test_without_oversubscription_nothing_is_said_of_it() -> None:
+    found = measured((1, 2))
+    assert as_json(setup(), found, [])["warning"] is None
+    assert "*" not in as_table(setup(), found) and "share" not in page(setup(), found).split("</style>")[1]
+
+
+def test_gpus_are_oversubscribed_too() -> None:
+    table = as_table(setup(device="cuda", gpus=1, cores=64), measured((1, 2, 4), over=(2, 4)))
+    assert "2 and 4 workers of 1 thread share 1 GPU." in table
+
+
+def test_wide_intervals_and_single_rounds_are_pointed_out() -> None:
+    wild = figures([run(1, 1, 10), run(2, 1, 1), run(1, 2, 10), run(2, 2, 90)])
+    assert "busy" in as_table(setup(), wild) and "busy" not in as_table(setup(), measured((1, 2)))
+    assert "--rounds 3" in as_table(setup(rounds=1), measured((1, 2), rounds=1))
+    assert "speed-up" not in as_table(setup(), measured((2,))).replace("there is no speed-up", "")
