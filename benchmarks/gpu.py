@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,28 @@ from peers.pace import Conductor
 
 HERE = Path(__file__).parent / "peers"
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
-PEERS = {"hand": "gpu_hand.py", "accelerate": "gpu_accelerate.py", "lightning": "gpu_lightning.py"}
-PACKAGES = {"hand": (), "accelerate": ("accelerate",), "lightning": ("pytorch-lightning",)}
 PLAN = "precision=bf16,compile=true"
-GOALS = {"hand": 0.98, "accelerate": 1.0, "lightning": 1.0}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What Cordée is compared with."""
+
+    command: tuple[str, ...]
+    """Its script, and words for it."""
+    goal: float
+    packages: tuple[str, ...] = ()
+    plan: str = PLAN
+    """Cordée's."""
+
+
+PEERS = {
+    "hand": Peer(("gpu_hand.py",), 0.98),
+    "hand_graphs": Peer(("gpu_hand.py", "graphs"), 0.98, plan=f"{PLAN},graphs=true"),
+    "accelerate": Peer(("gpu_accelerate.py",), 1.0, ("accelerate",)),
+    "lightning": Peer(("gpu_lightning.py",), 1.0, ("pytorch-lightning",)),
+}
+"""By name: a loop written by hand, the same with CUDA graphs on both sides, and the frameworks."""
 
 
 @contextlib.contextmanager
@@ -59,11 +78,21 @@ def take_turns(task: str, peer: str, pairs: int) -> Turns:
         systems = stack.enter_context(contextlib.ExitStack())
         conductor = stack.enter_context(Conductor(folder))  # left before the systems: they end when it has gone
         path = conductor.path
-        ours = ["-m", "cordee", "train", str(HERE / "gpu_job.py"), "--workers", "1", "--device", "cuda", "--plan", PLAN]
-        ours += ["--out", str(folder / "run"), "--set", f"task={task}", "--set", f"turns={path}"]
+        ours = ["-m", "cordee", "train", str(HERE / "gpu_job.py"), "--workers", "1", "--device", "cuda"]
+        ours += [
+            "--plan",
+            PEERS[peer].plan,
+            "--out",
+            str(folder / "run"),
+            "--set",
+            f"task={task}",
+            "--set",
+            f"turns={path}",
+        ]
+        script, *words = PEERS[peer].command
         running = [
             systems.enter_context(process(ours, folder / "said")),
-            systems.enter_context(process([str(HERE / PEERS[peer]), task, path, "peer"], folder / "said-peer")),
+            systems.enter_context(process([str(HERE / script), task, path, "peer", *words], folder / "said-peer")),
         ]
         conductor.gather(SIDES, 1, lambda: all(one.poll() is None for one in running))
         for number in range(-2, pairs):  # two pairs to compile and warm up
@@ -76,7 +105,8 @@ def take_turns(task: str, peer: str, pairs: int) -> Turns:
 
 def measure(task: str, peer: str, starts: int, pairs: int) -> dict[str, Any]:
     """The figures of one task against one peer."""
-    about = described(*PACKAGES[peer]) | {"gpu": torch.cuda.get_device_name(), "goal": GOALS[peer]}
+    about = described(*PEERS[peer].packages)
+    about |= {"gpu": torch.cuda.get_device_name(), "plan": PEERS[peer].plan, "goal": PEERS[peer].goal}
     figures = summary(TASKS[task].chunk, [take_turns(task, peer, pairs) for _ in range(starts)])
     del figures["processor_step_ms"], figures["processor_share_while_waiting"]
     units = TASKS[task].units * 1e3

@@ -51,13 +51,12 @@ def take_turns(name: str, peer: Peer, pairs: int, *, control: bool) -> Turns:
             "peer": systems.enter_context(started(peer, name, path, "peer", folder)),
             "cordee": systems.enter_context(ours),
         }
-        everyone = [process for processes in running.values() for process in processes]
-        conductor.gather(tuple(running), WORKERS, lambda: all(process.poll() is None for process in everyone))
-        pids = {side: [process.pid for process in processes] for side, processes in running.items()}
+        conductor.gather(tuple(running), WORKERS, lambda: all(one.poll() is None for one in running.values()))
+        pids = {side: process.pid for side, process in running.items()}
         return _pairs(conductor, pids, TASKS[name].chunk, pairs)
 
 
-def _pairs(conductor: Conductor, pids: dict[str, list[int]], chunk: int, pairs: int) -> Turns:
+def _pairs(conductor: Conductor, pids: dict[str, int], chunk: int, pairs: int) -> Turns:
     turns = Turns()
     for number in range(-2, pairs):  # two pairs to warm up
         order = SIDES if number % 2 == 0 else SIDES[::-1]

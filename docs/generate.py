@@ -314,7 +314,7 @@ def session() -> list[str]:
     """The session."""
     from cordee.train import session as module
 
-    attributes = ("plan", "device", "last", "ledger", "wish_stop", "wish_save")
+    attributes = ("plan", "device", "last", "ledger", "skipped", "wish_stop", "wish_save")
     leave_out = ("leave", "tell", "reducer_of")
     return [
         "# The session",

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of pages, driven over two pipes by its own protocol: no driver and no port is needed."""
+"""A headless Chromium for tests of pages, driven by its own protocol over two pipes: no driver, no port."""
 
 from __future__ import annotations
 
@@ -66,6 +66,11 @@ class Page:
         clip = {"x": 0, "y": 0, "width": width, "height": whole, "scale": 1}
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(answer["data"]))
+
+    def close(self) -> None:
+        """End the browser."""
+        self._session = None
+        self.call("Browser.close")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Ask the browser for something and wait for the answer."""
@@ -137,13 +142,13 @@ def browser(profile: Path) -> Iterator[Page]:
     os.close(to_child)
     os.close(from_child)
     try:
-        yield Page(reading, writing)
+        page = Page(reading, writing)
+        yield page
+        page.close()
+        child.wait(10.0)
     finally:
         os.close(writing)
         os.close(reading)
-        child.terminate()
-        try:
-            child.wait(10.0)
-        except subprocess.TimeoutExpired:
+        if child.poll() is None:
             child.kill()
             child.wait()

@@ -1,7 +1,7 @@
 """The peer on a GPU: a loop as a careful person writes it by hand, for speed.
 
 Compiled, fused, in bf16, data resident on the GPU and gathered there; the loss is not read at all: `gpu_hand.py TASK
-SOCKET NAME`.
+SOCKET NAME [graphs]`. With `graphs` the kernels of a step are replayed as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def batches(samples: int, batch: int) -> Iterator[Tensor]:
 
 def main() -> None:
     """Train until nobody wants a further step."""
-    name, path, system = sys.argv[1:]
+    name, path, system, *graphs = sys.argv[1:]
     task = TASKS[name]
     torch.manual_seed(0)
     model = task.model().cuda()
@@ -34,15 +34,13 @@ def main() -> None:
     optimizer = task.optimizer(model.parameters())
     x, y = (tensor.cuda() for tensor in task.data())
 
-    @torch.compile
-    def loss_of(x: Tensor, y: Tensor) -> Tensor:
-        return task.loss(model(x), y)
-
+    loss_of = torch.compile(lambda x, y: task.loss(model(x), y), mode="reduce-overhead" if graphs else None)
     pace = Pace(path, system, 0, settle=torch.cuda.synchronize)
     for ids in batches(len(x), task.batch):
         if pace.ended:
             break
         optimizer.zero_grad(set_to_none=True)
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = loss_of(x[ids], y[ids])
         loss.backward()

@@ -110,8 +110,8 @@ class Conductor:
         return float(max(one["ended"] for one in told) - min(one["began"] for one in told))
 
 
-def processor_s(roots: Sequence[int]) -> dict[int, float]:
-    """Processor time of these processes and of all that came from them, by process."""
+def processor_s(root: int) -> dict[int, float]:
+    """Processor time of a process and of all that came from it, by process."""
     parents, used = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -121,7 +121,7 @@ def processor_s(roots: Sequence[int]) -> dict[int, float]:
                 continue
             parents[int(entry.name)] = int(fields[1])
             used[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    family = set(roots)
+    family = {root}
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
     return {pid: used[pid] for pid in family if pid in used}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import socket
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +32,8 @@ class Peer:
     """What has to be installed for it."""
     starts: int = 2
     """How often both sides are started anew in a full run."""
-    launches_its_workers: bool = False
-    """Whether one process is started, which then starts its workers, instead of one process for each rank."""
+    starts_its_ranks: bool = False
+    """Whether the script starts its ranks by itself, instead of being started once for each by `ranks.py`."""
 
     @property
     def missing(self) -> str | None:
@@ -67,78 +67,62 @@ PEERS = {
         " Cordée's turns too",
         "ray_loop.py",
         "ray",
-        launches_its_workers=True,
+        starts_its_ranks=True,
     ),
 }
 """By name. All use gloo, gradient_as_bucket_view, and the model, data, loss and optimizer that Cordée gets."""
 
 
 @contextlib.contextmanager
-def cordee(task: str, path: str, folder: Path) -> Iterator[list[Process]]:
+def cordee(task: str, path: str, folder: Path) -> Iterator[Process]:
     """A run of Cordée, by its own command."""
     command = [sys.executable, "-m", "cordee", "train", str(HERE / "job.py"), "--workers", str(WORKERS)]
     command += ["--threads", "1", "--out", str(folder / "run"), "--set", f"task={task}", "--set", f"turns={path}"]
-    with _processes([(command, {})], folder / "said") as running:
+    with _process(command, {}, folder / "said") as running:
         yield running
 
 
 @contextlib.contextmanager
-def started(peer: Peer, task: str, path: str, name: str, folder: Path) -> Iterator[list[Process]]:
-    """The peer's processes; they introduce themselves as `name`."""
-    command = [sys.executable, str(HERE / peer.script), task, path, name]
-    shared = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+def started(peer: Peer, task: str, path: str, name: str, folder: Path) -> Iterator[Process]:
+    """The peer, by the process that all its others come from; its ranks introduce themselves as `name`."""
+    arguments = [str(HERE / peer.script), task, path, name]
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with contextlib.ExitStack() as stack:
-        if peer.launches_its_workers:
+        if peer.starts_its_ranks:
             # A folder with a short path, because Ray keeps sockets in it; its logs go with it.
             own = stack.enter_context(tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True))
-            commands = [([*command, own], {**shared, "RAY_USAGE_STATS_ENABLED": "0"})]
+            command = [sys.executable, *arguments, own]
+            environment["RAY_USAGE_STATS_ENABLED"] = "0"
         else:
-            commands = [(command, {**shared, **environment}) for environment in _ranks()]
-        yield stack.enter_context(_processes(commands, folder / f"said-{name}"))
-
-
-def _ranks() -> list[dict[str, str]]:
-    """The environment of each rank, as `torchrun` would set it: all systems but Ray and Cordée read it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"WORLD_SIZE": WORKERS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": 0}
-    world |= {"LOCAL_WORLD_SIZE": WORKERS}
-    return [
-        {key: str(value) for key, value in {**world, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        for rank in range(WORKERS)
-    ]
+            command = [sys.executable, str(HERE / "ranks.py"), *arguments]
+        yield stack.enter_context(_process(command, environment, folder / f"said-{name}"))
 
 
 @contextlib.contextmanager
-def _processes(commands: Sequence[tuple[list[str], dict[str, str]]], said: Path) -> Iterator[list[Process]]:
-    """Start these; at the end they have gone by themselves, or are ended. What they say is shown if they fail."""
-    # All in our own session: where the kernel shares a busy machine between sessions (autogroups), ranks with one each
-    # would get more of it than Cordée's workers, which have one together.
+def _process(command: list[str], environment: dict[str, str], said: Path) -> Iterator[Process]:
+    """Start this; at the end it has gone by itself, or is ended. What it says is shown if it fails."""
     with said.open("wb") as output:
-        running = [
-            subprocess.Popen(command, env={**os.environ, **environment}, stdout=output, stderr=output)
-            for command, environment in commands
-        ]
+        # In a session of its own, as the workers of Cordée are: see ranks.py.
+        running = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True
+        )
     try:
         yield running
-        codes = [process.wait(ENDING_S) for process in running]
-        if any(codes):
-            raise RuntimeError(f"{' '.join(commands[0][0])} ended with the codes {codes}")
+        if code := running.wait(ENDING_S):
+            raise RuntimeError(f"{' '.join(command)} ended with {code}")
     except BaseException:
         print(said.read_text(errors="replace"), file=sys.stderr)
         raise
     finally:
-        for process in running:
-            _end(process)
+        _end(running)
 
 
 def _end(process: Process) -> None:
-    """What has not gone by itself goes now."""
+    """What has not gone by itself goes now, with all that it has started in its session."""
     if process.poll() is None:
         process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(ENDING_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(ENDING_S)

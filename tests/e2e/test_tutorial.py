@@ -1,7 +1,7 @@
 """The tutorial runs line by line, and the terminal answers what it shows.
 
-Besides what `shape/pages.py` knows: `<!-- start -->` leaves a command running, `<!-- shows -->` waits for its answers, and
-`<!-- press Ctrl-C -->` stops it. A process number of the page stands for the one of this run at the same place.
+Besides what `shape/pages.py` knows: `<!-- start -->` leaves a command running, `<!-- shows -->` waits for its answers,
+and `<!-- press Ctrl-C -->` stops it. A process number of the page stands for the one of this run at the same place.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def test_the_tutorial_runs(warm: int, tmp_path: Path) -> None:
 
 def test_the_page_on_folders_names_every_key(warm: int, tmp_path: Path) -> None:
     job = tmp_path / "digits.py"
-    (source,) = (block.code for block in blocks((ROOT / "docs" / "tutorial.md").read_text()) if "# digits.py" in block.code)
+    (source,) = (
+        block.code for block in blocks((ROOT / "docs" / "tutorial.md").read_text()) if "# digits.py" in block.code
+    )
     job.write_text(source)
     run("console", "cordee train digits.py --workers 2 --out run", tmp_path)
     page = (ROOT / "docs" / "reference" / "run-folder.md").read_text(encoding="utf-8")

@@ -1,13 +1,16 @@
-"""A model that is trained in two loops, one after the other: `two_sessions.py FOLDER HOW`.
+"""A model that is trained in two loops, one after the other: `two_sessions.py FOLDER HOW [WORKER]`.
 
 HOW: `new` makes a second optimizer, `same` keeps it, `twice` prepares the model twice in each session, `left` leaves
-the first loop between backward() and step(); so does `again`, where both loops are in one session.
+the first loop between backward() and step(); so does `again`, where both loops are in one session. WORKER kills itself
+in the second loop.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,6 +23,7 @@ from torch import nn
 import cordee
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
+dies = int(sys.argv[3]) if len(sys.argv) > 3 else -1
 torch.manual_seed(0)
 leaves = how in ("left", "again")
 model = Mlp("float64", "") if leaves else Cnn("float64", 0.1)  # nothing in the Mlp waits for the other workers
@@ -46,6 +50,8 @@ for turn in range(2):
             if leaving:
                 optimizer.zero_grad()
                 break
+            if turn == 1 and s.number == 5 and s.rope.worker == dies:
+                os.kill(os.getpid(), signal.SIGKILL)
             if s.step(optimizer):
                 losses.append(s.last_loss)
         ledgers.append(s.ledger.to_dict())

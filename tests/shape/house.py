@@ -118,7 +118,7 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDe
 
 def texts() -> Iterator[Path]:
     """The text files that a reader of the repository meets."""
-    left_out = {"runs", "shared", "build", "dist", "__pycache__"}
+    left_out = {"runs", "shared", "build", "dist", "site", "__pycache__"}
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [one for one in folders if one not in left_out and (one == ".ci" or not one.startswith("."))]
         for name in files:

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from cordee.core import errors
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "exit-codes.md"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference" / "exit-codes"
 CLASSES: list[type[errors.CordeeError]] = [errors.CordeeError, *errors.all_errors()]
 
 
@@ -17,13 +16,13 @@ def test_every_error_has_a_code_of_its_own() -> None:
     assert all(0 < code < 126 or code == 130 for code in codes)
 
 
-def test_every_code_has_a_section_and_every_section_a_code() -> None:
-    parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    sections = {heading: body for heading, _, body in (part.partition("\n") for part in parts)}
-    assert list(sections) == [f"{error.code}: {error.title}" for error in CLASSES]
-    for error, body in zip(CLASSES, sections.values(), strict=True):
-        assert f"`cordee.errors.{error.__name__}`" in body
-        assert "**Usual causes.**" in body and "**What to do.**" in body
+def test_every_code_has_a_page_and_every_page_a_code() -> None:
+    assert {path.name for path in PAGES.iterdir()} == {f"{error.code}.md" for error in CLASSES}
+    for error in CLASSES:
+        page = (PAGES / f"{error.code}.md").read_text(encoding="utf-8")
+        assert page.startswith(f"# {error.code}: {error.title}\n\n`cordee.errors.{error.__name__}`: ")
+        for part in ("**Usual causes.**\n\n- ", "**What to do.** ", "**Example.**\n\n```console\n$ "):
+            assert part in page, (error.code, part)
 
 
 def test_errors_are_found_by_name() -> None:

@@ -87,8 +87,6 @@ LATER = [
     "servers=2",
     "local_steps=8",
     "compress=int8",
-    "precision=bf16",
-    "compile=true",
 ]
 
 
@@ -129,6 +127,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(proportions=(5, 3)), 2, "mean nothing under share=equal"),
         (Plan(share="proportional"), 2, "needs proportions"),
         (Plan(share="proportional", proportions=(5, 3, 2)), 2, "name 3 worker.s., but 2 start"),
+        (Plan(graphs=True), 2, "graphs=true needs compile=true"),
     ],
 )
 def test_refusals(plan: Plan, workers: int, reason: str) -> None:
@@ -142,7 +141,7 @@ def test_plans_that_run() -> None:
     Plan().check(7)
     Plan.parse("proportions=5:3:2").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 3
+    assert len(REFUSALS) == 4
 
 
 def test_faithfulness() -> None:

@@ -131,6 +131,20 @@ def token(
 
 
 @app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run; it may still be going on.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it all as JSON, and write no report.html.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Also write a trace for Perfetto to this file.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Steps that the trace shows, as FIRST:LAST.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Also write event files for TensorBoard there.")] = None,
+) -> None:
+    """Show what became of a run, and write its report.html anew."""
+    from cordee.cli.report import report
+
+    report(run, as_json, trace, steps, tensorboard)
+
+
+@app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Do not measure number formats; show what is known.")] = False,

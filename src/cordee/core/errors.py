@@ -1,4 +1,4 @@
-"""What can go wrong, each with its exit code; `docs/reference/exit-codes.md` has a section for every one."""
+"""What can go wrong, each with its exit code; `docs/reference/exit-codes` has a page for every one."""
 
 from __future__ import annotations
 

@@ -125,6 +125,7 @@ class Plan:
 
     precision: str = _key("fp32", "device", "the number format of the mathematics", choices=("fp32", "bf16", "fp16"))
     compile: bool = _key(False, "device", "compile model and loss with torch.compile")
+    graphs: bool = _key(False, "device", "with compile=true on a GPU: replay the kernels of a step as CUDA graphs")
     fused: bool = _key(True, "device", "let PyTorch's optimizers update all parameters in one kernel")
     layout: str = _key(
         "auto",
@@ -217,10 +218,18 @@ def _refuse_miscounted_proportions(plan: Plan, world_size: int) -> str | None:
     return f"proportions={_written(plan.proportions)} name {len(plan.proportions)} worker(s), but {world_size} start."
 
 
+def _refuse_graphs_of_nothing(plan: Plan, world_size: int) -> str | None:
+    """Graphs are made of compiled kernels."""
+    return (
+        "graphs=true needs compile=true: graphs are made of what it compiles." if plan.graphs > plan.compile else None
+    )
+
+
 REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
     _refuse_idle_proportions,
     _refuse_missing_proportions,
     _refuse_miscounted_proportions,
+    _refuse_graphs_of_nothing,
 )
 """The rules of `Plan.check`: each gives the reason why a plan cannot run on a number of workers, or None."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
 from cordee.feed.arrays import ArraySource
@@ -10,6 +12,8 @@ from cordee.feed.source import Fields, Source, Subset, check_ids
 
 LARGEST_PART = 0.25
 """Of the GPU's free memory that data may take; the model, its activations and other workers want the rest."""
+_SLOTS = 8
+"""Batches whose ids may be on their way at once."""
 
 
 class Resident:
@@ -21,16 +25,38 @@ class Resident:
         self._length = len(source) if subset is None else len(subset)
         self._subset = None if subset is None else torch.from_numpy(subset).to(device)
         self._columns = [tensor.to(device) for tensor in source.tensors()]
+        self._slots: deque[_Slot] = deque()
 
     def gather(self, ids: Ids) -> Fields:
         """The samples `ids`; on the current stream, without waiting for it."""
         check_ids(ids, self._length)
-        chosen = torch.empty(len(ids), dtype=torch.int64, pin_memory=True)
-        chosen.copy_(torch.from_numpy(ids))
-        chosen = chosen.to(self._device, non_blocking=True)
+        chosen = self._upload(ids)
         if self._subset is not None:
             chosen = self._subset[chosen]
         return self._source.structured([column.index_select(0, chosen) for column in self._columns])
+
+    def _upload(self, ids: Ids) -> torch.Tensor:
+        """The ids on the device, over memory that is used in turn: pinning anew would cost more than the copy."""
+        if len(self._slots) < _SLOTS or self._slots[0].pinned.numel() < len(ids):
+            self._slots.appendleft(_Slot(len(ids), self._device))
+        if len(self._slots) > _SLOTS:
+            self._slots.pop()
+        slot = self._slots[0]
+        self._slots.rotate(-1)
+        slot.copied.synchronize()  # long past, unless the GPU is as many batches behind
+        slot.pinned[: len(ids)].numpy()[:] = ids
+        chosen = slot.there[: len(ids)].copy_(slot.pinned[: len(ids)], non_blocking=True)
+        slot.copied.record()
+        return chosen
+
+
+class _Slot:
+    """Memory for the ids of one batch, here and on the device."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.pinned = torch.empty(size, dtype=torch.int64, pin_memory=True)
+        self.there = torch.empty(size, dtype=torch.int64, device=device)
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 def resident(source: Source, device: torch.device) -> Resident | None:

@@ -26,6 +26,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
     from cordee.train.session import Session
 
     launch.plan.check(world.size)
+    launch.settle(lambda message: listen({"event": "warning", "message": message}))
     recorder = Recorder(launch.out, resume=launch.resume, listen=listen) if world.rank == 0 else None
     joined = join(world, record=recorder is not None)
     keeper = None

@@ -91,6 +91,7 @@ def write_token(path: Path) -> None:
 def run_on_hosts(launch: Launch, meeting: Meeting, listen: Listener) -> dict[str, Any]:
     """This host's part of a run over several; the coordinator returns the result, the others an empty one."""
     address = meeting.address()
+    launch.settle(lambda message: listen({"event": "warning", "message": message}))
     try:
         hub = Hub(address, expected=0, nodes=meeting.nodes, workers_here=launch.workers)
     except RendezvousError:

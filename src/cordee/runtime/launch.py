@@ -9,7 +9,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group.hub import Hub
 from cordee.group.wire import Address
+from cordee.runtime.formats import settle
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
 from cordee.runtime.resources import allot, devices, usable_cores
@@ -63,6 +64,11 @@ class Launch:
         devices(self.workers, self.device)
         self.plan.check(self.workers)
 
+    def settle(self, say: Callable[[str], None]) -> None:
+        """See that what the plan asks of the devices works here; before anything loads torch for the workers."""
+        first = allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False)[0]
+        os.environ.update(settle(self.plan, devices(self.workers, self.device)[0], first.threads, say))
+
     def specs(
         self, hub: Address, *, first: int = 0, total: int | None = None, interface: str = "127.0.0.1"
     ) -> list[WorkerSpec]:
@@ -97,6 +103,7 @@ class Launch:
 def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict[str, Any]:
     """Run to the end on this host; returns the result, or raises what ended it."""
     launch.check()
+    launch.settle(lambda message: listen({"event": "warning", "message": message}))
     recorder = Recorder(launch.out, resume=launch.resume, listen=listen)
     hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=launch.workers)
     try:

@@ -148,7 +148,10 @@ def warm_path() -> Path:
     newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
     # Workers inherit from the server where they may run and whom they can reach, so it must be as for ourselves.
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "pid")]
-    identity = f"{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
+    variable = os.environ.get("ONEDNN_MAX_CPU_ISA", "")  # read when torch is loaded, so it must be as for ourselves too
+    identity = (
+        f"{variable}|{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
+    )
     return folder / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
 
 

@@ -47,7 +47,7 @@ class Reducer:
     """Sums gradients over the members of a rope, together with a few numbers that ride along."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], rope: Rope, *, bucket_mb: float, overlap: bool) -> None:
-        """Put hooks on `parameters`; memory is taken when the first step needs it."""
+        """Put hooks on `parameters`, unless we are alone; memory is taken when the first step needs it."""
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.rope = rope
         self.overlap = overlap
@@ -68,7 +68,7 @@ class Reducer:
         self._launched = 0
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(self.parameters)
+            for number, parameter in enumerate(self.parameters if rope.size > 1 else ())
         ]
 
     def close(self) -> None:

@@ -76,8 +76,11 @@ class _Replica(_BatchNorm):
 def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState, *, compiled: bool = False) -> int:
     """Give every BatchNorm layer the statistics of the plan (`exact`, `replica`); returns how many there are.
 
-    In a `compiled` model the layers that communicate are left as they are.
+    One worker has the global batch to itself and needs nothing. In a `compiled` model the layers that communicate are
+    left as they are.
     """
+    if rope.size == 1 and not any(isinstance(module, _Exact | _Replica) for module in model.modules()):
+        return 0
     kind = {"exact": _Exact, "replica": _Replica}[mode]
     count = 0
     for module in model.modules():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from cordee.group.rope import Rope
+
 
 class BufferKeeper:
     """Remembers the buffers of models at the start of a step; copies only those that change."""
@@ -36,12 +38,16 @@ class BufferKeeper:
                 buffer.copy_(self._copies[place])
                 self._versions[place] = buffer._version
 
-    def floating(self) -> list[Tensor]:
-        """The buffers that hold numbers that can be averaged."""
-        return [buffer for buffer in self._buffers if buffer.is_floating_point()]
-
     @torch.no_grad()
-    def set_floating(self, values: list[Tensor]) -> None:
-        """Give the floating buffers these values, in their order."""
-        for buffer, value in zip(self.floating(), values, strict=True):
-            buffer.copy_(value)
+    def agree(self, rope: Rope, seen: int) -> None:
+        """Give all replicas the mean of their floating buffers, weighted by the samples that each has seen."""
+        floating = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        while floating and rope.size > 1:
+            weight = torch.tensor([float(seen)], dtype=torch.float64)
+            sums = [buffer.double() * seen for buffer in floating]
+            if not rope.agree([weight, *sums]):
+                continue
+            if weight:  # otherwise nothing was trained since the last time
+                for buffer, total in zip(floating, sums, strict=True):
+                    buffer.copy_((total / weight.to(total.device)).reshape(total.shape))
+            return

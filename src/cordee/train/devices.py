@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from cordee.core.errors import ModelError
+from cordee.core.plan import Plan
 from cordee.feed.batch import Batch
 from cordee.train.job import Job
 
@@ -48,20 +49,23 @@ def _convolves(model: nn.Module) -> bool:
     return any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
-def training_loss(job: Job, model: nn.Module, *, compile: bool) -> Callable[[Batch], Tensor]:
+def training_loss(job: Job, model: nn.Module, plan: Plan) -> Callable[[Batch], Tensor]:
     """The loss of a batch, compiled if asked for: model and loss together where the job gives them apart."""
-    if not compile:
+    if not plan.compile:
         return lambda batch: job.compute(model, batch)[0]
+    mode = "reduce-overhead" if plan.graphs else None
     loss = job.loss
     if loss is None:
-        model.compile()
+        model.compile(mode=mode)
         return _explained(lambda batch: job.compute(model, batch)[0])
-    whole = torch.compile(lambda x, y: loss(model(x), y))
+    whole = torch.compile(lambda x, y: loss(model(x), y), mode=mode)
     return _explained(lambda batch: whole(batch.x, batch.y))
 
 
 def _explained(compute: Callable[[Batch], Any]) -> Callable[[Batch], Tensor]:
     def computed(batch: Batch) -> Tensor:
+        # What graphs gave in the last step is not needed any more.
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             result: Tensor = compute(batch)
         except Exception as error:

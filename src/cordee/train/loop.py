@@ -177,7 +177,7 @@ class _Training:
         self.model.train()
         if session.plan.compile:
             session.tell("warning", {"message": "the model is compiled in the first step, which takes longer"})
-        loss_of = training_loss(job, self.model, compile=session.plan.compile)
+        loss_of = training_loss(job, self.model, session.plan)
         for batch in batches:
             with session.autocast():
                 loss = loss_of(batch)
@@ -200,7 +200,7 @@ class _Training:
         self._call("on_step", done)
         if end_of_epoch:
             self._end_epoch(done.epoch)
-        session.wish_stop = self._wishes_to_stop(done)
+        session.wish_stop |= self._wishes_to_stop(done)
         session.wish_save = job.save.seconds is not None and time.monotonic() - self._saved_at >= job.save.seconds
         if done.save or self._due(done, end_of_epoch):
             self.save()

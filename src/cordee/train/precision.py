@@ -76,23 +76,40 @@ def widened(output: Any) -> Any:
     return map_tensors(lambda one: one.float() if one.dtype in (torch.bfloat16, torch.float16) else one, output)
 
 
-class Reading:
-    """A number on its way from the device: on a GPU it is read while the backward pass goes on."""
+class Readings:
+    """Losses on their way from the device: on a GPU they are read while the backward pass goes on."""
 
-    def __init__(self, value: Tensor, factor: float) -> None:
-        """Begin to fetch `value`; nothing waits for it yet."""
-        self._factor = factor
-        self._event: torch.cuda.Event | None = None
-        if value.is_cuda:
-            self._value = torch.empty((), dtype=value.dtype, pin_memory=True)
-            self._value.copy_(value.detach().reshape(()), non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-        else:
-            self._value = value.detach()
+    def __init__(self) -> None:
+        """Nothing is on its way."""
+        self._coming: list[tuple[Tensor, float, torch.cuda.Event | None]] = []
+        self._free: list[tuple[Tensor, torch.cuda.Event]] = []
 
-    def get(self) -> float:
-        """The number times its factor."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._value.item() * self._factor
+    def add(self, value: Tensor, factor: float) -> None:
+        """Begin to fetch `value`, which counts `factor` times; nothing waits for it yet."""
+        if not value.is_cuda:
+            self._coming.append((value.detach(), factor, None))
+            return
+        # Pinned memory and events are used again: to make them costs as much as a few kernels.
+        here, event = self._free.pop() if self._free else _landing()
+        here.copy_(value.detach().reshape(()), non_blocking=True)
+        event.record()
+        self._coming.append((here, factor, event))
+
+    def total(self) -> float:
+        """The sum of all that was added since `clear`."""
+        total = 0.0
+        for value, factor, event in self._coming:
+            if event is not None:
+                event.synchronize()
+            total += value.item() * factor
+        return total
+
+    def clear(self) -> None:
+        """A new step begins."""
+        self._free += [(value, event) for value, _, event in self._coming if event is not None]
+        self._coming.clear()
+
+
+def _landing() -> tuple[Tensor, torch.cuda.Event]:
+    """Memory in which a number arrives, exactly; and what says that it has."""
+    return torch.empty((), dtype=torch.float64, pin_memory=True), torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -225,6 +225,11 @@ class Reporter:
                 self._usage_at = now
                 self.send_usage()
 
+    def send(self) -> None:
+        """Send all that there is to say, at the end."""
+        self.send_timing()
+        self.send_usage()
+
     def send_timing(self) -> None:
         """Send what has gathered."""
         record = self.timing.drain()

@@ -38,7 +38,7 @@ from cordee.sync.batchnorm import StepState, bind
 from cordee.train.buffers import BufferKeeper
 from cordee.train.devices import lay_out
 from cordee.train.feeder import Feeder, Slot, Weigh
-from cordee.train.precision import Precision, Reading
+from cordee.train.precision import Precision, Readings
 from cordee.train.record import Committed, Ledger, Reporter, from_limbs, to_limbs
 from cordee.train.reducers import Reducers, backward_for_nothing
 from cordee.train.weight import GlobalWeight
@@ -84,7 +84,7 @@ class Session:
         self._batch: Batch | None = None
         self._weight = GlobalWeight(self.rope)
         self._seen = 0  # samples of this worker since running statistics were last agreed on
-        self._losses: list[Reading] = []
+        self._losses = Readings()
         self._count = 0
         self._digest = 0
         self._backwards = 0
@@ -134,8 +134,7 @@ class Session:
         if kind is not None:
             return
         if self._launched:
-            self.reporter.send_timing()
-            self.reporter.send_usage()
+            self.reporter.send()
             while not self.rope.agree([torch.zeros(1)]):
                 pass
             self.rope.on_regroup.remove(self._regrouped)
@@ -146,8 +145,7 @@ class Session:
 
     def leave(self) -> bool:
         """Leave together: True when nobody needs anything any more; False if somebody was lost before that."""
-        self.reporter.send_timing()
-        self.reporter.send_usage()
+        self.reporter.send()
         return self.rope.finish()
 
     def tell(self, kind: str, content: dict[str, Any]) -> None:
@@ -227,7 +225,7 @@ class Session:
             backward_for_nothing(loss, self._reducers.parameters(self._models))
         factor = batch.weight / weight if weight else 0.0
         if not silent:
-            self._losses.append(Reading(loss, factor))
+            self._losses.add(loss, factor)
         if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
             early.ride_along(self._extras)
             early.arm()
@@ -268,16 +266,9 @@ class Session:
 
     def agree_buffers(self) -> None:
         """With `batchnorm=replica`: give all replicas the mean of their running statistics, by samples."""
-        if self.plan.batchnorm != "replica" or not self._buffers.floating():
-            return
-        while self.rope.size > 1:
-            seen = torch.tensor([float(self._seen)], dtype=torch.float64)
-            sums = [buffer.double() * self._seen for buffer in self._buffers.floating()]
-            if self.rope.agree([seen, *sums]):
-                if seen:  # otherwise nothing was trained since the last time
-                    self._buffers.set_floating([(one / seen).reshape(one.shape) for one in sums])
-                self._seen = 0
-                return
+        if self.plan.batchnorm == "replica":
+            self._buffers.agree(self.rope, self._seen)
+            self._seen = 0
 
     def reducer_of(self, optimizer: Optimizer) -> Reducer:
         """What sums the gradients of this optimizer's parameters."""
@@ -326,7 +317,8 @@ class Session:
         self._substeps = 0
         self._generation = self.rope.generation
         self._state.void = False
-        self._losses, self._count, self._digest = [], 0, 0
+        self._losses.clear()
+        self._count = self._digest = 0
         self.reporter.asks()
         if self.rope.size > 1:  # alone, no step is ever void
             self._buffers.remember()
@@ -338,14 +330,20 @@ class Session:
         (bits,) = random_bits(1, "draws", self.seed, slot.epoch, slot.step, self.rope.rank)
         torch.default_generator.manual_seed(int(bits) >> 1)
         if self.device != "cpu":
-            torch.cuda.manual_seed(int(bits) >> 1)
+            torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(int(bits) >> 1)
 
     def _extras(self) -> list[float]:
         channel = self.rope.channel
         asked = channel is not None and channel.stop_reason is not None
         limbs = to_limbs(self._digest % 2**64)
-        loss = sum(reading.get() for reading in self._losses)
-        return [loss, float(self.wish_stop), float(asked), float(self.wish_save), float(self._count), *limbs]
+        return [
+            self._losses.total(),
+            float(self.wish_stop),
+            float(asked),
+            float(self.wish_save),
+            float(self._count),
+            *limbs,
+        ]
 
     def _commit(self, optimizer: Optimizer, reducer: Reducer, extras: list[float], clip: float | None) -> None:
         loss, stop, asked, save, count = extras[:5]

@@ -19,9 +19,10 @@ from typing import Any
 
 from cordee.core.errors import Interrupted
 from cordee.core.events import read_events
+from cordee.watch.latency import latency
 from cordee.watch.members import Members
-from cordee.watch.split import Block, BlockSplit
-from cordee.watch.summary import Curve, Incident, Latency, Summary
+from cordee.watch.split import MOST_OPEN, Block, BlockSplit
+from cordee.watch.summary import Curve, Incident, Summary
 from cordee.watch.thin import Row, Thinner, column
 from cordee.watch.words import duration
 
@@ -30,8 +31,6 @@ PACE_ROWS = 300
 EPOCH_ROWS = 500
 MOST_OF_A_KIND = 100
 """Incidents of a kind that are listed; the others are counted."""
-CLASSES = 40
-"""Of the histogram."""
 SILENT_S = 60.0
 """After so long without a record, a run that has not ended is no longer said to be running."""
 
@@ -51,7 +50,7 @@ def summarise(folder: str | os.PathLike[str], now: float | None = None) -> Summa
 def _read_json(path: Path) -> dict[str, Any]:
     """An object in a file; empty if there is none, or not all of one."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -78,6 +77,8 @@ class Digest:
         self._loss: float | None = None
         self._validation: Mapping[str, float | None] = {}
         self._lengths = array("d")
+        self._committed: dict[int, int] = {}
+        """Samples of steps that workers have not reported yet."""
         self._step_samples = 0
         self._losses, self._pace = Thinner(LOSS_ROWS), Thinner(PACE_ROWS)
         self._metrics, self._saves = Thinner(EPOCH_ROWS), Thinner(EPOCH_ROWS)
@@ -188,6 +189,9 @@ class Digest:
         pace.note("ms", event["ms"])
         pace.note("samples", event["samples"])
         self._lengths.append(event["ms"])
+        if len(self._committed) > MOST_OPEN:
+            self._committed.clear()
+        self._committed[self._step] = event["samples"]
         self._step_samples += event["samples"]
 
     def _on_epoch(self, event: Mapping[str, Any]) -> None:
@@ -214,7 +218,11 @@ class Digest:
         self._split.add(event["worker"], event)
 
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
-        self._workers.did(first, blocks, self._running)
+        """Reports of the last moments of a lost worker are missing; such steps say nothing about shares."""
+        count = len(next(iter(blocks.values())).samples)
+        committed = sum(self._committed.pop(step, 0) for step in range(first + 1, first + count + 1))
+        reported = sum(sum(block.samples) for block in blocks.values())
+        self._workers.did(first, blocks, self._running, whole=reported >= committed)
 
     def _on_usage(self, event: Mapping[str, Any]) -> None:
         self._workers.used(event["worker"], event, self._running(event["at"]))
@@ -329,40 +337,3 @@ def _pace(rows: Sequence[Row]) -> Curve:
         1e3 * one / spent if one is not None and spent else None for one, spent in zip(samples, ms, strict=True)
     )
     return dataclasses.replace(curve, values={"throughput": throughput, **curve.values})
-
-
-def latency(lengths: Sequence[float]) -> Latency:
-    """The lengths of all steps in a few numbers."""
-    if not lengths:
-        return Latency()
-    ordered = sorted(lengths)
-    p50, p95, p99 = (percentile(ordered, share) for share in (0.50, 0.95, 0.99))
-    low, longest = ordered[0], ordered[-1]
-    high = min(longest, 1.5 * p99)
-    classes = min(CLASSES, len(ordered)) if high > low else 1
-    width = (high - low) / classes or 1.0
-    counts = [0] * classes
-    beyond = 0
-    for one in ordered:
-        if one > high:
-            beyond += 1
-        else:
-            counts[min(classes - 1, int((one - low) / width))] += 1
-    return Latency(
-        p50=round(p50, 4),
-        p95=round(p95, 4),
-        p99=round(p99, 4),
-        mean=round(sum(ordered) / len(ordered), 4),
-        longest=round(longest, 4),
-        edges=tuple(round(low + width * place, 6) for place in range(classes + 1)),
-        counts=tuple(counts),
-        beyond=beyond,
-    )
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the ordered ones lie, between neighbours in proportion."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

@@ -78,14 +78,19 @@ class Members:
         """The run was resumed after `step`."""
         self._split.go_on_after(step)
 
-    def did(self, first: int, blocks: Mapping[int, Block], clock: Callable[[float], float]) -> None:
-        """Where the time of some consecutive steps went; `clock` gives seconds of running for a time of day."""
+    def did(self, first: int, blocks: Mapping[int, Block], clock: Callable[[float], float], *, whole: bool) -> None:
+        """Where the time of some consecutive steps went; `clock` gives seconds of running for a time of day.
+
+        If it is not the `whole` of them, because some workers did not report, it only counts in the sums.
+        """
         for worker, block in blocks.items():
             member = self._of(worker)
             member.steps += len(block.samples)
             member.samples += sum(block.samples)
             for part in PARTS:
                 member.time_s[part] += sum(getattr(block, part)) / 1e3
+        if not whole:
+            return
         arrived = next(iter(blocks.values())).arrived
         begin, count = 0, len(arrived)
         while begin < count:

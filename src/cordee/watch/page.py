@@ -102,39 +102,47 @@ def _foot(now: float) -> str:
 
 
 def _plots(summary: Summary) -> list[str]:
-    made = ["<h2>Training</h2>", _switch(summary), '<div class="plots">']
-    made.append(
-        _figure(
-            "loss",
-            "Loss",
-            _first_and_last(summary),
-            control='<label><input type="checkbox" id="log">logarithmic</label>',
-        )
-    )
-    made += ["</div>", '<div class="plots">']
-    made += [
-        _figure("metric", f"Validation: {name}", "after each epoch", name=name, small=True)
-        for name in metric_names(summary)
+    return [
+        "<h2>Training</h2>",
+        _switch(summary),
+        *_training(summary),
+        *([panel_split(summary), _grid(_figure_split(summary))] if summary.split.workers else []),
+        *_speed(summary),
+        *_usage(summary),
     ]
-    made += ["</div>", "<h2>Speed</h2>", '<div class="plots">']
+
+
+def _grid(*figures: str) -> str:
+    return f'<div class="plots">{"".join(figures)}</div>' if figures else ""
+
+
+def _training(summary: Summary) -> list[str]:
+    """The loss, and the metrics beside it or below it."""
+    known = [value for value in summary.losses.values["loss"] if value is not None]
+    note = "no finite loss is on record"
+    if known:
+        note = f"training from {known[0]:.4g} to {known[-1]:.4g} in {plural(summary.steps, 'step')}"
+    control = '<label><input type="checkbox" id="log">logarithmic</label>'
+    loss = _figure("loss", "Loss", note, control=control)
+    metrics = [
+        _figure("metric", f"Validation: {name}", "after each epoch", name=name) for name in metric_names(summary)
+    ]
+    return [_grid(loss, *metrics)] if len(metrics) == 1 else [_grid(loss), _grid(*metrics)]
+
+
+def _speed(summary: Summary) -> list[str]:
     slow = summary.latency
-    made.append(_figure("throughput", "Throughput", f"{large(summary.throughput)} samples/s over all steps"))
-    made.append(
-        _figure(
-            "latency",
-            "Length of a step",
-            f"median {milliseconds(slow.p50)}, longest {milliseconds(slow.longest)}; far longer ones are cut off",
-        )
-    )
+    spread = f"median {milliseconds(slow.p50)}, longest {milliseconds(slow.longest)}; far longer ones are cut off"
     beyond = f"; {plural(slow.beyond, 'longer step')} not shown" if slow.beyond else ""
     quantiles = f"p50 {milliseconds(slow.p50)}, p95 {milliseconds(slow.p95)}, p99 {milliseconds(slow.p99)}{beyond}"
-    made.append(_figure("histogram", "Steps by their length in ms", quantiles))
+    made = [
+        _figure("throughput", "Throughput", f"{large(summary.throughput)} samples/s over all steps"),
+        _figure("latency", "Length of a step", spread),
+        _figure("histogram", "Steps by their length in ms", quantiles),
+    ]
     if summary.split.workers:
         made.append(_figure("shares", "Shares", "the part of every step's samples that each worker computes, in %"))
-    made.append("</div>")
-    if summary.split.workers:
-        made += [panel_split(summary), '<div class="plots">', _figure_split(summary), "</div>"]
-    return made + _usage(summary)
+    return ["<h2>Speed</h2>", _grid(*made)]
 
 
 def _switch(summary: Summary) -> str:
@@ -161,13 +169,6 @@ def _figure(kind: str, title: str, note: str, *, name: str = "", small: bool = F
         f'<div class="plot{" small" if small else ""}" role="img" aria-label="{text(spoken)}" data-plot="{kind}" '
         f'data-name="{text(name)}"></div></figure>'
     )
-
-
-def _first_and_last(summary: Summary) -> str:
-    known = [value for value in summary.losses.values["loss"] if value is not None]
-    if not known:
-        return "no finite loss is on record"
-    return f"training from {known[0]:.4g} to {known[-1]:.4g} in {plural(summary.steps, 'step')}"
 
 
 def _figure_split(summary: Summary) -> str:

@@ -249,6 +249,7 @@ def details(summary: Summary) -> str:
         "plan": run.get("plan"),
         "faithfulness": run.get("faithfulness"),
         "launcher's host": run.get("host"),
+        "steps skipped": result.get("steps_skipped") or None,
         "ended": f"{summary.reason} (exit code {summary.code})" if summary.code is not None else "not on record",
     }
     proof = {

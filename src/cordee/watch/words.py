@@ -130,10 +130,10 @@ def _held_up(slow: Worker, others: Sequence[Worker], waiting: float) -> str:
     mine = _per_step(slow, part)
     theirs = statistics.median(_per_step(one, part) for one in others)
     times = f", {mine / theirs:.1f} times as long as the others" if theirs and mine / theirs >= 1.1 else ""
-    crowd = "the other waits" if len(others) == 1 else "the others wait"
+    crowd, own = ("the other waits", "its") if len(others) == 1 else ("the others wait", "their")
     return (
         f"Worker {slow.worker} is the slowest: it spends {percent(slow.share(part))} of its steps {doing}{times}, "
-        f"while {crowd} {percent(waiting)} of theirs."
+        f"while {crowd} {percent(waiting)} of {own} time."
     )
 
 

@@ -37,13 +37,24 @@
 
   /** The rows of a curve along the chosen axis: over steps, those that were done again are left out. */
   function along(curve, columns) {
-    let rows = curve.step.map((_, index) => index);
-    if (axis === "step") {
-      rows = rows.filter((index) => !curve.redone[index]);
-      rows.sort((one, other) => curve.step[one] - curve.step[other]);
-    }
-    const x = rows.map((index) => curve[axis][index]);
-    return [x, ...columns.map((column) => rows.map((index) => column[index]))];
+    if (axis === "seconds") return broken([curve.seconds, ...columns]);
+    const rows = curve.step.map((_, index) => index).filter((index) => !curve.redone[index]);
+    rows.sort((one, other) => curve.step[one] - curve.step[other]);
+    return [curve.step, ...columns].map((column) => rows.map((index) => column[index]));
+  }
+
+  /** Over time, with a gap where the run was resumed. */
+  function broken(columns) {
+    const cuts = data.marks.filter((mark) => mark.kind === "resume").map((mark) => mark.seconds);
+    const made = columns.map(() => []);
+    columns[0].forEach((moment, row) => {
+      while (cuts.length && cuts[0] <= moment) {
+        const cut = cuts.shift();
+        if (row) made.forEach((column, place) => column.push(place ? null : cut));
+      }
+      made.forEach((column, place) => column.push(columns[place][row]));
+    });
+    return made;
   }
 
   function percentile(values, share) {
@@ -142,7 +153,7 @@
       hooks: {
         init: [(plot) => { plot.free = spec.free; }],
         setCursor: [rest(spec.rest)],
-        ...(plain ? {} : { drawClear: [marks(over, spec.epochs)] }),
+        ...(plain ? {} : { draw: [marks(over, spec.epochs)] }),
       },
     };
     const made = new uPlot(options, spec.data, host);
@@ -163,7 +174,7 @@
 
   /** A line, and where there are several steps in a row the span of their values behind it. */
   const line = (label, colour, more) => ({
-    label, stroke: colour, width: 1.8, spanGaps: true, points: { show: false }, value: (_, one) => number(one), ...more,
+    label, stroke: colour, width: 1.8, points: { show: false }, value: (_, one) => number(one), ...more,
   });
   const edge = () => ({ class: "quiet", stroke: "transparent", width: 0, points: { show: false } });
   const dotted = (values) => ({ points: { show: values.filter((one) => one !== null).length <= 60, size: 5 } });
@@ -205,7 +216,7 @@
       const box = document.getElementById("log");
       box.disabled = !positive;
       draw(host, {
-        data: columns, series, epochs: true, free: true, height: 250, log: logarithmic && positive,
+        data: columns, series, epochs: true, free: true, log: logarithmic && positive,
         bands: spread ? [{ series: [2, 3], fill: css("c0") + "33" }] : [],
       });
     },
@@ -213,7 +224,7 @@
     metric(host) {
       const name = host.dataset.name;
       const [x, values] = along(data.metrics, [data.metrics.values[name]]);
-      draw(host, { data: [x, values], series: [line(name, css("c2"), { points: { show: x.length <= 60, size: 6, fill: css("c2") } })], height: 160 });
+      draw(host, { data: [x, values], series: [line(name, css("c2"), { points: { show: x.length <= 60, size: 6, fill: css("c2") } })] });
     },
 
     throughput(host) {
@@ -271,7 +282,7 @@
     usage(host) {
       const name = host.dataset.name;
       const numbers = Object.keys(data.usage);
-      const tables = numbers.map((one) => [data.usage[one].seconds, data.usage[one].values[name]]);
+      const tables = numbers.map((one) => broken([data.usage[one].seconds, data.usage[one].values[name]]));
       draw(host, {
         data: uPlot.join(tables), over: "seconds", zero: true, free: true, height: 160,
         series: numbers.map((one, place) => line("worker " + one, lines(place), { dash: dashes(place), ...dotted(tables[place][0]) })),

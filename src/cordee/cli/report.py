@@ -1,0 +1,190 @@
+"""`cordee report`: a run as tables, as JSON, and as files for other viewers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import UsageError
+from cordee.core.times import PARTS
+from cordee.watch.summary import Summary
+from cordee.watch.words import amount, duration, ending, figure, large, losses, milliseconds, percent, plural, verdict
+
+WIDTH = 120
+"""Of the tables where nobody's terminal says how wide it is."""
+MOST_NAMED = 5
+MOST_ROWS = 40
+
+
+def report(run: Path, as_json: bool, trace: Path | None, steps: str | None, tensorboard: Path | None) -> None:
+    """Show the run in the folder `run`, and write what was asked for."""
+    from cordee.watch.digest import summarise
+    from cordee.watch.trace import Steps, write_trace
+
+    shown = Steps.parse(steps)
+    if steps is not None and trace is None:
+        raise UsageError("--steps says which steps a trace shows: name its file with --trace")
+    folder = find_run(run)
+    now = time.time()
+    summary = summarise(folder, now)
+    if as_json:
+        print(json.dumps(summary.to_dict(), allow_nan=False))
+    else:
+        show(summary, now)
+    if trace is not None:
+        write_trace(folder, trace, shown)
+        print(f"trace: {trace}; open it at https://ui.perfetto.dev", file=sys.stderr if as_json else sys.stdout)
+    if tensorboard is not None:
+        from cordee.watch.tensorboard import write_tensorboard
+
+        write_tensorboard(folder, tensorboard)
+        print(f"tensorboard --logdir {tensorboard}", file=sys.stderr if as_json else sys.stdout)
+    if not as_json:
+        from cordee.watch.page import render
+        from cordee.watch.report import save_report
+
+        print(f"report: {save_report(folder, render(summary, now))}")
+
+
+def find_run(run: Path) -> Path:
+    """The folder of a run, or an error that names what is near."""
+    folder = run.parent if run.is_file() else run
+    if (folder / "events.jsonl").is_file():
+        return folder
+    expected = "expected the folder of a run, with a file events.jsonl"
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder.absolute()}: {expected}")
+    beneath = [path for pattern in ("*", "*/*") for path in folder.glob(f"{pattern}/events.jsonl")]
+    newest = sorted(beneath, key=lambda path: path.stat().st_mtime, reverse=True)
+    if not newest:
+        raise UsageError(f"{folder.absolute()} holds no events.jsonl, nor does a folder in it: {expected}")
+    names = ", ".join(str(path.parent) for path in newest[:MOST_NAMED])
+    rest = f" and {len(newest) - MOST_NAMED} more" if len(newest) > MOST_NAMED else ""
+    raise UsageError(f"{folder} is not a run itself: {expected}. Runs beneath it, the newest first: {names}{rest}")
+
+
+# ------------------------------------------------------------- tables
+
+
+def show(summary: Summary, now: float) -> None:
+    """The summary on standard output."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(f"{_plain(summary.name)}: {ending(summary, now)}", style="bold")
+    for sentence in (*losses(summary)[:MOST_NAMED], verdict(summary.workers)):
+        if sentence:
+            console.print(_plain(sentence))
+    for table in (
+        _table("", ("", ""), _figures(summary), left={0, 1}),
+        _table("validation", ("after step", *summary.metrics.values), _epochs(summary)),
+        _table("where the time of the steps went", ("worker", "a step", *PARTS), _split(summary), left={0}),
+        _table("workers", _WORKER_COLUMNS, _workers(summary), left={0, 1, 2}),
+        _table("what happened", ("after", "step", "what", ""), _incidents(summary), left={2, 3}),
+    ):
+        if table is not None:
+            console.print(table)
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = frozenset()
+) -> Any:
+    """A table; the columns in `left` are text, the others numbers. None if it has no row."""
+    from rich import box
+    from rich.table import Table
+
+    made = list(rows)
+    if not made:
+        return None
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns))
+    for place, column in enumerate(columns):
+        table.add_column(_plain(column), justify="left" if place in left else "right", overflow="fold")
+    for row in made:
+        table.add_row(*map(_plain, row))
+    return table
+
+
+def _plain(text: str) -> str:
+    """Text that can do nothing to a terminal."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def _figures(summary: Summary) -> Iterable[tuple[str, str]]:
+    of = f" of {summary.last_step:,}" if summary.last_step else ""
+    yield "steps", f"{summary.steps:,}{of}"
+    yield "epochs", f"{summary.epochs:,}"
+    yield "samples", f"{summary.samples:,}"
+    if summary.losses.step:
+        yield "training loss", figure(summary.loss)
+    for part, values in (("validation", summary.validation), ("test", summary.test)):
+        for name, value in values.items():
+            yield f"{part} {name}", figure(value)
+    if summary.losses.step:
+        yield "throughput", f"{large(summary.throughput)} samples/s"
+        slow = summary.latency
+        yield "step p50 / p95 / p99", " / ".join(milliseconds(one) for one in (slow.p50, slow.p95, slow.p99))
+    yield "plan", str(summary.run.get("plan", "not known"))
+    yield "faithfulness", str(summary.run.get("faithfulness", "not known"))
+    yield "workers lost", str(summary.failures)
+    yield "checkpoints", str(summary.checkpoints)
+    yield "start / evaluation / saving", " / ".join(duration(seconds) for seconds in summary.other_s.values())
+    used = summary.resources
+    yield "processor time, sent", f"{duration(used['cpu_s'])}, {amount(used['bytes_sent'])}"
+    yield "worker-hours", f"{used['worker_hours']:.3g}"
+    if "order_sha256" in summary.result:
+        lost, twice = summary.result["samples_lost"], summary.result["samples_repeated"]
+        yield "samples lost / repeated", f"{lost} / {twice}"
+        yield "order sha256", str(summary.result["order_sha256"])
+
+
+def _epochs(summary: Summary) -> Iterable[list[str]]:
+    rows = list(zip(summary.metrics.step, *summary.metrics.values.values(), strict=True))
+    if not summary.metrics.values:
+        return
+    for step, *values in rows[-10:]:
+        yield [f"{step:,}", *("–" if value is None else figure(value) for value in values)]
+
+
+def _split(summary: Summary) -> Iterable[list[str]]:
+    for one in summary.workers[:MOST_ROWS]:
+        if one.steps:
+            yield [
+                f"{one.worker}{' (lost)' if one.lost else ''}",
+                milliseconds(1e3 * one.measured_s / one.steps),
+                *(percent(one.share(part)) for part in PARTS),
+            ]
+
+
+_WORKER_COLUMNS = ("worker", "host", "device", "process", "steps", "samples", "processor", "cores", "memory", "sent")
+
+
+def _workers(summary: Summary) -> Iterable[list[str]]:
+    for one in summary.workers[:MOST_ROWS]:
+        yield [
+            str(one.worker),
+            one.host,
+            one.device,
+            str(one.pid or "–"),
+            f"{one.steps:,}",
+            f"{one.samples:,}",
+            duration(one.cpu_s),
+            f"{one.cpu_cores:.2f}",
+            amount(one.memory_mb * 2**20) + (f", GPU {amount(one.gpu_mb * 2**20)}" if one.gpu_mb else ""),
+            amount(one.bytes_sent),
+        ]
+    if len(summary.workers) > MOST_ROWS:
+        hidden = plural(len(summary.workers) - MOST_ROWS, "more worker")
+        yield [f"… {hidden}", *[""] * (len(_WORKER_COLUMNS) - 1)]
+
+
+def _incidents(summary: Summary) -> Iterable[list[str]]:
+    for one in summary.incidents[:MOST_ROWS]:
+        took = f" (after {duration(one.ms / 1e3)})" if one.kind == "regroup" and one.ms is not None else ""
+        yield [duration(one.seconds), f"{one.step:,}", one.kind, one.text + took]
+    hidden = max(0, len(summary.incidents) - MOST_ROWS) + summary.left_out
+    if hidden:
+        yield ["", "", "", f"{plural(hidden, 'more record')}"]

@@ -1,0 +1,42 @@
+"""Before the start: whether what the plan asks of the devices works here, and whether it pays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+
+from cordee.core.errors import PlanError
+from cordee.core.plan import Plan
+from cordee.runtime.probe import NOTABLE, Probe, known, probe
+
+
+def settle(plan: Plan, device: str, threads: int, say: Callable[[str], None]) -> dict[str, str]:
+    """Refuse what does not work, say what would be slower; returns variables to be set before torch is loaded."""
+    if plan.compile and device == "cpu":
+        _find_compiler()
+    if plan.precision == "fp32":
+        return {}
+    found = known(plan.precision, device, threads=threads)
+    if found is None:
+        say(f"measuring once whether {plan.precision} works here and is faster than fp32")
+        found = probe(plan.precision, device, threads=threads)
+    return judged(found, say)
+
+
+def judged(found: Probe, say: Callable[[str], None]) -> dict[str, str]:
+    """What follows from a probe of the plan's number format."""
+    if not found.works:
+        raise PlanError(found.sentence)
+    if found.speed * NOTABLE <= 1 or found.environment:
+        say(found.sentence)
+    return found.environment
+
+
+def _find_compiler() -> None:
+    wanted = os.environ.get("CXX")
+    if not any(map(shutil.which, [wanted] if wanted else ["g++", "clang++"])):
+        raise PlanError(
+            f"compile=true needs a C++ compiler on a CPU, and there is no {wanted or 'g++ or clang++'}: install one (on "
+            "Debian and Ubuntu: g++), name it in the variable CXX, or leave compile out"
+        )

@@ -1,0 +1,110 @@
+"""A run for TensorBoard: its numbers as event files that TensorBoard reads."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import StorageError, UsageError
+from cordee.core.events import read_events
+from cordee.core.times import PARTS
+from cordee.watch.split import Block, BlockSplit
+
+SUFFIX = ".cordee"
+"""Our files end with it: writing anew replaces them, and no other."""
+
+
+def write_tensorboard(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Write the scalars of the run in `folder` into the folder `target`, as far as the run has come."""
+    place = Path(target)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for old in place.glob(f"events.out.tfevents.*{SUFFIX}"):
+            old.unlink()
+        scalars = _Scalars(place)
+    except OSError as error:
+        raise StorageError(f"cannot write into {place.absolute()}: {error.strerror}") from error
+    for event in read_events(Path(folder) / "events.jsonl"):
+        scalars.take(event)
+    scalars.close()
+
+
+class _Scalars:
+    """Turns the events of a run into scalars."""
+
+    def __init__(self, target: Path) -> None:
+        try:
+            writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+            self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+            self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+        except ImportError as error:
+            raise UsageError(
+                f"--tensorboard needs the package tensorboard, which is not there ({error}): "
+                "pip install 'cordee[tensorboard]'"
+            ) from None
+        self._writer = writer.EventFileWriter(str(target), filename_suffix=SUFFIX)
+        self._starts = 0
+        self._heard = 0.0
+        self._split = BlockSplit(self._on_block)
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """One event of the run."""
+        self._heard = event["time"]
+        take = getattr(self, f"_on_{event['event']}", None)
+        if take is not None:
+            take(event)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._split.finish()
+        self._writer.close()
+
+    def _write(self, step: int, at: float, values: Iterable[tuple[str, float | None]]) -> None:
+        made = [
+            self._summaries.Summary.Value(tag=tag, simple_value=float("nan") if value is None else value)
+            for tag, value in values
+        ]
+        self._writer.add_event(self._events.Event(wall_time=at, step=step, summary=self._summaries.Summary(value=made)))
+
+    def _on_start(self, event: Mapping[str, Any]) -> None:
+        self._split.finish()
+        self._starts += 1
+        self._split = BlockSplit(self._on_block)
+        self._split.expect(range(event["workers"]))
+
+    def _on_job(self, event: Mapping[str, Any]) -> None:
+        if self._starts > 1:  # what lies beyond is done again: TensorBoard then forgets the first time
+            again = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._writer.add_event(
+                self._events.Event(wall_time=event["time"], step=event["steps"] + 1, session_log=again)
+            )
+
+    def _on_step(self, event: Mapping[str, Any]) -> None:
+        values: list[tuple[str, float | None]] = [("train/loss", event["loss"]), ("train/step_ms", event["ms"])]
+        if event["ms"]:
+            values.append(("train/samples_per_s", 1e3 * event["samples"] / event["ms"]))
+        self._write(event["step"], event.get("at") or event["time"], values)
+
+    def _on_epoch(self, event: Mapping[str, Any]) -> None:
+        values = [(f"validation/{name}", value) for name, value in event["validation"].items()]
+        self._write(event["step"], event["time"], values)
+
+    def _on_regroup(self, event: Mapping[str, Any]) -> None:
+        self._split.expect(event["workers"])
+
+    def _on_times(self, event: Mapping[str, Any]) -> None:
+        self._split.add(event["worker"], event)
+
+    def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
+        """The parts of each step, as means over the workers."""
+        arrived = next(iter(blocks.values())).arrived
+        means = [
+            [sum(row) / len(blocks) for row in zip(*(getattr(block, part) for block in blocks.values()), strict=False)]
+            for part in PARTS
+        ]
+        for place, at in enumerate(arrived):
+            values = [(f"time/{part}_ms", column[place]) for part, column in zip(PARTS, means, strict=True)]
+            self._write(first + place + 1, at, values)

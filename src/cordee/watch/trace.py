@@ -1,0 +1,286 @@
+"""A run as a trace that Perfetto and other viewers of Chrome's trace format show: all workers on the launcher's clock.
+
+What is exact: when a worker came to a step's collective (`arrived`), how long each part of a step lasted (in the
+arguments of the step's slice), when the speaking worker committed a step (counters), and when the launcher heard of a
+failure, a new group or a warning. What is laid out: the parts of a step stand in the order data, compute, waiting,
+communication, with `arrived` between the second and the third. The update after the collective is counted with compute
+and stands before it; collectives inside the passes stand after it. Where two steps would overlap by that, the slices
+between their two arrivals are scaled to fit. Evaluation and saving follow the step that they came after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from cordee.core.errors import StorageError, UsageError
+from cordee.core.events import read_events
+from cordee.watch.split import Block, BlockSplit
+
+RUN = 0
+"""The process of the trace that stands for the run; worker n is process n + 1."""
+HAPPENED, BETWEEN = 0, 1
+"""Its threads: what happened, and what was done between steps."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which steps to show, both ends included."""
+
+    first: int = 1
+    last: float = float("inf")
+
+    @classmethod
+    def parse(cls, text: str | None) -> Steps:
+        """From `A:B`, `A:` or `:B`."""
+        if text is None:
+            return cls()
+        first, colon, last = text.partition(":")
+        try:
+            found = cls(int(first) if first else 1, int(last) if last else float("inf"))
+            if not colon or found.first < 1 or found.last < found.first:
+                raise ValueError
+        except ValueError:
+            raise UsageError(f"--steps {text}: expected A:B, the first and the last step, such as 100:200") from None
+        return found
+
+    def __contains__(self, step: int) -> bool:
+        return self.first <= step <= self.last
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """One step on one worker, in seconds since the beginning."""
+
+    step: int
+    data: float
+    compute: float
+    waiting: float
+    communication: float
+    samples: int
+    arrived: float
+
+    @property
+    def own(self) -> float:
+        """What the worker spends before it comes to the collective."""
+        return self.data + self.compute
+
+    @property
+    def blocked(self) -> float:
+        """What it spends in it."""
+        return self.waiting + self.communication
+
+
+def border(one: Stamp, following: Stamp) -> tuple[float, float]:
+    """Where a step ends and where the next one, which arrives no earlier, begins, so that they do not overlap."""
+    end, begin = one.arrived + one.blocked, following.arrived - following.own
+    if end <= begin:
+        return end, begin
+    cut = one.arrived + (following.arrived - one.arrived) * one.blocked / (one.blocked + following.own)
+    return cut, cut
+
+
+def lay_out(one: Stamp, begin: float, end: float) -> list[tuple[str, float, float]]:
+    """The parts of a step between `begin` and `end`: name, begin and length of each that has one."""
+    slices = []
+    before = max(0.0, one.arrived - begin) / one.own if one.own else 0.0
+    after = max(0.0, end - one.arrived) / one.blocked if one.blocked else 0.0
+    at = begin
+    parts = (("data", one.data * before), ("compute", one.compute * before))
+    for name, length in (*parts, ("waiting", one.waiting * after), ("communication", one.communication * after)):
+        if length > 0:
+            slices.append((name, at, length))
+        at += length
+    return slices
+
+
+class _Writer:
+    """Writes trace events one after the other; on a track no time is before the one before. Times are in seconds."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._first = True
+        self._latest: dict[tuple[int, int], float] = {}
+
+    def slice(self, track: tuple[int, int], name: str, begin: float, length: float, **arguments: Any) -> None:
+        more = {"args": arguments} if arguments else {}
+        self._put(track, {"ph": "X", "name": name, "dur": _micro(max(0.0, length)), **more}, begin)
+
+    def instant(self, name: str, at: float, text: str) -> None:
+        self._put((RUN, HAPPENED), {"ph": "i", "s": "g", "name": name, "args": {"text": text}}, at)
+
+    def counter(self, name: str, at: float, value: float) -> None:
+        self._put((RUN, -1), {"ph": "C", "name": name, "args": {name: value}}, at)
+
+    def name(self, process: int, thread: int, name: str) -> None:
+        """Name a thread, or a process if `thread` is below 0."""
+        kind = "process_name" if thread < 0 else "thread_name"
+        self._event({"ph": "M", "name": kind, "pid": process, "tid": max(0, thread), "args": {"name": name}})
+        if thread < 0:
+            order = {"sort_index": process}
+            self._event({"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": order})
+
+    def _put(self, track: tuple[int, int], event: dict[str, Any], at: float) -> None:
+        stamp = max(_micro(at), self._latest.get(track, 0.0))
+        self._latest[track] = stamp
+        self._event({**event, "ts": stamp, "pid": track[0], "tid": max(0, track[1])})
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self._file.write("\n" if self._first else ",\n")
+        self._first = False
+        self._file.write(json.dumps(event, allow_nan=False, separators=(",", ":")))
+
+
+def _micro(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+class _Tracer:
+    """Turns the events of a run into those of a trace."""
+
+    def __init__(self, file: TextIO, origin: float, steps: Steps) -> None:
+        self._out = _Writer(file)
+        self._origin = origin
+        self._steps = steps
+        self._step = 0
+        self._after = 0.0
+        """When the last step, and what followed it, was over."""
+        self._starts = 0
+        self._open: dict[int, tuple[Stamp, float]] = {}
+        """The last step of each worker, and where it begins: it is written when it is known where it must end."""
+        self._split = BlockSplit(self._on_block)
+        self._out.name(RUN, -1, "run")
+        self._out.name(RUN, HAPPENED, "what happened")
+        self._out.name(RUN, BETWEEN, "evaluation and saving")
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """One event of the run."""
+        take = getattr(self, f"_on_{event['event']}", None)
+        if take is not None:
+            take(event)
+
+    def close(self) -> None:
+        """Write what waited for what came after it."""
+        self._split.finish()
+        for worker, (stamp, begin) in self._open.items():
+            self._step_slices(worker, stamp, begin, stamp.arrived + stamp.blocked)
+        self._open.clear()
+
+    def _since(self, moment: float) -> float:
+        """A time of day in seconds since the beginning; stamps are microseconds, which large numbers do not hold."""
+        return max(0.0, round(moment - self._origin, 6))
+
+    def _shown(self) -> bool:
+        """Whether what happens now happens among the steps that are shown."""
+        return self._steps.first - 1 <= self._step <= self._steps.last
+
+    def _on_start(self, event: Mapping[str, Any]) -> None:
+        self.close()
+        self._starts += 1
+        self._after = self._since(event["time"])
+        self._split = BlockSplit(self._on_block)
+        self._split.expect(range(event["workers"]))
+        if self._shown():
+            self._out.instant("resume" if self._starts > 1 else "start", self._after, f"plan {event['plan']}")
+
+    def _on_job(self, event: Mapping[str, Any]) -> None:
+        self._step = event["steps"]
+
+    def _on_worker(self, event: Mapping[str, Any]) -> None:
+        process = event["worker"] + 1
+        self._out.name(process, -1, f"worker {event['worker']} ({event['host']}, {event['device']})")
+        self._out.name(process, 0, "steps")
+
+    def _on_step(self, event: Mapping[str, Any]) -> None:
+        self._step, at = event["step"], self._since(event.get("at") or event["time"])
+        self._after = at
+        if self._step in self._steps:
+            if event["loss"] is not None:
+                self._out.counter("loss", at, event["loss"])
+            if event["ms"]:
+                self._out.counter("samples/s", at, round(1e3 * event["samples"] / event["ms"], 2))
+
+    def _on_epoch(self, event: Mapping[str, Any]) -> None:
+        if event["step"] in self._steps:
+            values = {f"validation {name}": value for name, value in event["validation"].items()}
+            self._out.instant("epoch", self._since(event["time"]), f"epoch {event['epoch'] + 1}")
+            self._between(f"evaluation after epoch {event['epoch'] + 1}", event["ms"], **values)
+
+    def _on_checkpoint(self, event: Mapping[str, Any]) -> None:
+        if event["step"] in self._steps:
+            self._out.instant("checkpoint", self._since(event["time"]), f"step {event['step']}")
+            self._between("saving", event["ms"], step=event["step"])
+
+    def _between(self, name: str, ms: float, **arguments: Any) -> None:
+        self._out.slice((RUN, BETWEEN), name, self._after, ms / 1e3, **arguments)
+        self._after += ms / 1e3
+
+    def _on_failure(self, event: Mapping[str, Any]) -> None:
+        if self._shown():
+            self._out.instant(
+                "failure", self._since(event["time"]), f"worker {event['worker']} was lost: {event['reason']}"
+            )
+
+    def _on_regroup(self, event: Mapping[str, Any]) -> None:
+        self._split.expect(event["workers"])
+        if self._shown():
+            self._out.instant("regroup", self._since(event["time"]), f"workers {event['workers']}")
+
+    def _on_warning(self, event: Mapping[str, Any]) -> None:
+        if self._shown():
+            self._out.instant("warning", self._since(event["time"]), event["message"])
+
+    def _on_end(self, event: Mapping[str, Any]) -> None:
+        if self._shown():
+            self._out.instant("end", self._since(event["time"]), f"{event['reason']}, exit code {event['code']}")
+
+    def _on_times(self, event: Mapping[str, Any]) -> None:
+        self._split.add(event["worker"], event)
+
+    def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
+        for worker, one in blocks.items():
+            rows = zip(one.data, one.compute, one.waiting, one.communication, one.samples, one.arrived, strict=False)
+            for step, (data, compute, waiting, communication, samples, arrived) in enumerate(rows, start=first + 1):
+                if step in self._steps:
+                    parts = (data / 1e3, compute / 1e3, waiting / 1e3, communication / 1e3)
+                    self._add(worker, Stamp(step, *parts, samples, self._since(arrived)))
+
+    def _add(self, worker: int, stamp: Stamp) -> None:
+        begin = max(0.0, stamp.arrived - stamp.own)
+        if worker in self._open:
+            last, its_begin = self._open[worker]
+            if stamp.arrived < last.arrived:  # a clock was set back
+                stamp = dataclasses.replace(stamp, arrived=last.arrived)
+            end, begin = border(last, stamp)
+            self._step_slices(worker, last, its_begin, end)
+        self._open[worker] = (stamp, begin)
+
+    def _step_slices(self, worker: int, one: Stamp, begin: float, end: float) -> None:
+        track = (worker + 1, 0)
+        exact = {name: round(1e3 * getattr(one, name), 4) for name in ("data", "compute", "waiting", "communication")}
+        self._out.slice(track, f"step {one.step}", begin, end - begin, samples=one.samples, exact_ms=exact)
+        for name, at, length in lay_out(one, begin, end):
+            self._out.slice(track, name, at, min(length, end - at))
+
+
+def write_trace(folder: str | os.PathLike[str], path: str | os.PathLike[str], steps: Steps | None = None) -> None:
+    """Write the trace of the run in `folder` to `path`, as far as it has come."""
+    events = read_events(Path(folder) / "events.jsonl")
+    first = next(events, None)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit":"ms","traceEvents":[')
+            tracer = _Tracer(file, first["time"] if first else 0.0, steps or Steps())
+            if first is not None:
+                tracer.take(first)
+            for event in events:
+                tracer.take(event)
+            tracer.close()
+            file.write("\n]}\n")
+    except OSError as error:
+        raise StorageError(f"cannot write {Path(path).absolute()}: {error.strerror}") from error

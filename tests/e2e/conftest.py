@@ -1,0 +1,26 @@
+"""A run that several tests look at."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from harness import DEADLINE_S, job_file, start
+from records import events_until
+
+
+@pytest.fixture(scope="session")
+def killed(warm: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on three workers, of which worker 1 was killed."""
+    out = tmp_path_factory.mktemp("killed") / "run"
+    more = ("--workers", "3", "--threads", "1", "--set", "epochs=10", "--set", "delay=0.02")
+    with start("train", job_file("steady"), "--out", out, *more) as process:
+        found = events_until(out, process, 20)
+        os.kill(next(one["pid"] for one in found if one["event"] == "worker" and one["worker"] == 1), signal.SIGKILL)
+        said, complaints = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, complaints
+    assert f"report: {out / 'report.html'}" in said
+    return out
