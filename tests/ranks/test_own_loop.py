@@ -106,3 +106,39 @@ def test_the_command_passes_arguments_on(warm: int, tmp_path: Path) -> None:
         0,
         ["0 2 ['--lr', '3', 'x']", "1 2 ['--lr', '3', 'x']"],
     )
+
+
+LOOPS = """
+import sys, time
+import torch
+from torch import nn
+import cordee
+
+data = cordee.data.digits()
+torch.manual_seed(0)
+with cordee.session() as s:
+    model = s.prepare(nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for batch in s.batches(data.train, batch=400, epochs=None if "endless" in sys.argv else 1):
+            s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
+            if s.step(optimizer) and "wish" in sys.argv and s.rank == s.size - 1 and s.number_done == 3:
+                s.wish_stop = True
+        if "wish" in sys.argv:
+            break
+    print("after", s.number_done, flush=True)
+"""
+
+
+def test_steps_of_a_second_loop_are_on_record_too(tmp_path: Path) -> None:
+    script = tmp_path / "loops.py"
+    script.write_text(LOOPS)
+    run = run_script(script, tmp_path / "run", workers=2)
+    assert [event["step"] for event in run.of("step")] == list(range(1, 9))
+
+
+def test_a_wish_to_stop_ends_the_loop_of_all(tmp_path: Path) -> None:
+    script = tmp_path / "loops.py"
+    script.write_text(LOOPS)
+    run = run_script(script, tmp_path / "run", "endless", "wish", workers=3)
+    assert [event["step"] for event in run.of("step")] == [1, 2, 3, 4]  # the wish travels with the next step

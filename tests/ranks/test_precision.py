@@ -28,14 +28,15 @@ def test_two_workers_train_as_one_in_the_same_format(precision: str, tmp_path: P
 
 
 def test_a_gradient_that_does_not_fit_is_skipped_by_all_and_the_scale_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    whole = train("overflow", tmp_path / "whole", plan="precision=fp16")
+    # The same number of workers on both sides: a gradient at the very edge may fit or not, by its last bit.
+    whole = train("overflow", tmp_path / "whole", workers=2, plan="precision=fp16")
     assert whole.result["steps_skipped"] >= 2
     assert whole.losses[-1] < whole.losses[0]
     first = train("overflow", tmp_path / "cut", workers=2, plan="precision=fp16", stop_steps=5).result["steps_skipped"]
-    cut = train("overflow", tmp_path / "cut", workers=3, plan="precision=fp16", resume=True)
+    cut = train("overflow", tmp_path / "cut", workers=2, plan="precision=fp16", resume=True)
     assert cut.result["steps"] == whole.result["steps"]
     assert first + cut.result["steps_skipped"] == whole.result["steps_skipped"] > cut.result["steps_skipped"]
-    np.testing.assert_allclose(cut.losses, whole.losses, rtol=5e-3)
+    np.testing.assert_allclose(cut.losses, whole.losses, rtol=1e-6)
 
 
 def test_a_loop_of_ones_own_is_told_when_it_computes_in_another_format(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 from cordee.core.plan import Plan
 from cordee.core.world import World
@@ -53,7 +55,7 @@ def join(world: World, *, record: bool = False) -> Joined:
     if _current is not None:
         return _current
     if world.size == 1:
-        return Joined(Rope(), Plan())
+        return Joined(Rope(), Plan(), device=_device(world))
     return _join_foreign(world, record)
 
 
@@ -86,11 +88,21 @@ def _join_foreign(world: World, record: bool) -> Joined:
                 ) from error
             time.sleep(0.02)
     interface = "127.0.0.1" if one_host else own_address_towards(address.host, address.port)
-    rope = Rope(channel, interface=interface)
+    device = _device(world)
+    rope = Rope(channel, interface=interface, device=device)
     if hub is not None:
         with contextlib.suppress(OSError):
             meeting.unlink()
-    return Joined(rope, Plan(), hub)
+    return Joined(rope, Plan(), hub, device)
+
+
+def _device(world: World) -> str:
+    """A GPU where there is one; processes of one host take them in turn. CUDA_VISIBLE_DEVICES= says otherwise."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    device = f"cuda:{world.local_rank % torch.cuda.device_count()}"
+    torch.cuda.set_device(device)
+    return device
 
 
 def _find(world: World, meeting: Path, one_host: bool) -> Address:

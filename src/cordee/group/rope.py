@@ -68,6 +68,8 @@ class Rope:
         self.generation = 0
         self.position = 0
         """Agreements committed."""
+        self.steps = 0
+        """Steps of a training committed, over all loops of a script."""
         self.deadline_s = deadline_s
         self.blocked_s = 0.0
         """Time spent in collectives, all in all: waiting for members that come later, and communication."""

@@ -37,6 +37,6 @@ def _find_compiler() -> None:
     wanted = os.environ.get("CXX")
     if not any(map(shutil.which, [wanted] if wanted else ["g++", "clang++"])):
         raise PlanError(
-            f"compile=true needs a C++ compiler on a CPU, and there is no {wanted or 'g++ or clang++'}: install one (on "
-            "Debian and Ubuntu: g++), name it in the variable CXX, or leave compile out"
+            f"compile=true needs a C++ compiler on a CPU, and there is no {wanted or 'g++ or clang++'}: install one "
+            "(on Debian and Ubuntu: g++), name it in the variable CXX, or leave compile out"
         )

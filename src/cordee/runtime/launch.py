@@ -209,12 +209,13 @@ class Supervisor:
     def _interrupt(self) -> None:
         self._interrupts += 1
         if self._interrupts == 1:
-            self._recorder.event(
-                "warning", message="stopping after this step, with a checkpoint; once more to stop at once"
-            )
+            saved = "" if self._launch.target.kind == "script" else ", with a checkpoint"
+            self._recorder.event("warning", message=f"stopping after this step{saved}; once more to stop at once")
             self._hub.ask_to_stop("interrupted")
         else:
-            self._error = Interrupted("stopped at once, without a last checkpoint; --resume goes on from the last one")
+            script = self._launch.target.kind == "script"
+            kept = "" if script else ", without a last checkpoint; --resume goes on from the last one"
+            self._error = Interrupted(f"stopped at once{kept}")
 
     def _wind_up(self) -> None:
         """Let the workers end, then see that they have; what they still said belongs to the record."""
@@ -233,7 +234,9 @@ class Supervisor:
     def _conclude(self) -> dict[str, Any]:
         if self._error is None and self._interrupts:
             out = self._launch.out
-            self._error = Interrupted(f"stopped with a checkpoint in {out}; --resume goes on at the next step")
+            script = self._launch.target.kind == "script"
+            kept = "; what it had to save was up to the script" if script else f" with a checkpoint in {out}"
+            self._error = Interrupted(f"stopped{kept}" + ("" if script else "; --resume goes on at the next step"))
         result = self._recorder.end(self._error)
         if self._error is not None:
             raise self._error

@@ -98,6 +98,7 @@ class _Training:
             group["lr"] = group["lr"] * self.resolved.lr_factor
         if session.plan.fused:
             fuse(self.optimizer)
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
         self.schedule = job.schedule(self.optimizer) if job.schedule else None
         session.reducer_of(self.optimizer)
         if snapshot is not None:
@@ -149,6 +150,13 @@ class _Training:
         self.patience.take_up(extra["patience"])
         self.validation = extra["validation"]
         self.session.precision.take_up(extra.get("precision", {}))
+        if extra.get("rates", self._rates) != self._rates:
+            rates = [", ".join(f"{rate:g}" for rate in one) for one in (extra["rates"], self._rates)]
+            message = (
+                f"the job asks for learning rate {rates[1]}, but the run goes on with {rates[0]}, which it began with: "
+                "an optimizer is resumed as it was saved. start_from= takes only the weights"
+            )
+            self.session.tell("warning", {"message": message})
         self.session.last = Committed(**extra["last"]) if extra["last"] is not None else None
 
     def _asked(self) -> dict[str, Any]:
@@ -297,6 +305,7 @@ class _Training:
             validation=self.validation,
             asked=self._asked(),
             precision=self.session.precision.to_dict(),
+            rates=self._rates,
             last=asdict(self.session.last) if self.session.last is not None else None,
         )
 

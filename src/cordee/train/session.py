@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -83,7 +82,7 @@ class Session:
         self._generation = 0
         self._batch: Batch | None = None
         self._weight = GlobalWeight(self.rope)
-        self._seen = 0  # samples of this worker since running statistics were last agreed on
+        self._seen = 0  # own samples since running statistics were last agreed on
         self._losses = Readings()
         self._count = 0
         self._digest = 0
@@ -127,9 +126,7 @@ class Session:
         """Leave the rope at the end of the block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Come to the end together with the others, unless an exception ended the block."""
         if kind is not None:
             return
@@ -187,24 +184,28 @@ class Session:
         """My share of each global batch, epoch after epoch (`epochs=None`: without end), from (epoch, step) on.
 
         The tensors of a batch are reused: clone what you keep. With `accumulate` in the plan every micro-batch comes
-        by itself. `weigh` says what a batch weighs where samples are not what counts (tokens, for instance); the loss
-        is then the mean over that.
+        by itself. `weigh` says what a batch weighs if not its samples (tokens, for instance); the loss is the mean over
+        that. Ends on all workers after the same step when one wished to stop, or Ctrl-C asked for it.
         """
         source = as_source(data)
         order = order or Order(len(source), batch, seed=self.seed)
         share = Share(self.plan.share, self.plan.proportions, seed=order.seed)
         self._feeder = Feeder(source, order, share, self.rope, accumulate=self.plan.accumulate, device=self.device)
         epoch, step = start
-        self._number = epoch * order.steps + step
+        before = self.rope.steps if start == (0, 0) else 0  # those of former loops of the same script
+        self._number = before + epoch * order.steps + step
         self.reporter.start()
         try:
             while epochs is None or epoch < epochs:
                 while step < order.steps:
                     yield from self._one_step(self._feeder, Slot(epoch, step), weigh)
-                    if not self._redo:
-                        step += 1
-                        self._number += 1
-                        self._substeps_done = 0
+                    if self._redo:
+                        continue
+                    step += 1
+                    self._number += 1
+                    self._substeps_done = 0
+                    if self.last is not None and self.last.stop and self.last.number + 1 == self._number:
+                        return
                 epoch, step = epoch + 1, 0
         finally:
             self._feeder.close()
@@ -371,6 +372,7 @@ class Session:
             self.last = Committed(
                 self._number, batch.epoch, batch.step, loss, int(count), stop + asked > 0, asked > 0, save > 0
             )
+            self.rope.steps = self._number + 1
             self.reporter.commit(self.last, self._count)
 
     def _void(self) -> None:
