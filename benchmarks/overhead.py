@@ -157,8 +157,8 @@ def show(task: str, peer: str, figures: Result) -> None:
 def arguments() -> argparse.Namespace:
     """What the user wants, checked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--task", choices=sorted(TASKS), action="append", help="only these, nothing is recorded")
-    parser.add_argument("--peer", choices=list(PEERS), action="append", help="only these, nothing is recorded")
+    parser.add_argument("--task", choices=sorted(TASKS), action="append", help="only these; recorded only with --merge")
+    parser.add_argument("--peer", choices=list(PEERS), action="append", help="only these; recorded only with --merge")
     parser.add_argument("--merge", action="store_true", help="record a selection, beside what is recorded already")
     parser.add_argument("--quick", action="store_true", help="6 pairs in one start, nothing is recorded")
     parser.add_argument("--starts", type=int, help="starts of each pair of systems, nothing is recorded")

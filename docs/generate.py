@@ -314,7 +314,7 @@ def session() -> list[str]:
     """The session."""
     from cordee.train import session as module
 
-    attributes = ("plan", "device", "last", "ledger", "skipped", "wish_stop", "wish_save")
+    attributes = ("plan", "device", "last", "ledger", "models", "skipped", "wish_stop", "wish_save")
     leave_out = ("leave", "tell", "reducer_of")
     return [
         "# The session",
@@ -382,7 +382,7 @@ def python() -> list[str]:
 
     pages = {"Job": "job.md", "Stop": "job.md", "Save": "job.md", "Callback": "callbacks.md", "session": "session.md"}
     pages |= {"data": "data.md", "metrics": "metrics.md", "Plan": "#plan", "World": "#world", "train": "#train"}
-    pages |= {"load": "#load", "errors": "#errors"}
+    pages |= {"load": "#load", "errors": "#errors", "Batch": "session.md#batch"}
     modules = {"data": "Where samples come from.", "metrics": "What can be measured.", "errors": "What can go wrong."}
     names = [name for name in cordee.__all__ if name != "__version__"]
     if homeless := sorted(set(names) - set(pages)):

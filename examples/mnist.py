@@ -1,7 +1,7 @@
 """A convolutional network on MNIST: data from files, and what to do when they are not there.
 
-cordee train examples/mnist.py                          the files are fetched once, into a cache folder
-cordee train examples/mnist.py --set data=path/to/mnist the four IDX files are there already, gzipped or not
+cordee train examples/mnist.py                              (fetches the files, once, into a cache folder)
+cordee train examples/mnist.py --set data=path/to/mnist     (has them already: four IDX files, gzipped or not)
 """
 
 import fcntl

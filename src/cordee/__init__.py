@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cordee import metrics as metrics
     from cordee.core.plan import Plan as Plan
     from cordee.core.world import World as World
+    from cordee.feed.batch import Batch as Batch
     from cordee.runtime.api import train as train
     from cordee.state.load import load as load
     from cordee.train.callbacks import Callback as Callback
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 # Where each public name lives; an empty attribute is the module itself. Names are imported when they are first
 # asked for, because importing torch takes seconds and `cordee --help` must not.
 _PUBLIC = {
+    "Batch": ("cordee.feed.batch", "Batch"),
     "Callback": ("cordee.train.callbacks", "Callback"),
     "Job": ("cordee.train.job", "Job"),
     "Plan": ("cordee.core.plan", "Plan"),
@@ -45,6 +47,7 @@ __all__ = [  # noqa: RUF022  (the order in which a reader meets them)
     "Stop",
     "Save",
     "Callback",
+    "Batch",
     "Plan",
     "World",
     "train",

@@ -230,6 +230,12 @@ def test_nothing_but_a_start(tmp_path: Path) -> None:
     assert verdict(summary.workers) == ""
 
 
+def test_a_loop_of_ones_own_has_no_job(tmp_path: Path) -> None:
+    made = [event("start", 0.0, workers=1, plan="p", resume=False), step(2.0, 1), step(2.1, 2, epoch=1), end(3.0)]
+    summary = summarise(write(tmp_path, made, target="scripts/loop.py"))
+    assert (summary.name, summary.steps, summary.epochs, summary.last_step) == ("loop", 2, 2, None)
+
+
 def test_files_that_are_missing(tmp_path: Path) -> None:
     assert summarise(tmp_path).state == "unknown"
     (tmp_path / "result.json").write_text('{"steps": 7, "loss": NaN, "test": {"accuracy": 0.5}}')

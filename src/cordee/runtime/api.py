@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cordee.core.plan import Plan
 from cordee.core.world import World
+from cordee.runtime.cgroup import cpu_quota
 from cordee.runtime.launch import Launch, run
 from cordee.runtime.resources import gpus, usable_cores
 from cordee.runtime.spec import Target
@@ -100,8 +101,9 @@ def _packed(job: Any) -> bytes:
 
 
 def default_workers(device: str = "auto") -> int:
-    """One worker a GPU where there are any, else one a core."""
-    return (0 if device == "cpu" else gpus()) or len(usable_cores())
+    """One worker a GPU where there are any, else one a core, as far as a quota (of a container, say) goes."""
+    cores, quota = len(usable_cores()), cpu_quota()
+    return (0 if device == "cpu" else gpus()) or (cores if quota is None else min(cores, max(1, int(quota))))
 
 
 def default_folder(name: str) -> Path:

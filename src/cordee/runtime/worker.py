@@ -96,7 +96,8 @@ def _load(path: Path, settings: dict[str, str]) -> Job:
     except CordeeError:
         raise
     except Exception as error:
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         where = f"{path}, line {lines[-1].lineno}" if lines else str(path)
         raise JobError(f"{where}: {type(error).__name__}: {error}") from error
 

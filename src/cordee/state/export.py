@@ -53,7 +53,7 @@ def save_program(path: Path, model: nn.Module, args: Sequence[Any], kwargs: Mapp
             said = (str(problem).strip().splitlines() or [""])[0]
             reason = said if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {said}"
             raise CheckpointError(
-                f"the model cannot be saved as a program. {reason} Its weights are not affected; "
+                f"the model cannot be saved as a program. {reason.rstrip('.')}. Its weights are not affected; "
                 "load them with cordee.load(run, model=...)."
             ) from problem
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in constants.items()}

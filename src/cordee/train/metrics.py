@@ -85,7 +85,8 @@ class SumTally:
         """Add the values of these samples."""
         result = self._function(output, target)
         if isinstance(result, tuple):
-            self._state += torch.tensor([float(result[0]), float(result[1])], dtype=torch.float64)
+            both = [float(torch.as_tensor(part).detach()) for part in result]
+            self._state += torch.tensor(both, dtype=torch.float64)
         else:
             values = torch.as_tensor(result).detach().double().cpu()
             if values.dim() and values.shape != (len(target),):

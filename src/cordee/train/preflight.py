@@ -75,13 +75,13 @@ def _check(job: Job, model: nn.Module, parts: _Parts) -> None:
         model.eval()
         if _is_random(job, model, whole):
             return  # random in every mode: nothing to compare
-    cut = max(1, parts.count // 3)
-    first, second = parts.batch(0, cut), parts.batch(cut, parts.count)
-    weights = [parts.weight(batch) for batch in (whole, first, second)]
-    if min(weights) <= 0:
-        return
-    results = [_loss_and_gradient(job, model, batch) for batch in (whole, first, second)]
-    _compare(results, weights, job)
+    of_whole = _loss_and_gradient(job, model, whole)
+    # Two cuts: by chance, parts may weigh what their samples say though it is tokens that count.
+    for cut in sorted({1, max(1, parts.count // 3)}):
+        halves = [parts.batch(0, cut), parts.batch(cut, parts.count)]
+        weights = [parts.weight(batch) for batch in (whole, *halves)]
+        if min(weights) > 0:
+            _compare([of_whole, *(_loss_and_gradient(job, model, batch) for batch in halves)], weights, job)
 
 
 def _fits(job: Job, model: nn.Module, batch: Batch) -> None:

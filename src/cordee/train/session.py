@@ -68,7 +68,8 @@ class Session:
         """Set it to end the run on all workers after the current step."""
         self.wish_save = False
         self._state = StepState()
-        self._models: list[nn.Module] = []
+        self.models: list[nn.Module] = []
+        """What `prepare` was given, in that order."""
         self._buffers = BufferKeeper()
         self._reducers = Reducers(self.rope, self.plan)
         self.precision = Precision(self.plan.precision, device)
@@ -77,8 +78,7 @@ class Session:
         self._feeder: Feeder | None = None
         self._number = 0
         self._redo = False
-        self._substeps = 0
-        self._substeps_done = 0
+        self._substeps = self._substeps_done = 0
         self._generation = 0
         self._batch: Batch | None = None
         self._weight = GlobalWeight(self.rope)
@@ -161,7 +161,7 @@ class Session:
         bind(model, self.plan.batchnorm, self.rope, self._state, compiled=self.plan.compile)
         state = model.state_dict(keep_vars=True).values()
         self.rope.share_from_first([tensor for tensor in state if isinstance(tensor, Tensor)])
-        self._models.append(model)
+        self.models.append(model)
         self._buffers.watch(model)
         if self.plan.compile and compile:
             model.compile()
@@ -223,7 +223,7 @@ class Session:
             self._state.void |= not self._reducers.hold_back()
             early = None
         if silent:
-            backward_for_nothing(loss, self._reducers.parameters(self._models))
+            backward_for_nothing(loss, self._reducers.parameters(self.models))
         factor = batch.weight / weight if weight else 0.0
         if not silent:
             self._losses.add(loss, factor)

@@ -183,7 +183,8 @@ class Digest:
             ms = event["ms"] if one.kind == "failure" else one.ms
             self._incidents[place] = dataclasses.replace(one, step=event["step"] - 1, ms=ms)
         self._step, self._stepped, self._loss = event["step"], self._running(at), event["loss"]
-        self._epochs = max(self._epochs, event["epoch"])
+        if not self._metrics.rows:  # a loop of one's own does not say when an epoch ends
+            self._epochs = event["epoch"] + (0 if self._job else 1)
         self._losses.row(self._step, self._stepped).note("loss", event["loss"])
         pace = self._pace.row(self._step, self._stepped)
         pace.note("ms", event["ms"])

@@ -128,6 +128,7 @@ class Summary:
     last_step: int | None
     """The step after which it was to end; None if nobody knows."""
     epochs: int
+    """Epochs completed; begun, in a loop of one's own."""
     samples: int
     loss: float | None
     validation: Mapping[str, float | None]
