@@ -382,7 +382,7 @@ def python() -> list[str]:
 
     pages = {"Job": "job.md", "Stop": "job.md", "Save": "job.md", "Callback": "callbacks.md", "session": "session.md"}
     pages |= {"data": "data.md", "metrics": "metrics.md", "Plan": "#plan", "World": "#world", "train": "#train"}
-    pages |= {"load": "#load", "errors": "#errors", "Batch": "session.md#batch"}
+    pages |= {"load": "#load", "errors": "#errors", "Batch": "data.md#batch"}
     modules = {"data": "Where samples come from.", "metrics": "What can be measured.", "errors": "What can go wrong."}
     names = [name for name in cordee.__all__ if name != "__version__"]
     if homeless := sorted(set(names) - set(pages)):

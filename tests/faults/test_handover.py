@@ -30,9 +30,7 @@ def struck(
     both = {worker: acts.get(worker, {}) | second.get(worker, {}) for worker in {**acts, **second}}
     words = folder / "words"
     words.mkdir()
-    return train(
-        "placed", folder / "run", workers=workers, plan=plan, acts=json.dumps(both), words=words, **settings
-    )
+    return train("placed", folder / "run", workers=workers, plan=plan, acts=json.dumps(both), words=words, **settings)
 
 
 def lost(run: Run) -> list[int]:

@@ -13,8 +13,8 @@ when this worker knows that its generation is broken. Places, and the acts that 
     formed-G, handed-G   both are made, the hand-over follows; it is over
     give-G-K             before the K-th tensor of the hand-over of generation G
 
-Acts everywhere: `wait` for the words, `die` by SIGKILL, and `fall`: the worker goes on, and dies a moment after the words
-are there. What a worker was told when generation G began is in the file go-G.WORKER.
+Acts everywhere: `wait` for the words, `die` by SIGKILL, and `fall`: the worker goes on, and dies a moment after the
+words are there. What a worker was told when generation G began is in the file go-G.WORKER.
 """
 
 from __future__ import annotations

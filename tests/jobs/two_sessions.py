@@ -43,6 +43,8 @@ for turn in range(2):
         if how == "new":
             optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for batch in s.batches(train, batch=101, epochs=1):
+            if turn == 1 and s.number == 5 and s.rope.worker == dies:
+                os.kill(os.getpid(), signal.SIGKILL)
             leaving = leaves and turn == 0 and s.number == 7
             if leaving and s.rank == 1:
                 time.sleep(0.3)  # the others are in the next loop when this one sends its gradients
@@ -50,8 +52,6 @@ for turn in range(2):
             if leaving:
                 optimizer.zero_grad()
                 break
-            if turn == 1 and s.number == 5 and s.rope.worker == dies:
-                os.kill(os.getpid(), signal.SIGKILL)
             if s.step(optimizer):
                 losses.append(s.last_loss)
         ledgers.append(s.ledger.to_dict())

@@ -23,22 +23,23 @@ def told(folder: Path, *words: str, workers: int, plan: str = "auto") -> list[di
 
 
 @pytest.mark.parametrize(
-    ("how", "dies"),
+    ("how", "dies", "plan"),
     [
-        (["new"], False),
-        (["same"], False),
-        (["twice"], False),
-        pytest.param(["left"], False, marks=SENT),
-        pytest.param(["again"], False, marks=SENT),
-        (["new", "0"], True),
-        (["twice", "2"], True),
+        ("new", None, "auto"),
+        ("same", None, "proportions=2:0:1"),
+        ("twice", None, "share=sampled"),
+        pytest.param("left", None, "auto", marks=SENT),
+        pytest.param("again", None, "auto", marks=SENT),
+        ("new", 0, "auto"),
+        ("twice", 2, "auto"),
     ],
 )
-def test_a_model_is_trained_in_two_loops(how: list[str], dies: bool, warm: int, tmp_path: Path) -> None:
-    (alone,) = told(tmp_path / "alone", how[0], workers=1)
-    assert len(alone["losses"]) == (22 if how[0] in ("left", "again") else 30)
-    found = told(tmp_path / "three", *how, workers=3, plan="bucket_mb=0.01")
-    assert len(found) == 3 - dies
+def test_a_model_is_trained_in_two_loops(how: str, dies: int | None, plan: str, warm: int, tmp_path: Path) -> None:
+    (alone,) = told(tmp_path / "alone", how, workers=1)
+    assert len(alone["losses"]) == (22 if how in ("left", "again") else 30)
+    struck = [] if dies is None else [str(dies)]
+    found = told(tmp_path / "three", how, *struck, workers=3, plan=f"{plan},bucket_mb=0.01".removeprefix("auto,"))
+    assert len(found) == 3 - len(struck)
     for one in found:
         np.testing.assert_allclose(one["losses"], alone["losses"], rtol=1e-12)
         assert one["ledgers"] == alone["ledgers"]

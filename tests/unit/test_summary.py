@@ -313,7 +313,7 @@ def made_worker(number: int, data: float, compute: float, communication: float, 
         ),
         (
             [(60, 30, 10, 0), (5, 30, 10, 55)],
-            "Worker 0 is the slowest: it spends 60% of its steps waiting for data, 12.0 times as long as the others, "
+            "Worker 0 is the slowest: it spends 60% of its steps waiting for data, 12.0 times as long as the other, "
             "while the other waits 55% of its time.",
         ),
         ([(1, 90, 8, 1), (1, 89, 8, 2)], "No worker holds the others up"),

@@ -73,7 +73,7 @@ def story(summary: Summary, now: float) -> str:
     said = verdict(summary.workers)
     if said:
         lines.append(f'<p class="verdict">{text(said)}</p>')
-    return f'<section class="story" aria-label="In words">{"".join(lines)}</section>'
+    return f'<section class="story {summary.state}" aria-label="In words">{"".join(lines)}</section>'
 
 
 # ------------------------------------------------------------- where the time went

@@ -8,7 +8,7 @@ from typing import Any
 
 from cordee.watch.summary import Column, Curve, Summary, Worker
 
-MOST_SHOWN = 48
+MOST_SHOWN = 24
 """Workers with lines, bars and lanes of their own in the report; the tables of `cordee report` have all."""
 MOST_METRICS = 12
 MARKS = ("failure", "regroup", "resume")

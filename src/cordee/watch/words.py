@@ -129,11 +129,11 @@ def _held_up(slow: Worker, others: Sequence[Worker], waiting: float) -> str:
     part, doing = ("data", "waiting for data") if data > compute else ("compute", "computing")
     mine = _per_step(slow, part)
     theirs = statistics.median(_per_step(one, part) for one in others)
-    times = f", {mine / theirs:.1f} times as long as the others" if theirs and mine / theirs >= 1.1 else ""
-    crowd, own = ("the other waits", "its") if len(others) == 1 else ("the others wait", "their")
+    who, crowd, own = ("other", "other waits", "its") if len(others) == 1 else ("others", "others wait", "their")
+    times = f", {mine / theirs:.1f} times as long as the {who}" if theirs and mine / theirs >= 1.1 else ""
     return (
         f"Worker {slow.worker} is the slowest: it spends {percent(slow.share(part))} of its steps {doing}{times}, "
-        f"while {crowd} {percent(waiting)} of {own} time."
+        f"while the {crowd} {percent(waiting)} of {own} time."
     )
 
 
