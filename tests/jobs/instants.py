@@ -32,7 +32,8 @@ from typing import Any
 
 from torch import Tensor
 
-from cordee.group.rope import Rope, _HubStore
+from cordee.group.rope import Rope
+from cordee.group.store import HubStore
 
 PATIENCE_S = 20.0
 FALL_S = 0.3
@@ -144,13 +145,13 @@ def _at_regroupings(kind: type[Rope], at: Places) -> None:
 
 
 def _at_addresses(at: Places) -> None:
-    say = _HubStore.set
+    say = HubStore.set
 
-    def placed_say(store: _HubStore, key: str, value: Any) -> None:
+    def placed_say(store: HubStore, key: str, value: Any) -> None:
         whose = SimpleNamespace(worker=store._channel.worker, broken=False)
         number = f"{store._generation}-{at.count(f'say-{store._generation}')}"
         at.come(whose, f"say-{number}")
         say(store, key, value)
         at.come(whose, f"said-{number}")
 
-    _HubStore.set = placed_say  # type: ignore[method-assign]
+    HubStore.set = placed_say  # type: ignore[method-assign]

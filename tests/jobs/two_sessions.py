@@ -42,10 +42,10 @@ for turn in range(2):
             model = s.prepare(model)
         if how == "new":
             optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        for batch in s.batches(train, batch=101, epochs=1):
-            if turn == 1 and s.number == 5 and s.rope.worker == dies:
+        for number, batch in enumerate(s.batches(train, batch=101, epochs=1)):
+            if turn == 1 and number == 5 and s.rope.worker == dies:
                 os.kill(os.getpid(), signal.SIGKILL)
-            leaving = leaves and turn == 0 and s.number == 7
+            leaving = leaves and turn == 0 and number == 7
             if leaving and s.rank == 1:
                 time.sleep(0.3)  # the others are in the next loop when this one sends its gradients
             s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))

@@ -48,7 +48,6 @@ def test_a_model_is_trained_in_two_loops(how: str, dies: int | None, plan: str, 
             np.testing.assert_allclose(one["state"][name], value, rtol=0, atol=1e-9, err_msg=name)
 
 
-@HOOKS
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=HOOKS)])
 def test_a_session_takes_its_hooks_with_it(workers: int, warm: int, tmp_path: Path) -> None:
     assert [one["hooks"] for one in told(tmp_path / "run", "new", workers=workers)] == [[0, 0]] * workers

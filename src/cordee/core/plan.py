@@ -119,7 +119,7 @@ class Plan:
     backend: str = _key(
         "auto",
         "sync",
-        "who carries gradients; auto: NCCL where every worker has a GPU of its own, else gloo",
+        "who carries gradients; auto: shared memory within a host, NCCL between GPUs, else gloo",
         choices=("auto", "gloo", "nccl"),
     )
 

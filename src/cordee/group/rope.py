@@ -26,6 +26,7 @@ from cordee.core.errors import CordeeError, WaitedTooLong
 from cordee.group import nccl
 from cordee.group.channel import Channel
 from cordee.group.roster import Go
+from cordee.group.shared import Shared, open_shared
 from cordee.group.sockets import open_sockets, shut
 from cordee.group.store import HubStore
 
@@ -85,6 +86,7 @@ class Rope:
         self._group: Any = None
         self._layers: Any = None
         self._nccl: Any = None
+        self._shared: Shared | None = None
         self._sockets_before: dict[int, str] | None = None
         self._sockets: dict[int, str] = {}
         self._tears = 0
@@ -116,6 +118,8 @@ class Rope:
         self.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
         group = self._nccl if self._nccl is not None and tensor.is_cuda else self._group
         try:
+            if self._shared is not None and self._shared.takes(tensor):
+                return self._shared.post(tensor)
             return group.allreduce([tensor])
         except RuntimeError:
             return None
@@ -279,6 +283,9 @@ class Rope:
         self._sockets = {fd: inode for fd, inode in open_sockets().items() if self._sockets_before.get(fd) != inode}
         self._sockets_before = None
         self._nccl = self._make_nccl()
+        if self._backend == "auto":
+            store = HubStore(self.channel, self.generation, self.deadline_s, "shared")
+            self._shared = open_shared(store, self.rank, self.size, lambda: self.broken, self.deadline_s)
         if self.broken:  # lost while the sockets were not yet written down
             shut(self._sockets)
 
@@ -376,7 +383,7 @@ class Rope:
         self._sockets_before = None
         shut(self._sockets)
         self._sockets = {}
-        self._group = self._layers = self._nccl = None
+        self._group = self._layers = self._nccl = self._shared = None
 
 
 def _put_outcome(made: queue.SimpleQueue[Any], make: Callable[[], Any]) -> None:

@@ -1,0 +1,191 @@
+"""Sums over the members of one host, through memory that they share: no socket, no thread, no copy in the kernel.
+
+Every member has an arena. To begin a sum it copies its tensor there and says so (`post`); to end it, it waits until
+all have said so and adds up what lies in their arenas, in the order of ranks, so that all get the same bits. A member
+that is lost leaves nothing to be shut: whoever waits looks at the same time whether the rope is broken.
+
+The memory has no name. It belongs to the processes that hold it and goes with the last of them, however they end.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ARENA_BYTES = 128 * 2**20
+"""Of address space for each member; memory is taken as it is written to."""
+MOST_BYTES = 64 * 2**20
+"""A sum reads every member's tensor: beyond so many bytes in all, a ring over sockets moves less."""
+_RECORDS = 1024
+"""Posts of one member that may be under way."""
+_HEAD = 64 + 16 * _RECORDS
+"""Bytes in front of an arena: how many were posted, how many were read, and where each post lies."""
+_SPINS = 64
+_PATIENT_S = 0.002
+"""After so long a wait is not about to end: sleep, instead of only letting others run."""
+
+Store = Any
+
+
+class Shared:
+    """The arenas of all members of a generation."""
+
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, broken: Callable[[], bool], deadline_s: float) -> None:
+        """Made by `open_shared`."""
+        self.size = size
+        self._memory, self._rank, self._broken, self._deadline_s = memory, rank, broken, deadline_s
+        words = memoryview(memory).cast("q")
+        span = (_HEAD + ARENA_BYTES) // 8
+        self._words = [words[span * one : span * one + _HEAD // 8] for one in range(size)]
+        self._mine = self._words[rank]
+        self._starts = [(_HEAD + ARENA_BYTES) * one + _HEAD for one in range(size)]
+        self._posted = self._read = 0
+        self._in_flight = 0
+        self._next = 0
+        self._held: deque[tuple[int, int, int]] = deque()
+        """Regions of my arena that somebody may still read: which post, from where to where."""
+        self._fence = threading.Lock()
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether this sum is for us; all members, who begin the same sums in the same order, answer alike."""
+        fits = tensor.nbytes * self.size <= MOST_BYTES and self._in_flight + tensor.nbytes <= ARENA_BYTES // 2
+        usual = tensor.is_cpu and tensor.is_contiguous() and tensor.numel() > 0
+        return fits and usual and self._posted - self._read < _RECORDS // 2
+
+    def post(self, tensor: Tensor) -> Work:
+        """Begin to add up `tensor`, in place."""
+        start = self._make_room(tensor.nbytes)
+        self._view(self._rank, start, tensor).copy_(tensor)
+        self._posted += 1
+        self._in_flight += tensor.nbytes
+        self._mine[8 + 2 * (self._posted % _RECORDS)] = start
+        self._held.append((self._posted, start, start + tensor.nbytes))
+        with self._fence:  # a barrier: the others must not see the count before the content
+            self._mine[0] = self._posted
+        return Work(self, self._posted, tensor)
+
+    def finish(self, number: int, tensor: Tensor) -> None:
+        """End the sum that was the member's post `number`; raises `RuntimeError` if a member was lost before that."""
+        self._await(0, number)
+        with self._fence:
+            views = [self._view(one, self._words[one][8 + 2 * (number % _RECORDS)], tensor) for one in range(self.size)]
+        torch.add(views[0], views[1], out=tensor)
+        for view in views[2:]:
+            tensor.add_(view)
+        self._in_flight -= tensor.nbytes
+        self._read += 1
+        self._mine[1] = self._read
+
+    def _view(self, rank: int, start: int, like: Tensor) -> Tensor:
+        begin = self._starts[rank] + start
+        flat = torch.frombuffer(self._memory, dtype=like.dtype, count=like.numel(), offset=begin)
+        return flat.view(like.shape)
+
+    def _make_room(self, nbytes: int) -> int:
+        """The start of a region of my arena that nobody reads any more."""
+        start = self._next if self._next + nbytes <= ARENA_BYTES else 0
+        while self._held and self._overlaps(start, start + nbytes):
+            self._await(1, self._held[0][0])
+            self._held.popleft()
+        if not self._held:
+            start = 0  # the same pages again: they are in the cache
+        self._next = -(-(start + nbytes) // 64) * 64
+        return start
+
+    def _overlaps(self, start: int, stop: int) -> bool:
+        read = min(words[1] for words in self._words)
+        while self._held and self._held[0][0] <= read:
+            self._held.popleft()
+        return any(start < end and begin < stop for _, begin, end in self._held)
+
+    def _await(self, word: int, number: int) -> None:
+        """Until all members have posted (0) or read (1) so many."""
+        spins, began = 0, 0.0
+        for words in self._words:
+            while words[word] < number:
+                spins += 1
+                if self._broken():
+                    raise RuntimeError("a member was lost before the sum was complete")
+                if spins <= _SPINS:
+                    continue
+                began = began or time.monotonic()
+                waited = time.monotonic() - began
+                if waited > self._deadline_s:
+                    raise RuntimeError(f"waited {waited:.0f} s for the other members")
+                if waited < _PATIENT_S:
+                    os.sched_yield()
+                else:
+                    time.sleep(0.0001)
+
+
+class Work:
+    """A sum that was begun."""
+
+    def __init__(self, shared: Shared, number: int, tensor: Tensor) -> None:
+        """Of one post."""
+        self._shared, self._number, self._tensor = shared, number, tensor
+
+    def wait(self) -> None:
+        """Until the tensor holds the sum."""
+        self._shared.finish(self._number, self._tensor)
+
+
+def open_shared(store: Store, rank: int, size: int, broken: Callable[[], bool], deadline_s: float) -> Shared | None:
+    """The memory of this generation, if all members can reach it; None, for all of them, if one cannot."""
+    length = size * (_HEAD + ARENA_BYTES)
+    descriptor = -1
+    try:
+        if rank == 0:
+            descriptor = _create(length)
+            store.set("where", f"{_host()} {os.getpid()} {descriptor} " if descriptor >= 0 else "nowhere")
+        else:
+            descriptor = _find(store.get("where").decode())
+        memory = mmap.mmap(descriptor, length) if descriptor >= 0 else None
+        store.set(f"reached-{rank}", "yes" if memory is not None else "no")
+        everybody = [store.get(f"reached-{one}") for one in range(size)]
+        if memory is None or any(answer != b"yes" for answer in everybody):
+            return None
+        return Shared(memory, rank, size, broken, deadline_s)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _create(length: int) -> int:
+    """Anonymous memory; -1 where the system has none."""
+    try:
+        descriptor = os.memfd_create("cordee-sums")
+        os.ftruncate(descriptor, length)
+        return descriptor
+    except (AttributeError, OSError):
+        return -1
+
+
+def _find(where: str) -> int:
+    """Rank 0's memory, through the list of what its process holds; -1 from another host, or container, or user."""
+    host, _, rest = where.partition(" ")
+    if host != _host():
+        return -1
+    pid, descriptor = rest.split()
+    try:
+        return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _host() -> str:
+    """This start of this machine, and which processes we can see on it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}".replace(" ", "")
+    except OSError:
+        return f"unknown/{os.getpid()}"

@@ -1,0 +1,58 @@
+"""Sums of many sizes and types, some under way at once, some read late; ends with an error if one of them is wrong."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+import cordee
+from cordee.group import shared
+
+
+def expected(like: torch.Tensor, seed: int, size: int) -> torch.Tensor:
+    total = content(like, seed, 0)
+    for rank in range(1, size):
+        total = total + content(like, seed, rank)
+    return total
+
+
+def content(like: torch.Tensor, seed: int, rank: int) -> torch.Tensor:
+    drawn = torch.rand(like.shape, generator=torch.Generator().manual_seed(1000 * seed + rank), dtype=torch.float64)
+    return drawn.to(like.dtype) if like.is_floating_point() else (drawn * 100).to(like.dtype)
+
+
+if "small" in sys.argv:  # so that the arena is written round and round
+    shared.ARENA_BYTES, shared.MOST_BYTES = 2**20, 2**20
+
+with cordee.session() as s:
+    rope = s.rope
+    posts = 0
+    if rope._shared is not None:
+        post = rope._shared.post
+
+        def counted(tensor: torch.Tensor) -> shared.Work:
+            global posts
+            posts += 1
+            return post(tensor)
+
+        rope._shared.post = counted  # type: ignore[method-assign]
+    shapes = [(1,), (3, 5), (40_000,), (0,), (7,), (33_333,)]
+    kinds = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16]
+    for turn in range(60):
+        tensors = [torch.empty(shape, dtype=kinds[(turn + place) % 5]) for place, shape in enumerate(shapes)]
+        tensors = [content(one, 10 * turn + place, s.rank) for place, one in enumerate(tensors)]
+        works = [rope.start_sum(one) for one in tensors]
+        if turn % 7 == s.rank:
+            time.sleep(0.01)  # the others begin to write anew while this one has not read yet
+        for place, (one, work) in enumerate(zip(tensors, works, strict=True)):
+            assert work is not None and rope.wait(work)
+            over_sockets = "gloo" in sys.argv or one.nbytes * s.size > shared.MOST_BYTES  # in another order: rounding
+            assert torch.equal(one, expected(one, 10 * turn + place, s.size)) or over_sockets, (turn, place)
+            torch.testing.assert_close(
+                one.double(), expected(one, 10 * turn + place, s.size).double(), rtol=1e-2, atol=1
+            )
+    assert (posts > 0) == ("shared" in sys.argv), posts
+    huge = torch.ones(shared.MOST_BYTES // 4 + 1)  # too large to be shared
+    assert rope.agree([huge]) and float(huge[-1]) == s.size
