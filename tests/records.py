@@ -114,7 +114,7 @@ def hostile_run(folder: Path) -> Path:
             event("failure", 2.7, worker=1, host=HOSTILE, reason=HOSTILE, left=1),
             event("regroup", 2.7, generation=2, workers=[0], ms=3.0),
             event("warning", 2.8, message=HOSTILE + "\u2028\x1b[31m"),
-            event("end", 3.0, reason=HOSTILE, code=20),
+            event("end", 3.0, reason=HOSTILE, code=20, message=HOSTILE),
         ],
         target=HOSTILE,
         plan=HOSTILE,

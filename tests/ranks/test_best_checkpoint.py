@@ -25,7 +25,7 @@ def sizes(run: Run) -> list[float]:
     return [event["validation"]["size"] for event in run.of("epoch")]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_checkpoint_between_two_validations_has_no_metric(workers: int, warm: int, tmp_path: Path) -> None:
     run = train("best", tmp_path / "run", workers=workers, save_steps=4, keep_last=100)
     found = metrics_by_step(run)

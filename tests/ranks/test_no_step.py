@@ -40,7 +40,9 @@ def test_a_step_after_every_second_batch_is_refused_or_right(warm: int, tmp_path
     def states(workers: int) -> list[list[Any]]:
         folder = tmp_path / str(workers)
         folder.mkdir()
-        run_script(tmp_path / "script.py", folder / "run", str(folder), workers=workers, plan="bucket_mb=0.01")
+        run_script(
+            tmp_path / "script.py", folder / "run", str(folder), workers=workers, plan="backend=gloo,bucket_mb=0.01"
+        )
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(workers)]
 
     try:

@@ -27,11 +27,11 @@ def told(folder: Path, *words: str, workers: int, plan: str = "auto") -> list[di
     [
         ("new", None, "auto"),
         ("same", None, "proportions=2:0:1"),
-        ("twice", None, "share=sampled"),
-        pytest.param("left", None, "auto", marks=SENT),
-        pytest.param("again", None, "auto", marks=SENT),
+        pytest.param("twice", None, "share=sampled", marks=pytest.mark.slow),
+        pytest.param("left", None, "backend=gloo", marks=SENT),
+        pytest.param("again", None, "backend=gloo", marks=SENT),
         ("new", 0, "auto"),
-        ("twice", 2, "auto"),
+        pytest.param("twice", 2, "auto", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_is_trained_in_two_loops(how: str, dies: int | None, plan: str, warm: int, tmp_path: Path) -> None:

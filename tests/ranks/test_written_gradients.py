@@ -15,13 +15,12 @@ Reference = Callable[..., Run]
 @pytest.mark.parametrize(
     ("optimizer", "workers", "plan"),
     [
-        ("nesterov", 2, "auto"),
         ("nesterov", 3, "share=sampled,bucket_mb=0.01"),
-        ("decayed", 3, "proportions=2:0:1"),
+        pytest.param("decayed", 3, "proportions=2:0:1", marks=pytest.mark.slow),
         ("adagrad", 2, "auto"),
         ("adam", 3, "overlap=false"),
-        ("careless", 3, "bucket_mb=0.01"),
-        ("fading", 2, "auto"),
+        pytest.param("careless", 3, "bucket_mb=0.01", marks=pytest.mark.slow),
+        pytest.param("fading", 2, "auto", marks=pytest.mark.slow),
     ],
 )
 def test_an_optimizer_may_write_into_gradients(

@@ -33,7 +33,7 @@ def ten_steps(first: int = 1, begin: float = 2.0) -> list[dict[str, Any]]:
 
 
 def end(at: float, code: int = 0, reason: str = "completed") -> dict[str, Any]:
-    return event("end", at, reason=reason, code=code)
+    return event("end", at, reason=reason, code=code, message="")
 
 
 # ------------------------------------------------------------- a plain run

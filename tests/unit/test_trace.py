@@ -64,7 +64,11 @@ def a_run(folder: Path) -> Path:
     made += [epoch(2.5, 0, 3, {"accuracy": 0.25}, ms=30.0), event("checkpoint", 2.51, step=3, ms=5.0)]
     return write(
         folder,
-        [*made, event("warning", 2.6, message="odd </script> \u2028"), event("end", 2.7, reason="completed", code=0)],
+        [
+            *made,
+            event("warning", 2.6, message="odd </script> \u2028"),
+            event("end", 2.7, reason="completed", code=0, message=""),
+        ],
     )
 
 

@@ -82,7 +82,7 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
     },
     "warning": {"message": "what to know"},
     "result": {"result": "what result.json says"},
-    "end": {"reason": "why the run ended", "code": "exit code"},
+    "end": {"reason": "why the run ended, in a word", "code": "exit code", "message": "what the user was told"},
 }
 """Every event by name, and what its fields mean. Each record also has `event` and `time` (seconds since 1970)."""
 

@@ -262,7 +262,7 @@ class Hub:
         self.roster, go = step
         self._values.clear()
         self._tell_all({"go": dataclasses.asdict(go), "recorded": self._recorded})
-        self._notify(("go", 0, dataclasses.asdict(go)))
+        self._notify(("go", 0, {**dataclasses.asdict(go), "at": time.monotonic()}))
 
     def _gone(self, peer: _Peer) -> None:
         if self._peers.get((peer.role, peer.number)) is not peer:
@@ -292,7 +292,8 @@ class Hub:
             peer.writer.close()
         self._tell_all({"break": generation, "lost": worker, "reason": reason})
         host = peer.host if peer is not None else ""
-        self._notify(("lost", worker, {"host": host, "reason": reason, "left": len(self.roster.alive)}))
+        seen = {"host": host, "reason": reason, "left": len(self.roster.alive), "at": time.monotonic()}
+        self._notify(("lost", worker, seen))
         self._advance()
 
     def _torn(self, generation: int, peer: _Peer) -> None:

@@ -100,14 +100,14 @@ class Recorder:
         elif kind == "lost":
             self.failures += 1
             self._resources.left(worker)
-            self._lost_at = self._lost_at or time.monotonic()
-            self.event("failure", worker=worker, **content)
+            self._lost_at = self._lost_at or content["at"]
+            self.event("failure", worker=worker, **{name: content[name] for name in ("host", "reason", "left")})
         elif kind == "go":
             self._times.expect(content["members"])
             if content["generation"] == 1:
                 return
             since, self._lost_at = self._lost_at, None
-            elapsed = 0.0 if since is None else (time.monotonic() - since) * 1e3
+            elapsed = 0.0 if since is None else (content["at"] - since) * 1e3
             self.event(
                 "regroup", generation=content["generation"], workers=list(content["members"]), ms=round(elapsed, 1)
             )
@@ -126,7 +126,7 @@ class Recorder:
             result |= started | seen | {"ended": reason}
             self._write_json("result.json", result)
             self.event("result", result=result)
-        self.event("end", reason=reason, code=code)
+        self.event("end", reason=reason, code=code, message="" if error is None else str(error))
         self._events.close()
         return result
 

@@ -318,7 +318,8 @@ class Digest:
             return ("running" if heard else "unknown"), "", None
         code = int(self._ended["code"])
         word = {0: "completed", Interrupted.code: "interrupted"}.get(code, "failed")
-        return word, str(self._ended["reason"]), code
+        message = str(self._ended.get("message") or "") if word == "failed" else ""
+        return word, str(self._ended["reason"]) + (f": {message}" if message else ""), code
 
 
 def _curve(rows: Sequence[Row], /, **columns: tuple[str, str]) -> Curve:
