@@ -14,8 +14,9 @@ when this worker knows that its generation is broken. Places, and the acts that 
     formed-G, handed-G   both are made, the hand-over follows; it is over
     give-G-K             before the K-th tensor of the hand-over of generation G
 
-Acts everywhere: `wait` for the words, `die` by SIGKILL, and `fall`: the worker goes on, and dies a moment after the
-words are there. What a worker was told when generation G began is in the file go-G.WORKER.
+Acts everywhere: `wait` for the words, `die` by SIGKILL, `halt` by SIGSTOP, whereupon the launcher puts it out, and
+`fall`: the worker goes on, and dies a moment after the words are there. What a worker was told when generation G began
+is in the file go-G.WORKER.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ class Places:
             threading.Thread(target=self.die, args=(rope, words, FALL_S), daemon=True).start()
         elif act == "die":
             self.die(rope, words)
-        for word in words if act in ("wait", "lose") else ():
+        for word in words if act in ("wait", "lose", "halt") else ():
             self.hear(rope, word)
+        if act == "halt":
+            os.kill(os.getpid(), signal.SIGSTOP)
         return act
 
     def die(self, rope: Any, words: Sequence[str], after_s: float = 0.0) -> None:

@@ -56,7 +56,7 @@ def test_the_best_is_kept_and_not_the_last_one_before_a_worse(reference: Referen
     "save_steps",
     [
         None,
-        pytest.param(7, marks=pytest.mark.xfail(strict=True, reason="saved before it is validated, and not again")),
+        7,
     ],
 )
 def test_a_run_that_is_stopped_within_an_epoch_has_the_metric_of_its_end(
@@ -70,7 +70,6 @@ def test_a_run_that_is_stopped_within_an_epoch_has_the_metric_of_its_end(
     assert again.result["validation"] == validation
 
 
-@pytest.mark.xfail(strict=True, reason="the last checkpoint is written again, without its metrics")
 def test_the_best_stays_the_best_when_a_complete_run_is_resumed(warm: int, tmp_path: Path) -> None:
     """Here the last checkpoint is the best."""
     run = train("best", tmp_path / "run", workers=2, keep_best="accuracy")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from cordee.core.errors import UsageError
 from harness import run_script
@@ -33,7 +32,6 @@ with cordee.session(seed=3) as s:
 """
 
 
-@pytest.mark.xfail(strict=True, reason="gradients of the first batch are summed again with those of the second")
 def test_a_step_after_every_second_batch_is_refused_or_right(warm: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
 

@@ -11,9 +11,6 @@ import pytest
 
 from harness import JOBS, run_script
 
-SENT = pytest.mark.xfail(strict=True, reason="what the hooks have sent is still under way in the next loop")
-HOOKS = pytest.mark.xfail(strict=True, reason="a session leaves its hooks and its buckets behind")
-
 
 def told(folder: Path, *words: str, workers: int, plan: str = "auto") -> list[dict[str, Any]]:
     """What the workers that are left at the end tell, in rank order."""
@@ -28,8 +25,8 @@ def told(folder: Path, *words: str, workers: int, plan: str = "auto") -> list[di
         ("new", None, "auto"),
         ("same", None, "proportions=2:0:1"),
         pytest.param("twice", None, "share=sampled", marks=pytest.mark.slow),
-        pytest.param("left", None, "backend=gloo", marks=SENT),
-        pytest.param("again", None, "backend=gloo", marks=SENT),
+        ("left", None, "backend=gloo"),
+        ("again", None, "backend=gloo"),
         ("new", 0, "auto"),
         pytest.param("twice", 2, "auto", marks=pytest.mark.slow),
     ],
@@ -48,6 +45,6 @@ def test_a_model_is_trained_in_two_loops(how: str, dies: int | None, plan: str, 
             np.testing.assert_allclose(one["state"][name], value, rtol=0, atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=HOOKS)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_session_takes_its_hooks_with_it(workers: int, warm: int, tmp_path: Path) -> None:
     assert [one["hooks"] for one in told(tmp_path / "run", "new", workers=workers)] == [[0, 0]] * workers

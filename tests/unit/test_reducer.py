@@ -44,7 +44,7 @@ def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: i
     model, rope = two_layers(), Echo()
     reducer = Reducer(model.parameters(), rope, bucket_mb=bucket_mb, overlap=True)
     for step in range(3):
-        reducer.ride_along(lambda: [1.5, float(step)])
+        reducer.ride_along(lambda step=step: [1.5, float(step)])
         reducer.arm()
         loss = model(torch.ones(3, 40).double()).square().mean()
         wanted = [2 * gradient for gradient in torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)]

@@ -223,6 +223,8 @@ class Rope:
             for tensor, copy in zip(tensors, flat, strict=True):
                 if copy.data_ptr() != tensor.data_ptr():
                     tensor.copy_(copy)
+        if self.size > 1:  # whoever gets them handed over must get them as they are now
+            self.keep([one.clone() for one in raw])
         return self.members[0] == first
 
     def _start_sharing(self, tensors: Sequence[Tensor]) -> list[Any]:

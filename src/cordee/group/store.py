@@ -17,16 +17,17 @@ class HubStore(dist.Store):  # type: ignore[name-defined, misc]
         """Keys of one `purpose` (which group is formed) in one generation."""
         super().__init__()
         self._channel, self._generation, self._deadline_s = channel, generation, deadline_s
-        self._purpose = purpose
+        # By generation: a thread that still forms a group that broke may say something late.
+        self._prefix = f"{generation}/{purpose}"
 
     def set(self, key: str, value: Any) -> None:
         """Publish a value."""
         raw = value.encode() if isinstance(value, str) else bytes(value)
-        self._channel.put(f"{self._purpose}/{key}", raw.hex())
+        self._channel.put(f"{self._prefix}/{key}", raw.hex())
 
     def get(self, key: str) -> bytes:
         """A value that a peer published, waiting for it."""
-        value = self._channel.get(f"{self._purpose}/{key}", self._generation, self._deadline_s)
+        value = self._channel.get(f"{self._prefix}/{key}", self._generation, self._deadline_s)
         if value is None:
             raise RuntimeError(f"generation {self._generation} broke while it was formed")
         return bytes.fromhex(value)

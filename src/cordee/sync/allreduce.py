@@ -165,11 +165,10 @@ class Reducer:
             optimizer.step()
             return
         flats = [bucket.flats[self._turn] for bucket in self._buckets]
-        copies = [flat.clone() for flat in flats]
-        self.rope.keep([*copies, self._treated[self._turn].clone()])
+        self.rope.keep([*(flat.clone() for flat in flats), self._treated[self._turn].clone()])
+        versions = [flat._version for flat in flats]
         optimizer.step()
-        if self._writes is None:
-            self._writes = not all(torch.equal(flat, copy) for flat, copy in zip(flats, copies, strict=True))
+        self._writes = self._writes or versions != [flat._version for flat in flats]
 
     def covers(self, parameters: Sequence[nn.Parameter]) -> bool:
         """Whether these are the parameters that it sums: later ones may be unfrozen or added."""

@@ -12,6 +12,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from cordee.core.errors import ModelError
 from cordee.core.plan import Plan
 from cordee.feed.batch import Batch
+from cordee.feed.permute import random_bits
 from cordee.train.job import Job
 
 FUSABLE = (Adam, AdamW, SGD, Adagrad)
@@ -33,6 +34,14 @@ def fuse(optimizer: Optimizer) -> bool:
         group["fused"] = True
     optimizer.defaults["fused"] = True
     return True
+
+
+def seed_draws(device: str, *key: int) -> None:
+    """Random draws of a step depend on seed, step and rank alone: a resumed run draws what it would have drawn."""
+    (bits,) = random_bits(1, "draws", *key)
+    torch.default_generator.manual_seed(int(bits) >> 1)
+    if device != "cpu":
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(int(bits) >> 1)
 
 
 def lay_out(model: nn.Module, layout: str) -> nn.Module:

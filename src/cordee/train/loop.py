@@ -91,7 +91,7 @@ class _Training:
             preflight(job, model, self.data.train, self._first_ids, session.device)
         first = session.rope.members[0]
         self.model = session.prepare(model, compile=False)
-        if job.start_from is not None and session.rope.members[0] != first:
+        if job.start_from is not None and snapshot is None and session.rope.members[0] != first:
             raise CheckpointError("the worker that read start_from was lost before everybody had it: start again")
         self.optimizer = job.optimizer(self.model.parameters())
         for group in self.optimizer.param_groups:
@@ -146,6 +146,7 @@ class _Training:
         _same("order", extra["order"], self.order.describe())
         restore(snapshot, self.model, {"main": self.optimizer}, self._schedules())
         self.next = (extra["epoch"], extra["step"])
+        self._saved_number = self.next[0] * self.order.steps + self.next[1]
         self.session.ledger = Ledger(**extra["ledger"])
         self.patience.take_up(extra["patience"])
         self.validation = extra["validation"]
@@ -195,8 +196,8 @@ class _Training:
             assert session.last is not None
             if self._after_step(session.last):
                 break
-        if self.next[1] != 0 and self.interrupted is None:  # stopped within an epoch, which has no end of its own
-            self._validate()
+        if self.next[1] != 0 and self.interrupted is None and self._validate():  # stopped within an epoch
+            self._saved_number = -1  # a checkpoint of this step does not know its metrics yet
 
     def _after_step(self, done: Committed) -> bool:
         """Everything that follows a committed step; True ends the training."""

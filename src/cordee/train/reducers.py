@@ -49,9 +49,14 @@ class Reducers:
         return all(held)
 
     def forget(self) -> None:
-        """A step was void: drop its gradients."""
+        """Drop the gradients of a step that was void, or to which no step came."""
         for reducer in self._of.values():
             reducer.forget()
+
+    def close(self) -> None:
+        """Take all hooks off."""
+        for reducer in self._of.values():
+            reducer.close()
 
     def parameters(self, models: Iterable[nn.Module]) -> list[nn.Parameter]:
         """All parameters of these models and of all optimizers: one that has not stepped yet has no reducer."""

@@ -28,14 +28,13 @@ from cordee.feed.data import as_source
 from cordee.feed.digest import delivered
 from cordee.feed.loader import Batch
 from cordee.feed.order import Order
-from cordee.feed.permute import random_bits
 from cordee.feed.share import Share
 from cordee.group.join import join
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, bind
 from cordee.train.buffers import BufferKeeper
-from cordee.train.devices import lay_out
+from cordee.train.devices import lay_out, seed_draws
 from cordee.train.feeder import Feeder, Slot, Weigh
 from cordee.train.precision import Precision, Readings
 from cordee.train.record import Committed, Ledger, Reporter, from_limbs, to_limbs
@@ -135,6 +134,7 @@ class Session:
             while not self.rope.agree([torch.zeros(1)]):
                 pass
             self.rope.on_regroup.remove(self._regrouped)
+            self._reducers.close()
             return
         while not self.leave():
             pass
@@ -210,6 +210,7 @@ class Session:
         finally:
             self._feeder.close()
             self._feeder = None
+            self._reducers.forget()  # what no step has used
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of my share, weighted so that their sum over all workers is that of the global batch."""
@@ -295,12 +296,17 @@ class Session:
         for one, batch in zip(slots, taken, strict=True):
             self._give(batch, last=one is slots[-1])
             if one.micro == 0:
-                self._seed(slot)
+                seed_draws(self.device, self.seed, slot.epoch, slot.step, self.rope.rank)
             self.reporter.got()
             yield batch
             if self._redo:
                 return
             self.reporter.asks()
+        if self._backwards and not self._substeps:
+            raise UsageError(
+                "backward() was called, but no step() followed before the next batch. To gather gradients over "
+                "several batches let the plan cut a step into them: accumulate=4, for instance"
+            )
         self._batch = None
 
     def _give(self, batch: Batch, *, last: bool) -> None:
@@ -325,13 +331,6 @@ class Session:
             self._buffers.remember()
         if self.rope.channel is not None:
             self.rope.channel.at = f"step {self._number}"
-
-    def _seed(self, slot: Slot) -> None:
-        """Random draws of a step depend on seed, step and rank alone: a resumed run draws what it would have drawn."""
-        (bits,) = random_bits(1, "draws", self.seed, slot.epoch, slot.step, self.rope.rank)
-        torch.default_generator.manual_seed(int(bits) >> 1)
-        if self.device != "cpu":
-            torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(int(bits) >> 1)
 
     def _extras(self) -> list[float]:
         channel = self.rope.channel
