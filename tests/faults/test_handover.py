@@ -92,8 +92,8 @@ def test_the_giver_dies_when_one_of_three_has_it(optimizer: str, reference: Refe
     [
         ("nesterov", {}, 8),
         ("nesterov", {}, 1),  # the first step, when nobody knows yet what the optimizer does
-        ("nesterov", {"clip": 0.05}, 8),
-        ("adagrad", {}, 8),
+        pytest.param("nesterov", {"clip": 0.05}, 8, marks=pytest.mark.slow),
+        pytest.param("adagrad", {}, 8, marks=pytest.mark.slow),
         pytest.param("decayed", {}, 8, marks=pytest.mark.slow),
         pytest.param("adam", {}, 8, marks=pytest.mark.slow),
         pytest.param("careless", {}, 8, marks=pytest.mark.slow),

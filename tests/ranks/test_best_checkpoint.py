@@ -52,13 +52,7 @@ def test_the_best_is_kept_and_not_the_last_one_before_a_worse(reference: Referen
         torch.testing.assert_close(tensor, torch.from_numpy(alone[name]), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "save_steps",
-    [
-        None,
-        7,
-    ],
-)
+@pytest.mark.parametrize("save_steps", [None, 7])  # 7: the last step is saved before it is validated
 def test_a_run_that_is_stopped_within_an_epoch_has_the_metric_of_its_end(
     save_steps: int | None, warm: int, tmp_path: Path
 ) -> None:

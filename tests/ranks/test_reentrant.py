@@ -30,7 +30,7 @@ def test_a_gradient_in_pieces_is_refused_where_it_would_be_sent_early(warm: int,
             id="the same with an empty share",
             marks=pytest.mark.slow,
         ),
-        pytest.param(2, "bucket_mb=0.01", {"reentrant": False}, id="not reentrant"),
+        pytest.param(2, "bucket_mb=0.01", {"reentrant": False}, id="not reentrant", marks=pytest.mark.slow),
         pytest.param(3, "bucket_mb=0.01", {"shared": False}, id="reentrant, in one piece each"),
     ],
 )

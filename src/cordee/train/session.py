@@ -129,12 +129,12 @@ class Session:
         """Come to the end together with the others, unless an exception ended the block."""
         if kind is not None:
             return
+        self._reducers.close()
         if self._launched:
             self.reporter.send()
             while not self.rope.agree([torch.zeros(1)]):
                 pass
             self.rope.on_regroup.remove(self._regrouped)
-            self._reducers.close()
             return
         while not self.leave():
             pass
