@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from cordee.core.errors import UsageError
@@ -38,3 +42,38 @@ def test_cores_are_named_by_numbers_and_ranges() -> None:
     for wrong in ("", "x", "1-", "99999"):
         with pytest.raises(UsageError, match="--cores"):
             parse_cores(wrong)
+
+
+FAULTS = """
+import resource
+import torch
+from cordee.runtime.resources import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        [torch.ones(4 * 2**20) for _ in range(6)]  # 6 times 16 MiB, freed at once
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+given_back = faults()
+print(keep_memory())
+faults()
+print(given_back > 20_000, faults() < 2_000)
+"""
+
+
+@pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)])
+def test_memory_that_is_freed_is_kept_unless_the_user_has_settings_of_his_own(
+    variables: dict[str, str], kept: bool
+) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS],
+        env={**clean, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == [str(kept), "True", str(kept)]

@@ -30,8 +30,8 @@ _RECORDS = 1024
 _HEAD = 64 + 16 * _RECORDS
 """Bytes in front of an arena: how many were posted, how many were read, and where each post lies."""
 _SPINS = 64
-_PATIENT_S = 0.002
-"""After so long a wait is not about to end: sleep, instead of only letting others run."""
+_PATIENT_S = 0.0002
+"""After so long a wait is not about to end: sleep. Who spins slows down its neighbour on the same core."""
 
 Store = Any
 

@@ -12,7 +12,7 @@ from cordee.core.world import World
 from cordee.group.hub import Hub
 from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Listener, Recorder
-from cordee.runtime.resources import devices
+from cordee.runtime.resources import devices, keep_memory
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
@@ -26,6 +26,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
     from cordee.train.session import Session
 
     launch.plan.check(world.size)
+    keep_memory()
     launch.settle(lambda message: listen({"event": "warning", "message": message}))
     recorder = Recorder(launch.out, resume=launch.resume, listen=listen) if world.rank == 0 else None
     joined = join(world, record=recorder is not None)
