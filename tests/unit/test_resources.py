@@ -55,15 +55,13 @@ def faults():
         [torch.ones(4 * 2**20) for _ in range(6)]  # 6 times 16 MiB, freed at once
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-faults()
-given_back = faults()
 print(keep_memory())
 faults()
-print(given_back > 20_000, faults() < 2_000)
+print(faults() < 2_000)
 """
 
 
-@pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)])
+@pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "1048576"}, False)])
 def test_memory_that_is_freed_is_kept_unless_the_user_has_settings_of_his_own(
     variables: dict[str, str], kept: bool
 ) -> None:
@@ -76,4 +74,4 @@ def test_memory_that_is_freed_is_kept_unless_the_user_has_settings_of_his_own(
         timeout=60,
         check=True,
     )
-    assert done.stdout.split() == [str(kept), "True", str(kept)]
+    assert done.stdout.split() == [str(kept)] * 2
