@@ -16,7 +16,7 @@ from cordee.feed.permute import random_bits
 from cordee.train.job import Job
 
 FUSABLE = (Adam, AdamW, SGD, Adagrad)
-"""PyTorch's optimizers with one kernel for all parameters, on CPU and CUDA; subclasses may do something else."""
+"""PyTorch's optimizers with one kernel for all parameters; subclasses may do something else."""
 
 
 def fuse(optimizer: Optimizer) -> bool:
@@ -27,7 +27,8 @@ def fuse(optimizer: Optimizer) -> bool:
     chosen = any(group.get("fused") is not None or group.get("foreach") is not None for group in groups)
     special = any(group.get("differentiable") or group.get("capturable") for group in groups)
     parameters = [parameter for group in groups for parameter in group["params"]]
-    fit = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    kinds = ("cpu",) if type(optimizer) is Adagrad else ("cpu", "cuda")
+    fit = all(p.is_floating_point() and p.device.type in kinds for p in parameters)
     if chosen or special or not fit:
         return False
     for group in groups:
