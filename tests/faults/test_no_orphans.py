@@ -36,7 +36,11 @@ class Alive:
         return int(fields[1])
 
 
-@pytest.fixture(params=["warm", "cold"])
+BOTH = pytest.mark.parametrize("training", ["warm", "cold"], indirect=True)
+"""What a server of its own could leave behind is looked at with every change; the rest with the slow tests."""
+
+
+@pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.slow)])
 def training(request: pytest.FixtureRequest, warm: int, tmp_path: Path) -> Iterator[Training]:
     """Starts a run that would go on for long, from the warm server or from a server of its own."""
     mark = f"CORDEE_TESTS_MARK_{secrets.token_hex(8)}"
@@ -81,6 +85,7 @@ def _assert_gone(processes: set[Process]) -> None:
     assert [one.pid for one in processes if one.alive] == []
 
 
+@BOTH
 def test_the_launcher_is_killed(training: Training) -> None:
     with training() as run:
         assert len(run.everybody) >= 4  # three workers and the server they came from
@@ -97,6 +102,7 @@ def test_a_worker_is_killed(training: Training) -> None:
         _assert_gone(run.everybody)
 
 
+@BOTH
 def test_the_fork_server_is_killed(training: Training) -> None:
     with training() as run:
         os.kill(run.fork_server, signal.SIGKILL)
