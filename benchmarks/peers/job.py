@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from pace import Pace
 from tasks import TASKS
+from turns import Turns
 
 import cordee
-from cordee.train.callbacks import Callback
 from cordee.train.job import Save, Stop
-from cordee.train.session import Session
-
-
-class Turns(Callback):
-    """Blocks between two steps while it is not our turn."""
-
-    def __init__(self, path: str) -> None:
-        """Connect at the start of the training."""
-        self._path = path
-        self._pace: Pace | None = None
-
-    def on_start(self, session: Session) -> None:
-        """Everything is ready for the first step."""
-        self._pace = Pace(self._path, "cordee", session.rank)
-
-    def on_step(self, session: Session, step: object) -> None:
-        """A step was committed."""
-        assert self._pace is not None
-        self._pace.step()
-
-    def ended(self, step: object) -> bool:
-        """Whether to stop."""
-        return self._pace is None or self._pace.ended
 
 
 def job(task: str, turns: str) -> cordee.Job:
