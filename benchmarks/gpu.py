@@ -45,11 +45,13 @@ class Peer:
 
 PEERS = {
     "hand": Peer(("gpu_hand.py",), 0.98),
-    "hand_graphs": Peer(("gpu_hand.py", "graphs"), 0.98, plan=f"{PLAN},graphs=true"),
+    "hand_graphs": Peer(("gpu_hand.py", "graphs"), 0.98),
+    "hand_launched": Peer(("gpu_hand.py",), 0.98, plan=f"{PLAN},graphs=false"),
     "accelerate": Peer(("gpu_accelerate.py",), 1.0, ("accelerate",)),
     "lightning": Peer(("gpu_lightning.py",), 1.0, ("pytorch-lightning",)),
 }
-"""By name: a loop written by hand, the same with CUDA graphs on both sides, and the frameworks."""
+"""By name: a loop written by hand, which compiles; the same with CUDA graphs, which we use in every row but the next;
+the same where we launch every kernel too; and the frameworks."""
 
 
 @contextlib.contextmanager

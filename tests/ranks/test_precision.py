@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cordee.core.errors import CordeeError, UsageError
-from harness import Run, assert_same, run_script, train
+from harness import Run, assert_same, command, job_file, run_script, train
 
 Reference = Callable[..., Run]
 
@@ -89,3 +89,19 @@ def test_what_cannot_be_compiled_is_said_in_words(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("CXX", "/nowhere/compiler")
     with pytest.raises(CordeeError, match="compile=true"):
         train("mlp", tmp_path / "run", plan="compile=true", stop_steps=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", ["", ",accumulate=3", ",precision=bf16"])
+def test_replayed_graphs_train_as_kernels_that_are_launched(more: str, tmp_path: Path) -> None:
+    runs = []
+    for graphs in ("false", "true", "auto"):
+        plan, out = f"compile=true,graphs={graphs}{more}", tmp_path / graphs
+        ended = command(
+            "train", job_file("cnn"), "--device", "cuda", "--plan", plan, "--out", out, "--set", "dtype=float32"
+        )
+        assert ended.returncode == 0, ended.stderr
+        runs.append(Run(out).losses)
+    for replayed in runs[1:]:
+        np.testing.assert_allclose(replayed, runs[0], rtol=1e-2 if "bf16" in more else 1e-4)
+    assert len(runs[0]) > 5

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from cordee.core.errors import DivergedError, PlanError
+from cordee.core.plan import Plan
 from cordee.group import nccl
-from cordee.train.devices import fuse, lay_out
+from cordee.train.devices import fuse, lay_out, replays
 from cordee.train.precision import FIRST_SCALE, GROW_AFTER, Precision, widened
 
 KINDS = {
@@ -120,3 +121,20 @@ def test_nobody_counts_sums_as_done_while_a_peer_is_lost() -> None:
     assert not nccl.complete([Work(10**9)], lambda: True)
     assert not nccl.complete([Work(1)], lambda: True)  # an aborted collective looks completed
     assert not nccl.complete([None], lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "alone", "apart", "expected"),
+    [
+        ("compile=true", True, True, True),
+        ("compile=true", False, True, False),
+        ("compile=true", True, False, False),
+        ("compile=true,accumulate=2", True, True, False),
+        ("compile=true,graphs=false", True, True, False),
+        ("compile=true,graphs=true,accumulate=2", False, False, True),
+    ],
+)
+def test_graphs_are_replayed_where_nobody_else_sees_their_memory(
+    plan: str, alone: bool, apart: bool, expected: bool
+) -> None:
+    assert replays(Plan.parse(plan), alone=alone, apart=apart) is expected

@@ -191,11 +191,12 @@ def test_sources_that_make_their_own_tensors(ahead: bool | None) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("own_tensors", [False, True])
-def test_batches_arrive_on_the_gpu_while_it_computes(own_tensors: bool) -> None:
+@pytest.mark.parametrize("kind", ["stays there", "copied", "makes its own tensors"])
+def test_batches_arrive_on_the_gpu_while_it_computes(kind: str) -> None:
     pairs = [(float(index) * 2, index) for index in range(1_000)]
-    with Loader(DatasetSource(pairs) if own_tensors else SOURCE, device="cuda") as loader:
-        assert loader.ahead
+    sources = {"stays there": SOURCE, "copied": Hooked(lambda ids: None), "makes its own tensors": DatasetSource(pairs)}
+    with Loader(sources[kind], device="cuda") as loader:
+        assert loader.ahead is (kind != "stays there"), "what has a way to go begins it early"
         for step in range(50):
             loader.request(step, ids_of(step))
         busy = torch.rand(2_000, 2_000, device="cuda")

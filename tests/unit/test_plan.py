@@ -127,7 +127,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(proportions=(5, 3)), 2, "mean nothing under share=equal"),
         (Plan(share="proportional"), 2, "needs proportions"),
         (Plan(share="proportional", proportions=(5, 3, 2)), 2, "name 3 worker.s., but 2 start"),
-        (Plan(graphs=True), 2, "graphs=true needs compile=true"),
+        (Plan(graphs="true"), 2, "graphs=true needs compile=true"),
     ],
 )
 def test_refusals(plan: Plan, workers: int, reason: str) -> None:

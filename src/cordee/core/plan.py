@@ -125,7 +125,12 @@ class Plan:
 
     precision: str = _key("fp32", "device", "the number format of the mathematics", choices=("fp32", "bf16", "fp16"))
     compile: bool = _key(False, "device", "compile model and loss with torch.compile")
-    graphs: bool = _key(False, "device", "with compile=true on a GPU: replay the kernels of a step as CUDA graphs")
+    graphs: str = _key(
+        "auto",
+        "device",
+        "with compile=true on a GPU: replay the kernels of a step as CUDA graphs; auto: where a worker is alone",
+        choices=("auto", "true", "false"),
+    )
     fused: bool = _key(True, "device", "let PyTorch's optimizers update all parameters in one kernel")
     layout: str = _key(
         "auto",
@@ -220,9 +225,9 @@ def _refuse_miscounted_proportions(plan: Plan, world_size: int) -> str | None:
 
 def _refuse_graphs_of_nothing(plan: Plan, world_size: int) -> str | None:
     """Graphs are made of compiled kernels."""
-    return (
-        "graphs=true needs compile=true: graphs are made of what it compiles." if plan.graphs > plan.compile else None
-    )
+    if plan.graphs != "true" or plan.compile:
+        return None
+    return "graphs=true needs compile=true: graphs are made of what it compiles."
 
 
 REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
@@ -295,7 +300,9 @@ def _written(value: Any) -> str:
 
 
 def _word(given: Any) -> str:
-    """A word as it stands."""
+    """A word as it stands; true and false are words too where YAML reads something else."""
+    if isinstance(given, bool):
+        return _written(given)
     if not isinstance(given, str):
         raise TypeError
     return given

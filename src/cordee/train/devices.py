@@ -59,12 +59,13 @@ def _convolves(model: nn.Module) -> bool:
     return any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
-def training_loss(job: Job, model: nn.Module, plan: Plan) -> Callable[[Batch], Tensor]:
+def training_loss(job: Job, model: nn.Module, plan: Plan, *, alone: bool) -> Callable[[Batch], Tensor]:
     """The loss of a batch, compiled if asked for: model and loss together where the job gives them apart."""
     if not plan.compile:
         return lambda batch: job.compute(model, batch)[0]
-    mode = "reduce-overhead" if plan.graphs else None
     loss = job.loss
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    mode = "reduce-overhead" if on_gpu and replays(plan, alone=alone, apart=loss is not None) else None
     if loss is None:
         model.compile(mode=mode)
         return _explained(lambda batch: job.compute(model, batch)[0])
@@ -72,10 +73,23 @@ def training_loss(job: Job, model: nn.Module, plan: Plan) -> Callable[[Batch], T
     return _explained(lambda batch: whole(batch.x, batch.y))
 
 
+def replays(plan: Plan, *, alone: bool, apart: bool) -> bool:
+    """Whether a GPU replays the kernels of a step as CUDA graphs.
+
+    By itself only where we know who sees what lies in a graph's memory: a worker `alone`, whose gradients nobody sends
+    or adds up, and a loss `apart` from the model, so that no user's function keeps an output.
+    """
+    return plan.graphs == "true" or (plan.graphs == "auto" and alone and apart and plan.accumulate == 1)
+
+
 def _explained(compute: Callable[[Batch], Any]) -> Callable[[Batch], Tensor]:
+    last: tuple[int, int] | None = None
+
     def computed(batch: Batch) -> Tensor:
-        # What graphs gave in the last step is not needed any more.
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        nonlocal last
+        if last != (batch.epoch, batch.step):  # what graphs gave in the last step is not needed any more
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        last = (batch.epoch, batch.step)
         try:
             result: Tensor = compute(batch)
         except Exception as error:

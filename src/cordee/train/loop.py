@@ -186,7 +186,7 @@ class _Training:
         self.model.train()
         if session.plan.compile:
             session.tell("warning", {"message": "the model is compiled in the first step, which takes longer"})
-        loss_of = training_loss(job, self.model, session.plan)
+        loss_of = training_loss(job, self.model, session.plan, alone=session.size == 1)
         for batch in batches:
             with session.autocast():
                 loss = loss_of(batch)
