@@ -28,7 +28,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@failed=0; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || failed=1; done; exit $$failed
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py
@@ -45,6 +45,7 @@ $(READY): pyproject.toml constraints.txt
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else "Cordée needs Python 3.10 to 3.13, but $(PYTHON) is %d.%d; say: make PYTHON=python3.12" % v[:2])'
 	@$(PYTHON) -m venv .venv || { echo 'No virtual environment: on Debian and Ubuntu install python3-venv.' >&2; exit 1; }
+	@echo 'Installing Cordée and what it needs into .venv, PyTorch first; this takes some minutes, once.'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@

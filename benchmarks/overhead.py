@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.figures import SIDES, Turns, summary
+from peers.figures import SIDES, Turns, summary, written
 from peers.machine import described
 from peers.pace import Conductor, processor_s, spent_s
 from peers.systems import PEERS, WORKERS, Peer, cordee, started
@@ -123,11 +122,9 @@ def merged(old: Result, new: Result) -> Result:
 
 
 def write(result: Result) -> None:
-    """Record the result, each list on one line."""
-    text = json.dumps(result, indent=1, ensure_ascii=False)
-    text = re.sub(r"\[([^\[\]{}\"]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    """Record the result."""
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text + "\n")
+    RESULTS.write_text(written(result))
 
 
 def show_head(peers: Sequence[str]) -> None:

@@ -279,7 +279,7 @@ def plan() -> list[str]:
     ]
     parts += [
         "## As text",
-        'The same as `python -c "from cordee.core.plan import plan_help; print(plan_help())"` prints it:',
+        "`cordee plan` lists the keys in the terminal; `cordee plan PLAN` checks a plan and prints all of it.",
         f"```text\n{plan_help()}\n```",
         "## How near to one process",
         "A plan is *same* if it gives what one process gives, up to rounding and the model's own random draws, and "
@@ -382,7 +382,7 @@ def python() -> list[str]:
 
     pages = {"Job": "job.md", "Stop": "job.md", "Save": "job.md", "Callback": "callbacks.md", "session": "session.md"}
     pages |= {"data": "data.md", "metrics": "metrics.md", "Plan": "#plan", "World": "#world", "train": "#train"}
-    pages |= {"load": "#load", "errors": "#errors", "Batch": "data.md#batch"}
+    pages |= {"load": "#load", "predict": "#predict", "errors": "#errors", "Batch": "data.md#batch"}
     modules = {"data": "Where samples come from.", "metrics": "What can be measured.", "errors": "What can go wrong."}
     names = [name for name in cordee.__all__ if name != "__version__"]
     if homeless := sorted(set(names) - set(pages)):
@@ -403,6 +403,7 @@ def python() -> list[str]:
         table(head, fields(Result)),
         *members(Result),
         *function(cordee.load, "cordee.load"),
+        *function(cordee.predict, "cordee.predict"),
         "## Plan",
         doc(cordee.Plan) + " Its keys: [plans](plan.md).",
         *members(cordee.Plan),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,3 +62,9 @@ def summary(steps: int, starts: Sequence[Turns]) -> dict[str, Any]:
         },
         "ratios": [round(ratio, 4) for ratio in ratios],
     }
+
+
+def written(result: dict[str, Any]) -> str:
+    """A result as it is recorded: JSON with each list on one line."""
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    return re.sub(r"\[([^\[\]{}\"]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"

@@ -78,7 +78,7 @@ def cordee(task: str, path: str, folder: Path) -> Iterator[Process]:
     """A run of Cordée, by its own command."""
     command = [sys.executable, "-m", "cordee", "train", str(HERE / "job.py"), "--workers", str(WORKERS)]
     command += ["--threads", "1", "--out", str(folder / "run"), "--set", f"task={task}", "--set", f"turns={path}"]
-    with _process(command, {}, folder / "said") as running:
+    with process(command, {}, folder / "said") as running:
         yield running
 
 
@@ -95,11 +95,11 @@ def started(peer: Peer, task: str, path: str, name: str, folder: Path) -> Iterat
             environment["RAY_USAGE_STATS_ENABLED"] = "0"
         else:
             command = [sys.executable, str(HERE / "ranks.py"), *arguments]
-        yield stack.enter_context(_process(command, environment, folder / f"said-{name}"))
+        yield stack.enter_context(process(command, environment, folder / f"said-{name}"))
 
 
 @contextlib.contextmanager
-def _process(command: list[str], environment: dict[str, str], said: Path) -> Iterator[Process]:
+def process(command: list[str], environment: dict[str, str], said: Path) -> Iterator[Process]:
     """Start this; at the end it has gone by itself, or is ended. What it says is shown if it fails."""
     with said.open("wb") as output:
         # In a session of its own, as the workers of Cordée are: see ranks.py.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cordee.train.job import Job as Job
     from cordee.train.job import Save as Save
     from cordee.train.job import Stop as Stop
+    from cordee.train.predict import predict as predict
     from cordee.train.session import session as session
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ _PUBLIC = {
     "errors": ("cordee.errors", ""),
     "load": ("cordee.state.load", "load"),
     "metrics": ("cordee.metrics", ""),
+    "predict": ("cordee.train.predict", "predict"),
     "session": ("cordee.train.session", "session"),
     "train": ("cordee.runtime.api", "train"),
 }
@@ -53,6 +55,7 @@ __all__ = [  # noqa: RUF022  (the order in which a reader meets them)
     "train",
     "session",
     "load",
+    "predict",
     "data",
     "metrics",
     "errors",

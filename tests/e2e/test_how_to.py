@@ -49,3 +49,5 @@ def test_the_loops_run(warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ended = run_script(file, tmp_path / "runs" / file.stem, workers=2)
         assert ended.of("step") and not ended.of("warning"), file.stem
     assert len(names) >= 3
+    again = run_script(tmp_path / "saved.py", tmp_path / "runs" / "again", workers=2)
+    assert not again.of("step"), "it had finished"

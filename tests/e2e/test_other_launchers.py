@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -89,9 +90,18 @@ def test_the_variables_of_other_launchers(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    """By a program that speaks another language; one of ours would be the coordinator of the same run."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            there, _ = listener.accept()
+            with there:
+                there.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
         port = listener.getsockname()[1]
-        done = command("train", JOBS / "mlp.py", "--rendezvous", f"127.0.0.1:{port}", "--out", tmp_path / "run")
+        meeting = ("--rendezvous", f"127.0.0.1:{port}", "--nodes", "2")
+        done = command("train", JOBS / "mlp.py", *meeting, "--out", tmp_path / "run")
     assert done.returncode == 30, done.stderr
-    assert str(port) in done.stderr
+    assert f"127.0.0.1:{port}" in done.stderr and "another program" in done.stderr
     assert "Traceback" not in done.stderr

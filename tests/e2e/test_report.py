@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,6 +58,8 @@ def test_a_killed_worker_is_in_the_report(killed: Path) -> None:
     assert "going on with workers 0, 2" in text
     assert {one["kind"] for one in data(killed)["marks"]} == {"failure", "regroup"}
     assert "each once" in text and "0 lost, 0 repeated" in text
+    assert sum(one.samples for one in summary.workers) == summary.samples  # also what it could not report any more
+    assert 'data-name="after"' in page(killed) and "when" not in re.findall(r'data-name="(.*?)"', page(killed))
 
 
 def test_the_summary_says_what_the_result_says(killed: Path) -> None:
@@ -105,14 +108,23 @@ def test_a_run_that_failed_before_its_first_step(tmp_path: Path) -> None:
     assert "No step on record" in visible(tmp_path / "run") and "<canvas" not in page(tmp_path / "run")
 
 
-def test_a_resumed_run(tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "--workers", "2", "--set", "epochs=1").returncode == 0
-    assert "15 of 15" in visible(tmp_path / "run")
-    assert train(tmp_path / "run", "--workers", "3", "--set", "epochs=2", "--resume").returncode == 0
-    text = visible(tmp_path / "run")
-    assert "30 of 30" in text and "resumed after step 15 on 3 workers" in text and "2 starts" in text
-    assert [one["kind"] for one in data(tmp_path / "run")["marks"]] == ["resume"]
-    assert data(tmp_path / "run")["losses"]["step"] == list(range(1, 31))
+def test_a_resumed_run(killed: Path, tmp_path: Path) -> None:
+    """A worker was lost in the first start: it stays lost, whoever has its number in the second one."""
+    out = tmp_path / "run"
+    shutil.copytree(killed, out)
+    assert train(out, "--workers", "2", "--set", "epochs=11", "--resume").returncode == 0
+    text = visible(out)
+    assert "165 of 165" in text and "resumed after step 150 on 2 workers" in text and "2 starts" in text
+    assert [one["kind"] for one in data(out)["marks"]] == ["failure", "regroup", "resume"]
+    assert data(out)["losses"]["step"] == list(range(1, 166))
+    summary, result = summarise(out), Run(out).result
+    assert summary.failures == result["failures"] == 1 and "of 5 in 2 starts" in text
+    rows = [(one.start, one.worker, bool(one.lost)) for one in summary.workers]
+    assert rows == [(1, 0, False), (1, 1, True), (1, 2, False), (2, 0, False), (2, 1, False)]
+    assert "worker 1, start 1 ✕ lost" in re.sub(r"\s+", " ", text) and "worker 1, start 2" in text
+    assert summary.workers[1].pid != summary.workers[4].pid
+    assert sum(one.samples for one in summary.workers) == summary.samples
+    assert "1 (start 1, lost)" in command("report", out).stdout
 
 
 def test_a_run_that_is_going_on_and_then_interrupted(tmp_path: Path) -> None:

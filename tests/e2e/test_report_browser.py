@@ -9,7 +9,7 @@ import pytest
 
 from browser import Page, browser, find_browser
 from cordee.watch.report import write_report
-from records import hostile_run, long_run, start, write
+from records import epoch, event, hostile_run, long_run, start, step, times, usage, write
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed (apt-get install chromium)")
 
@@ -93,6 +93,78 @@ def test_a_run_without_a_step(tmp_path: Path, chromium: Page) -> None:
 def test_many_workers(width: int, tmp_path: Path, chromium: Page) -> None:
     chromium.open(write_report(write(tmp_path, long_run(600, 60))), width=width)
     assert_fine(chromium, plots=9)  # no metric
+    shares = legend(chromium, "shares")
+    assert shares.pop("36 others") == "60 %" and shares.pop("step") == "600"
+    assert len(shares) == 24 and set(shares.values()) == {"1.67 %"}  # of the whole step, not of what is shown
+    choices = chromium.evaluate("[...document.getElementById('whose').options].map((one) => one.value)")
+    assert len(choices) == 25  # nobody can be chosen of whom the page knows nothing
+
+
+def legend(page: Page, plot: str, place: int = 0) -> dict[str, str]:
+    """What the legend of a plot says, by its labels."""
+    lines = f"document.querySelectorAll('[data-plot={plot}]')[{place}].querySelectorAll('.u-series')"
+    cells = "[one.querySelector('.u-label').textContent, one.querySelector('.u-value').textContent]"
+    return dict(page.evaluate(f"[...{lines}].map((one) => {cells})"))
+
+
+# How many pixels of a colour each column of a plot's canvas has.
+BY_COLUMN = """
+((plot, name) => {
+  const canvas = document.querySelector(`[data-plot=${plot}] canvas`), context = canvas.getContext("2d");
+  const wanted = getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  const colour = [1, 3, 5].map((at) => parseInt(wanted.slice(at, at + 2), 16));
+  const { data, width, height } = context.getImageData(0, 0, canvas.width, canvas.height);
+  const counts = Array(width).fill(0);
+  for (let at = 0; at < width * height; at += 1)
+    if (colour.every((value, part) => data[4 * at + part] === value)) counts[at % width] += 1;
+  return counts;
+})
+"""
+
+
+def lost_one(folder: Path) -> Path:
+    """Three workers, of which one is lost after the fifth of ten steps; it used something until then."""
+    made = start(0.0, 3)
+    for number in range(1, 11):
+        at, there = 2.0 + number / 10, 3 if number <= 5 else 2
+        made.append(step(at, number))
+        for one in range(there):
+            made.append(times(at, one, number - 1, [at - 0.05], (5.0, 40.0, 55.0, 0.0), 12 // there))
+            made.append(usage(at, one, 0.5 * at))
+        if number == 5:
+            made.append(event("failure", at + 0.01, worker=2, host="here", reason="killed", left=2))
+            made.append(event("regroup", at + 0.02, generation=2, workers=[0, 1], ms=90.0))
+    return write(folder, [*made, event("end", 3.1, reason="completed", code=0, message="")])
+
+
+@pytest.mark.parametrize("axis", ["step", "seconds"])
+def test_a_loss_changes_the_shares_at_once(axis: str, tmp_path: Path, chromium: Page) -> None:
+    chromium.open(write_report(lost_one(tmp_path)), width=1200)
+    chromium.evaluate(f"document.querySelector('input[value={axis}]').click()")
+    counts = [count for count in chromium.evaluate(f"{BY_COLUMN}('shares', 'c0')") if count]
+    third, half = min(counts, key=lambda count: abs(count - max(counts) * 2 / 3)), max(counts)
+    between = [count for count in counts if third + 2 < count < half - 2]
+    assert half == pytest.approx(1.5 * third, abs=3) and len(between) <= 4, between  # the mark of the loss lies there
+    assert counts.count(third) == pytest.approx(counts.count(half), rel=0.2)  # five steps and five steps
+
+
+def test_the_legend_forgets_who_has_gone(tmp_path: Path, chromium: Page) -> None:
+    chromium.open(write_report(lost_one(tmp_path)), width=1200)
+    for place in range(2):  # processor, memory
+        said = legend(chromium, "usage", place)
+        assert said["worker 2"] == "–" and "–" not in (said["worker 0"], said["worker 1"])
+    assert legend(chromium, "shares")["worker 2"] == "–"
+
+
+def test_the_training_loss_is_seen_among_many_epochs(tmp_path: Path, chromium: Page) -> None:
+    made = start(0.0, 1)
+    for number in range(1, 241):
+        made.append(step(2.0 + number / 10, number, loss=100 / (40 + number)))
+        if number % 6 == 0:
+            made.append(epoch(2.0 + number / 10, number // 6 - 1, number, {"loss": 100 / (40 + number)}))
+    chromium.open(write_report(write(tmp_path, made)), width=1200)
+    training, validation = (sum(chromium.evaluate(f"{BY_COLUMN}('loss', '{name}')")) for name in ("c0", "c1"))
+    assert training > 2 * validation
 
 
 def test_a_script_that_the_page_does_not_know_is_not_run(killed: Path, tmp_path: Path, chromium: Page) -> None:

@@ -99,6 +99,8 @@ def test_the_giver_dies_when_one_of_three_has_it(optimizer: str, reference: Refe
         pytest.param("careless", {}, 8, marks=pytest.mark.slow),
         ("careless", {"clip": 0.05}, 1),
         ("fading", {}, 8),  # its first write changes no number
+        ("oldstyle", {}, 8),
+        pytest.param("bounded", {}, 8, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_handed_over_is_what_was_agreed_on_and_not_what_the_optimizer_left(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cordee.core.errors import SecurityError
-from cordee.runtime.hosts import write_token
+from cordee.group.token import write_token
 
 JOB = """
 import time

@@ -121,7 +121,7 @@ def test_an_interrupted_run_leaves_a_checkpoint(number: signal.Signals, training
         assert "--resume" in errors and "Traceback" not in errors
         _assert_gone(run.everybody)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["ended"] == "interrupted" and result["steps"] == len(Run(tmp_path / "run").of("step"))
+    assert result["ended"].endswith(": interrupted") and result["steps"] == len(Run(tmp_path / "run").of("step"))
     on = ("--resume", "--workers", "2", "--out", tmp_path / "run")
     epochs = result["steps"] // 15 + 1
     resumed = command("train", job_file("steady"), *on, "--set", f"epochs={epochs}")

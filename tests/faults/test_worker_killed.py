@@ -49,6 +49,13 @@ def lost(run: Run) -> list[int]:
     return [event["worker"] for event in run.of("failure")]
 
 
+def test_a_dataset_that_draws_and_is_for_one_thread_at_a_time(reference: Reference, tmp_path: Path) -> None:
+    """The others read ahead for three when one dies, and go on as one process does, noise of the samples included."""
+    run = train("noisy", tmp_path / "run", workers=3, dies=1)
+    assert lost(run) == [1]
+    assert_same(run, reference("noisy"))
+
+
 @pytest.mark.parametrize(
     "fate",
     [

@@ -25,6 +25,33 @@ class Careless(torch.optim.SGD):
         return done
 
 
+class OldStyle(torch.optim.Optimizer):
+    """As many are written: weight decay is added to the gradient through `.data`, which no version counter sees."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "weight_decay": 1e-2})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad.data
+                gradient.add_(parameter.data, alpha=group["weight_decay"]).mul_(0.5)
+                parameter.data.add_(gradient, alpha=-group["lr"])
+
+
+class Bounded(torch.optim.SGD):
+    """Cuts gradients in place from its fifth step on."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        for group in self.param_groups if self.calls > 4 else ():
+            for parameter in group["params"]:
+                parameter.grad.mul_(0.5)
+        return super().step(closure)
+
+
 def fading(params: Any) -> torch.optim.Optimizer:
     """Gradients are scaled in place before every update, by 1 in the first."""
     made = torch.optim.SGD(params, lr=0.1, momentum=0.9)
@@ -49,6 +76,8 @@ OPTIMIZERS = {
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=3e-3, maximize=True, foreach=True, weight_decay=1e-3),
     "adam": lambda params: torch.optim.Adam(params, lr=1e-4, maximize=True, foreach=True),
     "careless": lambda params: Careless(params, lr=0.1),
+    "oldstyle": OldStyle,
+    "bounded": lambda params: Bounded(params, lr=0.1),
     "fading": fading,
 }
 
@@ -56,9 +85,9 @@ OPTIMIZERS = {
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Linear(64, 48, bias=False), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 10)
-        ).double()
+        # Two buckets of gradients where the plan says bucket_mb=0.01: a hand-over has several tensors then.
+        first = (nn.Linear(64, 48, bias=False), nn.BatchNorm1d(48), nn.ReLU())
+        self.body = nn.Sequential(*first, nn.Linear(48, 48), nn.Linear(48, 10)).double()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.body(x.double())

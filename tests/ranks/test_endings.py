@@ -16,29 +16,34 @@ ENDINGS = JOBS / "endings.py"
 
 
 @pytest.mark.parametrize(
-    ("settings", "steps"),
+    ("settings", "steps", "cause"),
     [
-        ({"stop_steps": 13, "epochs": 2}, 13),
-        ({"stop_steps": 13, "epochs": "none"}, 13),
-        ({"loss_below": 1.5}, None),
-        ({"patience": 2}, None),
-        ({"steps_per_epoch": 7, "epochs": 3}, 21),  # 21 * 101 samples are more than one pass over 1,003
+        ({"stop_steps": 13, "epochs": 2}, 13, "Stop(steps=13)"),
+        ({"stop_steps": 13, "epochs": "none"}, 13, "Stop(steps=13)"),
+        ({"loss_below": 1.5}, None, "Stop(when=...)"),
+        ({"patience": 2}, None, "Stop(metric='loss', patience=2), after 2 evaluations without progress"),
+        # 21 * 101 samples are more than one pass over 1,003
+        ({"steps_per_epoch": 7, "epochs": 3}, 21, "all 3 epochs are done"),
     ],
 )
 def test_all_workers_end_after_the_same_step(
-    settings: dict[str, Any], steps: int | None, reference: Reference, tmp_path: Path
+    settings: dict[str, Any], steps: int | None, cause: str, reference: Reference, tmp_path: Path
 ) -> None:
     alone = reference("endings", **settings)
     assert steps is None or alone.result["steps"] == steps
     assert alone.result["steps"] < 200
-    assert_same(train("endings", tmp_path / "run", workers=3, **settings), alone)
+    three = train("endings", tmp_path / "run", workers=3, **settings)
+    assert_same(three, alone)
+    for run in (three, alone):
+        assert run.result["ended"] == f"after step {alone.result['steps']}: {cause}"
+        assert run.of("result")[-1]["result"]["ended"] == run.result["ended"]
 
 
 def test_time_ends_it_everywhere_at_once(warm: int, tmp_path: Path) -> None:
     run = train("endings", tmp_path / "run", workers=3, minutes=0.02, epochs=100000)
     assert 0 < run.result["steps"] < 1_000_000
     assert run.result["steps"] == len(run.losses)
-    assert run.result["ended"] == "completed"
+    assert run.result["ended"] == f"after step {len(run.losses)}: Stop(minutes=0.02)"
 
 
 def test_endless_data_goes_on_over_the_end_of_the_data(reference: Reference) -> None:

@@ -1,4 +1,6 @@
-"""A gradient that no step follows, as in a loop that gathers gradients over several batches by itself."""
+"""A gradient that no step follows, as in a loop that gathers gradients over several batches by itself; and a loop that
+trains past the session altogether.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cordee.core.errors import UsageError
 from harness import run_script
@@ -52,3 +55,24 @@ def test_a_step_after_every_second_batch_is_refused_or_right(warm: int, tmp_path
     for one in found:
         for mine, wanted in zip(one, alone, strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-9)
+
+
+PLAIN = """
+import torch
+from torch import nn
+import cordee
+
+with cordee.session() as s:
+    model = s.prepare(nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in s.batches(cordee.data.digits().train, batch=101):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+"""
+
+
+def test_an_ordinary_loop_does_not_train_each_worker_by_itself(warm: int, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    with pytest.raises(UsageError, match=r"s\.step\(optimizer\) instead of optimizer\.step\(\)"):
+        run_script(tmp_path / "plain.py", tmp_path / "run", workers=2)

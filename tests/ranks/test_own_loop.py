@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cordee.core.errors import PlanError
 from harness import DEADLINE_S, JOBS, Run, command, run_script
 
 Told = dict[str, Any]
@@ -142,3 +143,41 @@ def test_a_wish_to_stop_ends_the_loop_of_all(tmp_path: Path) -> None:
     script.write_text(LOOPS)
     run = run_script(script, tmp_path / "run", "endless", "wish", workers=3)
     assert [event["step"] for event in run.of("step")] == [1, 2, 3, 4]  # the wish travels with the next step
+
+
+PLANNED = """
+import sys
+import torch
+import cordee
+
+for plan in sys.argv[1:]:
+    with cordee.session(plan=None if plan == "none" else plan) as s:
+        model = s.prepare(torch.nn.Linear(64, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in s.batches(cordee.data.digits().train, batch=400):
+            s.backward(torch.nn.functional.cross_entropy(model(batch.x), batch.y))
+            s.step(optimizer)
+"""
+
+
+def test_a_plan_of_the_scripts_own_is_on_record(warm: int, tmp_path: Path) -> None:
+    """Each time that it changes; a session without one has the launcher's."""
+    script = tmp_path / "planned.py"
+    script.write_text(PLANNED)
+    own = "batchnorm=replica"
+    run = run_script(script, tmp_path / "run", "none", own, own, workers=2, plan="bucket_mb=7")
+    told = [(event["plan"]["batchnorm"], event["faithfulness"]) for event in run.of("plan")]
+    assert told == [("replica", "statistical")]
+    found = json.loads((run.out / "run.json").read_text())
+    assert (found["plan"], found["faithfulness"]) == (own, "statistical")
+    back = run_script(script, tmp_path / "back", own, "none", workers=2, plan="bucket_mb=7")
+    assert [event["plan"]["bucket_mb"] for event in back.of("plan")] == [25.0, 7.0]
+    found = json.loads((back.out / "run.json").read_text())
+    assert (found["plan"], found["faithfulness"]) == ("bucket_mb=7", "same")
+
+
+def test_a_plan_of_the_scripts_own_is_checked(warm: int, tmp_path: Path) -> None:
+    script = tmp_path / "planned.py"
+    script.write_text(PLANNED)
+    with pytest.raises(PlanError, match=r"3 worker.*but 2 start"):
+        run_script(script, tmp_path / "run", "proportions=1:2:3", workers=2)

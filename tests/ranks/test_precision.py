@@ -63,8 +63,11 @@ def test_a_loop_of_ones_own_is_told_when_it_computes_in_another_format(tmp_path:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_channels_last_trains_the_same(workers: int, reference: Reference, tmp_path: Path) -> None:
-    assert_same(train("cnn", tmp_path / "run", workers=workers, plan="layout=channels_last"), reference("cnn"))
+def test_channels_last_trains_the_same_and_is_resumed(workers: int, reference: Reference, tmp_path: Path) -> None:
+    plan = "layout=channels_last"
+    train("cnn", tmp_path / "run", workers=workers, plan=plan, stop_steps=4)
+    run = train("cnn", tmp_path / "run", workers=4 - workers, plan=plan, resume=True)
+    assert_same(run, reference("cnn"))
 
 
 def test_unfused_goes_on_where_fused_stopped(reference: Reference, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sums through shared memory: right for all sizes and types, the same bits everywhere, and gone with the processes."""
+"""Sums and gathers through shared memory: right for all sizes and types, in whatever order they end."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def test_sums_are_right_whoever_reads_late(workers: int, arena: str, tmp_path: P
 
 def test_the_same_sums_over_sockets(tmp_path: Path) -> None:
     run_script(JOBS / "sums.py", tmp_path / "run", "gloo", workers=3, plan="backend=gloo")
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("arena", ["large", "small"])
+def test_gathers_are_right_whichever_is_left_open(workers: int, arena: str, tmp_path: Path) -> None:
+    run_script(JOBS / "gathers.py", tmp_path / "run", "shared", arena, workers=workers)
+
+
+def test_the_same_gathers_over_sockets(tmp_path: Path) -> None:
+    run_script(JOBS / "gathers.py", tmp_path / "run", "gloo", workers=3, plan="backend=gloo")
 
 
 @pytest.mark.parametrize(("job", "workers"), [("mlp", 3), ("cnn", 2), ("gpt", 5)])

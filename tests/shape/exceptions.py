@@ -19,6 +19,7 @@ MANY_PARAMETERS: dict[str, int] = {
     "cordee.cli.main:train": 14,  # one an option of the command
     "cordee.cli.main:run": 13,
     "cordee.cli.bench:scaling": 13,
+    "cordee.cli.twin:run": 10,
 }
 
 # (module, what could unpickle): why the bytes cannot come from elsewhere

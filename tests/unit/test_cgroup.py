@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cordee.runtime.cgroup import MemoryLimit, cpu_quota, find, memory_limit
+from cordee.core.cgroup import MemoryLimit, cpu_quota, find, memory_limit
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = (

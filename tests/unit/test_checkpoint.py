@@ -22,6 +22,7 @@ from cordee.core.errors import CheckpointError, StorageError, UsageError, Waited
 from cordee.state import checkpoint as checkpoint_module
 from cordee.state import files, layout
 from cordee.state.checkpoint import Checkpoints
+from cordee.state.export import save_model
 from cordee.state.layout import shards
 from cordee.state.naming import Snapshot
 
@@ -318,3 +319,17 @@ def test_a_living_writer_is_not_swept(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_wrong_settings_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(wrong))}="):
         Checkpoints(tmp_path, **wrong)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_are_readable_by_whom_the_umask_allows(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(snapshot(), step=1)
+        save_model(tmp_path / "model.safetensors", snapshot())
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".safetensors"} and len(files) == 3
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {oct(mode)}

@@ -13,6 +13,7 @@ from cordee.core.plan import Plan
 from cordee.group import nccl
 from cordee.train.devices import fuse, lay_out, replays
 from cordee.train.precision import FIRST_SCALE, GROW_AFTER, Precision, widened
+from cordee.train.session import Session
 
 KINDS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2),
@@ -28,7 +29,7 @@ def test_a_fused_update_is_the_same_update(kind: str) -> None:
     plain = nn.Linear(7, 5, dtype=torch.float64)
     fused = copy.deepcopy(plain)
     optimizers = [KINDS[kind](plain.parameters()), KINDS[kind](fused.parameters())]
-    assert fuse(optimizers[1]) and optimizers[1].param_groups[0]["fused"] is True
+    assert fuse(optimizers[1], fused) and optimizers[1].param_groups[0]["fused"] is True
     for _ in range(20):
         x = torch.randn(3, 7, dtype=torch.float64)
         for model, optimizer in zip((plain, fused), optimizers, strict=True):
@@ -42,19 +43,19 @@ def test_what_the_user_chose_stays() -> None:
     model = nn.Linear(2, 2)
     for chosen in ({"foreach": True}, {"foreach": False}, {"fused": False}, {"differentiable": True}):
         optimizer = torch.optim.AdamW(model.parameters(), **chosen)
-        assert not fuse(optimizer) and not optimizer.param_groups[0]["fused"], chosen
-    assert not fuse(torch.optim.RMSprop(model.parameters()))
+        assert not fuse(optimizer, model) and not optimizer.param_groups[0]["fused"], chosen
+    assert not fuse(torch.optim.RMSprop(model.parameters()), model)
 
     class Own(torch.optim.AdamW):
         """May do anything."""
 
-    assert not fuse(Own(model.parameters()))
+    assert not fuse(Own(model.parameters()), model)
 
 
 def test_groups_added_later_are_fused_too() -> None:
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(first.parameters())
-    fuse(optimizer)
+    fuse(optimizer, first)
     optimizer.add_param_group({"params": list(second.parameters())})
     assert [group["fused"] for group in optimizer.param_groups] == [True, True]
 
@@ -72,23 +73,67 @@ def test_channels_last_where_the_plan_says_so_and_by_itself_only_on_gpus() -> No
 def test_the_scale_of_the_loss_follows_the_gradient() -> None:
     precision = Precision("fp16", "cpu")
     assert precision.scale == FIRST_SCALE
-    precision.saw(False)
+    after(precision, False)
     assert precision.scale == FIRST_SCALE / 2
     for _ in range(GROW_AFTER):
-        precision.saw(True)
+        after(precision, True)
     assert precision.scale == FIRST_SCALE
     kept = precision.to_dict()
     later = Precision("fp16", "cpu")
-    later.saw(False)
+    after(later, False)
     later.take_up(kept)
     assert later.to_dict() == kept
     with pytest.raises(DivergedError, match="fp16 at any scale"):
         for _ in range(60):
-            precision.saw(False)
+            after(precision, False)
     other = Precision("bf16", "cpu")
     other.take_up(kept)
-    other.saw(False)
+    after(other, False)
     assert other.scale == 1.0
+
+
+def after(precision: Precision, *finite: bool) -> None:
+    """A step with these updates, and the beginning of the next."""
+    for one in finite:
+        precision.saw(one)
+    precision.begin_step()
+
+
+def test_all_updates_of_a_step_have_one_scale() -> None:
+    precision = Precision("fp16", "cpu")
+    for finite in (True, False, False, True):
+        precision.saw(finite)
+        assert precision.scale == FIRST_SCALE
+    assert precision.to_dict()["scale"] == FIRST_SCALE / 2  # a checkpoint goes on with the next step
+    precision.begin_step()
+    assert precision.scale == FIRST_SCALE / 2
+    for _ in range(GROW_AFTER - 1):
+        after(precision, True, True)
+    assert precision.scale == FIRST_SCALE / 2
+    after(precision, True, True)
+    assert precision.scale == FIRST_SCALE
+
+
+def test_an_overflow_of_one_optimizer_leaves_the_update_of_another_right() -> None:
+    """Both backward passes come before the two updates, as for an actor and a critic."""
+    torch.manual_seed(0)
+    moves, scales = [], []
+    with Session(plan=Plan.parse("precision=fp16")) as s:
+        one, other = (s.prepare(nn.Linear(4, 1, bias=False)) for _ in range(2))
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.0), torch.optim.SGD(other.parameters(), lr=1.0)]
+        for batch in s.batches((torch.ones(8, 4), torch.zeros(8)), batch=8, epochs=4):
+            before = other.weight.detach().clone()
+            scales.append(s.precision.scale)
+            with s.autocast():
+                factors = (50.0 if batch.epoch == 1 else 1e-3, 0.01)
+                losses = [(model(batch.x) * by).float().mean() for model, by in zip((one, other), factors, strict=True)]
+            for loss in losses:
+                s.backward(loss)
+            for optimizer in optimizers:
+                s.step(optimizer)
+            moves.append((before - other.weight).detach())
+    assert s.skipped == 1 and scales == [FIRST_SCALE, FIRST_SCALE, FIRST_SCALE / 2, FIRST_SCALE / 2]
+    torch.testing.assert_close(torch.cat(moves), torch.full((4, 4), 0.01), rtol=1e-2, atol=0)
 
 
 def test_outputs_in_half_precision_are_widened_for_metrics() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cordee.cli.doctor import summary
+from cordee.core.cgroup import MemoryLimit, Place
 from cordee.core.errors import RendezvousError, SecurityError
 from cordee.runtime import doctor_machine as machine
 from cordee.runtime import doctor_network as network
 from cordee.runtime import doctor_software as software
 from cordee.runtime import doctor_twin as twin
-from cordee.runtime.cgroup import MemoryLimit, Place
 from cordee.runtime.check import Check, error, ok, warning
 from cordee.runtime.child import Ended
 from cordee.runtime.doctor import exit_code, guarded
@@ -134,8 +134,9 @@ def test_packages_that_lack_are_errors_and_extras_are_not() -> None:
         Requirement("tables", "", "store"),
     ]
     checks = {one.name: one for one in software.judge_packages(needed, {"torch": "2.9.0", "ray": "1.9", "tables": "4"})}
-    assert_says(checks["packages"], "error", "numpy is missing", "pip install 'torch>=2.10' 'numpy>=1.26'")
-    assert_says(checks["optional: spark"], "ok", "pyspark is missing", "cordee[spark]")
+    missing = "torch 2.9.0; not installed: numpy"
+    assert_says(checks["packages"], "error", missing, "pip install 'torch>=2.10' 'numpy>=1.26'")
+    assert_says(checks["optional: spark"], "ok", "not installed: pyspark", "cordee[spark]")
     assert_says(checks["optional: ray"], "warning", "ray 1.9", "pip install 'ray>=2'")
     assert_says(checks["optional: store"], "ok", "tables 4")
     assert not checks["optional: store"].advice
@@ -277,6 +278,7 @@ def test_what_is_not_encrypted_is_said() -> None:
 def test_how_far_the_twin_would_come() -> None:
     whole = twin.judge_namespaces(True, [], Ended(0, "namespace\nlink\nspeed\n"))
     assert [one.state for one in whole] == ["ok"] * 4
+    assert_says(whole[0], "ok", "yes", "cordee twin")  # what these lines are for
     bare = twin.judge_namespaces(False, ["tc"], Ended(1, "", "unshare: Operation not permitted"))
     assert [one.state for one in bare] == ["warning"] * 4
     assert_says(bare[1], "warning", "tc missing", "iproute2")

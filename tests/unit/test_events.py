@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cordee.core.errors import StorageError
-from cordee.core.events import EVENTS, EventLog, read_events
+from cordee.core.events import EVENTS, EventLog, count_events, read_events
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -28,6 +28,16 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert first == {"event": "step", "step": 1, "epoch": 0, "loss": 0.5, "samples": 250, "ms": 3.25}
     assert second["message"] == "zwei\nZeilen: é"
     assert len(path.read_bytes().splitlines()) == 2
+
+
+def test_records_of_a_kind_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    assert count_events(path, "failure") == 0
+    with EventLog(path) as log:
+        for message in ("a", '{"event":"failure","b"'):
+            log.write("warning", message=message)
+            log.write("failure", worker=1, host="h", reason="r", left=1)
+    assert (count_events(path, "failure"), count_events(path, "warning"), count_events(path, "end")) == (2, 2, 0)
 
 
 class Scalar:
@@ -63,7 +73,7 @@ def test_values_become_plain_json(given: Any, read: Any, tmp_path: Path) -> None
 
 def test_a_value_that_is_none_of_these_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with EventLog(path) as log, pytest.raises(TypeError, match="an event cannot hold"):
+    with EventLog(path) as log, pytest.raises(TypeError, match="JSON cannot hold"):
         log.write("warning", message=object())
     assert path.read_bytes() == b""
 

@@ -53,8 +53,8 @@ def test_the_rest_are_fields_of_the_job(file: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"width": "wide"}, r"--set width=wide: expected int"),
-        ({"tied": "perhaps"}, r"--set tied=perhaps: expected bool"),
+        ({"width": "wide"}, r"--set width=wide: expected a whole number"),
+        ({"tied": "perhaps"}, r"--set tied=perhaps: expected true or false"),
         ({"wdith": "3"}, r"wdith.*Did you mean width"),
         ({"bach": "3"}, r"bach.*Did you mean batch"),
         ({"loss": "mse"}, r"--set loss=mse"),

@@ -206,6 +206,41 @@ def test_what_json_cannot_hold_is_named() -> None:
         encode({"f": train}, "schedule.main", {})
 
 
+class Laid(nn.Module):
+    """A weight whose memory is not row by row: channels-last, or transposed."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        weight = torch.randn(3, 8).t() if transposed else torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(ids.double()[:, None] * self.weight.flatten().square()[:6])
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("kind", ["fused", "sgd-fused", "sgd"])
+def test_state_comes_back_in_the_layout_of_its_parameter(kind: str, transposed: bool) -> None:
+    makes: dict[str, MakeOptimizer] = {
+        **OPTIMIZERS,
+        "sgd-fused": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
+    }
+    torch.manual_seed(0)
+    model = Laid(transposed).double()
+    optimizer = makes[kind](model.parameters())
+    train(model, optimizer, 3)
+    snapshot = capture(model, {"main": optimizer})
+    expected = train(model, optimizer, 3)
+
+    other = Laid(transposed).double()
+    fresh = makes[kind](other.parameters())
+    restore(snapshot, other, {"main": fresh})
+    kept = [value for value in fresh.state[other.weight].values() if value.shape == other.weight.shape]
+    assert kept and all(value.stride() == other.weight.stride() != value.contiguous().stride() for value in kept)
+    assert train(other, fresh, 3) == expected
+    assert torch.equal(other.weight, model.weight)
+
+
 def test_plain_values_come_back_as_they_were() -> None:
     value = {
         "a": [1, 2.5, (True, None, "x")],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import cordee
-from cordee.core.errors import MixingError, ModelError
+from cordee.core.errors import JobError, MixingError, ModelError
 from cordee.train.job import Job
 from cordee.train.preflight import preflight
 
@@ -19,9 +22,9 @@ X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
 
 
-def look(model: nn.Module, loss: Any, **fields: Any) -> nn.Module:
+def look(model: nn.Module, loss: Any, data: Any = (X, Y), **fields: Any) -> nn.Module:
     """Run the check on 8 of 40 samples."""
-    job = Job(model=lambda: model, loss=loss, optimizer=torch.optim.SGD, data=(X, Y), **fields)
+    job = Job(model=lambda: model, loss=loss, optimizer=torch.optim.SGD, data=data, **fields)
     preflight(job, model, job.data.train, lambda count: np.arange(count))
     return model
 
@@ -109,3 +112,135 @@ def test_our_own_errors_come_through() -> None:
 
     with pytest.raises(cordee.errors.DataError, match="odd"):
         look(nn.Linear(6, 3), refuse)
+
+
+# ------------------------------------------------------------- what is said of an error
+
+FIT = "so that they fit"
+
+
+class Misspelt(nn.Linear):
+    """A model with a mistake in a function that it calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return helper(super().forward(x))
+
+
+def helper(scores: Tensor) -> Tensor:
+    return scores.sofmax(1)  # type: ignore[attr-defined, no-any-return]
+
+
+def test_an_error_in_the_users_code_is_told_with_its_line_and_without_advice_on_shapes() -> None:
+    with pytest.raises(ModelError) as caught:
+        look(Misspelt(6, 3), cross_entropy)
+    line = helper.__code__.co_firstlineno + 1
+    assert f"{Path(__file__).name}, line {line}, in helper" in str(caught.value)
+    assert "AttributeError" in str(caught.value) and FIT not in str(caught.value)
+
+
+def test_an_error_in_an_installed_package_is_told_with_the_line_that_called_it() -> None:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return out * json.loads("odd")  # type: ignore[no-any-return]
+
+    with pytest.raises(ModelError, match=rf"JSONDecodeError.*{Path(__file__).name}, line \d+, in loss\)$"):
+        look(nn.Linear(6, 3), loss)
+
+
+def test_an_error_in_a_metric_is_told_with_its_line() -> None:
+    with pytest.raises(JobError, match=rf"metric 'odd'.*output \(8, 3\).*{Path(__file__).name}, line \d+, in helper"):
+        look(nn.Linear(6, 3), cross_entropy, metrics={"odd": lambda out, y: helper(out)})
+
+
+def test_a_refused_metric_is_told_in_a_sentence() -> None:
+    with pytest.raises(JobError, match=r"metric 'odd' gives one number for 8 samples") as caught:
+        look(nn.Linear(6, 3), cross_entropy, metrics={"odd": lambda out, y: out.mean()})
+    assert "JobError" not in str(caught.value) and "output (8, 3)" in str(caught.value)
+
+
+def test_an_error_in_a_part_of_the_batch_is_told_too() -> None:
+    """A model that loses the dimension of its samples when there is but one of them."""
+
+    class Squeezing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze()
+
+    with pytest.raises(ModelError, match=r"x \(1, 6\)"):
+        look(Squeezing(6, 1), lambda out, y: (out[:, None] - y).mean())
+
+
+@pytest.mark.parametrize(
+    ("data", "loss", "words"),
+    [
+        ((X.double(), Y), cross_entropy, r"x of the data is float64.*\.astype\(np\.float32\)"),
+        (((10 * X).int(), Y), cross_entropy, r"x of the data is int32.*\.astype\(np\.float32\)"),
+        ((X, Y.int()), cross_entropy, r"\.astype\(np\.int64\)"),
+        ((X, Y + 5), cross_entropy, "the largest of this batch is 7"),
+        ((X[:, :5], Y), cross_entropy, FIT),
+        ((X, Y[:, None]), cross_entropy, FIT),
+    ],
+    ids=["doubles", "integers", "targets", "classes", "input", "columns"],
+)
+def test_what_does_not_fit_gets_advice(data: Any, loss: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=f"(?s)does not accept.*{words}"):
+        look(nn.Linear(6, 3), loss, data)
+
+
+@pytest.mark.parametrize("loss", [nn.functional.mse_loss, lambda out, y: (out - y).square().mean()])
+def test_broadcasting_is_named_and_warns_of_nothing_else(loss: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTorch warns of it at every pass
+        with pytest.raises(
+            MixingError, match=r"broadcasting: an output of shape \(8, 1\) and a target of \(8,\)"
+        ) as caught:
+            look(nn.Linear(6, 1), loss, (X, X.sum(1)))
+    assert "y[:, None]" in str(caught.value) and "contrastive" not in str(caught.value)
+
+
+def test_broadcasting_is_not_blamed_for_what_else_mixes() -> None:
+    with pytest.raises(MixingError, match=r"Usual causes: .*broadcast") as caught:
+        look(nn.Linear(6, 1), lambda out, y: (out - y).square().mean().sqrt(), (X, X.sum(1, keepdim=True)))
+    assert "The cause is broadcasting" not in str(caught.value)
+
+
+class Drawing(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Gives another version of a sample each time, as augmentation does."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index] + torch.randn(6), Y[index]
+
+
+def test_a_data_set_that_draws_at_random_does_not_look_like_a_loss_that_mixes() -> None:
+    look(nn.Linear(6, 3), cross_entropy, data=Drawing())
+    with pytest.raises(MixingError):
+        look(nn.Linear(6, 3), contrast, data=Drawing())
+
+
+def penalised(model: nn.Module, batch: Any) -> Tensor:
+    x = batch.x.clone().requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return cross_entropy(out, batch.y) + slope.square().sum(1).mean()
+
+
+def test_a_loss_may_use_gradients_of_its_own() -> None:
+    look(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), None, objective=penalised)
+
+
+class Phase(nn.Module):
+    """The loss depends on the imaginary part of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex64) @ self.weight).imag
+
+
+def test_complex_parameters_are_compared_whole() -> None:
+    look(Phase(), cross_entropy)
+    with pytest.raises(MixingError):
+        look(Phase(), contrast)

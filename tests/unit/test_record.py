@@ -11,7 +11,9 @@ import pytest
 from cordee.feed.digest import delivered
 from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
-from cordee.train.record import Ledger, Timing, from_limbs, to_limbs
+from cordee.group.rope import Rope
+from cordee.train import record
+from cordee.train.record import Committed, Ledger, Reporter, Timing, from_limbs, to_limbs
 
 ORDER = Order(1003, 101, seed=3)
 
@@ -80,8 +82,8 @@ def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
     assert timing.drain() is None and timing.percentiles() == {}
     timing.add(4, (0.001, 0.01, 0.004, 0.0, 7, 100.0))
     timing.add(5, (0.002, 0.02, 0.003, 0.001, 8, 101.0))
-    record = timing.drain()
-    assert record == {
+    drained = timing.drain()
+    assert drained == {
         "from": 4,
         "data_ms": [1.0, 2.0],
         "compute_ms": [10.0, 20.0],
@@ -92,3 +94,26 @@ def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
     }
     assert timing.drain() is None
     assert timing.percentiles()["p50"] == pytest.approx(20.0)
+    assert timing.total_s == pytest.approx(0.04)
+
+
+def test_a_long_run_keeps_a_fair_part_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "STEPS_KEPT", 1_000)
+    timing, exact = Timing(), Timing()
+    for step in range(10_000):
+        timing.add(step, (0.0, step / 1e4, 0.0, 0.0, 1, 0.0))
+        timing.parts.clear()
+        if step < 1_000:
+            exact.add(step, (0.0, step / 1e4, 0.0, 0.0, 1, 0.0))
+    assert len(timing.steps) == 1_000 and timing.total_s == pytest.approx(sum(range(10_000)) / 1e4)
+    assert exact.percentiles()["p50"] == pytest.approx(49.95)
+    found = timing.percentiles()
+    assert abs(found["p50"] - 500) < 60 and abs(found["p99"] - 990) < 20
+
+
+def test_a_session_alone_keeps_nothing_that_nobody_will_read() -> None:
+    reporter = Reporter(Rope())
+    for number in range(5):
+        reporter.start()
+        reporter.commit(Committed(number, 0, number, 1.0, 1, False, False, False), 1)
+    assert reporter.timing.count == 5 and reporter.timing.parts == []

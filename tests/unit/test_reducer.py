@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from cordee.core.errors import ModelError
+from cordee.core.errors import ModelError, UsageError
+from cordee.core.plan import Plan
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, bind
+from cordee.train.reducers import Reducers
 
 
 class Echo(Rope):
@@ -39,7 +44,7 @@ def two_layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 20), nn.Linear(20, 5)).double()
 
 
-@pytest.mark.parametrize(("bucket_mb", "buckets"), [(25.0, 1), (0.005, 3)])
+@pytest.mark.parametrize(("bucket_mb", "buckets"), [(25.0, 1), (0.005, 2), (0.0005, 3)])
 def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: int) -> None:
     model, rope = two_layers(), Echo()
     reducer = Reducer(model.parameters(), rope, bucket_mb=bucket_mb, overlap=True)
@@ -96,6 +101,205 @@ def test_channels_last_gradients_keep_their_layout() -> None:
     reducer.finish(void=False)
     assert conv.weight.grad is not None
     assert conv.weight.grad.stride() == conv.weight.stride() and torch.equal(conv.weight.grad, wanted)
+
+
+class OldStyle(torch.optim.Optimizer):
+    """As many write it: the gradient is used as memory through `.data`, which no version counter sees."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad.data.add_(parameter.data, alpha=0.5)
+            parameter.data.add_(parameter.grad.data, alpha=-self.param_groups[0]["lr"])
+
+
+class Later(torch.optim.SGD):
+    """Halves gradients from its third step on."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad.mul_(0.5 if self.steps > 2 else 1.0)
+        return super().step(closure)
+
+
+class Keeping(torch.optim.Optimizer):
+    """Its momentum begins as the gradient itself."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if state:
+                state["momentum"].mul_(0.9).add_(parameter.grad)
+            else:
+                state["momentum"] = parameter.grad
+            parameter.add_(state["momentum"], alpha=-0.1)
+
+
+def hooked(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(params, lr=0.1)
+
+    def halve(*_: Any) -> None:
+        for parameter in made.param_groups[0]["params"]:
+            parameter.grad.data.mul_(0.5)
+
+    made.register_step_pre_hook(halve)
+    return made
+
+
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
+    "old style": OldStyle,
+    "later": lambda params: Later(params, lr=0.1),
+    "keeping": Keeping,
+    "hooked": hooked,
+    "nesterov": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_whatever_an_optimizer_does_to_gradients_a_peer_gets_what_was_agreed_on(kind: str) -> None:
+    """And what it keeps of them is its own: buckets are filled anew two steps later."""
+    alone, model, rope = two_layers(), two_layers(), Echo()
+    reducer = Reducer(model.parameters(), rope, bucket_mb=0.005, overlap=True)
+    optimizers = [OPTIMIZERS[kind](one.parameters()) for one in (alone, model)]
+    for step in range(6):
+        x = torch.full((3, 40), 0.1 + step).double()
+        alone.zero_grad()
+        (2 * alone(x).square().mean()).backward()  # what the echo makes of it
+        reducer.ride_along(lambda: [])
+        reducer.arm()
+        model(x).square().mean().backward()
+        reducer.filled()
+        reducer.finish(void=False)
+        agreed = [tensor.clone() for tensor in rope._held]
+        reducer.update(optimizers[1])
+        optimizers[0].step()
+        assert all(torch.equal(held, was) for held, was in zip(rope._held, agreed, strict=True)), step
+        reducer.clear()
+        for mine, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "copied"), [("adamw", [True, False, False]), ("old style", [True, True, True])])
+def test_only_optimizers_of_pytorch_get_the_buckets_themselves(kind: str, copied: list[bool]) -> None:
+    model = two_layers()
+    reducer = Reducer(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    found = []
+    for _ in copied:
+        reducer.ride_along(lambda: [])
+        model(torch.ones(3, 40).double()).square().mean().backward()
+        reducer.finish(void=False)
+        given = [parameter.grad for parameter in model.parameters()]
+        reducer.update(optimizer)
+        found.append(any(p.grad is not one for p, one in zip(model.parameters(), given, strict=True)))
+        reducer.clear()
+    assert found == copied
+
+
+@pytest.mark.parametrize(
+    ("backward", "filled", "regrouped", "sends"),
+    [
+        (True, True, False, True),  # the hooks have sent all
+        (False, True, False, True),  # an empty share has sent nothing: the others have
+        (False, False, False, False),  # the backward pass failed
+        (False, True, True, False),  # the others of then are gone
+    ],
+)
+def test_a_step_that_is_dropped_sends_as_much_on_every_replica(
+    backward: bool, filled: bool, regrouped: bool, sends: bool
+) -> None:
+    model, rope = two_layers(), Echo()
+    reducer = Reducer(model.parameters(), rope, bucket_mb=0.005, overlap=True)
+    reducer.ride_along(lambda: [])
+    reducer.finish(void=False)  # makes the buckets
+    wanted = list(rope.sent) if sends else []
+    assert len(rope.sent) > 1
+    rope.sent.clear()
+    reducer.arm()
+    if backward:
+        model(torch.ones(3, 40).double()).square().mean().backward()
+    if filled:
+        reducer.filled()
+    rope.generation += regrouped
+    reducer.forget()
+    assert rope.sent == wanted
+    assert all(parameter.grad is None for parameter in model.parameters())
+    reducer.forget()
+    assert rope.sent == wanted
+
+
+def test_sums_of_a_former_generation_are_not_gone_on_with() -> None:
+    model, rope = two_layers(), Echo()
+    reducer = Reducer(model.parameters(), rope, bucket_mb=0.005, overlap=True)
+    reducer.ride_along(lambda: [])
+    reducer.finish(void=False)
+    reducer.arm()
+    rope.generation += 1
+    rope.sent.clear()
+    assert reducer.hold_back() is False and rope.sent == []
+
+
+@pytest.mark.parametrize("armed", [False, True])
+def test_sparse_gradients_are_refused_with_a_word(armed: bool) -> None:
+    layer = nn.Embedding(5, 3, sparse=True)
+    reducer = Reducer(layer.parameters(), Echo(), bucket_mb=25.0, overlap=True)
+    reducer.ride_along(lambda: [])
+    if armed:
+        reducer.finish(void=False)
+        reducer.arm()
+    with pytest.raises(ModelError, match=r"shape \(5, 3\) has a sparse gradient.*sparse=False"):
+        layer(torch.tensor([1, 2])).sum().backward()
+        reducer.finish(void=False)
+    alone = Reducer(layer.parameters(), Rope(), bucket_mb=25.0, overlap=True)
+    with pytest.raises(ModelError, match="sparse=False"):
+        alone.treat(clip=1.0)
+
+
+def hooks(parameter: nn.Parameter) -> int:
+    return len(parameter._post_accumulate_grad_hooks or ())
+
+
+def test_an_optimizer_made_anew_takes_the_reducer_over() -> None:
+    model = two_layers()
+    reducers = Reducers(Echo(), Plan())
+    head = reducers.of(torch.optim.SGD(model[2].parameters(), lr=0.1))
+    assert head == (reducers.only(), True) and hooks(model[2].weight) == 1
+    whole, _ = reducers.of(torch.optim.SGD(model.parameters(), lr=0.1))  # the next stage trains all layers
+    for _ in range(3):
+        again, _ = reducers.of(torch.optim.SGD(model.parameters(), lr=0.1))
+        assert reducers.only() is again is whole and whole.overlap
+        assert [hooks(parameter) for parameter in model.parameters()] == [1] * 6
+    assert len(reducers._optimizers) == 1
+    reducers.close()
+    assert [hooks(parameter) for parameter in model.parameters()] == [0] * 6
+
+
+def test_optimizers_of_different_parameters_stay_side_by_side() -> None:
+    model = two_layers()
+    reducers = Reducers(Echo(), Plan())
+    parts = [torch.optim.SGD(model[place].parameters(), lr=0.1) for place in (0, 2)]
+    found = [reducers.of(part)[0] for part in parts]
+    assert reducers.only() is None and found[0] is not found[1]
+    whole = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):  # used in turns, none is made anew every time
+        turns = [reducers.of(one)[0] for one in (whole, *parts)]
+    assert [reducers.of(one)[0] for one in (whole, *parts)] == turns
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
+    with pytest.raises(UsageError, match="LBFGS cannot be used here: its step\\(\\) needs closure"):
+        Reducers(Rope(), Plan()).of(torch.optim.LBFGS(two_layers().parameters()))
 
 
 @pytest.mark.parametrize("affine", [True, False])

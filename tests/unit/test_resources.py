@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from cordee.core.errors import UsageError
-from cordee.runtime.resources import allot, parse_cores, usable_cores
+from cordee.runtime.resources import Room, allot, available_memory, parse_cores, usable_cores
+from cordee.runtime.wording import PYTHON
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,31 @@ def test_memory_that_is_freed_is_kept_unless_the_user_has_settings_of_his_own(
         check=True,
     )
     assert done.stdout.split() == [str(kept)] * 2
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("room", "most", "reason"),
+    [
+        (Room(2), 64, "32 a core, on 2 cores"),
+        (Room(64, memory=1 * GIB, files=1 << 20), 32, "1.0 GiB of memory"),
+        (Room(64, memory=512 * GIB, files=1024), 240, "1024 files"),
+        (Room(1, memory=1, files=1), 1, ""),  # one worker is never refused
+    ],
+)
+def test_more_workers_than_there_is_room_for_are_refused(room: Room, most: int, reason: str) -> None:
+    room.check(most)
+    with pytest.raises(UsageError, match=f"--workers {most + 1}: at most {most} can be started") as caught:
+        room.check(most + 1)
+    assert reason in str(caught.value)
+    with pytest.raises(UsageError, match="workers=100000: "):
+        room.check(100_000, PYTHON)
+
+
+def test_the_room_of_this_host() -> None:
+    here = Room.here((0, 1, 2))
+    assert here.cores == 3
+    assert here.memory is not None and 0 < here.memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert available_memory() is not None

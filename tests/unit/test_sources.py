@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from cordee.core.errors import DataError
 from cordee.feed import data
 from cordee.feed.arrays import ArraySource
+from cordee.feed.resident import columns
 from cordee.feed.source import Subset, map_tensors
 from cordee.feed.text import TextSource
 
@@ -299,6 +302,30 @@ def test_what_counts_as_data() -> None:
     for wrong in (3, "digits", [X, Y], (X, Y, X), None):
         with pytest.raises(DataError, match="is not understood"):
             data.as_data(wrong)
+
+
+def test_arrays_are_brought_to_a_device_once_and_go_with_their_source() -> None:
+    sets = data.arrays(X, Y, validation=0.2)
+    parts = [sets.train, sets.validation]
+    whole = parts[0].source  # type: ignore[union-attr]
+    assert isinstance(whole, ArraySource) and parts[1].source is whole  # type: ignore[union-attr]
+    there = columns(whole, torch.device("meta"))
+    assert columns(whole, torch.device("meta")) is there and there[0].shape == X.shape
+    assert columns(ArraySource({"x": X}), torch.device("meta")) is not there
+    gone = weakref.ref(there[0])
+    del sets, parts, whole, there
+    gc.collect()
+    assert gone() is None
+
+
+def test_sets_of_a_data_may_be_given_as_arrays() -> None:
+    sets = data.Data((X, Y), (X[:4], Y[:4]), Squares())  # type: ignore[arg-type]
+    assert (len(sets.train), len(sets.validation), len(sets.test)) == (10, 4, 10)  # type: ignore[arg-type]
+    assert sets.train.gather(IDS)["y"].tolist() == [30, 0, 30, 90]
+    source = ArraySource([X, Y])
+    assert data.Data(source).train is source
+    with pytest.raises(DataError, match="is not understood"):
+        data.Data([X, Y])  # type: ignore[arg-type]
 
 
 def test_tensors_are_mapped_in_any_structure() -> None:

@@ -7,37 +7,50 @@ from typing import Any
 import pytest
 
 from cordee.core.times import PARTS, StepTimes, TimeSplit
+from cordee.watch.accounts import Accounts, Missing, Piece
 from cordee.watch.split import Block, BlockSplit
 
 Steps = dict[int, dict[int, tuple[float, ...]]]
 
 
 class Both:
-    """Feeds the two implementations, and keeps what each says of every step."""
+    """Feeds the two implementations, and keeps what each says of every step, and of all of them together."""
 
     def __init__(self) -> None:
         self.one: Steps = {}
         self.blocks: Steps = {}
+        self.totals: dict[str, dict[str, float]] = {}
+        self.accounts = Accounts([], self._piece, lambda missing: None)
+        self.sums: dict[str, dict[str, float]] = {}
         self.split = TimeSplit(self._step)
         self.block_split = BlockSplit(self._block)
 
     def expect(self, workers: list[int]) -> None:
         self.split.expect(workers)
         self.block_split.expect(workers)
+        self.accounts.expect(workers)
 
     def add(self, worker: int, record: dict[str, Any]) -> None:
         self.split.add(worker, record)
         self.block_split.add(worker, record)
+        self.accounts.report(worker, record)
 
     def finish(self) -> None:
-        self.split.totals()
+        self.totals = self.split.totals()
         self.block_split.finish()
+        self.accounts.finish()
 
     def _step(self, step: int, times: Mapping[int, StepTimes]) -> None:
         into = self.one.setdefault(step, {})
         for worker, one in times.items():
             parts = tuple(round(getattr(one, part) * 1e3, 6) for part in PARTS)
             into[worker] = (*parts, one.samples, one.arrived)
+
+    def _piece(self, piece: Piece) -> None:
+        for worker, block in piece.blocks.items():
+            sums = self.sums.setdefault(str(worker), dict.fromkeys(PARTS, 0.0))
+            for part in PARTS:
+                sums[part] += sum(getattr(block, part)) / 1e3
 
     def _block(self, first: int, blocks: Mapping[int, Block]) -> None:
         for worker, block in blocks.items():
@@ -78,6 +91,8 @@ def test_blocks_say_what_steps_say(seed: int) -> None:
     both.finish()
     assert sorted(both.blocks) == list(range(60))
     assert both.blocks == both.one
+    for worker, parts in both.totals.items():
+        assert both.sums[worker] == pytest.approx(parts, abs=1e-4)
 
 
 def test_a_worker_that_never_reports_does_not_keep_all_steps_open() -> None:
@@ -101,3 +116,88 @@ def test_steps_that_are_missing_are_left_out() -> None:
     both.finish()
     assert sorted(both.blocks) == [0, 1, 2, 10, 11]
     assert both.blocks == both.one
+
+
+# ------------------------------------------------------------- reports beside what was committed
+
+
+def reported(*samples: int, first: int = 0) -> dict[str, Any]:
+    """What a worker says of steps in which it had these samples."""
+    same = {name: [1.0] * len(samples) for name in ("data_ms", "compute_ms", "blocked_ms")}
+    arrived = [100.0 + step for step in range(first, first + len(samples))]
+    return {"from": first, **same, "waited_ms": [0.0] * len(samples), "samples": list(samples), "arrived": arrived}
+
+
+class Told:
+    """Accounts of three workers, ten samples a step, and what they tell."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, list[int], int, bool]] = []
+        self.missing: list[Missing] = []
+        self.accounts = Accounts([0, 1, 2], self._piece, self.missing.append)
+
+    def _piece(self, piece: Piece) -> None:
+        count = len(next(iter(piece.blocks.values())).samples)
+        self.pieces.append((piece.first, sorted(piece.blocks), count, piece.whole))
+
+
+def test_what_a_lost_worker_did_not_report_is_what_the_steps_lack() -> None:
+    told = Told()
+    accounts = told.accounts
+    for step in range(1, 6):
+        accounts.commit(step, 10)
+    for worker, share in ((0, 4), (1, 3), (2, 3)):
+        accounts.report(worker, reported(share, share))
+    accounts.lose(0)
+    accounts.report(1, reported(3, 3, 5, first=2))  # in the last of these steps it is gone
+    accounts.report(2, reported(3, 3, 5, first=2))
+    accounts.expect([1, 2])
+    assert told.pieces == [(0, [0, 1, 2], 2, True), (2, [1, 2], 2, False), (4, [1, 2], 1, True)]
+    assert told.missing == [Missing(frozenset({0}), 2, 8)]
+
+
+def test_a_step_that_was_told_of_late_is_waited_for() -> None:
+    """The worker that speaks was lost before it told of a step; another one tells of it after the regrouping."""
+    told = Told()
+    accounts = told.accounts
+    accounts.report(1, reported(3))
+    accounts.report(2, reported(3))
+    accounts.lose(0)
+    accounts.expect([1, 2])
+    assert told.pieces == []
+    accounts.commit(1, 10)
+    assert told.pieces == [(0, [1, 2], 1, False)] and told.missing == [Missing(frozenset({0}), 1, 4)]
+
+
+def test_of_two_that_were_lost_together_nobody_knows_whose_the_rest_was() -> None:
+    told = Told()
+    accounts = told.accounts
+    accounts.commit(1, 10)
+    accounts.report(2, reported(3))
+    accounts.lose(0)
+    accounts.lose(1)
+    accounts.expect([2])
+    assert told.missing == [Missing(frozenset({0, 1}), 1, 7)]
+
+
+def test_whoever_was_lost_earlier_has_no_part_in_what_is_missing_later() -> None:
+    told = Told()
+    accounts = told.accounts
+    for step in (1, 2, 3):
+        accounts.commit(step, 10)
+    accounts.lose(0)
+    accounts.expect([1, 2])
+    accounts.report(1, reported(5))
+    accounts.report(2, reported(5, 5, 10))
+    accounts.lose(1)
+    accounts.expect([2])
+    assert told.missing == [Missing(frozenset({1}), 1, 5)]
+    assert told.pieces[-1] == (2, [2], 1, True)
+
+
+def test_a_run_that_just_stops_lacks_reports_of_nobody_in_particular() -> None:
+    told = Told()
+    told.accounts.commit(1, 10)
+    told.accounts.report(0, reported(4))
+    told.accounts.finish()
+    assert told.pieces == [(0, [0], 1, False)] and told.missing == []

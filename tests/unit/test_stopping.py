@@ -1,10 +1,11 @@
-"""Early stopping as a value."""
+"""Early stopping as a value, and why a training ended, in words."""
 
 from __future__ import annotations
 
 import pytest
 
-from cordee.train.stopping import Patience
+from cordee.train.job import Stop
+from cordee.train.stopping import Ending, Patience
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,29 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     assert not second.exhausted
     second.see({"loss": 1.5})
     assert second.exhausted
+
+
+EVERYTHING = Stop(steps=90, minutes=2.5, metric="loss", patience=2, when=lambda step: True)
+
+
+@pytest.mark.parametrize(
+    ("ending", "stop", "epochs", "cause"),
+    [
+        (Ending(60, 5), EVERYTHING, 5, "all 5 epochs are done"),
+        (Ending(60, 1), Stop(), 1, "its epoch is done"),
+        (Ending(90, 4), EVERYTHING, 5, "Stop(steps=90)"),
+        (Ending(60, 4), Stop(when=lambda step: True), None, "Stop(when=...)"),
+        (Ending(60, 4, wish="Stop(when=...)"), EVERYTHING, None, "Stop(when=...)"),
+        (Ending(60, 4), EVERYTHING, None, "Stop(minutes=2.5) or Stop(when=...)"),
+        (Ending(60, 4), Stop(), 5, "a callback wished to stop"),
+        (
+            Ending(60, 4, exhausted=True),
+            EVERYTHING,
+            5,
+            "Stop(metric='loss', patience=2), after 2 evaluations without progress",
+        ),
+        (Ending(60, 5, "interrupted", exhausted=True, wish="Stop(when=...)"), EVERYTHING, 5, "interrupted"),
+    ],
+)
+def test_why_it_ended_is_told_in_words(ending: Ending, stop: Stop, epochs: int | None, cause: str) -> None:
+    assert ending.told(stop, epochs) == f"after step {ending.steps}: {cause}"

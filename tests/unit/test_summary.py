@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from cordee.core.errors import StorageError
+from cordee.core.plan import Plan
 from cordee.watch.digest import MOST_OF_A_KIND, summarise
 from cordee.watch.latency import latency
-from cordee.watch.summary import Worker
+from cordee.watch.page import render
+from cordee.watch.plots import shown_numbers, spans_of
 from cordee.watch.thin import Thinner, column
-from cordee.watch.words import amount, duration, ending, figure, losses, milliseconds, verdict
+from cordee.watch.words import at_least, ending, figure, losses, verdict
 from records import T0, epoch, event, long_run, start, step, times, usage, write
 
 SHORT = (5.0, 40.0, 55.0, 0.0)
@@ -187,6 +189,64 @@ def test_steps_that_a_lost_worker_did_not_report_say_nothing_of_shares(tmp_path:
     assert summary.split.workers["0"]["samples"] == (6.0, 12.0)
     assert summary.split.workers["1"]["samples"] == (6.0, None)
     assert summary.workers[0].steps == 3  # but its time counts
+    assert (summary.workers[1].steps, summary.workers[1].timed) == (2, 1)
+    assert sum(one.samples for one in summary.workers) == 36  # what it did not report, the committed step tells
+    assert not any(one.at_least for one in summary.workers)
+
+
+def test_of_two_that_were_lost_together_it_is_at_least_so_much(tmp_path: Path) -> None:
+    made = [*start(0.0, 3), step(2.1, 1), *(times(2.1, number, 0, [2.05], SHORT, 4) for number in range(3))]
+    made += [step(2.2, 2), lose(2.25, 1, 2), lose(2.26, 2, 1), event("regroup", 2.3, generation=2, workers=[0], ms=1.0)]
+    made += [times(2.3, 0, 1, [2.15], SHORT, 4), end(3.0)]
+    summary = summarise(write(tmp_path, made))
+    assert [(one.samples, one.at_least) for one in summary.workers] == [(8, False), (4, True), (4, True)]
+    assert [at_least(one, one.samples) for one in summary.workers] == ["8", "≥ 4", "≥ 4"]
+
+
+def test_rows_do_not_span_the_loss_of_a_worker(tmp_path: Path) -> None:
+    """However long the run: no row mixes steps of two workers with steps of one."""
+    made, at = start(0.0, 2), 2.0
+    for number in range(1, 1001):
+        at += 0.1
+        made.append(step(at, number))
+        made.append(times(at, 0, number - 1, [at - 0.05], SHORT, 6 if number <= 501 else 12))
+        if number <= 501:
+            made.append(times(at, 1, number - 1, [at - 0.05], SHORT, 6))
+        if number == 501:
+            made += [lose(at, 1, 1), event("regroup", at, generation=2, workers=[0], ms=1.0)]
+    split = summarise(write(tmp_path, [*made, end(at)])).split
+    assert 501 in split.step and len(split.step) < 300 and sum(split.count) == 1000
+    for row, last in enumerate(split.step):
+        shares = (split.workers["0"]["samples"][row], split.workers["1"]["samples"][row])
+        assert shares == ((6.0, 6.0) if last <= 501 else (12.0, None))
+
+
+def test_waiting_for_the_last_one_to_be_ready_belongs_to_the_start(tmp_path: Path) -> None:
+    """Worker 0 is ready a second before worker 1; all share the same steps, so these take both equally long."""
+    ends = [3.1, 3.2]
+    made = [
+        *start(0.0, 2),
+        *(step(at, number, ms=1100.0 if number == 1 else 100.0) for number, at in enumerate(ends, 1)),
+    ]
+    made += [
+        times(3.2, 0, 0, [2.05], (10.0, 40.0, 1050.0, 0.0), 6),
+        times(3.2, 0, 1, [3.15], (10.0, 40.0, 50.0, 0.0), 6),
+    ]
+    made += [times(3.2, 1, 0, [3.05, 3.15], (10.0, 40.0, 50.0, 0.0), 6), end(4.0)]
+    summary = summarise(write(tmp_path, made))
+    assert [one.step_ms for one in summary.workers] == pytest.approx([100.0, 100.0], abs=0.01)
+    assert summary.other_s["start"] == pytest.approx(3.0)
+    assert summary.split.workers["0"]["waiting"] == pytest.approx([0.0, 0.0], abs=0.01)
+
+
+def test_what_a_twin_did_and_how_fast_links_are_is_told(tmp_path: Path) -> None:
+    links = [["a", "b", 94.1, 0.31], ["b", "a", 9.52, 1.0]]
+    made = [*start(0.0, 2), event("links", 1.2, links=links), step(2.1, 1), event("fault", 2.5, what="cut b")]
+    told = {one.kind: one.text for one in summarise(write(tmp_path, made), T0 + 3).incidents}
+    assert told["links"] == "a to b 94 Mbit/s (0.31 ms), b to a 10 Mbit/s (1.00 ms)"
+    assert told["fault"] == "cut b"
+    page = render(summarise(tmp_path, T0 + 3), T0 + 3)
+    assert "ϟ done on purpose" in page and 'title="cut b"' in page
 
 
 def test_too_many_incidents_are_counted_not_listed(tmp_path: Path) -> None:
@@ -211,6 +271,26 @@ def test_ends(code: int, reason: str, state: str, words: str, tmp_path: Path) ->
     summary = summarise(write(tmp_path, [*start(0.0, 1), step(2.0, 1), end(3.0, code, reason)]))
     assert (summary.state, summary.reason, summary.code) == (state, reason, code)
     assert words in ending(summary, T0 + 3.0)
+
+
+@pytest.mark.parametrize("said", ["after step 1: Stop(when=...)", "completed", ""])
+def test_why_the_training_ended(said: str, tmp_path: Path) -> None:
+    result = event("result", 2.5, result={"steps": 1, "ended": said})
+    sentence = ending(summarise(write(tmp_path, [*start(0.0, 1), step(2.0, 1), result, end(3.0)])), T0 + 3.0)
+    more = " The training ended after step 1: Stop(when=...)." if "Stop" in said else ""
+    assert sentence == f"It completed after 3.0 s.{more}"
+
+
+def test_a_session_with_a_plan_of_its_own(tmp_path: Path) -> None:
+    own = {**Plan().to_dict(), "batchnorm": "replica"}
+    made = [*start(0.0, 1), event("plan", 1.6, plan=own, faithfulness="statistical"), step(2.0, 1), end(3.0)]
+    about = {"plan": "sync=allreduce", "faithfulness": "same"}
+    summary = summarise(write(tmp_path, made, **about))
+    assert (summary.plan, summary.faithfulness) == ("batchnorm=replica", "statistical")
+    again = summarise(write(tmp_path, [*start(10.0, 1, resume=True), step(12.0, 1), end(13.0)], **about))
+    assert (again.plan, again.faithfulness) == ("sync=allreduce", "same")  # that of the last start
+    other = event("plan", 11.6, plan={"from": "a later version"}, faithfulness="same")
+    assert summarise(write(tmp_path, [other])).plan == "from=a later version"
 
 
 def test_a_run_without_an_end(tmp_path: Path) -> None:
@@ -279,10 +359,33 @@ def test_a_resumed_run(tmp_path: Path) -> None:
     assert summary.losses.step == (*range(1, 11), 7)
     assert summary.losses.redone == (False,) * 6 + (True,) * 4 + (False,)
     assert summary.losses.seconds[-1] == pytest.approx(3.0 + 2.1)
-    worker = summary.workers[0]
-    assert worker.spans == ((1.0, 3.0), (4.0, 5.2))
-    assert (worker.cpu_s, worker.bytes_sent) == (3.0, 55)
-    assert worker.steps == 10
+    assert [(one.start, one.worker) for one in summary.workers] == [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+    before, after = summary.workers[0], summary.workers[2]
+    assert before.spans == ((1.0, 3.0),) and after.spans == ((4.0, 5.2),)
+    assert (before.cpu_s, before.bytes_sent, before.steps) == (2.0, 50, 10)
+    assert (after.cpu_s, after.bytes_sent, after.steps) == (1.0, 5, 0)
+    assert summary.resources["cpu_s"] == 3.0 and summary.resources["bytes_sent"] == 55
+    assert spans_of(summary, 0) == [(1.0, 3.0), (4.0, 5.2)] and shown_numbers(summary) == [0, 1, 2]
+
+
+def test_a_worker_that_was_lost_before_a_resume_stays_lost(tmp_path: Path) -> None:
+    """And the step in which it was is compared with its neighbours, not with the quick steps of the other start."""
+    slow = [step(2.0 + number, number, ms=1000.0) for number in range(1, 6)]
+    made = [*start(0.0, 2), *slow, lose(7.2, 1, 1), event("regroup", 7.3, generation=2, workers=[0], ms=90.0)]
+    made += [step(8.5, 6, ms=1500.0), step(9.4, 7, ms=900.0), end(9.5, 130, "interrupted")]
+    quick = [step(33.0 + number / 100, number, ms=10.0) for number in range(8, 40)]
+    made += [*start(30.0, 2, resume=True, steps=7), *quick, end(40.0)]
+    summary = summarise(write(tmp_path, made))
+    assert [(one.start, one.worker, bool(one.lost)) for one in summary.workers] == [
+        (1, 0, False),
+        (1, 1, True),
+        (2, 0, False),
+        (2, 1, False),
+    ]
+    assert summary.failures == 1 and summary.latency.p50 == 10.0
+    assert losses(summary) == [
+        "Worker 1 on here was lost: killed by SIGKILL, after step 5; the next step took 1500 ms instead of 1000 ms."
+    ]
 
 
 def test_a_resume_that_came_to_nothing(tmp_path: Path) -> None:
@@ -292,61 +395,3 @@ def test_a_resume_that_came_to_nothing(tmp_path: Path) -> None:
     assert (summary.state, summary.code, summary.starts) == ("failed", 41, 2)
     assert [one.kind for one in summary.incidents] == ["end", "resume", "end"]
     assert summary.running_s == pytest.approx(4.0)
-
-
-# ------------------------------------------------------------- words
-
-
-def made_worker(number: int, data: float, compute: float, communication: float, waiting: float) -> Worker:
-    """A worker of ten steps with these seconds."""
-    parts = {"data": data, "compute": compute, "communication": communication, "waiting": waiting}
-    return Worker(number, "h", 1, "cpu", 1, (), "", 10, 10, parts, 0.0, 0.0, 0.0, 0.0, 0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("workers", "said"),
-    [
-        (
-            [(0, 30, 30, 40), (0, 30, 30, 40), (0, 69, 30, 1)],
-            "Worker 2 is the slowest: it spends 69% of its steps computing, 2.3 times as long as the others, "
-            "while the others wait 40% of their time.",
-        ),
-        (
-            [(60, 30, 10, 0), (5, 30, 10, 55)],
-            "Worker 0 is the slowest: it spends 60% of its steps waiting for data, 12.0 times as long as the other, "
-            "while the other waits 55% of its time.",
-        ),
-        ([(1, 90, 8, 1), (1, 89, 8, 2)], "No worker holds the others up"),
-        ([(1, 20, 78, 1), (1, 20, 78, 1)], "Communication takes most of the time"),
-        ([(80, 10, 8, 2), (80, 10, 8, 2)], "Most of the time is spent waiting for data"),
-        ([(1, 30, 9, 60), (1, 30, 9, 60)], "The workers wait for each other by turns"),
-        ([(20, 80, 0, 0)], "Worker 0 spends 80% of its steps computing and 20% waiting for data."),
-    ],
-)
-def test_who_is_slow_and_why(workers: list[tuple[float, float, float, float]], said: str) -> None:
-    made = [made_worker(number, *parts) for number, parts in enumerate(workers)]
-    assert verdict(made).startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        (duration(0.0123), "12 ms"),
-        (duration(59.94), "59.9 s"),
-        (duration(60), "1 min"),
-        (duration(3725), "1 h 2 min"),
-        (duration(3600 * 50), "2 days 2 h"),
-        (milliseconds(1.234), "1.23 ms"),
-        (milliseconds(12.34), "12.3 ms"),
-        (milliseconds(1234.5), "1234 ms"),
-        (milliseconds(61_000), "1 min 1 s"),
-        (amount(0), "0 B"),
-        (amount(1536), "1.5 KiB"),
-        (amount(300 * 2**20), "300 MiB"),
-        (figure(0.12345), "0.1235"),
-        (figure(1.5e-7), "1.500e-07"),
-        (figure(0.0), "0.0000"),
-    ],
-)
-def test_numbers_as_people_read_them(made: str, words: str) -> None:
-    assert made == words

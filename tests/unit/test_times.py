@@ -31,7 +31,7 @@ def test_the_parts_add_up_to_the_whole_whatever_the_clocks_say() -> None:
     split = TimeSplit()
     split.expect([0, 1])
     split.add(0, record(0, (2, 3, 4, 1.0), (2, 3, 4, 2.0)))
-    split.add(1, record(0, (5, 6, 7, 900.0), (5, 6, 7, 901.0)))
+    split.add(1, record(0, (5, 6, 7, 1.006), (5, 6, 7, 901.0)))
     totals = split.totals()
     assert sum(totals["0"].values()) == pytest.approx(0.018)
     assert sum(totals["1"].values()) == pytest.approx(0.036)
@@ -42,7 +42,7 @@ def test_what_a_lost_worker_did_not_report_is_not_waited_for() -> None:
     split = TimeSplit()
     split.expect([0, 1, 2])
     split.add(0, record(0, (0, 1, 8, 1.000)))
-    split.add(1, record(0, (0, 1, 8, 1.004)))
+    split.add(1, record(0, (0, 5, 8, 1.004)))
     assert len(split._open) == 1
     split.expect([0, 1])
     assert split._open == {}
@@ -53,7 +53,7 @@ def test_reports_may_come_in_any_order_and_size() -> None:
     split = TimeSplit()
     split.expect([0, 1])
     split.add(0, record(0, (0, 1, 2, 1.0), (0, 1, 2, 2.0), (0, 1, 2, 3.0)))
-    split.add(1, record(0, (0, 1, 2, 1.001)))
+    split.add(1, record(0, (0, 2, 2, 1.001)))
     split.add(1, record(1, (0, 1, 2, 2.001), (0, 1, 2, 3.001)))
     assert split.totals()["0"]["waiting"] == pytest.approx(0.003)
     assert shares({}) == {}
@@ -67,6 +67,17 @@ def test_what_is_known_to_be_waiting_is_not_communication() -> None:
     totals = split.totals()
     assert totals["0"] == pytest.approx({"data": 0.0, "compute": 0.01, "communication": 0.01, "waiting": 0.05})
     assert totals["1"] == pytest.approx({"data": 0.0, "compute": 0.06, "communication": 0.01, "waiting": 0.0})
+
+
+def test_waiting_for_the_last_one_to_be_ready_is_no_part_of_the_first_step() -> None:
+    split = TimeSplit()
+    split.expect([0, 1, 2])
+    split.add(0, waited(0, (1, 9, 990, 10.000, 0), (1, 9, 10, 11.0, 0)))  # ready at 9.990
+    split.add(1, waited(0, (1, 9, 40, 10.950, 0), (1, 9, 10, 11.0, 0)))  # ready at 10.940
+    split.add(2, waited(0, (1, 9, 950, 10.960, 930), (1, 9, 10, 11.0, 0)))  # ready at 10.020: it waited in a layer
+    for worker, parts in split.totals().items():
+        assert sum(parts.values()) == pytest.approx({"0": 0.07, "1": 0.07, "2": 0.06}[worker]), worker
+        assert parts["data"] == pytest.approx(0.002) and parts["compute"] == pytest.approx(0.018)
 
 
 def test_every_step_is_told_of_once_all_have_reported() -> None:

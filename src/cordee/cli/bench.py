@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordee.core.errors import JobError, StorageError, UsageError
+from cordee.core.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
     from cordee.runtime.scaling import Measurement
@@ -37,7 +37,8 @@ def scaling(
     weak: Annotated[bool, typer.Option("--weak", help="Let the batch grow with the workers.")] = False,
     plan: Annotated[str, typer.Option(help="How to train: auto, a YAML file, or key=value,...")] = "auto",
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="name=value for the job: an argument of job() or a field.")
+        list[str] | None,
+        typer.Option("--set", metavar="<name=value>", help="For the job: an argument of job() or a field."),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads of each worker, in all runs. Default: cores / largest number.")
@@ -48,14 +49,13 @@ def scaling(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folders of the runs.")] = False,
 ) -> None:
     """Latency, throughput, speed-up and efficiency with different numbers of workers."""
-    from cordee.cli.settings import pairs
+    from cordee.cli.settings import pairs, python_file
     from cordee.core.plan import Plan
     from cordee.runtime.api import default_folder, default_workers
     from cordee.runtime.scaling import Measurement
     from cordee.runtime.spec import Target
 
-    if not job.is_file():
-        raise JobError(f"there is no file {job.resolve()}: expected a Python file")
+    python_file(job)
     measurement = Measurement(
         Target("job", str(job), pairs(set_)),
         parse_counts(workers) if workers is not None else doubling(default_workers(device)),

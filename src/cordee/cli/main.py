@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from cordee.cli import bench
+from cordee.cli import bench, twin
+from cordee.cli.complain import complaint, misplaced
+from cordee.cli.help import polished
 from cordee.cli.settings import pairs
-from cordee.core.errors import CordeeError, Interrupted, WorkerFailed
+from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
 
 app = typer.Typer(
     name="cordee",
@@ -22,17 +24,27 @@ app = typer.Typer(
 )
 
 Workers = Annotated[int | None, typer.Option(help="Processes to train with. Default: one a core.")]
-PlanText = Annotated[str, typer.Option(help="How to train: auto, a YAML file, or key=value,...")]
-Out = Annotated[Path | None, typer.Option(help="Folder of the run. Default: a new one under runs/.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with any number of workers.")]
-Threads = Annotated[int | None, typer.Option(help="Threads a worker computes with. Default: cores / workers.")]
-Cores = Annotated[str | None, typer.Option(help="Pin the workers to these cores, such as 0-3,8.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Rendezvous = Annotated[
-    str | None, typer.Option(help="HOST:PORT where several hosts meet; HOST coordinates.", show_default=False)
+PlanText = Annotated[
+    str, typer.Option(metavar="<plan>", help="How to train: auto, a YAML file, or key=value,...; see `cordee plan`.")
 ]
-Nodes = Annotated[int, typer.Option(help="Hosts of the run; give the same command on each of them.")]
-TokenFile = Annotated[Path | None, typer.Option(help="The hosts' shared secret; see `cordee token`.")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="<folder>", help="Folder of the run. Default: a new one under runs/.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run in --out and its settings, with any number of workers."),
+]
+Threads = Annotated[int | None, typer.Option(help="Threads a worker computes with. Default: cores / workers.")]
+Cores = Annotated[str | None, typer.Option(metavar="<cores>", help="Pin the workers to these cores, such as 0-3,8.")]
+Device = Annotated[str, typer.Option(metavar="<device>", help="auto, cpu or cuda.")]
+Rendezvous = Annotated[
+    str | None,
+    typer.Option(metavar="<host:port>", help="Where several hosts meet; that host coordinates.", show_default=False),
+]
+Nodes = Annotated[
+    int | None, typer.Option(help="Hosts of the run; give the same command on each of them. Needed for --rendezvous.")
+]
+TokenFile = Annotated[Path | None, typer.Option(metavar="<file>", help="The hosts' shared secret; see `cordee token`.")]
 Trusted = Annotated[bool, typer.Option("--trusted-network", help="Let gloo carry gradients unencrypted between hosts.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that workers wait for each other before giving up.")]
 
@@ -57,14 +69,15 @@ def train(
     out: Out = None,
     resume: Resume = False,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="name=value for the job: an argument of job() or a field.")
+        list[str] | None,
+        typer.Option("--set", metavar="<name=value>", help="For the job: an argument of job() or a field."),
     ] = None,
     threads: Threads = None,
     cores: Cores = None,
     deadline: Deadline = 300.0,
     device: Device = "auto",
     rendezvous: Rendezvous = None,
-    nodes: Nodes = 1,
+    nodes: Nodes = None,
     token_file: TokenFile = None,
     trusted_network: Trusted = False,
 ) -> None:
@@ -89,7 +102,7 @@ def run(
     deadline: Deadline = 300.0,
     device: Device = "auto",
     rendezvous: Rendezvous = None,
-    nodes: Nodes = 1,
+    nodes: Nodes = None,
     token_file: TokenFile = None,
     trusted_network: Trusted = False,
 ) -> None:
@@ -100,16 +113,30 @@ def run(
     from cordee.cli.start import Options, start
     from cordee.runtime.spec import Target
 
+    known = [name for one in context.command.params for name in one.opts if name.startswith("--")]
+    behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []  # meant for the script, beyond doubt
+    for given, near in misplaced(context.args[: len(context.args) - len(behind)], known):
+        print(
+            f"note: {given} is passed to {script}; did you mean {near}? What stands behind -- is the script's",
+            file=sys.stderr,
+        )
     target = Target("script", str(script), arguments=tuple(context.args))
     meeting = (rendezvous, nodes, token_file, trusted_network)
     start(target, Options(workers, plan, out, False, threads, cores, deadline, device, meeting))
 
 
 @app.command()
-def warm(minutes: Annotated[float, typer.Option(help="End after so long without a run.")] = 30.0) -> None:
+def warm(
+    minutes: Annotated[float, typer.Option(help="End after so long without a run.")] = 30.0,
+    stop: Annotated[bool, typer.Option("--stop", help="End it now; runs that are going on are not touched.")] = False,
+) -> None:
     """Keep a process ready from which workers start in milliseconds."""
-    from cordee.runtime.nursery import connect_warm, start_warm
+    from cordee.runtime.nursery import connect_warm, start_warm, stop_warm
 
+    if stop:
+        gone = stop_warm()
+        print("\n".join(f"warm: process {pid} has ended" for pid in gone) or "no warm server is there")
+        return
     found = connect_warm()
     if found is not None:
         found.close()
@@ -119,11 +146,26 @@ def warm(minutes: Annotated[float, typer.Option(help="End after so long without 
 
 
 @app.command()
+def plan(
+    given: Annotated[
+        str | None,
+        typer.Argument(metavar="plan", help="auto, a YAML file, or key=value,...; nothing: list the keys."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Check it for so many workers.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of YAML.")] = False,
+) -> None:
+    """List the keys of a plan, or check a plan and print it with all of them."""
+    from cordee.cli.plan import plan
+
+    plan(given, workers, as_json)
+
+
+@app.command()
 def token(
     file: Annotated[Path | None, typer.Argument(help="Where to write it. Default: the user's own.")] = None,
 ) -> None:
     """Write the secret that the hosts of a run share; copy the file to each of them."""
-    from cordee.runtime.hosts import default_token_file, write_token
+    from cordee.group.token import default_token_file, write_token
 
     path = file or default_token_file()
     write_token(path)
@@ -160,22 +202,41 @@ def doctor(
 
 
 app.add_typer(bench.app)
+app.add_typer(twin.app)
 
 
 def main() -> None:
     """The `cordee` command."""
+    from cordee.runtime.streams import outlive_terminal
+
+    outlive_terminal()
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(words: list[str]) -> int:
+    """The exit code; every error is one line."""
+    command = polished(typer.main.get_command(app))
     try:
-        app()
+        with command.make_context("cordee", list(words)) as context:
+            command.invoke(context)
+        return 0
+    except typer.Exit as end:
+        return end.exit_code
     except KeyboardInterrupt:
-        print("cordee: interrupted before the run began", file=sys.stderr)
-        sys.exit(Interrupted.code)
+        said, code = "interrupted before the run began", Interrupted.code
     except WorkerFailed as error:
         print(error.traceback.rstrip(), file=sys.stderr)
-        print(f"cordee: {error}", file=sys.stderr)
-        sys.exit(error.code)
+        said, code = str(error), error.code
     except CordeeError as error:
-        print(f"cordee: {error}", file=sys.stderr)
-        sys.exit(error.code)
+        said, code = str(error), error.code
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # by which typer's own are known, in all its versions
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help is on the screen already
+            return UsageError.code
+        said, code = complaint(error, words), UsageError.code
+    print(f"cordee: {said}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

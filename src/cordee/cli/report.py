@@ -11,8 +11,20 @@ from typing import Any
 
 from cordee.core.errors import UsageError
 from cordee.core.times import PARTS
-from cordee.watch.summary import Summary
-from cordee.watch.words import amount, duration, ending, figure, large, losses, milliseconds, percent, plural, verdict
+from cordee.watch.summary import Summary, Worker
+from cordee.watch.words import (
+    amount,
+    at_least,
+    duration,
+    ending,
+    figure,
+    large,
+    losses,
+    milliseconds,
+    percent,
+    plural,
+    verdict,
+)
 
 WIDTH = 120
 """Of the tables where nobody's terminal says how wide it is."""
@@ -127,8 +139,8 @@ def _figures(summary: Summary) -> Iterable[tuple[str, str]]:
         yield "throughput", f"{large(summary.throughput)} samples/s"
         slow = summary.latency
         yield "step p50 / p95 / p99", " / ".join(milliseconds(one) for one in (slow.p50, slow.p95, slow.p99))
-    yield "plan", str(summary.run.get("plan", "not known"))
-    yield "faithfulness", str(summary.run.get("faithfulness", "not known"))
+    yield "plan", summary.plan or "not known"
+    yield "faithfulness", summary.faithfulness or "not known"
     yield "workers lost", str(summary.failures)
     yield "checkpoints", str(summary.checkpoints)
     yield "start / evaluation / saving", " / ".join(duration(seconds) for seconds in summary.other_s.values())
@@ -151,12 +163,18 @@ def _epochs(summary: Summary) -> Iterable[list[str]]:
 
 def _split(summary: Summary) -> Iterable[list[str]]:
     for one in summary.workers[:MOST_ROWS]:
-        if one.steps:
+        if one.timed:
             yield [
-                f"{one.worker}{' (lost)' if one.lost else ''}",
-                milliseconds(1e3 * one.measured_s / one.steps),
+                _worker(one, summary.starts),
+                milliseconds(one.step_ms),
                 *(percent(one.share(part)) for part in PARTS),
             ]
+
+
+def _worker(one: Worker, starts: int) -> str:
+    """Its number, of which start it was, and whether it was lost."""
+    more = ", ".join(filter(None, (f"start {one.start}" if starts > 1 else "", "lost" if one.lost else "")))
+    return f"{one.worker}{f' ({more})' if more else ''}"
 
 
 _WORKER_COLUMNS = ("worker", "host", "device", "process", "steps", "samples", "processor", "cores", "memory", "sent")
@@ -165,12 +183,12 @@ _WORKER_COLUMNS = ("worker", "host", "device", "process", "steps", "samples", "p
 def _workers(summary: Summary) -> Iterable[list[str]]:
     for one in summary.workers[:MOST_ROWS]:
         yield [
-            str(one.worker),
+            _worker(one, summary.starts),
             one.host,
             one.device,
             str(one.pid or "–"),
-            f"{one.steps:,}",
-            f"{one.samples:,}",
+            at_least(one, one.steps),
+            at_least(one, one.samples),
             duration(one.cpu_s),
             f"{one.cpu_cores:.2f}",
             amount(one.memory_mb * 2**20) + (f", GPU {amount(one.gpu_mb * 2**20)}" if one.gpu_mb else ""),

@@ -6,14 +6,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from cordee.core.errors import JobError, UsageError
+from cordee.cli.settings import python_file
+from cordee.cli.tally import Tally
+from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.core.times import shares
 from cordee.core.world import World
 from cordee.runtime.api import default_folder, default_workers
+from cordee.runtime.folder import tidied
 from cordee.runtime.launch import Launch, run
 from cordee.runtime.resources import parse_cores, usable_cores
 from cordee.runtime.spec import Target
+from cordee.runtime.wording import Wording
 from cordee.watch.progress import Progress
 from cordee.watch.report import Listener, reported
 
@@ -30,39 +34,43 @@ class Options:
     cores: str | None
     deadline: float
     device: str
-    meeting: tuple[str | None, int, Path | None, bool]
+    meeting: tuple[str | None, int | None, Path | None, bool]
     """--rendezvous, --nodes, --token-file, --trusted-network."""
 
 
 def start(target: Target, options: Options) -> None:
     """Run it and show the result."""
-    launch = _launch(target, options)
     rendezvous, nodes, token_file, trusted = options.meeting
-    if nodes != 1 and rendezvous is None:
+    if nodes not in (None, 1) and rendezvous is None:
         raise UsageError(f"--nodes {nodes} needs --rendezvous HOST:PORT, where the hosts meet")
+    if nodes is None and rendezvous is not None:
+        raise UsageError(f"--rendezvous {rendezvous} needs --nodes, the number of hosts that meet there")
+    launch = _launch(target, options)
     world = World.from_env()
     progress = Progress()
-    with reported(launch.out, progress) as listen:
+    tally = Tally(progress)
+    with tidied(launch.out, ours=options.out is None), reported(launch.out, tally) as listen:
         try:
             if world.source not in ("alone", "cordee"):
                 result = _under(launch, world, listen)
-            elif rendezvous is not None:
+            elif rendezvous is not None and nodes is not None:
                 from cordee.runtime.hosts import Meeting, run_on_hosts
 
                 result = run_on_hosts(launch, Meeting.parse(rendezvous, nodes, token_file, trusted), listen)
             else:
+                launch.check()
                 _hint(launch.workers)
                 result = run(launch, listen)
         finally:
             progress.close()
     if world.rank == 0:
+        for line in tally.lines():
+            print(line)
         _show(result, launch.out, listen.path)
 
 
 def _launch(target: Target, options: Options) -> Launch:
-    path = Path(target.path)
-    if not path.is_file():
-        raise JobError(f"there is no file {path.resolve()}: expected a Python file")
+    path = python_file(Path(target.path))
     if options.resume and options.out is None:
         raise UsageError("--resume needs --out, the folder of the run to go on with")
     workers = default_workers(options.device) if options.workers is None else options.workers
@@ -76,7 +84,16 @@ def _launch(target: Target, options: Options) -> Launch:
         parse_cores(options.cores) if options.cores else None,
         options.deadline,
         options.device,
-    )
+        wording=Wording(more=_meeting_words(options)),
+    ).taking_over()
+
+
+def _meeting_words(options: Options) -> tuple[str, ...]:
+    """Where the hosts meet, as it was given."""
+    rendezvous, nodes, token_file, trusted = options.meeting
+    words = ["--rendezvous", rendezvous, "--nodes", str(nodes)] if rendezvous is not None else []
+    words += ["--token-file", str(token_file)] if token_file is not None else []
+    return (*words, *(["--trusted-network"] if trusted else []))
 
 
 def _under(launch: Launch, world: World, listen: Listener) -> dict[str, object]:
@@ -102,6 +119,8 @@ def _show(result: dict[str, object], folder: Path, report: Path | None) -> None:
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:
             print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    if result.get("ended"):
+        print(f"ended: {result['ended']}")
     times = result.get("time_s")
     if isinstance(times, dict) and times:
         print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in shares(times).items()))

@@ -143,7 +143,7 @@ class CheckpointError(CordeeError):
 
 
 class Interrupted(CordeeError):
-    """Ctrl-C or SIGTERM: the run ended early, with a checkpoint."""
+    """Ctrl-C, SIGTERM or a closed terminal: the run ended early, with a checkpoint."""
 
     code = 130
     title = "interrupted"

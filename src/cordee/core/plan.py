@@ -63,6 +63,10 @@ class Key:
             )
         return value
 
+    def written(self, value: Any) -> str:
+        """The text that `read` reads as this value."""
+        return _written(value)
+
     def _refused(self, given: Any) -> PlanError:
         """The error for a value that this key never takes."""
         near = difflib.get_close_matches(str(given), self.choices, n=1)

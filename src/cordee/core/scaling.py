@@ -8,13 +8,12 @@ state, and only then put together.
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-DRAWS = 1000
-"""How often the steps of a single round are drawn again."""
+FEWEST_ROUNDS = 3
+"""Two rounds differ or do not by chance: their t interval spans powers of ten, and says nothing."""
 
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t at 97.5 %, for 1, 2, ... degrees of freedom."""
@@ -49,15 +48,10 @@ class Timed:
         """Samples a second, over all measured steps together."""
         return sum(self.samples) / sum(self.seconds)
 
-    def drawn(self, places: Sequence[int]) -> Timed:
-        """A run made of these of its steps."""
-        seconds, samples = self.seconds, self.samples
-        return Timed(self.workers, self.round, tuple(seconds[i] for i in places), tuple(samples[i] for i in places))
-
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % interval; a figure that holds by definition has none."""
+    """A figure and its 95 % interval; one that holds by definition, or is of too few rounds, has none."""
 
     value: float
     low: float | None = None
@@ -127,23 +121,15 @@ def estimate(
 
     Geometric, so that the ratio of two figures is the figure of their ratio: T1/Tn can be read off the table. The
     interval is that of this mean, for rounds like these on this machine: a t interval of the rounds' logarithms,
-    whose spread holds both how runs differ and how steps within a run do. A single round shows nothing of the former;
-    its interval comes from drawing the steps again, the same steps on both sides, and is too narrow by that much.
+    whose spread holds both how runs differ and how steps within a run do. Below `FEWEST_ROUNDS` there is none.
     """
     others: Sequence[Timed | None] = against if against is not None else [None] * len(runs)
     logs = [_log(statistic, run, other) for run, other in zip(runs, others, strict=True)]
     mean = statistics.fmean(logs)
-    if len(logs) > 1:
-        reach = t_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-        return Estimate(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
-    draw = random.Random(0)
-    (run,), (other,) = runs, others
-    drawn = []
-    for _ in range(DRAWS):
-        places = draw.choices(range(len(run.seconds)), k=len(run.seconds))
-        drawn.append(_log(statistic, run.drawn(places), None if other is None else other.drawn(places)))
-    low, high = quantile(drawn, 0.025), quantile(drawn, 0.975)
-    return Estimate(math.exp(mean), math.exp(min(low, mean)), math.exp(max(high, mean)))
+    if len(logs) < FEWEST_ROUNDS:
+        return Estimate(math.exp(mean))
+    reach = t_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Estimate(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
 
 
 def quantile(values: Sequence[float], part: float) -> float:

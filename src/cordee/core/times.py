@@ -2,6 +2,9 @@
 
 A worker knows how long it was blocked in a collective, not why. The stamps that all workers took *before* it do: until
 the last one had come, the others waited; what is left is communication.
+
+The first step of a start begins for each worker when it is ready. What it waits there until the last one is ready is
+no time of a step: it belongs to the start.
 """
 
 from __future__ import annotations
@@ -37,6 +40,11 @@ class _Stamped(NamedTuple):
     samples: int
     arrived: float
 
+    @property
+    def began(self) -> float:
+        """When the step began for this worker, in the launcher's clock."""
+        return self.arrived - self.data - self.compute - self.waited
+
 
 OnStep = Callable[[int, Mapping[int, StepTimes]], None]
 """Called with a step's number (from 0) and its times by worker, when all have reported."""
@@ -51,6 +59,7 @@ class TimeSplit:
         self._members: frozenset[int] = frozenset()
         self._open: dict[int, dict[int, _Stamped]] = {}
         self._totals: dict[int, dict[str, float]] = {}
+        self._begun = False
 
     def expect(self, workers: Iterable[int]) -> None:
         """From here on these are the workers of a step; what a lost one did not report will not come any more."""
@@ -80,11 +89,15 @@ class TimeSplit:
         }
 
     def _close(self, step: int) -> None:
-        split = split_step(self._open.pop(step))
+        came = self._open.pop(step)
+        split = split_step(came)
+        early = {} if self._begun else before_all_were_ready({worker: one.began for worker, one in came.items()})
+        self._begun = True
         for worker, times in split.items():
             totals = self._totals.setdefault(worker, dict.fromkeys(PARTS, 0.0))
             for part in PARTS:
                 totals[part] += getattr(times, part)
+            totals["waiting"] -= min(times.waiting, early.get(worker, 0.0))
         if self._on_step is not None:
             self._on_step(step, split)
 
@@ -97,6 +110,12 @@ def split_step(came: Mapping[int, _Stamped]) -> dict[int, StepTimes]:
         waiting = one.waited + max(0.0, min(one.blocked - one.waited, last - one.arrived))
         split[worker] = StepTimes(one.data, one.compute, one.blocked - waiting, waiting, one.samples, one.arrived)
     return split
+
+
+def before_all_were_ready(began: Mapping[int, float]) -> dict[int, float]:
+    """How long after each worker had begun its first step the last one began its own, in seconds."""
+    last = max(began.values())
+    return {worker: last - one for worker, one in began.items()}
 
 
 def shares(totals: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -25,11 +25,18 @@ Held = float | tuple[Array, Array] | None
 
 @dataclass(frozen=True)
 class Data:
-    """The sets of samples of a job; no sample is in two of them."""
+    """The sets of samples of a job; no sample is in two of them. Each may be a source, a dataset or arrays (x, y)."""
 
     train: Source
     validation: Source | None = None
     test: Source | None = None
+
+    def __post_init__(self) -> None:
+        """Make sources of what was given."""
+        for name in ("train", "validation", "test"):
+            given = getattr(self, name)
+            if given is not None or name == "train":
+                object.__setattr__(self, name, as_source(given))
 
 
 def arrays(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import Subset as TorchSubset
 
 from cordee.core.errors import DataError
 from cordee.feed.permute import Ids
+from cordee.feed.reading import SampleDraws, reading
 from cordee.feed.source import Fields, check_ids, digest_of
 
 Collate = Callable[[list[Any]], Fields]
 """Makes a batch of a list of samples."""
+
+_WATCHED = 256  # samples; where none of them draws a random number, one of each batch is watched from then on
 
 
 class DatasetSource:
@@ -32,7 +37,10 @@ class DatasetSource:
             raise DataError(f"the dataset {kind} is empty: at least 1 sample is needed")
         self.dataset = dataset
         self._collate: Collate = collate or default_collate
-        self._get_many: Callable[[list[int]], list[Any]] = getattr(dataset, "__getitems__", self._one_by_one)
+        self._get_many: Callable[[list[int]], list[Any]] | None = _many(dataset)
+        self._seen = 0
+        self._draws = False
+        """Whether samples were seen to draw random numbers."""
 
     def __len__(self) -> int:
         """The length of the dataset."""
@@ -53,7 +61,39 @@ class DatasetSource:
         if not len(ids):
             raise ValueError("a dataset cannot make a batch of no samples: ask for at least 1")
         check_ids(ids, len(self))
-        return self._collate(self._get_many(ids.tolist()))
+        with reading():
+            draws = SampleDraws()
+            samples = self._samples(ids.tolist(), draws)
+            if self._collate is default_collate:
+                return default_collate(samples)
+            draws.turn_to(-1 - int(ids[0]))  # no sample's own
+            with draws:
+                return self._collate(samples)
 
-    def _one_by_one(self, ids: list[int]) -> list[Any]:
-        return [self.dataset[place] for place in ids]
+    def _samples(self, ids: list[int], draws: SampleDraws) -> list[Any]:
+        if self._get_many is not None and not self._draws:
+            with draws:
+                samples = self._get_many(ids)
+            if not draws.used:
+                return samples
+            self._draws = True  # what a sample draws must not depend on those beside it: once more, each by itself
+        # To follow what a sample draws makes every call of torch in it dearer, by as much as a cheap one takes.
+        watched = len(ids) if self._draws or self._seen < _WATCHED else 1
+        self._seen += len(ids)
+        with draws:
+            samples = [self._sample(place, draws) for place in ids[:watched]]
+        self._draws |= draws.used
+        with draws if self._draws else nullcontext():
+            return samples + [self._sample(place, draws) for place in ids[watched:]]
+
+    def _sample(self, place: int, draws: SampleDraws) -> Any:
+        draws.turn_to(place)
+        return self.dataset[place] if self._get_many is None else self._get_many([place])[0]
+
+
+def _many(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
+    """How a dataset gives several samples at once; None if it does not. A `Subset` of PyTorch's only seems to."""
+    if getattr(type(dataset), "__getitems__", None) is TorchSubset.__getitems__ and _many(dataset.dataset) is None:
+        return None
+    own: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
+    return own

@@ -39,13 +39,14 @@ class Loader:
         depth: int = 2,
         ahead: bool | None = None,
         deadline_s: float = 300.0,
+        seed: int = 0,
     ) -> None:
-        """Start nothing yet; a thread begins with the first request that it serves."""
+        """Start nothing yet; a thread begins with the first request that it serves. `seed`: of a dataset's draws."""
         if depth < 1:
             raise ValueError(f"depth={depth}: at least 1 batch must stay valid while the next one is gathered")
         self.source = source
         self.deadline_s = deadline_s
-        self._memory = Memory(source, torch.device(device), depth)
+        self._memory = Memory(source, torch.device(device), depth, seed=seed, deadline_s=deadline_s)
         # A copy to a GPU only overlaps with the computation if it begins before the batch is taken.
         self._ahead = self._memory.copies if ahead is None else ahead
         self._may_change = ahead is None and not self._memory.on_gpu
@@ -53,7 +54,7 @@ class Loader:
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         # All below is guarded by _changed.
-        self._asked: dict[Hashable, Ids] = {}
+        self._asked: dict[Hashable, tuple[Ids, int]] = {}
         self._ready: dict[Hashable, Gathered | BaseException] = {}
         self._gathering: Hashable | None = None
         self._wanted: Hashable | None = None
@@ -65,22 +66,22 @@ class Loader:
         """Whether a background thread gathers."""
         return self._ahead
 
-    def request(self, key: Hashable, ids: Ids) -> None:
-        """Ask for the samples `ids` under the name `key`; returns at once."""
+    def request(self, key: Hashable, ids: Ids, epoch: int = 0) -> None:
+        """Ask for the samples `ids` of an epoch under the name `key`; returns at once."""
         with self._changed:
             if self._closed:
                 raise ValueError("the loader is closed")
             if key in self._asked or key in self._ready or key == self._gathering:
                 raise ValueError(f"{key!r} was requested already and not taken yet")
-            self._asked[key] = ids
+            self._asked[key] = ids, epoch
             if self._ahead and self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="cordee-loader", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
-    def take_now(self, ids: Ids) -> Batch:
+    def take_now(self, ids: Ids, epoch: int = 0) -> Batch:
         """The samples `ids`, gathered here and now: without a thread there is nothing to ask ahead for."""
-        gathered = self._timed(ids)
+        gathered = self._timed(ids, epoch)
         self._memory.hand_out(gathered)
         return Batch(gathered.ids, gathered.fields)
 
@@ -127,14 +128,14 @@ class Loader:
         with self._changed:
             if key not in self._asked:
                 raise ValueError(f"{key!r} was not requested, or was cancelled")
-            ids = self._asked.pop(key)
-        return self._timed(ids)
+            ids, epoch = self._asked.pop(key)
+        return self._timed(ids, epoch)
 
-    def _timed(self, ids: Ids) -> Gathered:
+    def _timed(self, ids: Ids, epoch: int) -> Gathered:
         if not self._may_change:
-            return self._memory.gather(ids)
+            return self._memory.gather(ids, epoch)
         began = time.perf_counter()
-        gathered = self._memory.gather(ids)
+        gathered = self._memory.gather(ids, epoch)
         self._durations_s.append(time.perf_counter() - began)
         # The median of several: the first gathers pay for page faults and cold caches.
         if len(self._durations_s) == _MEASURED and statistics.median(self._durations_s) > _WORTH_A_THREAD_S:
@@ -174,11 +175,11 @@ class Loader:
                 if self._closed:
                     return
                 key = self._next_key()
-                ids, generation = self._asked.pop(key), self._generation
+                (ids, epoch), generation = self._asked.pop(key), self._generation
                 self._gathering = key
             outcome: Gathered | BaseException
             try:
-                outcome = self._memory.gather(ids)
+                outcome = self._memory.gather(ids, epoch)
             except BaseException as error:
                 outcome = error
             with self._changed:

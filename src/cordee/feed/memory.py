@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from cordee.feed.arrays import ArraySource
 from cordee.feed.permute import Ids
+from cordee.feed.reading import reading
 from cordee.feed.resident import resident
-from cordee.feed.source import Fields, Source, map_tensors
+from cordee.feed.source import Fields, Source, Subset, map_tensors
+from cordee.feed.text import TextSource
 
 
 @dataclass
@@ -35,10 +38,13 @@ class Gathered:
 class Memory:
     """`depth` sets of buffers for batches that were handed out, and one for the next; more only when waited for."""
 
-    def __init__(self, source: Source, device: torch.device, depth: int) -> None:
-        """Allocate nothing before it is needed."""
+    def __init__(self, source: Source, device: torch.device, depth: int, *, seed: int, deadline_s: float) -> None:
+        """Allocate nothing before it is needed; `seed` is for random draws of the user's code."""
         self.on_gpu = device.type == "cuda"
         self._source = source
+        whole = source.source if isinstance(source, Subset) else source
+        self._runs_users_code = not isinstance(whole, ArraySource | TextSource)
+        self._seed, self._deadline_s = seed, deadline_s
         self._device = device
         self._depth = depth
         self._lock = threading.Lock()  # for the counts and queues: one thread gathers, another hands out
@@ -55,13 +61,13 @@ class Memory:
         """Whether a batch can be gathered without making more sets than the usual number."""
         return bool(self._free) or self._made <= self._depth
 
-    def gather(self, ids: Ids) -> Gathered:
-        """Gather samples, and begin their way to the device."""
+    def gather(self, ids: Ids, epoch: int = 0) -> Gathered:
+        """Gather samples of an epoch, and begin their way to the device."""
         if self._resident is not None:
             return Gathered(ids, self._resident.gather(ids), None)
         buffers = self._acquire(len(ids))
         try:
-            fields = self._source.gather(ids, buffers.fields)
+            fields = self._read(ids, epoch, buffers.fields)
             if self.on_gpu:
                 fields = self._copy(fields, buffers)
             elif self._device.type != "cpu":
@@ -92,6 +98,12 @@ class Memory:
                 self._made -= 1
             else:
                 self._free.append(buffers)
+
+    def _read(self, ids: Ids, epoch: int, out: Fields | None) -> Fields:
+        if not self._runs_users_code:
+            return self._source.gather(ids, out)
+        with reading(self._seed, epoch, deadline_s=self._deadline_s):
+            return self._source.gather(ids, out)
 
     def _acquire(self, count: int) -> Buffers:
         with self._lock:

@@ -1,8 +1,13 @@
-"""Samples that stay on a GPU: uploaded once, gathered there, where that is a thousand times cheaper than a copy."""
+"""Samples that stay on a GPU: uploaded once, gathered there, where that is a thousand times cheaper than a copy.
+
+They stay as long as their source does: each evaluation reads the same arrays again, and subsets share those of the
+whole. Arrays that are changed in place after that stay there as they were: make a new source of them.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -14,6 +19,7 @@ LARGEST_PART = 0.25
 """Of the GPU's free memory that data may take; the model, its activations and other workers want the rest."""
 _SLOTS = 8
 """Batches whose ids may be on their way at once."""
+_uploaded: WeakKeyDictionary[ArraySource, dict[torch.device, list[torch.Tensor]]] = WeakKeyDictionary()
 
 
 class Resident:
@@ -24,7 +30,7 @@ class Resident:
         self._source, self._device = source, device
         self._length = len(source) if subset is None else len(subset)
         self._subset = None if subset is None else torch.from_numpy(subset).to(device)
-        self._columns = [tensor.to(device) for tensor in source.tensors()]
+        self._columns = columns(source, device)
         self._slots: deque[_Slot] = deque()
 
     def gather(self, ids: Ids) -> Fields:
@@ -65,7 +71,18 @@ def resident(source: Source, device: torch.device) -> Resident | None:
     arrays = source.source if isinstance(source, Subset) else source
     if not isinstance(arrays, ArraySource):
         return None
+    if device.index is None:
+        device = torch.device(device.type, torch.cuda.current_device())
     free, _ = torch.cuda.mem_get_info(device)
-    if arrays.nbytes + (0 if subset is None else subset.nbytes) > LARGEST_PART * free:
+    needed = 0 if device in _uploaded.get(arrays, ()) else arrays.nbytes
+    if needed + (0 if subset is None else subset.nbytes) > LARGEST_PART * free:
         return None
     return Resident(arrays, device, subset)
+
+
+def columns(source: ArraySource, device: torch.device) -> list[torch.Tensor]:
+    """The arrays of a source on a device; uploaded when they are first asked for, and let go with the source."""
+    there = _uploaded.setdefault(source, {})
+    if device not in there:
+        there[device] = [tensor.to(device) for tensor in source.tensors()]
+    return there[device]

@@ -40,7 +40,9 @@ class Channel:
         """The last step that the hub had on record when this generation began."""
         self.clock_offset_s = 0.0
         """What to add to this host's clock to get the hub's."""
-        self._connection, _ = connect(address, who)
+        self._connection, welcome = connect(address, who)
+        self.brief: Message = welcome.get("brief", {})
+        """What whoever hosts the hub tells everybody at the start."""
         self._turn = threading.Condition()
         self._writing = threading.Lock()
         self._outbox: deque[Message] = deque()

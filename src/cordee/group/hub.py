@@ -60,15 +60,23 @@ class Hub:
     """Membership of one run: accepts workers, notices losses, forms generations, passes messages on."""
 
     def __init__(
-        self, bind: Address, *, expected: int, nodes: int = 1, workers_here: int = 0, heard: bool = True
+        self,
+        bind: Address,
+        *,
+        expected: int,
+        nodes: int = 1,
+        workers_here: int = 0,
+        heard: bool = True,
+        brief: Message | None = None,
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
         With several `nodes` it is the sum of the workers of all of them, known when all have come. `heard=False`:
-        nobody reads `notices`, so none are kept.
+        nobody reads `notices`, so none are kept. `brief`: what everybody is told with the welcome.
         """
         self.notices: queue.SimpleQueue[tuple[str, int, Message]] = queue.SimpleQueue()
         self._heard = heard
+        self._brief = dict(brief or {})
         self.roster = Roster(expected=expected)
         self._token = bind.token
         self._nodes = nodes
@@ -167,7 +175,8 @@ class Hub:
         number = free if who["role"] == "node" else int(who["number"])
         peer = _Peer(who["role"], number, str(who["host"]), writer, int(who.get("pid", 0)), time.monotonic())
         reason = self._refuse(peer)
-        writer.write(pack({"refused": reason} if reason else {"welcome": self.roster.expected}))
+        welcome = {"welcome": self.roster.expected, "brief": self._brief}
+        writer.write(pack({"refused": reason} if reason else welcome))
         if reason:
             return None
         self._peers[peer.role, peer.number] = peer
@@ -176,6 +185,7 @@ class Hub:
             self._notify(("joined", peer.number, {"host": peer.host, "pid": peer.pid}))
         else:
             self._counts[peer.number] = int(who["workers"])
+            self._tell_hosts()
             self._assign()
         return peer
 
@@ -189,12 +199,21 @@ class Hub:
             return f"all {self._nodes} hosts of this run are here already"
         return None
 
+    def _tell_hosts(self) -> None:
+        """Say how many hosts are here, to whoever waits for the others."""
+        here = {"here": len(self._counts), "of": self._nodes}
+        for (role, _), peer in self._peers.items():
+            if role == "node":
+                self._tell(peer, {"hosts": here})
+        self._notify(("hosts", 0, here))
+
     def _assign(self) -> None:
-        """When all hosts are here: number the workers through, host by host."""
+        """When all hosts are here: number the workers through, host by host, by the names of the hosts that follow."""
         if len(self._counts) < self._nodes:
             return
+        names = {number: peer.host for (role, number), peer in self._peers.items() if role == "node"}
         total = 0
-        for node in sorted(self._counts):
+        for node in sorted(self._counts, key=lambda node: (names.get(node, ""), node)):  # we have no peer: first
             self._first[node] = total
             total += self._counts[node]
         self.roster = dataclasses.replace(self.roster, expected=total)
@@ -276,6 +295,7 @@ class Hub:
         self._notify(("node_gone", peer.number, {"host": peer.host}))
         if peer.number not in self._first:  # left before the run began: another host may take its place
             del self._counts[peer.number]
+            self._tell_hosts()
             return
         first = self._first[peer.number]
         for worker in range(first, first + self._counts[peer.number]):

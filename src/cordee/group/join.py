@@ -17,10 +17,12 @@ import torch
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 from cordee.core.plan import Plan
 from cordee.core.world import World
+from cordee.group import links
 from cordee.group.channel import Channel
 from cordee.group.hub import Hub
 from cordee.group.rope import Rope
-from cordee.group.wire import Address
+from cordee.group.token import read_token
+from cordee.group.wire import Address, Message
 
 PATIENCE_S = 120.0
 """How long the processes of a run wait for each other at the start."""
@@ -47,19 +49,19 @@ def set_current(joined: Joined | None) -> None:
     _current = joined
 
 
-def join(world: World, *, record: bool = False) -> Joined:
+def join(world: World, *, record: bool = False, brief: Message | None = None) -> Joined:
     """The place that our launcher made for this process; else the one that `world` says.
 
-    `record`: rank 0 will read the hub's notices; otherwise they are dropped.
+    `record`: rank 0 will read the hub's notices; otherwise they are dropped. `brief`: what rank 0 tells all others.
     """
     if _current is not None:
         return _current
     if world.size == 1:
         return Joined(Rope(), Plan(), device=_device(world))
-    return _join_foreign(world, record)
+    return _join_foreign(world, record, brief)
 
 
-def _join_foreign(world: World, record: bool) -> Joined:
+def _join_foreign(world: World, record: bool, brief: Message | None) -> Joined:
     """Under torchrun, mpirun, Slurm: rank 0 hosts the hub, the others find it."""
     one_host = world.local_size == world.size
     if not one_host and os.environ.get("CORDEE_TRUSTED_NETWORK") != "1":
@@ -72,7 +74,7 @@ def _join_foreign(world: World, record: bool) -> Joined:
     if world.rank == 0:
         token = secrets.token_hex(32) if one_host else _token_from_file()
         bind = Address("127.0.0.1", 0, token) if one_host else _off_host(world, token)
-        hub = Hub(bind, expected=world.size, heard=record)
+        hub = Hub(bind, expected=world.size, heard=record, brief=brief)
         if one_host:
             _write_private(meeting, {"port": hub.address.port, "token": token})
     deadline = time.monotonic() + PATIENCE_S
@@ -90,6 +92,8 @@ def _join_foreign(world: World, record: bool) -> Joined:
     interface = "127.0.0.1" if one_host else own_address_towards(address.host, address.port)
     device = _device(world)
     rope = Rope(channel, interface=interface, device=device)
+    if not one_host:
+        links.tell(rope, world.host)
     if hub is not None:
         with contextlib.suppress(OSError):
             meeting.unlink()
@@ -130,24 +134,6 @@ def _token_from_file() -> str:
             "`cordee token FILE`, copy the file to every host, and set CORDEE_TOKEN_FILE to its path"
         )
     return read_token(Path(path))
-
-
-def read_token(path: Path) -> str:
-    """The token in a file that nobody else may read."""
-    try:
-        mode = path.stat().st_mode & 0o077
-        token = path.read_text().strip()
-    except OSError as error:
-        raise SecurityError(
-            f"the token file {path} cannot be read: {error.strerror}. Make one with `cordee token {path}`"
-        ) from error
-    if mode:
-        raise SecurityError(f"the token file {path} can be read by others: run chmod 600 {path}")
-    if len(token) < 32:
-        raise SecurityError(
-            f"the token in {path} has {len(token)} characters, at least 32 are needed: `cordee token {path}`"
-        )
-    return token
 
 
 def _meeting_file(world: World) -> Path:

@@ -9,12 +9,9 @@ to is void, and `settle` says so.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -25,6 +22,7 @@ from torch import Tensor
 from cordee.core.errors import CordeeError, WaitedTooLong
 from cordee.group import nccl
 from cordee.group.channel import Channel
+from cordee.group.form import make_gloo, unless_broken
 from cordee.group.roster import Go
 from cordee.group.shared import Shared, open_shared
 from cordee.group.sockets import open_sockets, shut
@@ -82,11 +80,13 @@ class Rope:
         self._held: Sequence[Tensor] = ()
         # Two groups, because collectives of one group must meet in one order everywhere. Layers gather within the
         # forward and backward pass; a bucket of gradients is sent when it is full, which a replica without samples,
-        # or without a gradient for some parameter, reaches at another moment.
+        # or without a gradient for some parameter, reaches at another moment. For the same reason each of them has
+        # memory of its own among the members of one host: `_shared` for the sums, `_near` for the layers.
         self._group: Any = None
         self._layers: Any = None
         self._nccl: Any = None
         self._shared: Shared | None = None
+        self._near: Shared | None = None
         self._sockets_before: dict[int, str] | None = None
         self._sockets: dict[int, str] = {}
         self._tears = 0
@@ -151,9 +151,13 @@ class Rope:
         parts = [torch.empty_like(payload) for _ in self.members]
         self.bytes_sent += payload.nbytes * (self.size - 1)
         try:
-            return Gathering(self._layers.allgather([parts], [payload]), parts, tensor, arrived)
+            if self._near is not None and self._near.fits(payload):
+                work = self._near.post(payload, parts)
+            else:
+                work = self._layers.allgather([parts], [payload])
         except RuntimeError:
             return None
+        return Gathering(work, parts, tensor, arrived)
 
     def gathered(self, gathering: Gathering) -> list[Tensor] | None:
         """What `start_gather` began; None if it did not come to its end."""
@@ -167,6 +171,14 @@ class Rope:
         # Alone with its work between start and wait, a worker has not waited: only what it was blocked for counts.
         self.waited_s += min(max(0.0, last - gathering.arrived), self.blocked_s - blocked_before)
         return [part[_STAMP:].view(like.dtype).reshape(like.shape) for part in parts]
+
+    def send(self, tensor: Tensor, rank: int, tag: int) -> Any:
+        """Begin to send to one member; raises `RuntimeError` if that is lost."""
+        return self._layers.send([tensor], rank, tag)
+
+    def receive(self, tensor: Tensor, rank: int, tag: int) -> Any:
+        """Begin to receive from one member; raises `RuntimeError` if that is lost."""
+        return self._layers.recv([tensor], rank, tag)
 
     def clock(self) -> float:
         """The time of day, as the hub has it."""
@@ -287,18 +299,16 @@ class Rope:
         self._nccl = self._make_nccl()
         if self._backend == "auto":
             store = HubStore(self.channel, self.generation, self.deadline_s, "shared")
-            self._shared = open_shared(store, self.rank, self.size, lambda: self.broken, self.deadline_s)
+            opened = open_shared(store, self.rank, self.size, lambda: self.broken, self.deadline_s)
+            self._shared, self._near = opened or (None, None)
         if self.broken:  # lost while the sockets were not yet written down
             shut(self._sockets)
 
     def _make_group(self, purpose: str) -> Any:
         assert self.channel is not None
         store = HubStore(self.channel, self.generation, self.deadline_s, purpose)
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._interface)]
-        options._timeout = timedelta(seconds=self.deadline_s)
-        options._threads = 2
-        return self._unless_broken(partial(dist.ProcessGroupGloo, store, self.rank, self.size, options))
+        make = partial(make_gloo, store, self.rank, self.size, self._interface, self.deadline_s)
+        return unless_broken(make, lambda: self.broken)
 
     def _make_nccl(self) -> Any:
         """A group for what lies on GPUs, if all members have one to themselves; None otherwise."""
@@ -314,22 +324,8 @@ class Rope:
         if not nccl.usable(identities):
             return None
         store = HubStore(self.channel, self.generation, self.deadline_s, "nccl")
-        return self._unless_broken(partial(nccl.make, store, self.rank, self.size, self.deadline_s))
-
-    def _unless_broken(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives, unless a member is lost before: gloo would wait for it where no socket can be shut."""
-        made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=_put_outcome, args=(made, make), name="cordee-form", daemon=True).start()
-        while True:
-            try:
-                outcome = made.get(timeout=0.02)
-            except queue.Empty:
-                if self.broken:
-                    raise RuntimeError(f"generation {self.generation} broke while it was formed") from None
-                continue
-            if isinstance(outcome, BaseException):
-                raise outcome
-            return outcome
+        make = partial(nccl.make, store, self.rank, self.size, self.deadline_s)
+        return unless_broken(make, lambda: self.broken)
 
     def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
         if go.giver is None:
@@ -385,11 +381,4 @@ class Rope:
         self._sockets_before = None
         shut(self._sockets)
         self._sockets = {}
-        self._group = self._layers = self._nccl = self._shared = None
-
-
-def _put_outcome(made: queue.SimpleQueue[Any], make: Callable[[], Any]) -> None:
-    try:
-        made.put(make())
-    except BaseException as error:
-        made.put(error)
+        self._group = self._layers = self._nccl = self._shared = self._near = None

@@ -1,8 +1,12 @@
-"""Sums over the members of one host, through memory that they share: no socket, no thread, no copy in the kernel.
+"""Sums and gathers among the members of one host, through memory that they share: no socket, no thread.
 
 Every member has an arena. To begin a sum it copies its tensor there and says so (`post`); to end it, it waits until
-all have said so and adds up what lies in their arenas, in the order of ranks, so that all get the same bits. A member
-that is lost leaves nothing to be shut: whoever waits looks at the same time whether the rope is broken.
+all have said so and adds up what lies in their arenas, in the order of ranks, so that all get the same bits. A gather
+copies what lies there instead. A member that is lost leaves nothing to be shut: whoever waits looks at the same time
+whether the rope is broken.
+
+Posts end in the order in which they began. If one is still open when a later one ends, it ends with it: whoever posted
+the later one posted the earlier one before.
 
 The memory has no name. It belongs to the processes that hold it and goes with the last of them, however they end.
 """
@@ -14,7 +18,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,9 @@ import torch
 from torch import Tensor
 
 ARENA_BYTES = 128 * 2**20
-"""Of address space for each member; memory is taken as it is written to."""
+"""Of address space for each member's sums; memory is taken as it is written to."""
+NEAR_BYTES = 2**20
+"""The same for what layers gather: kilobytes."""
 MOST_BYTES = 64 * 2**20
 """A sum reads every member's tensor: beyond so many bytes in all, a ring over sockets moves less."""
 _RECORDS = 1024
@@ -37,53 +43,85 @@ Store = Any
 
 
 class Shared:
-    """The arenas of all members of a generation."""
+    """The arenas of all members of a generation, for collectives that all of them begin in the same order."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int, broken: Callable[[], bool], deadline_s: float) -> None:
+    def __init__(self, memory: memoryview, rank: int, size: int, broken: Callable[[], bool], deadline_s: float) -> None:
         """Made by `open_shared`."""
         self.size = size
         self._memory, self._rank, self._broken, self._deadline_s = memory, rank, broken, deadline_s
-        words = memoryview(memory).cast("q")
-        span = (_HEAD + ARENA_BYTES) // 8
-        self._words = [words[span * one : span * one + _HEAD // 8] for one in range(size)]
+        span = len(memory) // size
+        self._arena = span - _HEAD
+        self._starts = [span * one + _HEAD for one in range(size)]
+        self._words = [memory[span * one : span * one + _HEAD].cast("q") for one in range(size)]
         self._mine = self._words[rank]
-        self._starts = [(_HEAD + ARENA_BYTES) * one + _HEAD for one in range(size)]
         self._posted = self._read = 0
+        self._open: deque[tuple[Tensor, Sequence[Tensor]]] = deque()
+        """The posts after `_read`: what was posted, and where everybody's is copied to; nowhere for a sum."""
         self._in_flight = 0
         self._next = 0
         self._held: deque[tuple[int, int, int]] = deque()
         """Regions of my arena that somebody may still read: which post, from where to where."""
         self._fence = threading.Lock()
 
-    def takes(self, tensor: Tensor) -> bool:
-        """Whether this sum is for us; all members, who begin the same sums in the same order, answer alike."""
-        fits = tensor.nbytes * self.size <= MOST_BYTES and self._in_flight + tensor.nbytes <= ARENA_BYTES // 2
-        usual = tensor.is_cpu and tensor.is_contiguous() and tensor.numel() > 0
-        return fits and usual and self._posted - self._read < _RECORDS // 2
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether `tensor` can be posted: a matter of its size alone, so that all members answer alike."""
+        small = tensor.nbytes * self.size <= MOST_BYTES and _padded(tensor.nbytes) <= self._arena // 2
+        return small and tensor.is_cpu and tensor.is_contiguous() and tensor.numel() > 0
 
-    def post(self, tensor: Tensor) -> Work:
-        """Begin to add up `tensor`, in place."""
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether this sum is for us, without waiting for one before it.
+
+        All members, who begin and end the same sums in the same order, answer alike.
+        """
+        return self.fits(tensor) and self._has_room(tensor.nbytes)
+
+    def post(self, tensor: Tensor, parts: Sequence[Tensor] = ()) -> Work:
+        """Begin to add up `tensor`, in place; or, if there are `parts`, to copy each member's into its part."""
+        if not self._has_room(tensor.nbytes):
+            self.finish(self._posted)
         start = self._make_room(tensor.nbytes)
         self._view(self._rank, start, tensor).copy_(tensor)
         self._posted += 1
-        self._in_flight += tensor.nbytes
+        self._in_flight += _padded(tensor.nbytes)
+        self._open.append((tensor, parts))
         self._mine[8 + 2 * (self._posted % _RECORDS)] = start
         self._held.append((self._posted, start, start + tensor.nbytes))
         with self._fence:  # a barrier: the others must not see the count before the content
             self._mine[0] = self._posted
-        return Work(self, self._posted, tensor)
+        return Work(self, self._posted)
 
-    def finish(self, number: int, tensor: Tensor) -> None:
-        """End the sum that was the member's post `number`; raises `RuntimeError` if a member was lost before that."""
+    def finish(self, number: int) -> None:
+        """End the member's posts up to `number`; raises `RuntimeError` if a member was lost before that."""
+        if number <= self._read:
+            return
         self._await(0, number)
+        while self._read < number:
+            tensor, parts = self._open[0]
+            self._end(self._read + 1, tensor, parts)
+            self._open.popleft()
+            self._in_flight -= _padded(tensor.nbytes)
+            self._read += 1
+        with self._fence:  # all is read before the others may write there again
+            self._mine[1] = self._read
+
+    def _end(self, number: int, tensor: Tensor, parts: Sequence[Tensor]) -> None:
+        record = 8 + 2 * (number % _RECORDS)
         with self._fence:
-            views = [self._view(one, self._words[one][8 + 2 * (number % _RECORDS)], tensor) for one in range(self.size)]
+            views = [self._view(one, words[record], tensor) for one, words in enumerate(self._words)]
+        if parts:
+            for part, view in zip(parts, views, strict=True):
+                part.copy_(view)
+            return
         torch.add(views[0], views[1], out=tensor)
         for view in views[2:]:
             tensor.add_(view)
-        self._in_flight -= tensor.nbytes
-        self._read += 1
-        self._mine[1] = self._read
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether the open posts and this one take at most half of the arena, and of the records.
+
+        Then there is always room for it that no open post of our own lies in.
+        """
+        return self._in_flight + _padded(nbytes) <= self._arena // 2 and len(self._open) < _RECORDS // 2
 
     def _view(self, rank: int, start: int, like: Tensor) -> Tensor:
         begin = self._starts[rank] + start
@@ -92,13 +130,13 @@ class Shared:
 
     def _make_room(self, nbytes: int) -> int:
         """The start of a region of my arena that nobody reads any more."""
-        start = self._next if self._next + nbytes <= ARENA_BYTES else 0
+        start = self._next if self._next + nbytes <= self._arena else 0
         while self._held and self._overlaps(start, start + nbytes):
             self._await(1, self._held[0][0])
             self._held.popleft()
         if not self._held:
             start = 0  # the same pages again: they are in the cache
-        self._next = -(-(start + nbytes) // 64) * 64
+        self._next = start + _padded(nbytes)
         return start
 
     def _overlaps(self, start: int, stop: int) -> bool:
@@ -114,7 +152,7 @@ class Shared:
             while words[word] < number:
                 spins += 1
                 if self._broken():
-                    raise RuntimeError("a member was lost before the sum was complete")
+                    raise RuntimeError("a member was lost before the collective was complete")
                 if spins <= _SPINS:
                     continue
                 began = began or time.monotonic()
@@ -128,20 +166,26 @@ class Shared:
 
 
 class Work:
-    """A sum that was begun."""
+    """A post that was begun."""
 
-    def __init__(self, shared: Shared, number: int, tensor: Tensor) -> None:
-        """Of one post."""
-        self._shared, self._number, self._tensor = shared, number, tensor
+    def __init__(self, shared: Shared, number: int) -> None:
+        """Made by `Shared.post`."""
+        self._shared, self._number = shared, number
 
     def wait(self) -> None:
-        """Until the tensor holds the sum."""
-        self._shared.finish(self._number, self._tensor)
+        """Until the sum, or everybody's part, is there."""
+        self._shared.finish(self._number)
 
 
-def open_shared(store: Store, rank: int, size: int, broken: Callable[[], bool], deadline_s: float) -> Shared | None:
-    """The memory of this generation, if all members can reach it; None, for all of them, if one cannot."""
-    length = size * (_HEAD + ARENA_BYTES)
+def open_shared(
+    store: Store, rank: int, size: int, broken: Callable[[], bool], deadline_s: float
+) -> tuple[Shared, Shared] | None:
+    """The memory of this generation, for sums and for what layers gather, if all members can reach it.
+
+    None, for all of them, if one cannot.
+    """
+    sums = size * (_HEAD + ARENA_BYTES)
+    length = sums + size * (_HEAD + NEAR_BYTES)
     descriptor = -1
     try:
         if rank == 0:
@@ -154,16 +198,23 @@ def open_shared(store: Store, rank: int, size: int, broken: Callable[[], bool], 
         everybody = [store.get(f"reached-{one}") for one in range(size)]
         if memory is None or any(answer != b"yes" for answer in everybody):
             return None
-        return Shared(memory, rank, size, broken, deadline_s)
+        whole = memoryview(memory)
+        first, second = (Shared(part, rank, size, broken, deadline_s) for part in (whole[:sums], whole[sums:]))
+        return first, second
     finally:
         if descriptor >= 0:
             os.close(descriptor)
 
 
+def _padded(nbytes: int) -> int:
+    """What a post takes of an arena: whole lines of the cache."""
+    return -(-nbytes // 64) * 64
+
+
 def _create(length: int) -> int:
     """Anonymous memory; -1 where the system has none."""
     try:
-        descriptor = os.memfd_create("cordee-sums")
+        descriptor = os.memfd_create("cordee-shared")
         os.ftruncate(descriptor, length)
         return descriptor
     except (AttributeError, OSError):
@@ -183,9 +234,9 @@ def _find(where: str) -> int:
 
 
 def _host() -> str:
-    """This start of this machine, and which processes we can see on it."""
+    """This start of this machine, which processes we can see on it, and its network: an emulated host has its own."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}".replace(" ", "")
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.readlink('/proc/self/ns/net')}".replace(" ", "")
     except OSError:
         return f"unknown/{os.getpid()}"

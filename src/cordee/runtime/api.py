@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cordee.core.cgroup import cpu_quota
 from cordee.core.plan import Plan
 from cordee.core.world import World
-from cordee.runtime.cgroup import cpu_quota
+from cordee.runtime.folder import tidied
 from cordee.runtime.launch import Launch, run
 from cordee.runtime.resources import gpus, usable_cores
 from cordee.runtime.spec import Target
+from cordee.runtime.wording import PYTHON
 from cordee.watch.progress import Progress
 from cordee.watch.report import reported
 
@@ -78,10 +80,13 @@ def train(
     target = Target("job", str(job)) if is_file else Target("sent", job.name)  # type: ignore[union-attr]
     folder = Path(out) if out is not None else default_folder(Path(target.path).stem)
     count = default_workers(device) if workers is None else workers
-    launch = Launch(target, count, Plan.parse(plan), folder, resume=resume, threads=threads, device=device)
+    launch = Launch(
+        target, count, Plan.parse(plan), folder, resume=resume, threads=threads, device=device, wording=PYTHON
+    ).taking_over()
     shown = Progress()
     world = World.from_env()
-    with reported(folder, shown if progress else lambda event: None, tell=progress) as listen:
+    tell = shown if progress else lambda event: None
+    with tidied(folder, ours=out is None), reported(folder, tell, tell=progress) as listen:
         try:
             if world.source not in ("alone", "cordee"):
                 from cordee.runtime.foreign import run_foreign
@@ -108,4 +113,9 @@ def default_workers(device: str = "auto") -> int:
 
 def default_folder(name: str) -> Path:
     """A new folder under `runs/`, named after the job and the time."""
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = first, 1
+    while folder.exists():  # another one of the same second
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    return folder

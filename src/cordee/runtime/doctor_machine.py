@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from cordee.runtime.cgroup import MemoryLimit, cpu_quota, memory_limit
+from cordee.core.cgroup import MemoryLimit, cpu_quota, memory_limit
 from cordee.runtime.check import Check, ok, warning
 from cordee.runtime.resources import usable_cores
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.core.errors import RendezvousError, SecurityError
+from cordee.group.token import default_token_file, read_token
 from cordee.runtime.check import Check, error, ok, warning
 
 NAME_S = 3.0
@@ -193,16 +194,13 @@ def protection() -> Check:
         "encryption",
         "connections to the coordinator need the token, and off loopback use TLS; "
         "gloo and NCCL can be neither encrypted nor authenticated",
-        "Gradients between hosts travel in the clear: say --trusted-network only where everybody may read and change "
-        "them, or put a VPN such as WireGuard below.",
+        "Gradients between hosts travel in the clear: whoever can reach the network could read and change them. Give "
+        "--trusted-network only if you trust all of them; otherwise put a VPN such as WireGuard below.",
     )
 
 
 def token(given: Path | None) -> Check:
     """The secret of several hosts: there, and readable by this user alone."""
-    from cordee.group.join import read_token
-    from cordee.runtime.hosts import default_token_file
-
     named = given or (Path(text) if (text := os.environ.get("CORDEE_TOKEN_FILE")) else None)
     path = named or default_token_file()
     if named is None and not path.exists():

@@ -19,6 +19,13 @@ from cordee.runtime.torch_look import TorchLook
 
 NOT_FOR_USERS = ("dev",)
 """Extras that only those who work on Cordée itself need."""
+EXTRAS = {
+    "bench": "for benchmarks against other systems",
+    "docs": "to build these pages as a site",
+    "metrics": "for metrics of torchmetrics",
+    "tensorboard": "for `cordee report --tensorboard`",
+}
+"""What each extra is for."""
 
 _COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
     ">=": operator.ge,
@@ -111,7 +118,7 @@ def judge_packages(needed: list[Requirement], there: dict[str, str]) -> list[Che
     checks = []
     for extra in sorted({one.extra for one in needed}):
         mine = [one for one in needed if one.extra == extra]
-        found = ", ".join(f"{one.package} {there.get(one.package, 'is missing')}" for one in mine)
+        found = _installed(mine, there)
         wrong = [one for one in mine if one.package not in there or not satisfies(there[one.package], one.versions)]
         name = f"optional: {extra}" if extra else "packages"
         fix = "pip install " + " ".join(f"'{one}'" for one in wrong)
@@ -120,10 +127,17 @@ def judge_packages(needed: list[Requirement], there: dict[str, str]) -> list[Che
         elif not extra:
             checks.append(error(name, found, f"Cordée does not work without: {fix}"))
         elif all(one.package not in there for one in wrong):
-            checks.append(ok(name, found, f"Only if you want it: pip install 'cordee[{extra}]'"))
+            checks.append(ok(name, found, f"Only {EXTRAS.get(extra, 'if you want it')}: pip install 'cordee[{extra}]'"))
         else:
             checks.append(warning(name, found, f"Too old or too new: {fix}"))
     return checks
+
+
+def _installed(mine: list[Requirement], there: dict[str, str]) -> str:
+    """What is there with its version, and then what is not."""
+    found = ", ".join(f"{one.package} {there[one.package]}" for one in mine if one.package in there)
+    missing = ", ".join(one.package for one in mine if one.package not in there)
+    return "; ".join(filter(None, [found, f"not installed: {missing}" if missing else ""]))
 
 
 def judge_torch(look: TorchLook) -> Check:

@@ -7,10 +7,11 @@ import os
 import shutil
 from pathlib import Path
 
-from cordee.runtime.cgroup import Place, place
+from cordee.core.cgroup import Place, place
 from cordee.runtime.check import Check, ok, warning
 from cordee.runtime.child import Ended, python_module, run_child
 
+ABOUT = "The lines that begin with twin matter only for `cordee twin`, which emulates a cluster on this machine."
 TRIAL_S = 15.0
 FULL_SHARE_US = 100_000
 
@@ -26,7 +27,7 @@ def judge_namespaces(root: bool, missing: list[str], trial: Ended) -> list[Check
     """What was found, and how far the trial came."""
     done = trial.output.split()
     return [
-        ok("twin: root", "yes") if root else warning("twin: root", "no", "Only the twin needs it: sudo cordee ..."),
+        ok("twin: root", "yes", ABOUT) if root else warning("twin: root", "no", f"sudo cordee twin ... {ABOUT}"),
         warning("twin: programs", f"{' and '.join(missing)} missing", "Install iproute2, which has ip and tc.")
         if missing
         else ok("twin: programs", "ip and tc"),

@@ -20,19 +20,30 @@ if TYPE_CHECKING:
 
 def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None = None) -> dict[str, Any]:
     """This process's part of the run; every rank returns the result."""
+    launch.plan.check(world.size)
+    keep_memory()
+    launch.settle(lambda message: listen({"event": "warning", "message": message}))
+    if world.rank != 0:
+        return _run(launch, world, None, job)
+    recorder = Recorder(launch.out, resume=launch.resume, listen=listen, wording=launch.wording)
+    try:
+        return _run(launch, world, recorder, job)
+    finally:
+        recorder.close()
+
+
+def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | None) -> dict[str, Any]:
     from cordee.group.join import join
     from cordee.train.jobfile import load_job
     from cordee.train.loop import run_job
     from cordee.train.session import Session
 
-    launch.plan.check(world.size)
-    keep_memory()
-    launch.settle(lambda message: listen({"event": "warning", "message": message}))
-    recorder = Recorder(launch.out, resume=launch.resume, listen=listen) if world.rank == 0 else None
-    joined = join(world, record=recorder is not None)
+    joined = join(world, record=recorder is not None, brief={"settings": launch.taken_over})
     keeper = None
+    if joined.rope.channel is not None:  # rank 0 knows the run's folder, which others may not see
+        launch = launch.told(joined.rope.channel.brief.get("settings", {}))
     if recorder is not None and joined.hub is not None:
-        recorder.begin(target=launch.target.path, plan=launch.plan, workers=world.size, resume=launch.resume)
+        launch.begin(recorder, world.size)
         keeper = _Keeper(joined.hub, recorder)
     error: CordeeError | None = None
     result: dict[str, Any] = {}
@@ -45,7 +56,8 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
         result = outcome.result
         joined.rope.close()
         if outcome.interrupted:
-            error = Interrupted(f"stopped with a checkpoint in {launch.out}; --resume goes on at the next step")
+            name, out = launch.wording.flag("resume"), launch.wording.option("out", str(launch.out))
+            error = Interrupted(f"stopped with a checkpoint; to go on: start it again with {name} and {out}")
     except CordeeError as raised:
         error = raised
     if keeper is not None:

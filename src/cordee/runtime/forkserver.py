@@ -22,7 +22,9 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cordee.core.errors import CordeeError
 from cordee.group.wire import HEADER, pack
+from cordee.runtime.streams import outlive_terminal
 
 READY = "ready"
 GRACE_S = 1.0
@@ -103,18 +105,25 @@ def serve(sock: socket.socket) -> NoReturn:
         if message is None:
             _end_all(children)
         elif "start" in message:
-            pid = os.fork()
+            worker = int(message["start"]["worker"])
+            try:
+                pid = os.fork()
+            except OSError as error:  # no memory, or too many processes
+                pid = -1
+                with contextlib.suppress(OSError):
+                    send(sock, {"unborn": worker, "reason": error.strerror or str(error)})
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 os.close(wake_read)
                 os.close(wake_write)
                 sock.close()
                 _become_worker(message["start"], descriptors)
-            children[pid] = int(message["start"]["worker"])
             for descriptor in descriptors:
                 os.close(descriptor)
-            with contextlib.suppress(OSError):
-                send(sock, {"started": pid, "worker": children[pid]})
+            if pid > 0:
+                children[pid] = worker
+                with contextlib.suppress(OSError):
+                    send(sock, {"started": pid, "worker": worker})
         elif "kill" in message:
             pid = int(message["kill"])
             if pid in children:  # still ours, so the number has not passed to another process
@@ -169,12 +178,16 @@ def _become_worker(values: dict[str, Any], descriptors: list[int]) -> NoReturn:
     os.dup2(descriptors[1], 2)
     for descriptor in descriptors[:2]:
         os.close(descriptor)
+    outlive_terminal()
     gc.unfreeze()
     code = 1
     try:
         from cordee.runtime.worker import work
 
         code = work(values, descriptors[2] if len(descriptors) > 2 else None)
+    except CordeeError as error:  # no launcher to tell: it is gone, or too busy to answer
+        print(f"cordee: worker {values['worker']} ends: {error}", file=sys.stderr)  # noqa: T201
+        code = error.code
     except BaseException:
         traceback.print_exc()  # before the worker has a launcher to tell
     finally:
@@ -195,6 +208,7 @@ def stay_warm(path: Path, minutes: float) -> None:
     listener.listen(16)
     listener.settimeout(60 * minutes)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers of runs are nobody's to wait for
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # `cordee warm --stop`; runs that are going on have their own
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)  # whoever reads the end of our starter's output must not wait for ours
     os.close(nowhere)
@@ -204,6 +218,7 @@ def stay_warm(path: Path, minutes: float) -> None:
             if os.fork() == 0:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 serve(connection)
             connection.close()
     except TimeoutError:

@@ -6,13 +6,13 @@ watch over their own workers. Every worker keeps a connection of its own to the 
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-import os
 import queue
-import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from typing import Any
 from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError, SecurityError, UsageError, WorkerFailed
 from cordee.group.channel import Silence
 from cordee.group.hub import BEAT_S, HUB_SILENCE_S, Hub
-from cordee.group.join import own_address_towards, read_token
-from cordee.group.wire import Address, Message, connect
-from cordee.runtime.launch import Launch, Supervisor, how_it_ended
+from cordee.group.join import own_address_towards
+from cordee.group.token import default_token_file, read_token, write_token
+from cordee.group.wire import Address, Connection, Message, connect
+from cordee.runtime.launch import Launch, Supervisor, how_it_ended, run
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
 
@@ -72,80 +73,89 @@ class Meeting:
         return path
 
 
-def default_token_file() -> Path:
-    """Where this user's token lies unless told otherwise."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "cordee" / "token"
-
-
-def write_token(path: Path) -> None:
-    """A fresh token that only this user can read; an existing file stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{path} exists already: remove it first if you want a new token") from None
-    with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_hex(32) + "\n")
-
-
 def run_on_hosts(launch: Launch, meeting: Meeting, listen: Listener) -> dict[str, Any]:
     """This host's part of a run over several; the coordinator returns the result, the others an empty one."""
+    if meeting.nodes == 1:
+        return run(launch, listen)  # nobody else is to come
     address = meeting.address()
+    launch.check_here()
     launch.settle(lambda message: listen({"event": "warning", "message": message}))
+    brief = {"settings": launch.taken_over}
     try:
-        hub = Hub(address, expected=0, nodes=meeting.nodes, workers_here=launch.workers)
+        hub = Hub(address, expected=0, nodes=meeting.nodes, workers_here=launch.workers, brief=brief)
     except RendezvousError:
-        if meeting.nodes == 1:
-            raise
         return _follow(launch, address, listen)
-    return _coordinate(launch, hub, listen)
+    return _coordinate(launch, hub, meeting.nodes, listen)
 
 
-def _coordinate(launch: Launch, hub: Hub, listen: Listener) -> dict[str, Any]:
-    try:
-        recorder = Recorder(launch.out, resume=launch.resume, listen=listen)
+def _coordinate(launch: Launch, hub: Hub, nodes: int, listen: Listener) -> dict[str, Any]:
+    with contextlib.ExitStack() as ends:
+        ends.callback(hub.close)
+        recorder = Recorder(launch.out, resume=launch.resume, listen=listen, wording=launch.wording)
+        ends.callback(recorder.close)
         nursery = Nursery(hub.notices)
-        try:
-            total = _await_hosts(hub, recorder)
-            launch.plan.check(total)
-            recorder.begin(target=launch.target.path, plan=launch.plan, workers=total, resume=launch.resume)
-            for spec in launch.specs(hub.address, first=0, total=total, interface=hub.address.host):
-                nursery.start(spec)
-            return Supervisor(launch, hub, nursery, recorder).watch()
-        finally:
-            nursery.close()
-    finally:
-        hub.close()
+        ends.callback(nursery.close)
+        total = _await_hosts(hub, nodes, recorder)
+        launch.plan.check(total)
+        launch.begin(recorder, total)
+        for spec in launch.specs(hub.address, first=0, total=total, interface=hub.address.host):
+            nursery.start(spec)
+        return Supervisor(launch, hub, nursery, recorder).watch()
 
 
-def _await_hosts(hub: Hub, recorder: Recorder) -> int:
+class _Patience:
+    """How long a host has waited for the others, and what it says of it meanwhile."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._began = time.monotonic()
+        self._told = -WORD_EVERY_S
+        self._last = ""
+
+    @property
+    def left_s(self) -> float:
+        return PATIENCE_S - (time.monotonic() - self._began)
+
+    def wait(self, what: str) -> None:
+        """Say what is awaited: at once when it changes, otherwise now and then."""
+        waited = time.monotonic() - self._began
+        if what != self._last or waited - self._told >= WORD_EVERY_S:
+            self._told, self._last = waited, what
+            self._say(f"{what}, {waited:.0f} s so far")
+
+
+def _await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> int:
     """Until all hosts are here; returns the number of workers."""
-    began = time.monotonic()
-    told = -WORD_EVERY_S
-    while (waited := time.monotonic() - began) < PATIENCE_S:
-        if waited - told >= WORD_EVERY_S:
-            told = waited
-            recorder.event("warning", message=f"waiting at {hub.address} for the other hosts, {waited:.0f} s so far")
+    patience = _Patience(lambda message: recorder.event("warning", message=message))
+    here = 1
+    while patience.left_s > 0:
+        patience.wait(f"waiting at {hub.address} for the other hosts: {here} of {nodes} hosts are here")
         try:
             kind, _, content = hub.notices.get(timeout=1.0)
         except queue.Empty:
             continue
         if kind == "assigned":
             return int(content["total"])
+        if kind == "hosts" and content["here"] < nodes:
+            here = int(content["here"])
     raise RendezvousError(
-        f"not all hosts came to {hub.address} within {PATIENCE_S:.0f} s: start the same command on each of them"
+        f"only {here} of {nodes} hosts came to {hub.address} within {PATIENCE_S:.0f} s: start the same command on each "
+        "of them"
     )
 
 
 class _Link:
     """A following launcher's connection to the coordinator."""
 
-    def __init__(self, address: Address, workers: int, host: str) -> None:
-        self._connection = _reach(address, {"role": "node", "number": -1, "host": host, "workers": workers})
+    def __init__(self, address: Address, workers: int, host: str, patience: _Patience) -> None:
+        who = {"role": "node", "number": -1, "host": host, "workers": workers}
+        self._connection, welcome = _reach(address, who, patience)
+        self.brief: Message = welcome.get("brief", {})
         self._turn = threading.Condition()
         self._writing = threading.Lock()
         self._silence = Silence(HUB_SILENCE_S if address.tls else None)
         self.assigned: Message | None = None
+        self._hosts: Message | None = None
         self.ended: str | None = None
         """How the run ended: `farewell`, `lost`, or the reason why it was aborted."""
         for loop in (self._listen, self._beat):
@@ -158,9 +168,14 @@ class _Link:
         except OSError:
             pass  # the listener sees it too
 
-    def wait_assigned(self) -> Message:
-        with self._turn:
-            self._turn.wait_for(lambda: self.assigned or self.ended, PATIENCE_S)
+    def wait_assigned(self, patience: _Patience) -> Message:
+        while self.assigned is None and self.ended is None and patience.left_s > 0:
+            if self._hosts is not None:
+                here, of = self._hosts["here"], self._hosts["of"]
+                if here < of:
+                    patience.wait(f"waiting for the other hosts: {here} of {of} hosts are here")
+            with self._turn:
+                self._turn.wait(1.0)
         if self.assigned is None:
             raise RendezvousError("the coordinator did not start the run: look there for the reason")
         return self.assigned
@@ -182,6 +197,8 @@ class _Link:
             with self._turn:
                 if "assign" in message:
                     self.assigned = message
+                elif "hosts" in message:
+                    self._hosts = message["hosts"]
                 elif "farewell" in message:
                     self.ended = "farewell"
                 elif "abort" in message:
@@ -192,15 +209,15 @@ class _Link:
             self._turn.notify_all()
 
 
-def _reach(address: Address, who: Message) -> Any:
+def _reach(address: Address, who: Message, patience: _Patience) -> tuple[Connection, Message]:
     """Connect; the coordinator may be started a little later than we are."""
-    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return connect(address, who)[0]
+            return connect(address, who)
         except RendezvousError as error:
-            if "could not reach" not in str(error) or time.monotonic() > deadline:
+            if "could not reach" not in str(error) or patience.left_s <= 0:
                 raise
+            patience.wait(f"waiting for the host that has the address {address.host}")
             time.sleep(0.2)
 
 
@@ -208,16 +225,13 @@ def _follow(launch: Launch, address: Address, listen: Listener) -> dict[str, Any
     notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]] = queue.SimpleQueue()
     nursery = Nursery(notices)
     try:
-        link = _Link(address, launch.workers, socket.gethostname())
+        patience = _Patience(lambda message: listen({"event": "warning", "message": message}))
+        link = _Link(address, launch.workers, socket.gethostname(), patience)
         try:
-            place = link.wait_assigned()
+            place = link.wait_assigned(patience)
             first, total = int(place["assign"]), int(place["total"])
-            listen(
-                {
-                    "event": "warning",
-                    "message": f"workers {first} to {first + launch.workers - 1} of {total} are on this host",
-                }
-            )
+            listen({"event": "warning", "message": _place(first, launch.workers, total)})
+            launch = launch.told(link.brief.get("settings", {}))
             interface = own_address_towards(address.host, address.port)
             for spec in launch.specs(address, first=first, total=total, interface=interface):
                 nursery.start(spec)
@@ -232,6 +246,13 @@ def _follow(launch: Launch, address: Address, listen: Listener) -> dict[str, Any
     if link.ended != "farewell":
         raise WorkerFailed(f"the run was ended: {link.ended}")
     return {}
+
+
+def _place(first: int, workers: int, total: int) -> str:
+    """Which workers of the run are on this host."""
+    if workers == 1:
+        return f"worker {first} is on this host, one of {total}"
+    return f"workers {first} to {first + workers - 1} are on this host, of {total} in all"
 
 
 def _watch(link: _Link, nursery: Nursery, notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]]) -> None:

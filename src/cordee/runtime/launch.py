@@ -6,11 +6,12 @@ import contextlib
 import os
 import queue
 import secrets
+import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,21 @@ from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group.hub import Hub
 from cordee.group.wire import Address
+from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.formats import settle
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
-from cordee.runtime.resources import allot, devices, usable_cores
+from cordee.runtime.resources import Room, allot, devices, usable_cores
 from cordee.runtime.spec import Target, WorkerSpec
+from cordee.runtime.wording import COMMAND, Wording
 
+DEADLINE_S = 300.0
+"""How long workers wait for each other unless told otherwise."""
 IDLE_S = 0.5
 """How long to wait for news before looking whether there is anything to do."""
 END_S = 10.0
 """How long workers may take to end after everything is done."""
-RECORDED = ("job", "worker", "step", "times", "usage", "result", "epoch", "checkpoint", "warning")
+RECORDED = ("job", "worker", "step", "times", "usage", "plan", "result", "epoch", "checkpoint", "warning", "links")
 """What workers say for the record."""
 
 
@@ -53,16 +58,71 @@ class Launch:
     threads: int | None = None
     cores: tuple[int, ...] | None = None
     """Pin the workers to these cores."""
-    deadline_s: float = 300.0
+    deadline_s: float = DEADLINE_S
     device: str = "auto"
+    taken_over: dict[str, str] = field(default_factory=dict)
+    """Settings of the run that goes on, which nobody gave anew; the target holds them already."""
+    wording: Wording = COMMAND
 
     def check(self) -> None:
         """Refuse what cannot be started, before anything is."""
+        self.check_here()
+        self.plan.check(self.workers)
+
+    def check_here(self) -> None:
+        """The part of it that concerns this host alone."""
         if self.deadline_s <= 0:
             raise UsageError(f"--deadline {self.deadline_s:g}: a number of seconds above 0 is needed")
-        allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False)
-        devices(self.workers, self.device)
-        self.plan.check(self.workers)
+        Room.here(self.cores or usable_cores()).check(self.workers, self.wording)
+        allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False, wording=self.wording)
+        devices(self.workers, self.device, self.wording)
+
+    def told(self, settings: Mapping[str, str]) -> Launch:
+        """With settings that the run had before; what was given anew stays as it was given."""
+        taken = {name: value for name, value in settings.items() if name not in self.target.settings}
+        target = replace(self.target, settings={**taken, **self.target.settings})
+        return replace(self, target=target, taken_over={**self.taken_over, **taken})
+
+    def taking_over(self) -> Launch:
+        """A resumed run goes on with the settings that its folder remembers."""
+        if not self.resume or self.target.kind != "job":
+            return self
+        return self.told(former_settings(self.out))
+
+    def begin(self, recorder: Recorder, workers: int) -> None:
+        """Write down what starts, on `workers` workers of all hosts, and say what it took over."""
+        target = self.target
+        recorder.begin(
+            target=target.path or target.kind,
+            plan=self.plan,
+            workers=workers,
+            resume=self.resume,
+            settings=target.settings,
+        )
+        if self.taken_over:
+            taken = ", ".join(f"{name}={value}" for name, value in self.taken_over.items())
+            recorder.event("warning", message=f"settings of the run: {taken}")
+
+    def going_on(self) -> str:
+        """How to go on with this run from its last checkpoint, in the user's own words; empty if there is none."""
+        step = saved_step(self.out)
+        if step is None or self.target.kind == "script":
+            return ""
+        return f"to go on after step {step}: {self.again()}"
+
+    def again(self) -> str:
+        """The command, or the call, that resumes this run as it was started. Its folder remembers the settings."""
+        if self.wording.python:
+            job = repr(self.target.path) if self.target.kind == "job" else "job"
+            plan = f", plan={str(self.plan)!r}" if self.plan != Plan() else ""
+            return f"cordee.train({job}, out={str(self.out)!r}, workers={self.workers}{plan}, resume=True)"
+        words = ["cordee", "train", self.target.path, "--out", str(self.out), "--workers", str(self.workers)]
+        words += ["--plan", str(self.plan)] if self.plan != Plan() else []
+        words += ["--threads", str(self.threads)] if self.threads is not None else []
+        words += ["--cores", ",".join(map(str, self.cores))] if self.cores is not None else []
+        words += ["--deadline", f"{self.deadline_s:g}"] if self.deadline_s != DEADLINE_S else []
+        words += ["--device", self.device] if self.device != "auto" else []
+        return shlex.join([*words, *self.wording.more, "--resume"])
 
     def settle(self, say: Callable[[str], None]) -> None:
         """See that what the plan asks of the devices works here; before anything loads torch for the workers."""
@@ -104,25 +164,18 @@ def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict
     """Run to the end on this host; returns the result, or raises what ended it."""
     launch.check()
     launch.settle(lambda message: listen({"event": "warning", "message": message}))
-    recorder = Recorder(launch.out, resume=launch.resume, listen=listen)
-    hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=launch.workers)
-    try:
+    with contextlib.ExitStack() as ends:
+        recorder = Recorder(launch.out, resume=launch.resume, listen=listen, wording=launch.wording)
+        ends.callback(recorder.close)
+        hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=launch.workers)
+        ends.callback(hub.close)
         nursery = Nursery(hub.notices)
-        try:
-            recorder.begin(
-                target=launch.target.path or launch.target.kind,
-                plan=launch.plan,
-                workers=launch.workers,
-                resume=launch.resume,
-            )
-            for spec in launch.specs(hub.address):
-                with _private_file(sent_job) as descriptor:
-                    nursery.start(spec, descriptor)
-            return Supervisor(launch, hub, nursery, recorder).watch()
-        finally:
-            nursery.close()
-    finally:
-        hub.close()
+        ends.callback(nursery.close)
+        launch.begin(recorder, launch.workers)
+        for spec in launch.specs(hub.address):
+            with _private_file(sent_job) as descriptor:
+                nursery.start(spec, descriptor)
+        return Supervisor(launch, hub, nursery, recorder).watch()
 
 
 class Supervisor:
@@ -177,8 +230,13 @@ class Supervisor:
                 f"{self._launch.deadline_s:g} s ({content['awaited']}). Where the others were: {others or 'gone'}. "
                 "If a step really takes so long, allow more with --deadline"
             )
+        elif kind == "unborn":
+            self._error = WorkersLost(
+                f"worker {worker} could not be started: {content['reason']}. Take fewer workers "
+                f"({self._launch.wording.option('workers')}), or raise the limit"
+            )
         elif kind == "nursery_gone":
-            self._error = WorkersLost("the process that starts workers was ended, and the workers with it")
+            self._error = self._workers_lost("the process that starts workers was ended, and the workers with it")
         elif kind == "broken":
             self._error = CordeeError(f"a defect of Cordée, please report it: {content['message']}")
         elif kind == "interrupt":
@@ -204,7 +262,11 @@ class Supervisor:
         host = content["host"] or self._hosts.get(worker, "")
         self._recorder.notice("lost", worker, {**content, "host": host, "reason": reason})
         if content["left"] == 0:
-            self._error = WorkersLost(f"no worker is left; the last one, worker {worker}, was lost: {reason}")
+            self._error = self._workers_lost(f"no worker is left; the last one, worker {worker}, was lost: {reason}")
+
+    def _workers_lost(self, what: str) -> WorkersLost:
+        on = self._launch.going_on()
+        return WorkersLost("; ".join(filter(None, [what, on])))
 
     def _interrupt(self) -> None:
         self._interrupts += 1
@@ -213,9 +275,8 @@ class Supervisor:
             self._recorder.event("warning", message=f"stopping after this step{saved}; once more to stop at once")
             self._hub.ask_to_stop("interrupted")
         else:
-            script = self._launch.target.kind == "script"
-            kept = "" if script else ", without a last checkpoint; --resume goes on from the last one"
-            self._error = Interrupted(f"stopped at once{kept}")
+            kept = "" if self._launch.target.kind == "script" else ", without a last checkpoint"
+            self._error = Interrupted("; ".join(filter(None, [f"stopped at once{kept}", self._launch.going_on()])))
 
     def _wind_up(self) -> None:
         """Let the workers end, then see that they have; what they still said belongs to the record."""
@@ -233,10 +294,10 @@ class Supervisor:
 
     def _conclude(self) -> dict[str, Any]:
         if self._error is None and self._interrupts:
-            out = self._launch.out
             script = self._launch.target.kind == "script"
-            kept = "; what it had to save was up to the script" if script else f" with a checkpoint in {out}"
-            self._error = Interrupted(f"stopped{kept}" + ("" if script else "; --resume goes on at the next step"))
+            kept = "what it had to save was up to the script" if script else self._launch.going_on()
+            how = "stopped" if script else "stopped with a checkpoint"
+            self._error = Interrupted("; ".join(filter(None, [how, kept])))
         result = self._recorder.end(self._error)
         if self._error is not None:
             raise self._error
@@ -252,11 +313,14 @@ def how_it_ended(status: int) -> str:
 
 @contextlib.contextmanager
 def _signals(interrupt: Any) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask the run to stop; only the main thread of a program may say so."""
+    """Ctrl-C, SIGTERM and a closed terminal ask the run to stop; only the main thread of a program may say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {number: signal.signal(number, lambda *_: interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: it shall outlive its terminal
+        numbers.append(signal.SIGHUP)
+    kept = {number: signal.signal(number, lambda *_: interrupt()) for number in numbers}
     try:
         yield
     finally:

@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import os
 import queue
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,12 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import CordeeError
+from cordee.core.errors import CordeeError, WaitedTooLong
 from cordee.runtime.forkserver import READY, receive, send
 from cordee.runtime.spec import WorkerSpec
 
 START_S = 120.0
 """How long a fresh server may take to import everything."""
+STOP_S = 10.0
+"""How long a warm server may take to end."""
 STOPPED_S = 0.08
 """A worker that is stopped (SIGSTOP, a debugger) for so long is put out."""
 
@@ -120,6 +124,8 @@ class Nursery:
                 self._notices.put(("look", -1, {}))
             elif "continued" in message:
                 self._stopped_since.pop(int(message["continued"]), None)
+            elif "unborn" in message:
+                self._notices.put(("unborn", int(message["unborn"]), {"reason": message["reason"]}))
             elif "exited" in message:
                 worker = int(message["exited"])
                 with self._changed:
@@ -140,10 +146,6 @@ class Nursery:
 
 def warm_path() -> Path:
     """The socket of this user's warm server for this very interpreter and code."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"cordee-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
-        raise CordeeError(f"{folder} is not private to this user: remove it")
     package = Path(__file__).resolve().parents[1]
     newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
     # Workers inherit from the server where they may run and whom they can reach, so it must be as for ourselves.
@@ -152,12 +154,24 @@ def warm_path() -> Path:
     identity = (
         f"{variable}|{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
     )
-    return folder / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
+    return _warm_folder() / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
+
+
+def _warm_folder() -> Path:
+    """Where this user's warm servers are found."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"cordee-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+        raise CordeeError(f"{folder} is not private to this user: remove it")
+    return folder
 
 
 def connect_warm() -> socket.socket | None:
     """A connection to the warm server; None if there is none."""
-    path = warm_path()
+    return _connect(warm_path())
+
+
+def _connect(path: Path) -> socket.socket | None:
     if not path.exists():
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -172,6 +186,7 @@ def connect_warm() -> socket.socket | None:
 def start_warm(minutes: float) -> int:
     """Start a warm server and wait until it serves; returns its process number."""
     path = warm_path()
+    path.unlink(missing_ok=True)  # of one that was killed: its file would say that the new one serves already
     process = subprocess.Popen(
         [sys.executable, "-m", "cordee.runtime.forkserver", str(path), str(minutes)],
         stdin=subprocess.DEVNULL,
@@ -187,3 +202,36 @@ def start_warm(minutes: float) -> int:
         time.sleep(0.02)
     process.kill()
     raise CordeeError(f"the warm server was not ready within {START_S:.0f} s")
+
+
+def stop_warm() -> list[int]:
+    """End this user's warm servers, also those of other environments and of older code; returns their numbers.
+
+    Runs that are going on are not touched: each has a server of its own.
+    """
+    stopped = []
+    for path in sorted(_warm_folder().glob("warm-*.sock")):
+        found = _connect(path)
+        if found is None:
+            path.unlink(missing_ok=True)
+            continue
+        with found:
+            (pid, _, _) = struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        while path.exists() and _is_there(pid):
+            if time.monotonic() > deadline:
+                raise WaitedTooLong(f"the warm server, process {pid}, did not end within {STOP_S:.0f} s")
+            time.sleep(0.01)
+        path.unlink(missing_ok=True)
+        stopped.append(pid)
+    return stopped
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import CheckpointError, CordeeError, StorageError, UsageError
-from cordee.core.events import EVENTS, EventLog
+from cordee.core.events import EVENTS, EventLog, count_events, jsonable
 from cordee.core.plan import Plan
 from cordee.core.times import TimeSplit
 from cordee.core.usage import Resources
+from cordee.runtime.folder import Hold, is_begun
+from cordee.runtime.wording import COMMAND, Wording
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -24,8 +27,8 @@ Listener = Callable[[dict[str, Any]], None]
 class Recorder:
     """The files of one run: `run.json`, `events.jsonl`, `result.json`."""
 
-    def __init__(self, out: Path, *, resume: bool, listen: Listener) -> None:
-        """Make the folder. A folder that holds a run is only touched to go on with it."""
+    def __init__(self, out: Path, *, resume: bool, listen: Listener, wording: Wording = COMMAND) -> None:
+        """Make the folder and hold it. A folder that holds a run is only touched to go on with it."""
         self.out = out
         self._listen = listen
         self._last_step = 0
@@ -35,27 +38,34 @@ class Recorder:
         self._times = TimeSplit()
         self._resources = Resources()
         self._run: dict[str, Any] = {}
-        begun = any(out.glob("checkpoints/step-*")) or (out / "result.json").exists()
-        if resume and not begun:
-            raise CheckpointError(
-                f"{out} holds no checkpoint to go on with: start without --resume, or name the run's folder with --out"
-            )
-        if not resume and begun:
-            raise UsageError(
-                f"{out} holds a run already: go on with it by --resume, or choose another folder with --out"
-            )
+        if not out.is_dir():  # refused before anything is made
+            _check(out, resume, wording)
         try:
             out.mkdir(parents=True, exist_ok=True)
-            if not resume:  # of a start that came to nothing
-                (out / "events.jsonl").unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make the folder {out.absolute()}: {error.strerror}") from error
-        self._events = EventLog(out / "events.jsonl")
+        self._hold = Hold(out, wording)
+        try:
+            _check(out, resume, wording)  # not before we hold it: somebody may be training there
+            if not resume:  # of a start that came to nothing
+                (out / "events.jsonl").unlink(missing_ok=True)
+            self._events = EventLog(out / "events.jsonl")
+            self.failures = count_events(out / "events.jsonl", "failure")  # of the run: those of earlier starts count
+        except BaseException:
+            self._hold.release()
+            raise
 
-    def begin(self, *, target: str, plan: Plan, workers: int, resume: bool) -> None:
+    def close(self) -> None:
+        """Let go of the folder, however the run ended."""
+        with contextlib.suppress(CordeeError):  # what could not be written was told where it happened
+            self._events.close()
+        self._hold.release()
+
+    def begin(self, *, target: str, plan: Plan, workers: int, resume: bool, settings: Mapping[str, str]) -> None:
         """Write down what is about to run."""
         self._run = {
             "target": target,
+            "settings": dict(settings),
             "plan": str(plan),
             "faithfulness": plan.faithfulness,
             "workers": workers,
@@ -70,7 +80,8 @@ class Recorder:
     def event(self, name: str, /, *, later: bool = False, **fields: Any) -> None:
         """One event, into the file (at the latest with the next `flush`) and to the listener."""
         self._events.write(name, later=later, **fields)
-        self._listen({"event": name, **fields})
+        with contextlib.suppress(OSError):  # a terminal that was closed: whoever looked on is gone, the run goes on
+            self._listen({"event": name, **fields})
 
     def flush(self) -> None:
         """Write what waits; called several times a second."""
@@ -111,10 +122,20 @@ class Recorder:
             self.event(
                 "regroup", generation=content["generation"], workers=list(content["members"]), ms=round(elapsed, 1)
             )
+        elif kind == "plan":
+            self._own_plan(content)
         elif kind == "result":
             self.result = content
-        elif kind in ("epoch", "checkpoint", "warning"):
+        elif kind in ("epoch", "checkpoint", "warning", "links"):
             self.event(kind, **content)
+
+    def _own_plan(self, content: dict[str, Any]) -> None:
+        """A script's session says by which plan it trains; news if that is not what the record says already."""
+        plan = str(Plan.from_dict(content["plan"]))
+        if plan != self._run["plan"]:
+            self._run |= {"plan": plan, "faithfulness": content["faithfulness"]}
+            self._write_json("run.json", self._run)
+            self.event("plan", **content)
 
     def end(self, error: CordeeError | None) -> dict[str, Any]:
         """Write the result and close."""
@@ -123,7 +144,8 @@ class Recorder:
         if self.result is not None:
             started = {"workers": self._run["workers"], "plan": self._run["plan"]}
             seen = {"failures": self.failures, "time_s": self._times.totals(), "resources": self._resources.summary()}
-            result |= started | seen | {"ended": reason}
+            result |= started | seen
+            result.setdefault("ended", reason)  # in words, if the training said why
             self._write_json("result.json", result)
             self.event("result", result=result)
         self.event("end", reason=reason, code=code, message="" if error is None else str(error))
@@ -134,10 +156,26 @@ class Recorder:
         path = self.out / name
         temporary = path.with_suffix(".tmp")
         try:
-            temporary.write_text(json.dumps(content, indent=2, default=str) + "\n")
+            temporary.write_text(json.dumps(jsonable(content), indent=2, allow_nan=False) + "\n")
             os.replace(temporary, path)
         except OSError as error:
             raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
+
+
+def _check(out: Path, resume: bool, wording: Wording) -> None:
+    """Refuse to go on with nothing, and to begin where a run is."""
+    begun = is_begun(out)
+    name = wording.option("out")
+    if resume and not begun:
+        raise CheckpointError(
+            f"{out} holds no checkpoint to go on with: start without {wording.flag('resume')}, "
+            f"or name the run's folder with {name}"
+        )
+    if not resume and begun:
+        raise UsageError(
+            f"{out} holds a run already: go on with it by {wording.flag('resume')}, "
+            f"or choose another folder with {name}"
+        )
 
 
 def _version(name: str) -> str:

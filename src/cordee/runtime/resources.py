@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import resource
 from dataclasses import dataclass
+from pathlib import Path
 
+from cordee.core.cgroup import memory_limit
 from cordee.core.errors import UsageError
+from cordee.runtime.wording import COMMAND, Wording
+
+WORKERS_A_CORE = 32
+"""More than anybody needs who tries out on a small machine what is meant for a large one."""
+LEAST_MEMORY = 32 << 20
+"""What a worker takes beside what it shares with the others, before it holds a model."""
+FILES_A_WORKER = 4
+"""Sockets that a worker may have towards each of the others, and the launcher towards each of them."""
+OTHER_FILES = 64
 
 
 @dataclass(frozen=True)
@@ -16,6 +29,54 @@ class Allotment:
     threads: int
     cores: tuple[int, ...] = ()
     """Empty: any core."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What bounds the number of workers on one host."""
+
+    cores: int
+    memory: int | None = None
+    """Bytes that are available; None: not known."""
+    files: int | None = None
+    """Files that a process may have open; None: as many as it likes."""
+
+    @classmethod
+    def here(cls, cores: tuple[int, ...]) -> Room:
+        """The room of this host, on these cores."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return cls(len(cores), available_memory(), None if files == resource.RLIM_INFINITY else files)
+
+    def bounds(self) -> dict[str, int]:
+        """The most workers by each of them, and what it is, in words."""
+        cores = f"{self.cores} core{'s' if self.cores > 1 else ''}"
+        found = {f"{WORKERS_A_CORE} a core, on {cores}": WORKERS_A_CORE * self.cores}
+        if self.memory is not None:
+            found[f"{self.memory / (1 << 30):.1f} GiB of memory are available"] = self.memory // LEAST_MEMORY
+        if self.files is not None:
+            found[f"a process may open {self.files} files"] = (self.files - OTHER_FILES) // FILES_A_WORKER
+        return {name: max(1, most) for name, most in found.items()}
+
+    def check(self, workers: int, wording: Wording = COMMAND) -> None:
+        """Refuse more workers than there is room for."""
+        reason, most = min(self.bounds().items(), key=lambda bound: bound[1])
+        if workers > most:
+            raise UsageError(
+                f"{wording.option('workers', workers)}: at most {most} can be started on this host ({reason}). "
+                "Take fewer, or more hosts; for speed, one a core or GPU is best"
+            )
+
+
+def available_memory() -> int | None:
+    """Bytes that new processes may take, by the kernel and by the control group; None if neither says."""
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    limit = memory_limit()
+    sizes = [int(found[1]) * 1024] if found else []
+    sizes += [max(0, limit.limit - limit.used)] if limit else []
+    return min(sizes, default=None)
 
 
 def usable_cores() -> tuple[int, ...]:
@@ -30,24 +91,29 @@ def gpus() -> int:
     return there if visible is None else min(there, len([one for one in visible.split(",") if one.strip()]))
 
 
-def devices(workers: int, wanted: str) -> list[str]:
+def devices(workers: int, wanted: str, wording: Wording = COMMAND) -> list[str]:
     """A device for each worker of this host: `auto` takes GPUs where there are any; several workers may share one."""
     if wanted not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device {wanted}: expected auto, cpu or cuda")
+        raise UsageError(f"{wording.option('device', wanted)}: expected auto, cpu or cuda")
     count = gpus()
     if wanted == "cpu" or (wanted == "auto" and count == 0):
         return ["cpu"] * workers
     if count == 0:
-        raise UsageError("--device cuda: this host has no NVIDIA GPU that this process may use; try --device cpu")
+        raise UsageError(
+            f"{wording.option('device', 'cuda')}: this host has no NVIDIA GPU that this process may use; "
+            f"try {wording.option('device', 'cpu')}"
+        )
     return [f"cuda:{worker % count}" for worker in range(workers)]
 
 
-def allot(workers: int, cores: tuple[int, ...], *, threads: int | None, pin: bool) -> list[Allotment]:
+def allot(
+    workers: int, cores: tuple[int, ...], *, threads: int | None, pin: bool, wording: Wording = COMMAND
+) -> list[Allotment]:
     """Cut `cores` among `workers`: contiguous, sizes differ by at most one; more workers than cores share them."""
     if workers < 1:
-        raise UsageError(f"--workers {workers}: at least 1 is needed")
+        raise UsageError(f"{wording.option('workers', workers)}: at least 1 is needed")
     if threads is not None and threads < 1:
-        raise UsageError(f"--threads {threads}: at least 1 is needed")
+        raise UsageError(f"{wording.option('threads', threads)}: at least 1 is needed")
     count = len(cores)
     allotments = []
     for worker in range(workers):

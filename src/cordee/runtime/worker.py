@@ -15,6 +15,7 @@ import torch
 
 from cordee.core.errors import CordeeError, JobError, WorkerFailed
 from cordee.core.plan import Plan
+from cordee.group import links
 from cordee.group.channel import Channel
 from cordee.group.join import Joined, set_current
 from cordee.group.rope import Rope
@@ -26,6 +27,8 @@ from cordee.train.jobfile import load_job
 from cordee.train.loop import run_job
 from cordee.train.session import Session
 from cordee.train.trial import run_trial
+
+LOOPBACK = "127.0.0.1"
 
 
 def work(values: dict[str, Any], sent_job: int | None) -> int:
@@ -47,6 +50,8 @@ def work(values: dict[str, Any], sent_job: int | None) -> int:
             device=spec.device,
             backend=plan.backend,
         )
+        if spec.interface != LOOPBACK:
+            links.tell(rope, socket.gethostname())
         set_current(Joined(rope, plan, device=spec.device, launched=True))
         _run(spec, rope, plan, sent_job)
     except SystemExit as error:
@@ -76,7 +81,7 @@ def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None
     if target.kind == "script":
         sys.argv = [target.path, *target.arguments]
         sys.path.insert(0, str(Path(target.path).resolve().parent))
-        left = runpy.run_path(target.path, run_name="__main__")
+        left = _run_script(target.path)
         if rope.position == 0 and spec.worker == 0 and rope.channel is not None:
             hint = "it defines `job`: use cordee train" if "job" in left else "every worker ran it alone"
             rope.channel.post("warning", {"message": f"{target.path} opened no cordee.session(); {hint}"})
@@ -89,6 +94,16 @@ def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None
         run_trial(job, session, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
     else:
         run_job(job, session, out=Path(spec.out), resume=spec.resume)
+
+
+def _run_script(path: str) -> dict[str, Any]:
+    """The names that the script leaves; a file that cannot be read as Python is told with the line."""
+    try:
+        return runpy.run_path(path, run_name="__main__")
+    except SyntaxError as error:
+        if error.filename is None or not Path(error.filename).is_file():
+            raise  # of a text that the script itself had compiled
+        raise JobError(f"{Path(error.filename).resolve()}, line {error.lineno}: {error.msg}") from error
 
 
 def _load(path: Path, settings: dict[str, str]) -> Job:

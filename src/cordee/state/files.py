@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_IMODE
 
 import torch
 from safetensors import SafetensorError
@@ -85,9 +86,12 @@ def sha256(path: Path) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write one safetensors file and flush it to the disk."""
+    """Write one safetensors file, readable by whom the umask allows, and flush it to the disk."""
     try:
+        path.touch()
+        mode = S_IMODE(path.stat().st_mode)  # the library makes its files anew, for their owner alone
         save_file(dict(tensors), str(path), metadata=dict(metadata or {}))
+        path.chmod(mode)
     except (TypeError, KeyError, ValueError) as problem:  # how the library says that it has no word for a dtype
         raise CheckpointError(
             f"cannot write {path}: safetensors does not take one of {sorted({str(t.dtype) for t in tensors.values()})} "

@@ -207,7 +207,8 @@ def _restore_optimizer(
         values = decode(state, tensors)
         scalar = _scalar_device(group_of[id(parameter)])
         optimizer.state[parameter] = {
-            entry: _on_device(value, scalar if entry == "step" else parameter.device) for entry, value in values.items()
+            entry: _on_device(value, scalar) if entry == "step" else _beside(parameter, value)
+            for entry, value in values.items()
         }
 
 
@@ -215,6 +216,17 @@ def _scalar_device(group: Mapping[str, Any]) -> torch.device:
     """Where an optimizer keeps step counts and tensor rates: beside the parameters only if a kernel reads them."""
     on_device = bool(group.get("capturable") or group.get("fused"))
     return group["params"][0].device if on_device and group["params"] else torch.device("cpu")
+
+
+def _beside(parameter: torch.Tensor, value: Any) -> Any:
+    """A copy of a parameter's state on its device, and of its strides where it has its shape.
+
+    Fused kernels walk through the memory of both side by side: in another layout (channels-last, transposed) they would
+    update one number with the state of another.
+    """
+    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+    return _on_device(value, parameter.device)
 
 
 def _on_device(value: Any, device: torch.device) -> Any:

@@ -5,8 +5,9 @@ replicas is the gradient of the mean over the global batch, whatever the shares.
 bucket (loss, wishes to stop, digests), so that a step needs no collective of its own for them.
 
 Two sets of buckets take turns: a replica that is a step ahead still holds the reduced gradient of the last step, and
-can hand it to a peer that lost it, while its hooks already fill the other set. Memory: two gradients; those that the
-backward pass makes are let go one by one as they are copied, so that it uses the same memory again and again.
+can hand it to a peer that lost it, while its hooks already fill the other set. Memory: two gradients, and a third
+during the update of an optimizer that is not PyTorch's own; those that the backward pass makes are let go one by one as
+they are copied, so that it uses the same memory again and again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
@@ -60,11 +62,15 @@ class Reducer:
         """For each set, and handed over with it: what `treat` has made of its gradients."""
         self._extras: Extras = tuple
         self._armed = False
+        self._filled = False
+        """The backward pass for which it was armed has come to its end."""
+        self._generation = 0
+        """The rope's, when the sums of this step were begun."""
         self._turn = self._kept = 0
         """The set in use, and the one that holds the last result, until there is a new one."""
         self._seen: set[int] = set()
-        self._writes: bool | None = None
-        """Whether the optimizer writes into gradients; None: not known yet."""
+        self._reader: Optimizer | None = None
+        """The optimizer that was seen to read gradients without writing into them."""
         self._launched = 0
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
@@ -81,8 +87,13 @@ class Reducer:
     def arm(self) -> None:
         """The next backward pass is the last one of this step: hooks may send what is complete."""
         self._armed = self.overlap and self.rope.size > 1 and bool(self._buckets)
+        self._filled = False
         if self._armed:
             self._begin()
+
+    def filled(self) -> None:
+        """The backward pass for which it was armed is over: what has no gradient by now gets none."""
+        self._filled = True
 
     def ride_along(self, extras: Extras) -> None:
         """Numbers to be summed with the gradients of this step, asked for when they are sent; small ones stay exact."""
@@ -97,6 +108,9 @@ class Reducer:
         if not self._armed:
             return True
         self._armed = False
+        if self._generation != self.rope.generation:  # begun among others: nobody waits for the rest of it
+            self._launched = 0
+            return False
         while self._launched < len(self._buckets):
             self._launch()
         self._launched = 0
@@ -110,7 +124,15 @@ class Reducer:
         return True
 
     def forget(self) -> None:
-        """This step is void: let what the hooks have sent come to its end, whatever that is, and drop all gradients."""
+        """This step is void: let what the hooks have sent come to its end, whatever that is, and drop all gradients.
+
+        Replicas whose backward pass came to its end may have begun different numbers of sums, one with an empty share
+        none: all of them begin the rest too, as later sums would meet those otherwise. In the midst of a backward pass
+        nothing is begun: what a failing replica has must not look to the others like a gradient.
+        """
+        if self._armed and self._filled and self._generation == self.rope.generation:
+            while self._launched < len(self._buckets):
+                self._launch()
         self._armed = False
         for bucket in self._buckets[: self._launched]:
             if bucket.work is not None:
@@ -150,6 +172,8 @@ class Reducer:
         """
         if scale == 1.0 and clip is None:
             return True
+        for parameter in self.parameters:
+            _refuse_sparse(parameter, "clipped or scaled")
         treated = self._treated[self._turn]
         if self.rope.size > 1 and treated.item():
             return treated.item() == FINITE
@@ -160,15 +184,21 @@ class Reducer:
         return finite
 
     def update(self, optimizer: Optimizer) -> None:
-        """Let the optimizer step; if it writes into gradients, a peer that is behind still gets what was agreed on."""
-        if self.rope.size == 1 or self._writes is False:
+        """Let the optimizer step; a peer that is behind still gets what was agreed on, whatever it does to gradients.
+
+        One of PyTorch's own that was seen to read only gets the buckets themselves. Any other gets copies, which it may
+        write into, also unseen (`p.grad.data`), or keep as its state, though the buckets are filled anew later.
+        """
+        if self.rope.size == 1:
             optimizer.step()
             return
-        flats = [bucket.flats[self._turn] for bucket in self._buckets]
-        self.rope.keep([*(flat.clone() for flat in flats), self._treated[self._turn].clone()])
-        versions = [flat._version for flat in flats]
+        if optimizer is not self._reader or not _is_torchs_own(optimizer):
+            for parameter in self.parameters:
+                parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        versions = [gradient._version for gradient in gradients]
         optimizer.step()
-        self._writes = self._writes or versions != [flat._version for flat in flats]
+        self._reader = optimizer if versions == [gradient._version for gradient in gradients] else None
 
     def covers(self, parameters: Sequence[nn.Parameter]) -> bool:
         """Whether these are the parameters that it sums: later ones may be unfrozen or added."""
@@ -185,6 +215,7 @@ class Reducer:
     def _begin(self) -> None:
         self._turn = 1 - self._kept
         self._launched = 0
+        self._generation = self.rope.generation
         self._seen.clear()
         self._treated[self._turn].zero_()
         for bucket in self._buckets:
@@ -203,6 +234,7 @@ class Reducer:
         bucket, place = self._places[number]
         view = bucket.views[self._turn][place]
         assert parameter.grad is not None
+        _refuse_sparse(parameter, "added up over several workers")
         view.copy_(parameter.grad)
         parameter.grad = view
         bucket.missing -= 1
@@ -219,6 +251,7 @@ class Reducer:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
+                _refuse_sparse(parameter, "added up over several workers")
                 made.append((view, parameter.grad))
         if made:
             torch._foreach_copy_([view for view, _ in made], [gradient for _, gradient in made])
@@ -249,11 +282,11 @@ class Reducer:
         closed: list[list[nn.Parameter]] = []
         for parameter in reversed(self.parameters):
             group = groups.setdefault((parameter.dtype, parameter.device), [])
+            group.append(parameter)
             limit = self._bucket_mb if closed else min(FIRST_BUCKET_MB, self._bucket_mb)
-            if group and sum(p.nbytes for p in group) + parameter.nbytes > limit * 2**20:
+            if sum(p.nbytes for p in group) >= limit * 2**20:  # a large one is sent while the others are computed
                 closed.append(list(group))
                 group.clear()
-            group.append(parameter)
         closed += [group for group in groups.values() if group]
         last = closed[-1][0]
         if last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
@@ -290,9 +323,33 @@ def _views(flat: Tensor, group: Sequence[nn.Parameter]) -> list[Tensor]:
     """Every parameter's window of `flat`, with the parameter's own strides where they are dense (channels-last)."""
     views, offset = [], 0
     for parameter in group:
-        extent = 1 + sum((n - 1) * stride for n, stride in zip(parameter.shape, parameter.stride(), strict=True))
-        dense = extent == parameter.numel()
-        strides = parameter.stride() if dense else parameter.contiguous().stride()
+        strides = parameter.stride() if is_dense(parameter) else parameter.contiguous().stride()
         views.append(flat.as_strided(parameter.shape, strides, offset))
         offset += parameter.numel()
     return views
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor fill its memory without a gap, in whatever order; a slice of columns does not."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # which only keeps strides that do
+
+
+def _is_torchs_own(optimizer: Optimizer) -> bool:
+    """Whether it is PyTorch's code alone that runs in a step, of which we know that version counters see its writes."""
+    if not f"{type(optimizer).__module__}.".startswith("torch.optim."):
+        return False
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    )
+    return not any(hooks)
+
+
+def _refuse_sparse(parameter: nn.Parameter, what: str) -> None:
+    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+        raise ModelError(
+            f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which cannot be {what}: make its "
+            "layer (nn.Embedding, nn.EmbeddingBag) with sparse=False, and use Adam in the place of SparseAdam"
+        )

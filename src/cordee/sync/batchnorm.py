@@ -1,8 +1,12 @@
 """BatchNorm over the global batch: every sample is normalised with the statistics of all samples of the step.
 
-Counts, means and squared deviations of the shares are gathered (one small collective) and merged by the parallel
-variance formula, which stays exact where sums of squares would cancel. Shares weigh by their count; an empty share's
-borrowed sample counts nothing.
+Counts, means and variances of the shares are gathered (one small collective) and merged by the parallel variance
+formula, which stays exact where sums of squares would cancel. Shares weigh by their count; an empty share's borrowed
+sample counts nothing.
+
+What is per channel is gathered and merged on the CPU in float64, wherever the activations are: it is small, and a mean
+that is large against its deviation is not rounded on the way. What is per element is left to the kernels of torch's
+own BatchNorm, each of which reads the activations once.
 """
 
 from __future__ import annotations
@@ -17,6 +21,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    """Of the global batch, per channel, in float64 on the CPU; the variance is the biased one."""
+
+    mean: Tensor
+    variance: Tensor
+    count: float
 
 
 @dataclass
@@ -39,24 +52,22 @@ class _Exact(_BatchNorm):
         if not self.training or self.rope.size == 1:
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        mean, variance, count = _global_statistics(input.detach(), self.rope, self.step_state)
+        statistics = _global_statistics(input.detach(), self.rope, self.step_state)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
-            self._track(mean, variance, count)
+            self._track(statistics)
         weight = self.weight if self.affine else None
         bias = self.bias if self.affine else None
-        invstd = torch.rsqrt(variance + self.eps)
-        statistics = (mean, invstd, count)
-        result: Tensor = _Normalise.apply(input, weight, bias, statistics, self.rope, self.step_state)  # type: ignore[no-untyped-call]
+        result: Tensor = _Normalise.apply(input, weight, bias, statistics, self.eps, self.rope, self.step_state)  # type: ignore[no-untyped-call]
         return result
 
     @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor, count: float) -> None:
+    def _track(self, statistics: _Statistics) -> None:
         assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
         self.num_batches_tracked.add_(1)
         factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        unbiased = variance * (count / max(count - 1.0, 1.0))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+        unbiased = statistics.variance * (statistics.count / max(statistics.count - 1.0, 1.0))
+        self.running_mean.lerp_(statistics.mean.to(self.running_mean), factor)
+        self.running_var.lerp_(unbiased.to(self.running_var), factor)
 
 
 class _Replica(_BatchNorm):
@@ -108,27 +119,69 @@ def _channels(tensor: Tensor) -> tuple[list[int], list[int]]:
     return [d for d in range(tensor.dim()) if d != 1], [1, -1, *([1] * (tensor.dim() - 2))]
 
 
-def _global_statistics(x: Tensor, rope: Rope, state: StepState) -> tuple[Tensor, Tensor, float]:
-    """Mean, biased variance and count of the global batch, per channel."""
-    dims, _ = _channels(x)
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+def _wide(x: Tensor) -> torch.dtype:
+    """The format to compute in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _global_statistics(x: Tensor, rope: Rope, state: StepState) -> _Statistics:
+    """Merged from everybody's share; of our own alone if the step is void."""
     silent = state.silent or x.numel() == 0
     count = 0.0 if silent else float(x.numel() // x.shape[1])
-    mean = variance = torch.zeros(x.shape[1], dtype=wide, device=x.device)
-    if not silent:
-        variance, mean = torch.var_mean(x.to(wide), dim=dims, correction=0)
-    mine = torch.cat([mean, variance, mean.new_tensor([count])])
-    everybody = None if state.void else rope.gather(mine)
+    own = torch.zeros(2, x.shape[1], dtype=torch.float64) if silent else _moments(x)
+    everybody = None if state.void else rope.gather(torch.cat([own.view(-1), own.new_tensor([count])]))
     if everybody is None:  # the step is void: any finite numbers will do until it is done again
         state.void = True
-        return mean, variance, max(count, 1.0)
+        return _Statistics(own[0], own[1], max(count, 1.0))
     table = torch.stack(everybody)
-    channels = x.shape[1]
-    means, variances, counts = table[:, :channels], table[:, channels:-1], table[:, -1:]
-    total = counts.sum()
+    counts, means, variances = table[:, -1:], *table[:, :-1].chunk(2, dim=1)
+    total = float(counts.sum())
     mean = (means * counts).sum(0) / total
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
-    return mean, variance, float(total)
+    return _Statistics(mean, variance, total)
+
+
+def _moments(x: Tensor) -> Tensor:
+    """Mean and variance of a share, per channel, in float64 on the CPU: (2, channels).
+
+    On a CPU `torch.var_mean` takes ten times as long, and `torch.batch_norm_update_stats` adds up in float32, one
+    number after the other, where channels lie innermost: a mean of 10,000 may then be 100 deviations off.
+    """
+    dims, shape = _channels(x)
+    if not x.is_cpu:
+        variance, mean = torch.var_mean(x.to(_wide(x)), dim=dims, correction=0)
+        return torch.stack([mean, variance]).to("cpu", torch.float64)
+    rough = x.mean(dims, dtype=_wide(x))
+    rest = x - rough.view(shape)  # as exact as x is: what the rough mean lacks is the mean of the rest
+    offset = _mean_of_samples(rest)
+    variance = _mean_of_samples(rest.square_()) - offset.square()
+    return torch.stack([rough + offset, variance.clamp_(min=0.0)])
+
+
+def _mean_of_samples(values: Tensor) -> Tensor:
+    """Per channel: over what lies within a sample in the format of `values`, over the samples in float64."""
+    inner = list(range(2, values.dim()))
+    return (values.mean(inner) if inner else values).mean(0, dtype=torch.float64)
+
+
+def _scaled(x: Tensor, centre: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    """`(x - centre) * scale + shift`, per channel, in one pass."""
+    one = torch.ones_like(centre)
+    result: Tensor = torch.native_batch_norm(x, scale, shift, centre, one, False, 0.0, 0.0)[0]
+    return result
+
+
+def _sums(gradient: Tensor, x: Tensor, mean: Tensor) -> Tensor:
+    """Of `gradient`, and of `gradient * (x - mean)`, per channel: (2, channels)."""
+    # On a CPU the kernel that gives both in one pass adds up as `_moments` says, unless channels lie outside.
+    if x.numel() and (x.is_cuda or (x.stride(1) > 1 and x.is_contiguous() and gradient.is_contiguous())):
+        one = torch.ones_like(mean)
+        _, of_product, of_gradient = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, one, mean, one, mean, one, False, 0.0, [False, True, True]
+        )
+        return torch.stack([of_gradient, of_product])
+    dims, shape = _channels(x)
+    return torch.stack([gradient.sum(dims, dtype=mean.dtype), torch.sub(x, mean.view(shape)).mul_(gradient).sum(dims)])
 
 
 class _Normalise(torch.autograd.Function):
@@ -136,36 +189,39 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Any, rope: Rope, state: StepState
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        statistics: _Statistics,
+        eps: float,
+        rope: Rope,
+        state: StepState,
     ) -> Tensor:
-        mean, invstd, count = statistics
-        _, shape = _channels(x)
+        both = torch.stack([statistics.mean, torch.rsqrt(statistics.variance + eps)])
+        mean, invstd = both.to(x.device, _wide(x))
         ctx.save_for_backward(x, weight, mean, invstd)
-        ctx.count, ctx.rope, ctx.state, ctx.has_bias = count, rope, state, bias is not None
+        ctx.count, ctx.rope, ctx.state, ctx.has_bias = statistics.count, rope, state, bias is not None
         scale = invstd if weight is None else invstd * weight
-        shift = -mean * scale if bias is None else bias - mean * scale
-        return torch.addcmul(shift.view(shape), x.to(scale.dtype), scale.view(shape)).to(x.dtype)
+        return _scaled(x, mean, scale.to(mean.dtype), None if bias is None else bias.to(mean.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         x, weight, mean, invstd = ctx.saved_tensors
-        dims, shape = _channels(x)
-        centred = (x.to(mean.dtype) - mean.view(shape)) * invstd.view(shape)
-        gradient = gradient.to(mean.dtype)
-        sums = torch.cat([gradient.sum(dims), (gradient * centred).sum(dims)])
-        mine = torch.zeros_like(sums) if ctx.state.silent else sums
+        sums = _sums(gradient, x, mean)
+        mine = torch.zeros(sums.shape, dtype=torch.float64) if ctx.state.silent else sums.to("cpu", torch.float64)
         everybody = None if ctx.state.void else ctx.rope.gather(mine)
         if everybody is None:
             ctx.state.void = True
             everybody = [mine]
-        total = torch.stack(everybody).sum(0)
-        channels = mean.numel()
-        of_gradient, of_product = (total[:channels] / ctx.count).view(shape), (total[channels:] / ctx.count).view(shape)
-        scale = invstd if weight is None else invstd * weight
-        d_x = (gradient - of_gradient - centred * of_product) * scale.view(shape)
+        of_gradient, of_product = (torch.stack(everybody).sum(0) / ctx.count).to(mean)
+        scale = invstd if weight is None else (invstd * weight).to(mean.dtype)
+        # (gradient - of_gradient - (x - mean) * invstd² * of_product) * scale
+        d_x = _scaled(x.to(mean.dtype), mean, -scale * invstd**2 * of_product, -scale * of_gradient)
+        d_x.addcmul_(gradient, scale.view(_channels(x)[1]))
         # Weight and bias are parameters: their local sums go through the reducer like every other gradient.
-        d_weight = sums[channels:].to(weight.dtype) if weight is not None else None
-        d_bias = sums[:channels] if ctx.has_bias else None
-        return d_x.to(x.dtype), d_weight, d_bias, None, None, None
+        d_weight = (sums[1] * invstd).to(weight.dtype) if weight is not None else None
+        d_bias = sums[0] if ctx.has_bias else None
+        return d_x.to(x.dtype), d_weight, d_bias, None, None, None, None

@@ -2,46 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from cordee.group.rope import Rope
 
 
+@dataclass
+class _Kept:
+    """A buffer at the start of a step: the tensor itself, and what it held."""
+
+    tensor: Tensor
+    copy: Tensor
+
+
 class BufferKeeper:
-    """Remembers the buffers of models at the start of a step; copies only those that change."""
+    """Remembers the buffers of models at the start of a step.
+
+    They are found by module and name, and copied whether or not their version has moved: a module may put another
+    tensor in the place of a buffer, and writes through `.data` are not counted. That costs a copy of all buffers.
+    """
 
     def __init__(self) -> None:
         """Watch nothing yet."""
-        self._buffers: list[Tensor] = []
-        self._copies: list[Tensor] = []
-        self._versions: list[int] = []
+        self._modules: list[nn.Module] = []
+        self._kept: list[dict[str, _Kept | None]] = []
+        """For each module, its buffers by name; None where there is none."""
 
     def watch(self, model: nn.Module) -> None:
         """Remember this model's buffers too."""
-        self._buffers += [buffer for buffer in model.buffers() if buffer is not None]
-        self._copies = [buffer.clone() for buffer in self._buffers]
-        self._versions = [buffer._version for buffer in self._buffers]
+        self._modules = list(dict.fromkeys([*self._modules, *model.modules()]))
+        self._kept += [{} for _ in range(len(self._modules) - len(self._kept))]
+        self.remember()
 
+    @torch.no_grad()
     def remember(self) -> None:
         """A step begins: this is what a void step comes back to."""
-        for place, buffer in enumerate(self._buffers):
-            if buffer._version != self._versions[place]:
-                self._copies[place].copy_(buffer)
-                self._versions[place] = buffer._version
+        groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # of one type: one kernel on a GPU
+        for module, kept in zip(self._modules, self._kept, strict=True):
+            for name, buffer in module._buffers.items():
+                before = kept.get(name)
+                if buffer is None:
+                    kept[name] = None
+                elif before is not None and (before.tensor is buffer or _alike(buffer, before.copy)):
+                    before.tensor = buffer
+                    copies, buffers = groups.setdefault(buffer.dtype, ([], []))
+                    copies.append(before.copy)
+                    buffers.append(buffer)
+                else:
+                    kept[name] = _Kept(buffer, buffer.clone())
+            if len(kept) > len(module._buffers):
+                for name in kept.keys() - module._buffers.keys():
+                    del kept[name]
+        for copies, buffers in groups.values():
+            torch._foreach_copy_(copies, buffers)
 
     @torch.no_grad()
     def bring_back(self) -> None:
         """A step was void: undo what it did to the buffers."""
-        for place, buffer in enumerate(self._buffers):
-            if buffer._version != self._versions[place]:
-                buffer.copy_(self._copies[place])
-                self._versions[place] = buffer._version
+        for module, kept in zip(self._modules, self._kept, strict=True):
+            for name in module._buffers.keys() - kept.keys():
+                del module._buffers[name]
+            for name, before in kept.items():
+                module._buffers[name] = None if before is None else before.tensor
+                if before is not None and not torch.equal(before.tensor, before.copy):
+                    before.tensor.copy_(before.copy)
 
     @torch.no_grad()
     def agree(self, rope: Rope, seen: int) -> None:
         """Give all replicas the mean of their floating buffers, weighted by the samples that each has seen."""
-        floating = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        found = {id(one): one for module in self._modules for one in module._buffers.values() if one is not None}
+        floating = [buffer for buffer in found.values() if buffer.is_floating_point()]
         while floating and rope.size > 1:
             weight = torch.tensor([float(seen)], dtype=torch.float64)
             sums = [buffer.double() * seen for buffer in floating]
@@ -51,3 +84,7 @@ class BufferKeeper:
                 for buffer, total in zip(floating, sums, strict=True):
                     buffer.copy_((total / weight.to(total.device)).reshape(total.shape))
             return
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)

@@ -13,14 +13,19 @@ from cordee.core.errors import ModelError
 from cordee.core.plan import Plan
 from cordee.feed.batch import Batch
 from cordee.feed.permute import random_bits
+from cordee.sync.allreduce import is_dense
 from cordee.train.job import Job
 
 FUSABLE = (Adam, AdamW, SGD, Adagrad)
 """PyTorch's optimizers with one kernel for all parameters; subclasses may do something else."""
 
 
-def fuse(optimizer: Optimizer) -> bool:
-    """Let the optimizer update all parameters in one kernel, unless the user chose a way himself."""
+def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Let the optimizer update all parameters in one kernel, unless the user chose a way himself.
+
+    The kernel walks through memory as it lies, so a slice of a larger tensor is left to the others; and it takes no
+    sparse gradients, which embeddings of the model may ask for.
+    """
     if type(optimizer) not in FUSABLE:
         return False
     groups = optimizer.param_groups
@@ -28,8 +33,9 @@ def fuse(optimizer: Optimizer) -> bool:
     special = any(group.get("differentiable") or group.get("capturable") for group in groups)
     parameters = [parameter for group in groups for parameter in group["params"]]
     kinds = ("cpu",) if type(optimizer) is Adagrad else ("cpu", "cuda")
-    fit = all(p.is_floating_point() and p.device.type in kinds for p in parameters)
-    if chosen or special or not fit:
+    fit = all(p.is_floating_point() and p.device.type in kinds and is_dense(p) for p in parameters)
+    sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
+    if chosen or special or sparse or not fit:
         return False
     for group in groups:
         group["fused"] = True

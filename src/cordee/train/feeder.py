@@ -32,12 +32,13 @@ class Feeder:
         self, source: Source, order: Order, share: Share, rope: Rope, *, accumulate: int = 1, device: str = "cpu"
     ) -> None:
         """Nothing is read before the first `take`."""
+        self.source = source
         self.order = order
         self.lookahead = Lookahead(order)
         self.share = share
         self.rope = rope
         self.accumulate = accumulate
-        self._loader = Loader(source, device=device, depth=accumulate + 1)
+        self._loader = Loader(source, device=device, depth=accumulate + 1, seed=order.seed)
         self._asked: dict[Slot, _Mine] = {}
         self._cuts: dict[int, range] = {}
         """Where my share of a micro-batch of so many samples lies, as long as the members stay."""
@@ -62,18 +63,22 @@ class Feeder:
     def take(self, slot: Slot, *, ahead: bool = True) -> Batch:
         """My share of this slot's samples; an empty share borrows the first sample of the micro-batch."""
         mine = self._asked.pop(slot, None)
-        if mine is not None:
-            batch = self._loader.take(slot)
-        else:
+        if mine is None:
             mine = self._mine(slot)
-            batch = self._loader.take_now(mine.ids)
+            if not self._loader.ahead:
+                batch = self._loader.take_now(mine.ids, slot.epoch)
+            else:  # its thread may still read what was asked for before the members changed
+                self._loader.request(slot, mine.ids, slot.epoch)
+                batch = self._loader.take(slot)
+        else:
+            batch = self._loader.take(slot)
         batch.epoch, batch.step, batch.positions = slot.epoch, slot.step, mine.positions
         batch.borrowed = mine.borrowed
         batch.weight = 0.0 if mine.borrowed else float(len(mine.ids))
         if ahead and self._loader.ahead:
             following = self.after(slot)
             self._asked[following] = self._mine(following)
-            self._loader.request(following, self._asked[following].ids)
+            self._loader.request(following, self._asked[following].ids, following.epoch)
         return batch
 
     def forget(self) -> None:

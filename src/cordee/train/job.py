@@ -17,8 +17,10 @@ from cordee.feed.data import Data, as_data
 from cordee.feed.loader import Batch
 from cordee.feed.order import SHUFFLES, Order
 from cordee.train.callbacks import Callback
+from cordee.train.spelling import nearest, refuse_unknown, spelt
 
 
+@spelt
 @dataclass(frozen=True)
 class Stop:
     """When to end before the last epoch; all workers end after the same step."""
@@ -37,6 +39,7 @@ class Stop:
     """Own condition, asked after every step with the step just committed (`number`, `epoch`, `loss`, ...)."""
 
 
+@spelt
 @dataclass(frozen=True)
 class Save:
     """When checkpoints are written and which are kept. The last step of a run is always saved."""
@@ -49,6 +52,7 @@ class Save:
     """Also keep the best by this validation metric: `accuracy`, or `-loss` for the lowest loss."""
 
 
+@spelt
 @dataclass(frozen=True)
 class Job:
     """What to train: model, loss, optimizer, data and batch, and when to stop.
@@ -105,6 +109,8 @@ class Job:
             raise JobError("a job needs either loss=f(output, target) or objective=f(model, batch)")
         if not isinstance(self.metrics, Mapping):
             raise JobError(f"metrics={self.metrics!r}: expected a dict from names to metrics")
+        if "loss" in self.metrics:
+            raise JobError("metrics: 'loss' is the name of the loss itself, which is always measured: choose another")
         _whole("batch", self.batch)
         for name in ("epochs", "steps_per_epoch", "eval_batch"):
             if getattr(self, name) is not None:
@@ -121,10 +127,14 @@ class Job:
             raise JobError("epochs=None needs an end: stop=Stop(steps=...), Stop(minutes=...) or Stop(when=...)")
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise JobError(f"clip={self.clip!r}: expected a number above 0")
-        best = (self.save.keep_best or "loss").lstrip("-")
-        for what, metric in (("save.keep_best", best), ("stop.metric", (self.stop.metric or "loss").lstrip("-"))):
-            if metric not in ("loss", *self.metrics):
-                raise JobError(f"{what}={metric!r} is not a metric of this job; it has loss, {', '.join(self.metrics)}")
+        known = ("loss", *self.metrics)
+        for what, given in (("save.keep_best", self.save.keep_best), ("stop.metric", self.stop.metric)):
+            metric = (given or "loss").lstrip("-")
+            if metric not in known:
+                raise JobError(
+                    f"{what}={given!r}: this job has no metric {metric!r}.{nearest(metric, known)} "
+                    f"It has {', '.join(known)}"
+                )
         object.__setattr__(self, "data", as_data(self.data))
 
     def resolve(self, replicas: int) -> Resolved:
@@ -157,10 +167,7 @@ class Job:
 
     def replace(self, **fields: Any) -> Job:
         """The same job with other fields."""
-        known = {one.name for one in dataclasses.fields(self)}
-        for name in fields:
-            if name not in known:
-                raise JobError(f"a job has no field {name!r}; it has {', '.join(sorted(known))}")
+        refuse_unknown(type(self), fields)
         return dataclasses.replace(self, **fields)
 
     def describe(self) -> dict[str, Any]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import JobError
 from cordee.train.job import Job
+from cordee.train.spelling import nearest
 
 MODULE_NAME = "cordee_job"
 """Not `__main__`: a guarded main block of the file does not run in workers."""
@@ -78,21 +78,16 @@ def _call(factory: Any, settings: dict[str, str], path: Path) -> tuple[Any, dict
             arguments_there = ", ".join(signature.parameters) or "it has none"
             raise JobError(
                 f"--set {name}: neither an argument of job() ({arguments_there}) nor a field of the job."
-                + _nearest(name, {*signature.parameters, *fields})
+                + nearest(name, {*signature.parameters, *fields})
             )
     return factory(**arguments), left
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f" Did you mean {near[0]}?" if near else ""
 
 
 def _field_value(job: Job, name: str, text: str) -> Any:
     known = {field.name for field in dataclasses.fields(Job)}
     if name not in known:
         raise JobError(
-            f"--set {name}: a job has no such field.{_nearest(name, known)} Fields: {', '.join(sorted(known))}"
+            f"--set {name}: a job has no such field.{nearest(name, known)} Fields: {', '.join(sorted(known))}"
         )
     hint = typing.get_type_hints(Job)[name]
     return read_value(name, text, hint, getattr(job, name))
@@ -114,9 +109,7 @@ def read_value(name: str, text: str, hint: Any, default: Any) -> Any:
             continue
     if not kinds and (hint is None or hint is Path):
         return Path(text) if hint is Path else text
-    wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None)) or getattr(
-        hint, "__name__", str(hint)
-    )
+    wanted = " or ".join(_WANTED[kind] for kind in kinds) or getattr(hint, "__name__", str(hint))
     raise JobError(f"--set {name}={text}: expected {wanted}")
 
 
@@ -127,4 +120,5 @@ def _read_bool(text: str) -> bool:
     return words[text.lower()]
 
 
+_WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
 _READERS: dict[type, Any] = {bool: _read_bool, int: int, float: float, str: str}

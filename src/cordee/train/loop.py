@@ -30,7 +30,7 @@ from cordee.train.precision import widened
 from cordee.train.preflight import preflight
 from cordee.train.record import Committed, Ledger
 from cordee.train.session import Session
-from cordee.train.stopping import Patience
+from cordee.train.stopping import Ending, Patience, wishes
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class _Training:
         self.validation: dict[str, float] = {}
         self.next = (0, 0)
         self.interrupted: str | None = None
+        self._wish = ""
         self._checkpoints: Checkpoints | None = None
         self._resume = resume
         self._began = self._saved_at = time.monotonic()
@@ -97,7 +98,7 @@ class _Training:
         for group in self.optimizer.param_groups:
             group["lr"] = group["lr"] * self.resolved.lr_factor
         if session.plan.fused:
-            fuse(self.optimizer)
+            fuse(self.optimizer, self.model)
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
         self.schedule = job.schedule(self.optimizer) if job.schedule else None
         session.reducer_of(self.optimizer)
@@ -235,7 +236,10 @@ class _Training:
     def _wishes_to_stop(self, done: Committed) -> bool:
         stop = self.job.stop
         late = stop.minutes is not None and time.monotonic() - self._began >= 60 * stop.minutes
-        return late or (stop.when is not None and bool(stop.when(done)))
+        if late or (stop.when is not None and bool(stop.when(done))):
+            self._wish = self._wish or wishes(stop)[0 if late else -1]
+            return True
+        return False
 
     def _enough(self, steps: int) -> bool:
         return self.job.stop.steps is not None and steps >= self.job.stop.steps
@@ -340,11 +344,13 @@ class _Training:
 
     def _result(self, test: dict[str, float]) -> dict[str, Any]:
         session, timing = self.session, self.session.reporter.timing
-        seconds = sum(timing.steps)
+        seconds = timing.total_s
         samples = session.ledger.samples - self._samples_before
+        ending = Ending(session.number_done, self.next[0], self.interrupted, self.patience.exhausted, self._wish)
         return {
             "steps": session.number_done,
             "epochs": self.next[0],
+            "ended": ending.told(self.job.stop, self.job.epochs),
             "samples": session.ledger.samples,
             "workers": session.size,
             "loss": session.last_loss,
@@ -367,7 +373,11 @@ class _Training:
 
 def _same(what: str, saved: Any, now: Any) -> None:
     if saved != now:
+        told = f"saved {saved}, now {now}"
+        if isinstance(saved, dict) and isinstance(now, dict):
+            names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+            told = ", ".join(f"{name} {saved.get(name)} → {now.get(name)}" for name in names)
         raise CheckpointError(
-            f"the checkpoint belongs to another {what}: saved {saved}, now {now}. Resume with the same job and data, "
+            f"the checkpoint belongs to another {what}: {told}. Resume with the same job and data, "
             "or start a new run in another folder (start_from= takes only the weights)"
         )

@@ -1,6 +1,7 @@
 """Metrics whose sums and counts add up over workers: the value of many is the value of one.
 
-A metric is a function of (output, target) that gives one value per sample, or a pair (sum, count). `torchmetrics`
+A metric is a function of (output, target) that gives one value per sample, or a pair (sum, count). One number for a
+batch is refused: what it would come to depends on how the samples are cut into batches and shares. `torchmetrics`
 objects are taken too; their states are merged the way each declares.
 """
 
@@ -76,23 +77,21 @@ class Tally(Protocol):
 class SumTally:
     """Sum and count of a metric function, in float64."""
 
-    def __init__(self, function: MetricFunction) -> None:
-        """Begin at zero."""
-        self._function = function
+    def __init__(self, name: str, function: MetricFunction) -> None:
+        """Begin at zero; errors call it `name`."""
+        self._name, self._function = name, function
         self._state = torch.zeros(2, dtype=torch.float64)
 
     def update(self, output: Any, target: Any) -> None:
         """Add the values of these samples."""
         result = self._function(output, target)
         if isinstance(result, tuple):
-            both = [float(torch.as_tensor(part).detach()) for part in result]
-            self._state += torch.tensor(both, dtype=torch.float64)
+            self._state += self._pair(result)
         else:
             values = torch.as_tensor(result).detach().double().cpu()
-            if values.dim() and values.shape != (len(target),):
-                raise JobError(f"expected a value per sample or a pair (sum, count), got {tuple(values.shape)}")
-            count = values.numel() if values.dim() else len(target)  # a single number is the mean over these samples
-            self._state += torch.stack([values.mean() * count, torch.tensor(float(count)).double()])
+            if values.numel() != 1 or len(target) != 1:  # of one sample, a number is its value
+                self._check(tuple(values.shape), len(target))
+            self._state += torch.stack([values.sum(), torch.tensor(float(len(target))).double()])
 
     def merge(self, rope: Rope) -> None:
         """Nothing: sums say it all."""
@@ -104,6 +103,30 @@ class SumTally:
     def value(self) -> float:
         """Sum over count."""
         return float(self._state[0] / self._state[1]) if self._state[1] else float("nan")
+
+    def _pair(self, result: tuple[Any, ...]) -> Tensor:
+        parts = [torch.as_tensor(part).detach().double().cpu() for part in result]
+        if len(parts) != 2 or any(part.numel() != 1 for part in parts):
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise JobError(
+                f"metric {self._name!r} gives a tuple of shapes {shapes}: expected a pair (sum, count) of two numbers"
+            )
+        return torch.stack([part.reshape(()) for part in parts])
+
+    def _check(self, shape: tuple[int, ...], samples: int) -> None:
+        """Refuse all but one value for each of so many samples."""
+        if shape == (samples,):
+            return
+        given = f"values of shape {shape} for {samples} samples" if shape else f"one number for {samples} samples"
+        if not shape:
+            advice = "leave out the mean over the batch, or give its two parts"
+        elif shape == (samples, 1):
+            advice = "add .squeeze(1)"
+        elif shape[0] == samples:
+            advice = "average within each sample: .flatten(1).mean(1)"
+        else:
+            advice = "keep the dimension of the samples"
+        raise JobError(f"metric {self._name!r} gives {given}: return one value per sample, or (sum, count); {advice}")
 
 
 class TorchmetricsTally:
@@ -154,5 +177,5 @@ def tally_of(name: str, metric: Any) -> Tally:
     if hasattr(metric, "update") and hasattr(metric, "_reductions"):
         return TorchmetricsTally(metric)
     if callable(metric):
-        return SumTally(metric)
+        return SumTally(name, metric)
     raise JobError(f"metric {name!r} is {metric!r}: expected a function of (output, target) or a torchmetrics object")

@@ -1,7 +1,8 @@
 """Number formats of the mathematics: fp32, bf16, and fp16 with a loss that is scaled so that gradients do not vanish.
 
 Parameters, gradients on the wire and optimizers stay in fp32 whatever the format. The scale follows the *global*
-gradient, which is the same on every worker, so all of them change it alike and no collective is needed for it.
+gradient, which is the same on every worker, so all of them change it alike and no collective is needed for it. It
+changes between steps only: one step may have several backward passes and updates, all with the same scale.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Precision:
         self.entered = self.dtype is None
         """Whether somebody has computed under `autocast`; nothing else makes the format effective."""
         self._good = 0
+        self._seen: bool | None = None
+        """Whether all gradients of this step were finite; None: there were none yet."""
         self._device = torch.device(device).type
 
     @property
@@ -47,14 +50,13 @@ class Precision:
         return torch.autocast(self._device, dtype=self.dtype)
 
     def saw(self, finite: bool) -> None:
-        """The gradient of a step was finite, or it was not and the step changed nothing."""
-        if not self.scales:
-            return
-        self._good = self._good + 1 if finite else 0
-        if not finite:
-            self.scale /= 2
-        elif self._good % GROW_AFTER == 0:
-            self.scale *= 2
+        """The gradient of an update was finite, or it was not and the update changed nothing."""
+        self._seen = finite and self._seen is not False
+
+    def begin_step(self) -> None:
+        """A new step begins: its scale follows what the last one has seen."""
+        self.scale, self._good = self._next()
+        self._seen = None
         if self.scale < LEAST_SCALE:
             raise DivergedError(
                 "the gradient does not fit into fp16 at any scale of the loss. Usual causes: a learning rate that is "
@@ -62,13 +64,23 @@ class Precision:
             )
 
     def to_dict(self) -> dict[str, float]:
-        """For a checkpoint."""
-        return {"scale": self.scale, "good": self._good}
+        """For a checkpoint, which is made between two steps."""
+        scale, good = self._next()
+        return {"scale": scale, "good": good}
 
     def take_up(self, kept: dict[str, float]) -> None:
         """From a checkpoint; a run that is resumed in another format begins anew."""
         if self.scales and kept.get("scale", 1.0) != 1.0:
             self.scale, self._good = float(kept["scale"]), int(kept["good"])
+
+    def _next(self) -> tuple[float, int]:
+        """The scale of the next step, and the good steps in a row before it."""
+        if not self.scales or self._seen is None:
+            return self.scale, self._good
+        if not self._seen:
+            return self.scale / 2, 0
+        good = self._good + 1
+        return self.scale * 2 if good % GROW_AFTER == 0 else self.scale, good
 
 
 def widened(output: Any) -> Any:

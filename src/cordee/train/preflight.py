@@ -7,7 +7,9 @@ several workers it would silently learn something else.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +18,21 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from cordee.core.errors import CordeeError, JobError, MixingError, ModelError
 from cordee.feed.batch import Batch
-from cordee.feed.source import Source
+from cordee.feed.permute import Ids
+from cordee.feed.source import Fields, Source, map_tensors
+from cordee.train.fields import shapes
 from cordee.train.job import Job
 from cordee.train.metrics import tally_of
+from cordee.train.misfit import broadcast, misfit, said
 
 SAMPLES = 8
 """Enough to see a loss that mixes; few enough to cost nothing."""
+USUAL_CAUSES = (
+    "Usual causes: a loss that compares samples with each other (contrastive, pairwise); an output and a target of "
+    "different shapes, (n, 1) and (n,), which are broadcast against each other; class weights or ignore_index, where "
+    "the mean is over something else than samples (declare it: Job(weigh=lambda batch: ...)); a layer that uses "
+    "statistics of its batch"
+)
 
 
 def preflight(job: Job, model: nn.Module, source: Source, ids_of: Callable[[int], object], device: str = "cpu") -> None:
@@ -33,7 +44,9 @@ def preflight(job: Job, model: nn.Module, source: Source, ids_of: Callable[[int]
     random_state = torch.get_rng_state()
     modes = [(module, module.training) for module in model.modules()]
     try:
-        _check(job, model, _Parts(job, source, ids, device))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what goes on into training is said there, once
+            _check(job, model, _Parts(job, source, ids, device))
     finally:
         torch.set_rng_state(random_state)
         model.zero_grad(set_to_none=True)
@@ -47,24 +60,41 @@ def preflight(job: Job, model: nn.Module, source: Source, ids_of: Callable[[int]
 class _Parts:
     """The samples of the check, whole and in parts."""
 
-    def __init__(self, job: Job, source: Source, ids: object, device: str) -> None:
+    def __init__(self, job: Job, source: Source, ids: Ids, device: str) -> None:
         self._job, self._source, self._ids, self._device = job, source, ids, device
-        self.count = len(ids)  # type: ignore[arg-type]
+        self.count = len(ids)
+        self._whole = self._gather(0, self.count)
 
     def batch(self, start: int, stop: int) -> Batch:
-        from cordee.feed.source import map_tensors
+        """Cut from what was read once: a data set that draws at random gives other samples each time."""
+        if set(_lengths(self._whole.fields)) != {self.count}:  # a collate function makes something else of a batch
+            return self._gather(start, stop)
+        return Batch(self._ids[start:stop], map_tensors(lambda tensor: tensor[start:stop], self._whole.fields))
 
-        ids = self._ids[start:stop]  # type: ignore[index]
+    def _gather(self, start: int, stop: int) -> Batch:
+        ids = self._ids[start:stop]
         return Batch(ids, map_tensors(lambda tensor: tensor.to(self._device), self._source.gather(ids)))
 
     def weight(self, batch: Batch) -> float:
         return float(self._job.weigh(batch)) if self._job.weigh else float(len(batch))
 
 
+def _lengths(fields: Fields) -> list[int]:
+    """Of all tensors of a batch; of one without dimensions it is -1."""
+    lengths = []
+
+    def note(tensor: Tensor) -> Tensor:
+        lengths.append(len(tensor) if tensor.dim() else -1)
+        return tensor
+
+    map_tensors(note, fields)
+    return lengths
+
+
 def _check(job: Job, model: nn.Module, parts: _Parts) -> None:
     whole = parts.batch(0, parts.count)
     model.train()
-    _fits(job, model, whole)
+    output = _fits(job, model, whole)
     if parts.count < 2:
         return
     # Exact BatchNorm is handled across workers, and dropout draws what it likes: both are set aside here.
@@ -81,27 +111,33 @@ def _check(job: Job, model: nn.Module, parts: _Parts) -> None:
         halves = [parts.batch(0, cut), parts.batch(cut, parts.count)]
         weights = [parts.weight(batch) for batch in (whole, *halves)]
         if min(weights) > 0:
-            _compare([of_whole, *(_loss_and_gradient(job, model, batch) for batch in halves)], weights, job)
+            results = [of_whole, *(_loss_and_gradient(job, model, batch) for batch in halves)]
+            _compare(results, weights, job, broadcast(output, whole))
 
 
-def _fits(job: Job, model: nn.Module, batch: Batch) -> None:
-    """One forward and backward pass, its errors told in the user's words."""
+def _computed(job: Job, model: nn.Module, batch: Batch, *, backward: bool = False) -> tuple[Tensor, Any]:
+    """Loss and output, and gradients if wanted; errors are told in the user's words."""
     try:
         loss, output = job.compute(model, batch)
+        if backward:
+            loss.backward()  # type: ignore[no-untyped-call]
     except CordeeError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"the model or the loss does not accept a batch of the data.\n  a batch: {_shapes(batch.fields)}\n"
-            f"  what PyTorch says: {type(error).__name__}: {error}\n"
-            "Change the model's first or last layer, the loss, or the data so that they fit"
-        ) from error
+        raise misfit(error, model, batch) from error
+    return loss, output
+
+
+def _fits(job: Job, model: nn.Module, batch: Batch) -> Any:
+    """The output of a first forward pass, whose loss and metrics are as they should be."""
+    loss, output = _computed(job, model, batch)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ModelError(f"the loss of a batch is {shape}: expected one number, the mean over the batch")
     _metrics_fit(job, output, batch)
     if not loss.requires_grad:
         raise ModelError("the loss does not depend on any parameter of the model: is its output detached?")
+    return output
 
 
 def _metrics_fit(job: Job, output: object, batch: Batch) -> None:
@@ -111,34 +147,43 @@ def _metrics_fit(job: Job, output: object, batch: Batch) -> None:
             raise JobError(f"metric {name!r} needs the model's output: let objective return (loss, output)")
         try:
             tally_of(name, metric).update(output, batch.y)
+        except JobError as error:  # names the metric already
+            raise JobError(f"{error} (tried with {_tried(output, batch)})") from error
         except Exception as error:
-            shapes = f"output {_shapes(output)}, target {_shapes(batch.y)}"
-            raise JobError(f"metric {name!r} does not work with {shapes}: {type(error).__name__}: {error}") from error
+            raise JobError(f"metric {name!r} does not work with {_tried(output, batch)}: {said(error)}") from error
+
+
+def _tried(output: object, batch: Batch) -> str:
+    return f"output {shapes(output)}, target {shapes(batch.y)}"
 
 
 def _is_random(job: Job, model: nn.Module, batch: Batch) -> bool:
     values = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        with torch.no_grad():
-            values.append(float(job.compute(model, batch)[0].detach()))
+        # With gradients: a loss may need some of its own, as a gradient penalty does.
+        values.append(float(_computed(job, model, batch)[0].detach()))
     return values[0] != values[1]
 
 
 def _loss_and_gradient(job: Job, model: nn.Module, batch: Batch) -> tuple[float, Tensor]:
     torch.manual_seed(0)
     model.zero_grad(set_to_none=True)
-    loss, _ = job.compute(model, batch)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss, _ = _computed(job, model, batch, backward=True)
     gradients = [
-        torch.zeros(p.numel()).double() if p.grad is None else p.grad.detach().double().flatten().cpu()
-        for p in model.parameters()
-        if p.requires_grad
+        _flat(torch.zeros_like(p) if p.grad is None else p.grad) for p in model.parameters() if p.requires_grad
     ]
     return float(loss.detach()), torch.cat(gradients) if gradients else torch.zeros(1).double()
 
 
-def _compare(results: list[tuple[float, Tensor]], weights: list[float], job: Job) -> None:
+def _flat(gradient: Tensor) -> Tensor:
+    """Its numbers, the imaginary ones too."""
+    dense = gradient.detach().to_dense()
+    return (torch.view_as_real(dense) if dense.is_complex() else dense).double().flatten().cpu()
+
+
+def _compare(results: list[tuple[float, Tensor]], weights: list[float], job: Job, cause: str) -> None:
+    """Raise `MixingError` if the parts do not add up; `cause`, if it is not empty, is what seems to be behind it."""
     (whole, whole_gradient), (first, first_gradient), (second, second_gradient) = results
     total = weights[1] + weights[2]
     added = (weights[1] * first + weights[2] * second) / total
@@ -159,18 +204,6 @@ def _compare(results: list[tuple[float, Tensor]], weights: list[float], job: Job
     raise MixingError(
         f"the loss of a batch is not the mean of its parts, weighted by {per}: {whole:.6g} for all samples together, "
         f"{added:.6g} from two parts of {weights[1]:g} and {weights[2]:g} (gradients differ by {gradient_off:.1%}).\n"
-        "Usual causes: a loss that compares samples with each other (contrastive, pairwise); class weights or "
-        "ignore_index, where the mean is over something else than samples (declare it: Job(weigh=lambda batch: ...)); "
-        "a layer that uses statistics of its batch.\n"
+        f"{cause or USUAL_CAUSES}.\n"
         "Shared over workers it would train something else than one process does. If you want that: preflight=False"
     )
-
-
-def _shapes(fields: object) -> str:
-    if isinstance(fields, Tensor):
-        return f"{tuple(fields.shape)} {str(fields.dtype).removeprefix('torch.')}"
-    if isinstance(fields, dict):
-        return ", ".join(f"{name} {_shapes(value)}" for name, value in fields.items())
-    if isinstance(fields, tuple | list):
-        return ", ".join(_shapes(value) for value in fields)
-    return type(fields).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import time
 from collections import deque
@@ -22,6 +23,8 @@ SEND_EVERY_S = 0.25
 """How often a worker sends where its time went."""
 USAGE_EVERY_S = 1.0
 """How often a worker sends what it uses."""
+STEPS_KEPT = 100_000
+"""Steps up to which the percentiles of a result are exact; a longer run must not take more and more memory."""
 LIMBS = 8
 """A digest travels as eight bytes, each a small whole number, so that a float32 sum over 65,536 replicas is exact."""
 
@@ -95,14 +98,24 @@ class Timing:
     parts: list[tuple[float, float, float, float, int, float]] = field(default_factory=list)
     """A step's data, compute, blocked, waited, samples, arrived; see the event `times`."""
     steps: list[float] = field(default_factory=list)
-    """Whole steps; kept for the percentiles of the result."""
+    """Whole steps, for the percentiles of the result: all of the first `STEPS_KEPT`, then as many drawn from all."""
+    count: int = 0
+    total_s: float = 0.0
+    """How long all steps took together."""
+    _draw: random.Random = field(default_factory=lambda: random.Random(0), repr=False)
 
     def add(self, step: int, parts: tuple[float, float, float, float, int, float]) -> None:
         """One committed step."""
         if not self.parts:
             self.first_step = step
         self.parts.append(parts)
-        self.steps.append(parts[0] + parts[1] + parts[2])
+        whole = parts[0] + parts[1] + parts[2]
+        self.count += 1
+        self.total_s += whole
+        if len(self.steps) < STEPS_KEPT:
+            self.steps.append(whole)
+        elif (place := self._draw.randrange(self.count)) < STEPS_KEPT:  # each step so far stays with the same chance
+            self.steps[place] = whole
 
     def drain(self) -> dict[str, Any] | None:
         """What has gathered since the last time, ready to be sent."""
@@ -206,6 +219,7 @@ class Reporter:
         self._began, self._data = now, 0.0
         self._blocked_before, self._waited_before = rope.blocked_s, rope.waited_s
         if rope.channel is None:
+            self.timing.parts.clear()  # nobody to tell
             return
         record = {
             "step": done.number + 1,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Reducers:
@@ -28,14 +32,25 @@ class Reducers:
         reducer = self._of.get(id(optimizer))
         if reducer is not None and reducer.covers(parameters):
             return reducer, True
+        _refuse_closure(optimizer)
+        same = next((key for key, other in self._of.items() if other.covers(parameters)), None)
+        if reducer is None and same is not None:  # made anew for another stage: nothing changes for the gradients
+            reducer = self._of.pop(same)
+            del self._optimizers[same]
+            return self._enter(optimizer, reducer), True
         sound = self.hold_back()
-        if reducer is not None:
-            self._of.pop(id(optimizer)).close()
+        chosen = {id(parameter) for parameter in parameters}
+        for key, other in list(self._of.items()):  # its own former one, and those of stages with fewer parameters
+            if other is reducer or all(id(parameter) in chosen for parameter in other.parameters):
+                self._of.pop(key).close()
+                del self._optimizers[key]
         overlap = self._plan.overlap and not self._of
-        reducer = Reducer(parameters, self._rope, bucket_mb=self._plan.bucket_mb, overlap=overlap)
-        self._of[id(optimizer)] = reducer
-        self._optimizers[id(optimizer)] = optimizer
-        return reducer, sound
+        made = Reducer(parameters, self._rope, bucket_mb=self._plan.bucket_mb, overlap=overlap)
+        return self._enter(optimizer, made), sound
+
+    def _enter(self, optimizer: Optimizer, reducer: Reducer) -> Reducer:
+        self._of[id(optimizer)], self._optimizers[id(optimizer)] = reducer, optimizer
+        return reducer
 
     def only(self) -> Reducer | None:
         """The reducer, if there is just one."""
@@ -62,6 +77,18 @@ class Reducers:
         """All parameters of these models and of all optimizers: one that has not stepped yet has no reducer."""
         of_models = [parameter for model in models for parameter in model.parameters()]
         return list(dict.fromkeys(of_models + [p for reducer in self._of.values() for p in reducer.parameters]))
+
+
+def _refuse_closure(optimizer: Optimizer) -> None:
+    """Some optimizers compute the loss several times within one update, each time over other parameters."""
+    step = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    needed = [one.name for one in step if one.default is one.empty and one.kind in _BY_PLACE]
+    if needed:
+        raise UsageError(
+            f"{type(optimizer).__name__} cannot be used here: its step() needs {', '.join(needed)}, to compute the "
+            "loss of a batch several times in one update, where Cordée agrees on one gradient of it. Choose an "
+            "optimizer that takes one gradient for one update, such as torch.optim.AdamW or SGD"
+        )
 
 
 def backward_for_nothing(loss: Tensor, parameters: list[nn.Parameter]) -> None:

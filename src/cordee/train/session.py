@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cordee.core.errors import DivergedError, UsageError
+from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.feed.data import as_source
@@ -35,7 +35,9 @@ from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, bind
 from cordee.train.buffers import BufferKeeper
 from cordee.train.devices import lay_out, seed_draws
+from cordee.train.diverged import diverged
 from cordee.train.feeder import Feeder, Slot, Weigh
+from cordee.train.guard import Guard
 from cordee.train.precision import Precision, Readings
 from cordee.train.record import Committed, Ledger, Reporter, from_limbs, to_limbs
 from cordee.train.reducers import Reducers, backward_for_nothing
@@ -67,6 +69,7 @@ class Session:
         """Set it to end the run on all workers after the current step."""
         self.wish_save = False
         self._state = StepState()
+        self._guard = Guard()
         self.models: list[nn.Module] = []
         """What `prepare` was given, in that order."""
         self._buffers = BufferKeeper()
@@ -108,7 +111,7 @@ class Session:
 
     @property
     def number_done(self) -> int:
-        """Steps committed so far, the one in whose loop body we are included."""
+        """Steps committed so far, the one in whose loop body we are included; others do not count."""
         return self.last.number + 1 if self.last is not None else self._number
 
     @property
@@ -191,9 +194,10 @@ class Session:
         order = order or Order(len(source), batch, seed=self.seed)
         share = Share(self.plan.share, self.plan.proportions, seed=order.seed)
         self._feeder = Feeder(source, order, share, self.rope, accumulate=self.plan.accumulate, device=self.device)
-        epoch, step = start
+        (epoch, step), self._substeps_done = start, 0  # a former loop may have been left right after an update
         before = self.rope.steps if start == (0, 0) else 0  # those of former loops of the same script
         self._number = before + epoch * order.steps + step
+        self._guard.begin_loop(self.models)
         self.reporter.start()
         try:
             while epochs is None or epoch < epochs:
@@ -202,9 +206,9 @@ class Session:
                     if self._redo:
                         continue
                     step += 1
-                    self._number += 1
-                    self._substeps_done = 0
-                    if self.last is not None and self.last.stop and self.last.number + 1 == self._number:
+                    committed, self._substeps_done = self._substeps_done > 0, 0
+                    self._number += committed  # a loop that evaluates commits nothing
+                    if committed and self.last is not None and self.last.stop:
                         return
                 epoch, step = epoch + 1, 0
         finally:
@@ -219,6 +223,7 @@ class Session:
         self._state.void |= weight is None
         silent = batch.weight == 0
         self._backwards += 1
+        self._guard.backward()
         early = self._reducers.only() if batch.last and not self._state.void else None
         if self._backwards > 1 and batch.last:
             self._state.void |= not self._reducers.hold_back()
@@ -234,6 +239,8 @@ class Session:
         if not silent:
             wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
             wide.backward(torch.full_like(wide, factor * self.precision.scale))  # type: ignore[no-untyped-call]
+        if early is not None:
+            early.filled()
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Agree on the gradient, update, commit. False: not yet (accumulating), or void because a peer was lost.
@@ -248,6 +255,7 @@ class Session:
                 f"the plan says precision={self.plan.precision}, but this loop computes in fp32: put the forward pass "
                 "and the loss under `with s.autocast():`"
             )
+        self._guard.step()
         reducer = self.reducer_of(optimizer)
         self._substeps += 1
         if self._substeps <= self._substeps_done:  # done before the peer was lost; only what came after it is repeated
@@ -302,11 +310,7 @@ class Session:
             if self._redo:
                 return
             self.reporter.asks()
-        if self._backwards and not self._substeps:
-            raise UsageError(
-                "backward() was called, but no step() followed before the next batch. To gather gradients over "
-                "several batches let the plan cut a step into them: accumulate=4, for instance"
-            )
+        self._guard.end_step(self.models, updates=self._substeps)
         self._batch = None
 
     def _give(self, batch: Batch, *, last: bool) -> None:
@@ -322,6 +326,9 @@ class Session:
     def _begin_step(self) -> None:
         self._redo = False
         self._substeps = 0
+        self._guard.begin_step()
+        if not self._substeps_done:  # not when the rest of a step is done again
+            self.precision.begin_step()
         self._generation = self.rope.generation
         self._state.void = False
         self._losses.clear()
@@ -333,27 +340,14 @@ class Session:
             self.rope.channel.at = f"step {self._number}"
 
     def _extras(self) -> list[float]:
-        channel = self.rope.channel
-        asked = channel is not None and channel.stop_reason is not None
-        limbs = to_limbs(self._digest % 2**64)
-        return [
-            self._losses.total(),
-            float(self.wish_stop),
-            float(asked),
-            float(self.wish_save),
-            float(self._count),
-            *limbs,
-        ]
+        wishes = (self.wish_stop, self.stop_reason is not None, self.wish_save)
+        return [self._losses.total(), *map(float, wishes), float(self._count), *to_limbs(self._digest % 2**64)]
 
     def _commit(self, optimizer: Optimizer, reducer: Reducer, extras: list[float], clip: float | None) -> None:
         loss, stop, asked, save, count = extras[:5]
         batch = self._current()
         if not math.isfinite(loss):
-            raise DivergedError(
-                f"the loss of step {self._number + 1} (epoch {batch.epoch + 1}) is {loss}; the parameters are those "
-                "before it. Usual causes: a learning rate that is too high, a division by zero or log of zero in the "
-                "loss, NaN in the data. Try a smaller learning rate, or clip the gradient"
-            )
+            raise diverged(loss, self._number, batch, self._feeder)
         finite = reducer.treat(scale=self.precision.scale, clip=clip)
         self.precision.saw(finite)
         if finite:
@@ -394,6 +388,10 @@ class Session:
 
 def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
     """My session: of the run that started this process (cordee run, torchrun, mpirun, Slurm), or alone."""
-    joined = join(World.from_env())
+    world = World.from_env()
+    joined = join(world)
     chosen = Plan.parse(plan) if plan is not None else joined.plan
-    return Session(joined.rope, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
+    chosen.check(world.size)
+    made = Session(joined.rope, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
+    made.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
+    return made

@@ -1,9 +1,50 @@
-"""Early stopping, as a value: how long ago the best evaluation was."""
+"""Why a training ends, as values: early stopping, and the cause in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from cordee.train.job import Stop
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What was the case when a training ended."""
+
+    steps: int
+    """Committed by then, over all starts of the run."""
+    epochs: int
+    """Completed by then."""
+    asked: str | None = None
+    """Why somebody outside asked it to end; None if nobody did."""
+    exhausted: bool = False
+    """Whether early stopping had run out of patience."""
+    wish: str = ""
+    """What this worker itself wished to end it for; another worker's wish is not known here."""
+
+    def told(self, stop: Stop, epochs: int | None) -> str:
+        """Why it ended, in words, if it was to `stop` so, or after so many epochs."""
+        return f"after step {self.steps}: {self._cause(stop, epochs)}"
+
+    def _cause(self, stop: Stop, epochs: int | None) -> str:
+        if self.asked is not None:
+            return self.asked
+        if epochs is not None and self.epochs >= epochs:
+            return f"all {epochs} epochs are done" if epochs > 1 else "its epoch is done"
+        if stop.steps is not None and self.steps >= stop.steps:
+            return f"Stop(steps={stop.steps})"
+        if self.exhausted:
+            evaluations = f"{stop.patience} evaluations" if stop.patience > 1 else "an evaluation"
+            return f"Stop(metric={stop.metric!r}, patience={stop.patience}), after {evaluations} without progress"
+        return self.wish or " or ".join(wishes(stop)) or "a callback wished to stop"
+
+
+def wishes(stop: Stop) -> list[str]:
+    """The conditions that each worker looks at by itself, in words."""
+    minutes = [f"Stop(minutes={stop.minutes:g})"] if stop.minutes is not None else []
+    return minutes + (["Stop(when=...)"] if stop.when is not None else [])
 
 
 class Patience:

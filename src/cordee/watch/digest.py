@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import Interrupted
+from cordee.core.errors import Interrupted, PlanError
 from cordee.core.events import read_events
-from cordee.watch.latency import latency
+from cordee.core.plan import Plan
+from cordee.watch.accounts import Accounts, Missing, Piece
+from cordee.watch.latency import latency, usual
 from cordee.watch.members import Members
-from cordee.watch.split import MOST_OPEN, Block, BlockSplit
 from cordee.watch.summary import Curve, Incident, Summary
 from cordee.watch.thin import Row, Thinner, column
 from cordee.watch.words import duration
@@ -70,27 +71,32 @@ class Digest:
         """A start that goes on with the run, until it is known from where."""
         self._ended: Mapping[str, Any] | None = None
         self._job: Mapping[str, Any] = {}
+        self._plan: Mapping[str, Any] = {}
+        """What a session said of its own plan."""
         self._step = self._epochs = self._samples = 0
-        self._first_step_seen = False
+        self._start_s: float | None = None
+        """How long this start took until its first step, by the worker that speaks; None before that."""
         self._stepped = 0.0
         """When the last step was committed, in seconds of running."""
         self._loss: float | None = None
         self._validation: Mapping[str, float | None] = {}
         self._lengths = array("d")
-        self._committed: dict[int, int] = {}
-        """Samples of steps that workers have not reported yet."""
+        self._first_length = 0
+        """Where in them this start begins."""
+        self._long: dict[int, int] = {}
+        """Losses of this start: from the place of the incident to that of the step in which it happened."""
         self._step_samples = 0
         self._losses, self._pace = Thinner(LOSS_ROWS), Thinner(PACE_ROWS)
         self._metrics, self._saves = Thinner(EPOCH_ROWS), Thinner(EPOCH_ROWS)
         self._metric_names: dict[str, None] = {}
-        self._other_s: Counter[str] = Counter()
+        self._other_s = dict.fromkeys(("start", "evaluation", "saving"), 0.0)
         self._count: Counter[str] = Counter()
         self._incidents: list[Incident] = []
         self._undated: list[int] = []
         """Incidents whose step is not known before the next one is."""
         self._present: set[int] = set()
         self._members: Members | None = None
-        self._split = BlockSplit(self._on_block)
+        self._accounts = self._new_accounts()
 
     def take(self, event: Mapping[str, Any]) -> None:
         """One event."""
@@ -107,6 +113,9 @@ class Digest:
         if self._members is None:
             self._members = Members(len(self._present))
         return self._members
+
+    def _new_accounts(self) -> Accounts:
+        return Accounts(self._present, self._on_piece, self._on_missing)
 
     def _running(self, moment: float) -> float:
         """A time of day as seconds of running."""
@@ -125,22 +134,28 @@ class Digest:
                 "time": self._began,
             }
         self._heard = self._began
-        self._ended, self.result = None, {}
-        self._first_step_seen = False
+        self._ended, self.result, self._plan = None, {}, {}
+        self._start_s, self._first_length = None, len(self._lengths)
         self._present = set(range(event["workers"]))
-        self._split = BlockSplit(self._on_block)
-        self._split.expect(self._present)
+        self._accounts = self._new_accounts()
 
     def _close_section(self) -> None:
         """What this start was about to tell will not come any more."""
         if not self._starts:
             return
         self._resumed(self._step)
-        self._split.finish()
+        self._accounts.finish()
+        if self._accounts.ready is not None:  # until all could begin, which the one that speaks does not know
+            self._start_s = max(0.0, self._accounts.ready - self._began)
+        self._other_s["start"] += self._start_s or 0.0
+        for one, place in self._long.items():
+            around = usual(self._lengths, place, self._first_length)
+            self._incidents[one] = dataclasses.replace(self._incidents[one], usual_ms=around)
         self._offset = self._running(self._heard)
         self._began = self._heard
-        self._workers.all_leave(self._offset)
+        self._workers.all_leave(self._starts, self._offset)
         self._undated.clear()
+        self._long.clear()
 
     def _resumed(self, step: int) -> None:
         """The run goes on after `step`."""
@@ -161,6 +176,9 @@ class Digest:
         self._resumed(event["steps"])
         self._step = event["steps"]
 
+    def _on_plan(self, event: Mapping[str, Any]) -> None:
+        self._plan = event
+
     def _on_result(self, event: Mapping[str, Any]) -> None:
         self.result = event["result"]
 
@@ -174,13 +192,15 @@ class Digest:
 
     def _on_step(self, event: Mapping[str, Any]) -> None:
         at = event.get("at") or event["time"]
-        if not self._first_step_seen:
-            self._first_step_seen = True
-            self._other_s["start"] += max(0.0, at - event["ms"] / 1e3 - self._began)
+        if self._start_s is None:
+            self._start_s = max(0.0, at - event["ms"] / 1e3 - self._began)
         while self._undated and self._incidents[self._undated[0]].time < at:
             place = self._undated.pop(0)
             one = self._incidents[place]
-            ms = event["ms"] if one.kind == "failure" else one.ms
+            ms = one.ms
+            if one.kind == "failure":
+                ms = event["ms"]
+                self._long[place] = len(self._lengths)
             self._incidents[place] = dataclasses.replace(one, step=event["step"] - 1, ms=ms)
         self._step, self._stepped, self._loss = event["step"], self._running(at), event["loss"]
         if not self._metrics.rows:  # a loop of one's own does not say when an epoch ends
@@ -190,9 +210,7 @@ class Digest:
         pace.note("ms", event["ms"])
         pace.note("samples", event["samples"])
         self._lengths.append(event["ms"])
-        if len(self._committed) > MOST_OPEN:
-            self._committed.clear()
-        self._committed[self._step] = event["samples"]
+        self._accounts.commit(self._step, event["samples"])
         self._step_samples += event["samples"]
 
     def _on_epoch(self, event: Mapping[str, Any]) -> None:
@@ -216,14 +234,14 @@ class Digest:
         self._workers.came(event["worker"], event, self._running(event["time"]))
 
     def _on_times(self, event: Mapping[str, Any]) -> None:
-        self._split.add(event["worker"], event)
+        self._accounts.report(event["worker"], event)
 
-    def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
-        """Reports of the last moments of a lost worker are missing; such steps say nothing about shares."""
-        count = len(next(iter(blocks.values())).samples)
-        committed = sum(self._committed.pop(step, 0) for step in range(first + 1, first + count + 1))
-        reported = sum(sum(block.samples) for block in blocks.values())
-        self._workers.did(first, blocks, self._running, whole=reported >= committed)
+    def _on_piece(self, piece: Piece) -> None:
+        """Steps of which somebody's reports are missing say nothing about shares."""
+        self._workers.did(piece.first, piece.blocks, self._running, whole=piece.whole)
+
+    def _on_missing(self, missing: Missing) -> None:
+        self._workers.did_unreported(missing)
 
     def _on_usage(self, event: Mapping[str, Any]) -> None:
         self._workers.used(event["worker"], event, self._running(event["at"]))
@@ -235,17 +253,24 @@ class Digest:
         self._add("failure", event["time"], text, worker=worker, host=host, undated=True)
         self._workers.lose(worker, host, event["reason"], self._running(event["time"]))
         self._present.discard(worker)
-        self._split.expect(self._present)
+        self._accounts.lose(worker)
 
     def _on_regroup(self, event: Mapping[str, Any]) -> None:
         self._present = set(event["workers"])
-        self._split.expect(self._present)
+        self._accounts.expect(self._present)
         members = ", ".join(map(str, event["workers"][:16])) + (", …" if len(event["workers"]) > 16 else "")
         text = f"going on with workers {members}"
         self._add("regroup", event["time"], text, ms=event["ms"], undated=True)
 
     def _on_warning(self, event: Mapping[str, Any]) -> None:
         self._add("warning", event["time"], event["message"])
+
+    def _on_fault(self, event: Mapping[str, Any]) -> None:
+        self._add("fault", event["time"], event["what"])
+
+    def _on_links(self, event: Mapping[str, Any]) -> None:
+        links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event["links"][:8]]
+        self._add("links", event["time"], ", ".join(links) + (", …" if len(event["links"]) > 8 else ""))
 
     def _add(self, kind: str, moment: float, text: str, *, undated: bool = False, **more: Any) -> None:
         self._count[kind] += 1
@@ -277,6 +302,9 @@ class Digest:
             heard=self._heard,
             running_s=self._offset,
             starts=self._starts,
+            plan=_written(self._plan["plan"]) if self._plan else str(run.get("plan") or ""),
+            faithfulness=str((self._plan or run).get("faithfulness") or ""),
+            ended=str(result.get("ended") or ""),
             run=run,
             result=result,
             steps=int(result.get("steps", self._step)),
@@ -290,7 +318,7 @@ class Digest:
             latency=latency(self._lengths),
             failures=self._count["failure"],
             checkpoints=self._count["checkpoint"],
-            other_s={name: round(self._other_s[name], 4) for name in ("start", "evaluation", "saving")},
+            other_s={name: round(seconds, 4) for name, seconds in self._other_s.items()},
             resources={
                 "cpu_s": round(sum(one.cpu_s for one in workers), 3),
                 "memory_mb": max((one.memory_mb for one in workers), default=0.0),
@@ -320,6 +348,16 @@ class Digest:
         word = {0: "completed", Interrupted.code: "interrupted"}.get(code, "failed")
         message = str(self._ended.get("message") or "") if word == "failed" else ""
         return word, str(self._ended["reason"]) + (f": {message}" if message else ""), code
+
+
+def _written(plan: object) -> str:
+    """A plan as it stands in `run.json`."""
+    if not isinstance(plan, Mapping):
+        return str(plan)
+    try:
+        return str(Plan.from_dict(plan))
+    except PlanError:  # of another version
+        return ",".join(f"{key}={value}" for key, value in plan.items())
 
 
 def _curve(rows: Sequence[Row], /, **columns: tuple[str, str]) -> Curve:

@@ -8,6 +8,8 @@ from cordee.watch.summary import Latency
 
 CLASSES = 40
 """Of the histogram."""
+AROUND = 20
+"""Steps on either side of one that say what is usual there."""
 
 
 def latency(lengths: Sequence[float]) -> Latency:
@@ -37,6 +39,12 @@ def latency(lengths: Sequence[float]) -> Latency:
         counts=tuple(counts),
         beyond=beyond,
     )
+
+
+def usual(lengths: Sequence[float], place: int, begin: int = 0) -> float | None:
+    """The median of the steps around the one at `place`, but none before `begin`; None if there are none."""
+    around = sorted((*lengths[max(begin, place - AROUND) : place], *lengths[place + 1 : place + 1 + AROUND]))
+    return percentile(around, 0.5) if around else None
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cordee.core.times import PARTS
+from cordee.watch.accounts import Missing
 from cordee.watch.split import Block
 from cordee.watch.summary import Curve, Split, Worker
 from cordee.watch.thin import Thinner
@@ -18,9 +19,8 @@ MIB = 2**20
 
 @dataclass
 class _Member:
-    """One worker while its events come in."""
+    """One worker of one start while its events come in."""
 
-    usage: Thinner
     host: str = ""
     pid: int | None = None
     device: str = ""
@@ -30,13 +30,13 @@ class _Member:
     spans: list[tuple[float, float]] = field(default_factory=list)
     lost: str = ""
     steps: int = 0
+    timed: int = 0
+    """Those of its steps whose times it reported."""
     samples: int = 0
+    at_least: bool = False
     time_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     last: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Time, processor time and bytes of the last reading."""
-    cpu_before: float = 0.0
-    """Of the processes of earlier starts."""
-    sent_before: int = 0
+    """Time, processor time and bytes of the last reading that gave a rate."""
     cpu_s: float = 0.0
     bytes_sent: int = 0
     memory_mb: float = 0.0
@@ -44,23 +44,29 @@ class _Member:
 
 
 class Members:
-    """All workers of a run; times are given in seconds of running."""
+    """All workers of a run, start by start; times are given in seconds of running."""
 
     def __init__(self, expected: int) -> None:
         """`expected` workers decide how finely each is kept: many workers are kept more coarsely."""
         workers = max(1, expected)
         self._usage_rows = max(12, min(200, 4000 // workers))
+        self._usage: dict[int, Thinner] = {}
+        """By number, over all starts."""
         self._split = Thinner(max(12, min(300, 6000 // workers)), sums=True)
-        self._members: dict[int, _Member] = {}
+        self._sharing: frozenset[int] = frozenset()
+        """Who took part in the last steps."""
+        self._members: dict[tuple[int, int], _Member] = {}
+        """By start and number."""
+        self._start = 1
 
     def came(self, worker: int, event: Mapping[str, Any], now: float) -> None:
-        """A worker introduced itself."""
+        """A worker introduced itself; a script that opens a second session does so again."""
         member = self._of(worker)
         self._leave(member, now)
         member.host, member.pid = event["host"], event["pid"]
         member.device, member.threads = event["device"], event["threads"]
         member.since, member.lost = now, ""
-        member.last = (now, 0.0, 0.0)
+        member.last = (now, member.cpu_s, member.bytes_sent)
 
     def lose(self, worker: int, host: str, reason: str, now: float) -> None:
         """A worker is gone."""
@@ -69,10 +75,11 @@ class Members:
         member.lost = reason
         self._leave(member, now)
 
-    def all_leave(self, now: float) -> None:
-        """This start of the run is over."""
+    def all_leave(self, start: int, now: float) -> None:
+        """A start of the run is over; the one with the next number will follow."""
         for member in self._members.values():
             self._leave(member, now)
+        self._start = start + 1
 
     def go_on_after(self, step: int) -> None:
         """The run was resumed after `step`."""
@@ -86,11 +93,15 @@ class Members:
         for worker, block in blocks.items():
             member = self._of(worker)
             member.steps += len(block.samples)
+            member.timed += len(block.samples)
             member.samples += sum(block.samples)
             for part in PARTS:
                 member.time_s[part] += sum(getattr(block, part)) / 1e3
         if not whole:
             return
+        if blocks.keys() != self._sharing:
+            self._sharing = frozenset(blocks)
+            self._split.cut()
         arrived = next(iter(blocks.values())).arrived
         begin, count = 0, len(arrived)
         while begin < count:
@@ -101,11 +112,21 @@ class Members:
                 row.sum_up(worker, sums, end - begin)
             begin = end
 
+    def did_unreported(self, missing: Missing) -> None:
+        """Steps of which the reports of lost workers never came."""
+        for worker in missing.workers:
+            member = self._of(worker)
+            if len(missing.workers) == 1:
+                member.steps += missing.steps
+                member.samples += missing.samples
+            else:
+                member.at_least = True
+
     def used(self, worker: int, event: Mapping[str, Any], now: float) -> None:
         """What a worker has used since it was started."""
         member = self._of(worker)
-        member.cpu_s = member.cpu_before + event["cpu_s"]
-        member.bytes_sent = member.sent_before + event["bytes_sent"]
+        member.cpu_s = event["cpu_s"]
+        member.bytes_sent = event["bytes_sent"]
         member.memory_mb = max(member.memory_mb, event["memory_mb"])
         member.gpu_mb = max(member.gpu_mb, event["gpu_mb"])
         before, cpu_before, sent_before = member.last
@@ -114,13 +135,11 @@ class Members:
             return
         member.last = (now, event["cpu_s"], event["bytes_sent"])
         spent = (passed, event["cpu_s"] - cpu_before, event["bytes_sent"] - sent_before)
-        member.usage.row(0, now).sum_up("", (*spent, event["memory_mb"], event["gpu_mb"]))
+        usage = self._usage.setdefault(worker, Thinner(self._usage_rows, sums=True))
+        usage.row(0, now).sum_up("", (*spent, event["memory_mb"], event["gpu_mb"]))
 
     def _of(self, worker: int) -> _Member:
-        found = self._members.get(worker)
-        if found is None:
-            found = self._members[worker] = _Member(Thinner(self._usage_rows, sums=True))
-        return found
+        return self._members.setdefault((self._start, worker), _Member())
 
     @staticmethod
     def _leave(member: _Member, now: float) -> None:
@@ -128,19 +147,19 @@ class Members:
             return
         member.spans.append((round(member.since, 3), round(max(now, member.since), 3)))
         member.since = None
-        member.cpu_before, member.sent_before = member.cpu_s, member.bytes_sent
 
     # ------------------------------------------------------------- what has come together
 
     def workers(self) -> tuple[Worker, ...]:
-        """Every worker, by number."""
-        return tuple(self._worker(number, self._members[number]) for number in sorted(self._members))
+        """Every worker of every start, by start and number."""
+        return tuple(self._worker(*key, member) for key, member in sorted(self._members.items()))
 
     @staticmethod
-    def _worker(number: int, member: _Member) -> Worker:
+    def _worker(start: int, number: int, member: _Member) -> Worker:
         there_s = sum(end - begin for begin, end in member.spans)
         return Worker(
             worker=number,
+            start=start,
             host=member.host,
             pid=member.pid,
             device=member.device,
@@ -148,7 +167,9 @@ class Members:
             spans=tuple(member.spans),
             lost=member.lost,
             steps=member.steps,
+            timed=member.timed,
             samples=member.samples,
+            at_least=member.at_least,
             time_s={part: round(seconds, 4) for part, seconds in member.time_s.items()},
             cpu_s=round(member.cpu_s, 3),
             cpu_cores=round(member.cpu_s / there_s, 3) if there_s else 0.0,
@@ -169,13 +190,13 @@ class Members:
                 name: tuple(None if cell is None else cell[place] / cell[0] for cell in cells)
                 for place, name in enumerate(names, start=1)
             }
-        where = [(row.step, row.seconds, row.redone) for row in rows]
-        step, seconds, redone = zip(*where, strict=True) if where else ((), (), ())
-        return Split(tuple(step), tuple(seconds), tuple(redone), workers)
+        where = [(row.step, row.seconds, row.redone, row.count) for row in rows]
+        step, seconds, redone, count = zip(*where, strict=True) if where else ((), (), (), ())
+        return Split(tuple(step), tuple(seconds), tuple(redone), tuple(count), workers)
 
     def usage(self) -> dict[str, Curve]:
         """What each worker used over the course of the run."""
-        return {str(number): _usage(self._members[number].usage) for number in sorted(self._members)}
+        return {str(number): _usage(self._usage[number]) for number in sorted(self._usage)}
 
 
 def _usage(thinner: Thinner) -> Curve:

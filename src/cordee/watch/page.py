@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 
 from cordee.watch.pageparts import cards, details, happened, lanes, panel_split, story, text, workers_table
-from cordee.watch.plots import metric_names, plot_data
+from cordee.watch.plots import metric_names, plot_data, shown_numbers
 from cordee.watch.summary import Summary
 from cordee.watch.words import duration, large, milliseconds, plural
 
@@ -71,7 +71,7 @@ def _head(summary: Summary, now: float) -> str:
         f"started {_date(summary.started)}" if summary.started else "",
         f"ran for {duration(summary.running_s)}" if summary.running_s else "",
         plural(int(summary.run["workers"]), "worker") if summary.run.get("workers") else "",
-        f"plan {summary.run['plan']}" if summary.run.get("plan") else "",
+        f"plan {summary.plan}" if summary.plan else "",
         f"{summary.starts} starts" if summary.starts > 1 else "",
     ]
     return (
@@ -172,7 +172,8 @@ def _figure(kind: str, title: str, note: str, *, name: str = "", small: bool = F
 
 
 def _figure_split(summary: Summary) -> str:
-    options = "".join(f'<option value="{one}">worker {one}</option>' for one in summary.split.workers)
+    there = (one for one in shown_numbers(summary) if str(one) in summary.split.workers)
+    options = "".join(f'<option value="{one}">worker {one}</option>' for one in there)
     control = f'<label>of <select id="whose"><option value="all">all workers</option>{options}</select></label>'
     return _figure("split", "Parts of a step over the run", "milliseconds a step", control=control)
 

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cordee.core.times import PARTS
-from cordee.watch.plots import shown
+from cordee.watch.plots import shown, shown_numbers, spans_of
 from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
+    at_least,
+    called,
+    cause,
     duration,
     ending,
     figure,
@@ -25,8 +28,18 @@ from cordee.watch.words import (
 LABELLED = 0.07
 """A part of a bar that is narrower has no number in it."""
 MOST_TICKS = 100
-SIGNS = {"failure": "✕", "resume": "↻", "regroup": "○"}
-KINDS = {"failure": "worker lost", "regroup": "regrouped", "resume": "resumed", "warning": "note", "end": "end"}
+TICKED = ("regroup", "resume", "fault")
+"""What has its sign in the lane of the run."""
+SIGNS = {"failure": "✕", "resume": "↻", "regroup": "○", "fault": "ϟ"}
+KINDS = {
+    "failure": "worker lost",
+    "regroup": "regrouped",
+    "resume": "resumed",
+    "fault": "done on purpose",
+    "links": "links measured",
+    "warning": "note",
+    "end": "end",
+}
 
 
 def text(value: object) -> str:
@@ -50,7 +63,8 @@ def cards(summary: Summary) -> str:
         slow = summary.latency
         made.append(("Step, median", milliseconds(slow.p50), f"p95 {milliseconds(slow.p95)}", ""))
     lost = "bad" if summary.failures else ""
-    made.append(("Workers lost", str(summary.failures), f"of {len(summary.workers)}" if summary.workers else "", lost))
+    of = f"of {len(summary.workers)}" + (f" in {summary.starts} starts" if summary.starts > 1 else "")
+    made.append(("Workers lost", str(summary.failures), of if summary.workers else "", lost))
     if "samples_lost" in summary.result:
         wrong = summary.result["samples_lost"] + summary.result["samples_repeated"]
         word = f"{summary.result['samples_lost']} lost, {summary.result['samples_repeated']} repeated"
@@ -81,18 +95,19 @@ def story(summary: Summary, now: float) -> str:
 
 def panel_split(summary: Summary) -> str:
     """Bars: the whole run, and the steps of every worker."""
-    steps_s = max((one.measured_s for one in summary.workers), default=0.0)
+    steps_s: dict[int, float] = {}
+    for one in summary.workers:
+        steps_s[one.start] = max(steps_s.get(one.start, 0.0), one.measured_s)
     whole = {
         "start": summary.other_s["start"],
-        "steps": steps_s,
+        "steps": sum(steps_s.values()),
         "evaluation": summary.other_s["evaluation"],
         "saving": summary.other_s["saving"],
     }
     whole["other"] = max(0.0, summary.running_s - sum(whole.values()))
-    rows = "".join(_worker_bar(one) for one in shown(summary) if one.measured_s)
+    rows = "".join(_worker_bar(one, summary.starts) for one in shown(summary) if one.measured_s)
     spent = duration(sum(whole.values()))
-    hidden = len(summary.workers) - len(shown(summary))
-    more = f'<p class="after">{text(plural(hidden, "worker"))} not shown.</p>' if hidden else ""
+    more = f'<p class="after">{text(hidden)}</p>' if (hidden := _hidden(summary)) else ""
     return (
         "<h2>Where the time went</h2>"
         f'<div class="panel"><h3>The whole run</h3>{_key(whole)}<div class="split">'
@@ -102,13 +117,19 @@ def panel_split(summary: Summary) -> str:
     )
 
 
-def _worker_bar(one: Worker) -> str:
+def _hidden(summary: Summary) -> str:
+    """How many workers the page leaves out, and where they are; empty if it has all."""
+    hidden = len(summary.workers) - len(shown(summary))
+    return f"{plural(hidden, 'worker')} not shown; cordee report --json has all." if hidden else ""
+
+
+def _worker_bar(one: Worker, starts: int) -> str:
     where = " · ".join(filter(None, (one.host, one.device)))
     lost = ' <span class="lost">✕ lost</span>' if one.lost else ""
     return (
-        f'<div class="group"><div class="who">worker {one.worker}{lost}<small>{text(where)}</small></div>'
+        f'<div class="group"><div class="who">{called(one, starts)}{lost}<small>{text(where)}</small></div>'
         f"{_stack(one.time_s)}"
-        f'<div class="ms">{text(milliseconds(1e3 * one.measured_s / one.steps))} a step</div></div>'
+        f'<div class="ms">{text(milliseconds(one.step_ms))} a step</div></div>'
     )
 
 
@@ -138,24 +159,25 @@ def lanes(summary: Summary) -> str:
     if not whole or not summary.workers:
         return ""
     rows = [f'<div>run</div><div class="lane">{_ticks(summary, whole)}</div>']
-    for one in shown(summary):
+    for number in shown_numbers(summary):
         spans = "".join(
             f'<i style="left:{100 * begin / whole:.2f}%;width:{max(0.0, 100 * (end - begin) / whole):.2f}%"></i>'
-            for begin, end in one.spans
+            for begin, end in spans_of(summary, number)
         )
         lost = "".join(
             _sign("failure", event.seconds, whole, event.text)
             for event in summary.incidents
-            if event.kind == "failure" and event.worker == one.worker
+            if event.kind == "failure" and event.worker == number
         )
-        rows.append(f'<div>worker {one.worker}</div><div class="lane">{spans}{lost}</div>')
+        rows.append(f'<div>worker {number}</div><div class="lane">{spans}{lost}</div>')
     axis = "".join(f"<span>{text(duration(whole * share))}</span>" for share in (0.0, 0.5, 1.0))
     ticks = (
         '<i style="background:var(--saving)"></i>checkpoint</li><li><i style="background:var(--soft)"></i>epoch</li>'
     )
+    faults = "<li>ϟ done on purpose</li>" if any(one.kind == "fault" for one in summary.incidents) else ""
     return (
         f'<h2>Time line</h2><div class="panel"><ul class="key"><li>{ticks}<li>✕ worker lost</li><li>○ going on</li>'
-        f"<li>↻ resumed</li></ul>"
+        f"<li>↻ resumed</li>{faults}</ul>"
         f'<div class="lanes">{"".join(rows)}<div></div><div class="axis">{axis}</div></div></div>'
     )
 
@@ -163,9 +185,7 @@ def lanes(summary: Summary) -> str:
 def _ticks(summary: Summary, whole: float) -> str:
     epochs = [f'<u class="epoch" style="left:{100 * at / whole:.2f}%"></u>' for at in _few(summary.metrics.seconds)]
     saves = [f'<u style="left:{100 * at / whole:.2f}%"></u>' for at in _few(summary.saves.seconds)]
-    signs = [
-        _sign(one.kind, one.seconds, whole, one.text) for one in summary.incidents if one.kind in ("regroup", "resume")
-    ]
+    signs = [_sign(one.kind, one.seconds, whole, one.text) for one in summary.incidents if one.kind in TICKED]
     return "".join((*epochs, *saves, *signs))
 
 
@@ -184,7 +204,7 @@ def happened(summary: Summary) -> str:
     for one in summary.incidents:
         took = f" (after {duration(one.ms / 1e3)})" if one.kind == "regroup" and one.ms is not None else ""
         rows.append(
-            f"<tr>{_cell('when', duration(one.seconds), 'number')}{_cell('step', f'{one.step:,}', 'number')}"
+            f"<tr>{_cell('after', duration(one.seconds), 'number')}{_cell('step', f'{one.step:,}', 'number')}"
             f"{_cell('what', KINDS.get(one.kind, one.kind), one.kind)}{_cell('', one.text + took, 'text')}</tr>"
         )
     if summary.left_out:
@@ -211,14 +231,17 @@ def workers_table(summary: Summary) -> str:
     if not summary.workers:
         return ""
     gpus = any(one.gpu_mb for one in summary.workers)
-    names = ["worker", "host", "device", "process", "steps", "samples", "processor", "cores", "memory"]
+    several = summary.starts > 1
+    names = ["worker", *(["start"] if several else []), "host", "device", "process", "steps", "samples"]
+    names += ["processor", "cores", "memory"]
     names += [*(["GPU memory"] if gpus else []), "sent", "present"]
     plain = {"worker", "host", "device"}
     head = "".join(f"<th{'' if name in plain else ' class=number'}>{name}</th>" for name in names)
     rows = []
     for one in shown(summary):
-        values: list[object] = [f"{one.worker}{' ✕' if one.lost else ''}", one.host, _device(one), one.pid or "–"]
-        values += [f"{one.steps:,}", f"{one.samples:,}", duration(one.cpu_s), f"{one.cpu_cores:.2f}"]
+        values: list[object] = [f"{one.worker}{' ✕ lost' if one.lost else ''}", *([one.start] if several else [])]
+        values += [one.host, _device(one), one.pid or "–", at_least(one, one.steps), at_least(one, one.samples)]
+        values += [duration(one.cpu_s), f"{one.cpu_cores:.2f}"]
         values += [amount(one.memory_mb * 2**20), *([amount(one.gpu_mb * 2**20)] if gpus else [])]
         values += [amount(one.bytes_sent), duration(one.hours * 3600)]
         cells = (
@@ -228,7 +251,7 @@ def workers_table(summary: Summary) -> str:
     used = summary.resources
     total = (
         f"All workers: {duration(used['cpu_s'])} of processor time, {amount(used['bytes_sent'])} sent, "
-        f"{used['worker_hours']:.3g} worker-hours."
+        f"{used['worker_hours']:.3g} worker-hours. {_hidden(summary)}"
     )
     return (
         f'<h2>Workers</h2><div class="panel"><div class="scroll"><table class="fold"><thead><tr>{head}</tr></thead>'
@@ -246,10 +269,11 @@ def details(summary: Summary) -> str:
     about = {
         "folder": summary.folder,
         "target": run.get("target"),
-        "plan": run.get("plan"),
-        "faithfulness": run.get("faithfulness"),
+        "plan": summary.plan or None,
+        "faithfulness": summary.faithfulness or None,
         "launcher's host": run.get("host"),
         "steps skipped": result.get("steps_skipped") or None,
+        "training ended": cause(summary) or None,
         "ended": f"{summary.reason} (exit code {summary.code})" if summary.code is not None else "not on record",
     }
     proof = {

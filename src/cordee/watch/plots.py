@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cordee.watch.summary import Column, Curve, Summary, Worker
+from cordee.core.times import PARTS
+from cordee.watch.summary import Column, Curve, Split, Summary, Worker
 
 MOST_SHOWN = 24
-"""Workers with lines, bars and lanes of their own in the report; the tables of `cordee report` have all."""
+"""Workers with lines, bars and lanes of their own in the report; `cordee report --json` has all."""
 MOST_METRICS = 12
 MARKS = ("failure", "regroup", "resume")
 
 
 def shown(summary: Summary) -> tuple[Worker, ...]:
-    """The workers that the report shows: of too many those that were lost, then those that wait least."""
+    """The workers that bars and tables show: of too many those that were lost, then those that wait least."""
     if len(summary.workers) <= MOST_SHOWN:
         return summary.workers
-    telling = sorted(summary.workers, key=lambda one: (not one.lost, one.share("waiting"), one.worker))
-    return tuple(sorted(telling[:MOST_SHOWN], key=lambda one: one.worker))
+    return tuple(sorted(_telling(summary)[:MOST_SHOWN], key=lambda one: (one.start, one.worker)))
+
+
+def shown_numbers(summary: Summary) -> list[int]:
+    """The numbers of the workers that lines and lanes show; whoever had a number in a later start goes on with it."""
+    numbers = list(dict.fromkeys(one.worker for one in _telling(summary)))
+    return sorted(numbers[:MOST_SHOWN])
+
+
+def spans_of(summary: Summary, number: int) -> list[tuple[float, float]]:
+    """When there was a worker with this number."""
+    return [span for one in summary.workers if one.worker == number for span in one.spans]
+
+
+def _telling(summary: Summary) -> list[Worker]:
+    """The most telling first."""
+    return sorted(summary.workers, key=lambda one: (not one.lost, one.share("waiting"), one.worker))
 
 
 def metric_names(summary: Summary) -> list[str]:
@@ -29,7 +45,7 @@ def metric_names(summary: Summary) -> list[str]:
 
 def plot_data(summary: Summary) -> str:
     """Everything that is drawn, as JSON that can stand in a page: no `<` can end the element it is in."""
-    numbers = [str(one.worker) for one in shown(summary)]
+    numbers = [str(number) for number in shown_numbers(summary)]
     metrics = {
         name: summary.metrics.values[name]
         for name in ("loss", *metric_names(summary))
@@ -44,9 +60,13 @@ def plot_data(summary: Summary) -> str:
             "step": summary.split.step,
             "seconds": _seconds(summary.split.seconds),
             "redone": _flags(summary.split.redone),
+            "count": summary.split.count,
             "workers": {one: _columns(summary.split.workers[one]) for one in numbers if one in summary.split.workers},
+            "all": _columns(_of_all(summary.split)),
+            "others": sum(one not in numbers for one in summary.split.workers),
         },
-        "usage": {one: _curve(summary.usage[one]) for one in numbers if summary.usage[one].seconds},
+        "usage": {one: _curve(summary.usage[one]) for one in numbers if one in summary.usage},
+        "spans": {one: spans_of(summary, int(one)) for one in numbers if one in summary.usage},
         "latency": {
             "p99": summary.latency.p99,
             "edges": _short(summary.latency.edges),
@@ -60,6 +80,24 @@ def plot_data(summary: Summary) -> str:
     }
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _of_all(split: Split) -> dict[str, Column]:
+    """Over all workers, those that are not shown included: the mean of each part, and the samples of a step."""
+    means = {name: [_known(cells) for cells in _rows(split, name)] for name in PARTS}
+    made: dict[str, Column] = {
+        name: tuple(sum(row) / len(row) if row else None for row in rows) for name, rows in means.items()
+    }
+    return {**made, "samples": tuple(sum(_known(cells)) for cells in _rows(split, "samples"))}
+
+
+def _rows(split: Split, name: str) -> Iterable[tuple[float | None, ...]]:
+    """What the workers have of one name, row by row."""
+    return zip(*(columns[name] for columns in split.workers.values()), strict=True)
+
+
+def _known(cells: tuple[float | None, ...]) -> list[float]:
+    return [value for value in cells if value is not None]
 
 
 def _curve(curve: Curve) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from cordee.core.plan import Plan
+
 LINE_EVERY_S = 2.0
 """How often a plain line is printed."""
 MOST_NAMED = 8
@@ -24,6 +26,7 @@ class Progress:
         self._task: Any = None
         self._live = self._stream.isatty()
         self._processes: dict[int, int] = {}
+        self._named = False
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Show one event."""
@@ -47,14 +50,14 @@ class Progress:
         workers = event["workers"]
         self._say(f"starting {workers} worker{'s' if workers > 1 else ''}, plan: {event['plan']}")
 
+    def _on_plan(self, event: dict[str, Any]) -> None:
+        self._say(f"the script's own plan: {Plan.from_dict(event['plan'])} ({event['faithfulness']})")
+
     def _on_job(self, event: dict[str, Any]) -> None:
         self._total = event["last_step"]
         samples = ", ".join(f"{count:,} {part}" for part, count in event["samples"].items())
         self._say(f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}")
-        if self._processes:
-            self._say(
-                "processes: " + ", ".join(f"worker {who} is {pid}" for who, pid in sorted(self._processes.items()))
-            )
+        self._name_processes()
         if event["steps"]:
             left = (
                 "" if self._total is None or event["steps"] < self._total else ", which was the last: nothing is left"
@@ -66,6 +69,14 @@ class Progress:
     def _on_worker(self, event: dict[str, Any]) -> None:
         if len(self._processes) < MOST_NAMED:
             self._processes[event["worker"]] = event["pid"]
+
+    def _name_processes(self) -> None:
+        """Once: before the first step, also of a script, which has no job to introduce."""
+        if self._processes and not self._named:
+            self._named = True
+            self._say(
+                "processes: " + ", ".join(f"worker {who} is {pid}" for who, pid in sorted(self._processes.items()))
+            )
 
     def _start_bar(self, done: int) -> None:
         from rich.console import Console
@@ -84,7 +95,8 @@ class Progress:
         self._bar.start()
 
     def _on_step(self, event: dict[str, Any]) -> None:
-        loss = "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
+        self._name_processes()
+        loss = _loss(event)
         if self._bar is not None:
             self._bar.update(self._task, completed=event["step"], loss=loss)
             return
@@ -96,7 +108,7 @@ class Progress:
 
     def _on_epoch(self, event: dict[str, Any]) -> None:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in event["validation"].items())
-        self._say(f"epoch {event['epoch'] + 1}: {f'validation {metrics}' if metrics else 'done'}")
+        self._say(f"epoch {event['epoch'] + 1}: {f'validation {metrics}' if metrics else f'loss {_loss(event)}'}")
 
     def _on_failure(self, event: dict[str, Any]) -> None:
         where = f" on {event['host']}" if event["host"] else ""
@@ -105,5 +117,14 @@ class Progress:
     def _on_regroup(self, event: dict[str, Any]) -> None:
         self._say(f"going on with workers {', '.join(map(str, event['workers']))}")
 
+    def _on_links(self, event: dict[str, Any]) -> None:
+        one, other, speed, ms = min(event["links"], key=lambda link: link[2])
+        self._say(f"links between hosts: the slowest, {one} to {other}, {speed:,.0f} Mbit/s ({ms:.1f} ms both ways)")
+
     def _on_warning(self, event: dict[str, Any]) -> None:
         self._say(f"note: {event['message']}")
+
+
+def _loss(event: dict[str, Any]) -> str:
+    """The training loss of a step, or of the last step of an epoch."""
+    return "not finite" if event["loss"] is None else f"{event['loss']:.4f}"

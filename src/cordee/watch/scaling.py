@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from cordee.core.scaling import Estimate, Figures, Timed
+from cordee.core.scaling import FEWEST_ROUNDS, Estimate, Figures, Timed
 
 WIDE = 2.0
 """An interval whose ends differ by more than this factor says little."""
@@ -61,12 +61,17 @@ class Setup:
         return f"{_several(self.rounds, 'round')} of {self.steps} steps after {self.warm_up} to warm up"
 
     @property
+    def has_intervals(self) -> bool:
+        """Whether there were rounds enough for them."""
+        return self.rounds >= FEWEST_ROUNDS
+
+    @property
     def about_intervals(self) -> str:
         """What the intervals are of."""
-        if self.rounds == 1:
+        if not self.has_intervals:
             return (
-                "95 % intervals come from the steps of one round. How runs differ from one another is not in them: "
-                "take --rounds 3 or more."
+                f"No 95 % intervals: {_several(self.rounds, 'round')} cannot show how much runs differ from one "
+                f"another. Take --rounds {FEWEST_ROUNDS} or more."
             )
         return f"95 % intervals are over the {self.rounds} rounds; speed-ups compare runs of the same round."
 
@@ -97,7 +102,10 @@ def as_table(setup: Setup, found: Sequence[Figures]) -> str:
     """For the terminal; counts with an asterisk are oversubscribed."""
     several = len(found) > 1
     head = ("workers", "p50 ms", "p95 ms", "samples/s", "speed-up", "95 %", "efficiency", "95 %")
-    rows = [row if several else row[:4] for row in (head, *map(_row, found))]
+    columns = [0, 1, 2, 3]
+    if several:
+        columns += [4, 5, 6, 7] if setup.has_intervals else [4, 6]
+    rows = [[row[column] for column in columns] for row in (head, *map(_row, found))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     noted = warning(setup, found)
     lines = [
@@ -187,7 +195,9 @@ def _rounded(value: float) -> float:
 
 
 def number(value: float) -> str:
-    """Three digits that matter, and thousands set apart."""
+    """Three digits that matter, and thousands set apart; nothing above 0 is written as 0."""
+    if 0 < value < 0.1:
+        return f"{value:.2g}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

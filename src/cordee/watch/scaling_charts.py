@@ -57,7 +57,7 @@ def _speed_up_axes(found: Sequence[Figures]) -> tuple[_Axes, list[float]]:
     values = [_speed_up(one) for one in found]
     # An interval that reaches far beyond everything else is cut off, rather than pressing all else to the floor.
     most = max(last / first, *(one.value for one in values))
-    top = min(1.3 * most, max(most, *(one.span[1] for one in values if one.span)) * 1.05)
+    top = min(1.3 * most, max([most, *(one.span[1] for one in values if one.span)]) * 1.05)
     if last / first < LARGE_RANGE:
         inset = 24
         return (

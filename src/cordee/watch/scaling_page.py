@@ -54,18 +54,12 @@ td small { display: block; color: var(--muted); white-space: nowrap; }
 def page(setup: Setup, found: Sequence[Figures]) -> str:
     """The whole file."""
     noted, name = warning(setup, found), escape(setup.name)
-    several = len(found) > 1
-    charts = [
-        _figure(
-            "Speed-up",
-            speed_up_chart(found),
-            f"Against {found[0].workers} worker{'s' if found[0].workers > 1 else ''}. Whiskers are 95 % intervals; the "
-            "dashed line is a speed-up in proportion to the workers.",
-        )
-        if several
-        else "",
-        _figure("Throughput", throughput_chart(found), "Samples a second. Whiskers are 95 % intervals."),
-    ]
+    whiskers = " Whiskers are 95 % intervals." if setup.has_intervals else ""
+    against = f"Against {found[0].workers} worker{'s' if found[0].workers > 1 else ''}."
+    ideal = "The dashed line is a speed-up in proportion to the workers."
+    charts = [_figure("Throughput", throughput_chart(found), f"Samples a second.{whiskers}")]
+    if len(found) > 1:
+        charts.insert(0, _figure("Speed-up", speed_up_chart(found), f"{against}{whiskers} {ideal}"))
     hollow = " Hollow points and bars are these counts." if noted else ""
     versions = ", ".join(f"{name} {version}" for name, version in setup.versions.items())
     return "\n".join(
@@ -115,7 +109,7 @@ def _plain(value: Estimate) -> str:
 
 
 def _cell(value: str, interval: str) -> str:
-    short = interval.replace(" to ", "–").replace(" %", "")
+    short = interval.replace(" to ", "–")
     return value + (f"<small>{short}</small>" if short else "")
 
 

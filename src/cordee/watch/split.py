@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 MOST_OPEN = 20_000
@@ -26,6 +26,21 @@ class Block:
     samples: list[int]
     arrived: list[float]
     """In seconds, by the launcher's clock."""
+    waited: list[float]
+    """The part of `waiting` that lies before the arrival, within the passes."""
+
+    def cut(self, begin: int, end: int) -> Block:
+        """Some of its steps, by their places in it."""
+        return Block(*(getattr(self, name)[begin:end] for name in self.__dataclass_fields__))
+
+    def without_start(self, early_s: float) -> Block:
+        """The same, but that its first step begins `early_s` later, as far as it waited anyway."""
+        return replace(self, waiting=[max(0.0, self.waiting[0] - 1e3 * early_s), *self.waiting[1:]])
+
+    @property
+    def began(self) -> float:
+        """When the first of its steps began, in the launcher's clock; see `core.times`."""
+        return self.arrived[0] - (self.data[0] + self.compute[0] + self.waited[0]) / 1e3
 
 
 OnBlock = Callable[[int, Mapping[int, Block]], None]
@@ -120,5 +135,5 @@ def split_block(came: Mapping[int, list[list[Any]]]) -> dict[int, Block]:
             for whole, known, last, mine in zip(blocked, waited, lasts, arrived)  # noqa: B905 - of equal length
         ]
         communication = [whole - waits for whole, waits in zip(blocked, waiting)]  # noqa: B905
-        split[worker] = Block(data, compute, communication, waiting, samples, arrived)
+        split[worker] = Block(data, compute, communication, waiting, samples, arrived, waited)
     return split

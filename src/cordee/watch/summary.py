@@ -31,13 +31,15 @@ class Split:
     step: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     redone: tuple[bool, ...] = ()
+    count: tuple[int, ...] = ()
+    """How many steps each row stands for."""
     workers: Mapping[str, Mapping[str, Column]] = dataclasses.field(default_factory=dict)
     """By worker: milliseconds a step by part, and `samples` a step; None where the worker was not there."""
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker, over all starts of the run."""
+    """One worker of one start: after a resume the worker with the same number is another process."""
 
     worker: int
     host: str
@@ -47,8 +49,9 @@ class Worker:
     spans: tuple[tuple[float, float], ...]
     """From when to when it was there, in seconds of running."""
     lost: str
-    """What was seen when it was lost in the last start it took part in; empty if it was not."""
+    """What was seen when it was lost; empty if it was not."""
     steps: int
+    """Steps that it took part in."""
     samples: int
     time_s: Mapping[str, float]
     """Seconds of its steps by part."""
@@ -60,11 +63,22 @@ class Worker:
     gpu_mb: float
     bytes_sent: int
     hours: float
+    start: int = 1
+    """Which start of the run, from 1."""
+    timed: int = 0
+    """Steps whose times it reported: a lost worker takes the last ones with it."""
+    at_least: bool = False
+    """Whether `steps` and `samples` may be more: several were lost together, and nobody knows whose the rest were."""
 
     @property
     def measured_s(self) -> float:
         """The time of its steps, all in all."""
         return sum(self.time_s.values())
+
+    @property
+    def step_ms(self) -> float:
+        """The mean length of those of its steps whose times are known, in milliseconds."""
+        return 1e3 * self.measured_s / self.timed if self.timed else 0.0
 
     def share(self, part: str) -> float:
         """The part of its steps' time that went into `part`, from 0 to 1."""
@@ -87,6 +101,8 @@ class Incident:
     host: str = ""
     ms: float | None = None
     """How long it took; of a worker's loss the length of the step in which it happened."""
+    usual_ms: float | None = None
+    """Of a worker's loss: the median of the steps around it in the same start."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +136,11 @@ class Summary:
     """When the last record was written; both in seconds since 1970."""
     running_s: float
     starts: int
+    plan: str
+    """The plan of the last start, as `key=value,...`; a session's own if it has one."""
+    faithfulness: str
+    ended: str
+    """Why the training ended, in words, if that is on record."""
     run: Mapping[str, Any]
     """What `run.json` says: target, plan, faithfulness, workers, host, versions, job."""
     result: Mapping[str, Any]

@@ -89,10 +89,14 @@ class Thinner:
 
     def go_on_after(self, step: int) -> None:
         """A new section of the run begins: rows beyond `step` will be done again, and no row spans both."""
-        self._section += 1
+        self.cut()
         for row in self.rows:
             if row.step > step:
                 row.redone = True
+
+    def cut(self) -> None:
+        """What comes from here on is of another kind than what came before: no row spans both."""
+        self._section += 1
 
     def _halve(self) -> None:
         """Put neighbours together; rows of two sections stay apart, unless there are too many sections to keep."""

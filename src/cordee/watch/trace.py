@@ -231,6 +231,10 @@ class _Tracer:
         if self._shown():
             self._out.instant("regroup", self._since(event["time"]), f"workers {event['workers']}")
 
+    def _on_fault(self, event: Mapping[str, Any]) -> None:
+        if self._shown():
+            self._out.instant("fault", self._since(event["time"]), event["what"])
+
     def _on_warning(self, event: Mapping[str, Any]) -> None:
         if self._shown():
             self._out.instant("warning", self._since(event["time"]), event["message"])

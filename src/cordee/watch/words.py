@@ -60,6 +60,16 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.0095 or not share else "<1%"
 
 
+def called(one: Worker, starts: int) -> str:
+    """`worker 1`, and in a run of several starts of which one it was."""
+    return f"worker {one.worker}" + (f", start {one.start}" if starts > 1 else "")
+
+
+def at_least(one: Worker, count: int) -> str:
+    """A count of what a worker did, which may be more if its last reports were lost."""
+    return f"{'≥ ' if one.at_least else ''}{count:,}"
+
+
 def plural(count: int, thing: str) -> str:
     """`1 worker`, `3 workers`."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
@@ -68,7 +78,8 @@ def plural(count: int, thing: str) -> str:
 def ending(summary: Summary, now: float) -> str:
     """How the run ended, in a sentence."""
     if summary.state == "completed":
-        return f"It completed after {duration(summary.running_s)}."
+        why = f" The training ended {cause(summary)}." if cause(summary) else ""
+        return f"It completed after {duration(summary.running_s)}.{why}"
     if summary.state == "interrupted":
         return f"It was interrupted after {duration(summary.running_s)}; --resume goes on with it."
     if summary.state == "failed":
@@ -81,16 +92,20 @@ def ending(summary: Summary, now: float) -> str:
     return f"No end is on record: it is still going on, or it was killed. The last record was written {ago} ago."
 
 
+def cause(summary: Summary) -> str:
+    """Why the training ended, such as `after step 88: Stop(when=...)`; empty if nobody said more than that it did."""
+    said = summary.ended.strip().rstrip(".")
+    return "" if said in ("", summary.state, summary.reason) else said
+
+
 def losses(summary: Summary) -> list[str]:
     """Each worker that was lost, and how long the step lasted in which it was, a sentence each."""
     told = []
     for one in summary.incidents:
         if one.kind == "failure":
             text = f"{_capital(one.text.partition('; ')[0])}, after step {one.step:,}"
-            usual = milliseconds(summary.latency.p50)
-            told.append(
-                f"{text}; the next step took {milliseconds(one.ms)} instead of {usual}." if one.ms else f"{text}."
-            )
+            usual = f" instead of {milliseconds(one.usual_ms)}" if one.usual_ms is not None else ""
+            told.append(f"{text}; the next step took {milliseconds(one.ms)}{usual}." if one.ms else f"{text}.")
     return told
 
 
@@ -102,10 +117,22 @@ def _capital(text: str) -> str:
 
 
 def verdict(workers: Sequence[Worker]) -> str:
-    """Who is slow and why, from where the time of the steps went; empty if nothing is known."""
-    measured = [one for one in workers if one.measured_s and one.steps]
-    if not measured:
+    """Who is slow and why, from where the time of the steps went; empty if nothing is known.
+
+    Of several starts it is the one whose steps took longest: workers of different starts did not share any.
+    """
+    starts: dict[int, list[Worker]] = {}
+    for one in workers:
+        if one.measured_s and one.timed:
+            starts.setdefault(one.start, []).append(one)
+    if not starts:
         return ""
+    number = max(starts, key=lambda start: max(one.measured_s for one in starts[start]))
+    said = _verdict(starts[number])
+    return f"In start {number}: {said[:1].lower()}{said[1:]}" if max(one.start for one in workers) > 1 else said
+
+
+def _verdict(measured: Sequence[Worker]) -> str:
     if len(measured) == 1:
         return _alone(measured[0])
     slow = min(measured, key=lambda one: (one.share("waiting"), -_own_ms(one)))
@@ -144,11 +171,12 @@ def _together(measured: Sequence[Worker]) -> str:
         f"waiting for each other {percent(shares['waiting'])}, data {percent(shares['data'])}"
     )
     largest = max(shares, key=lambda part: shares[part])
+    much = "most" if shares[largest] > 0.5 else "the largest part"
     lead = {
-        "compute": "No worker holds the others up, and most of the time is spent computing",
-        "communication": "Communication takes most of the time: steps are short for the way between these workers",
+        "compute": f"No worker holds the others up, and {much} of the time is spent computing",
+        "communication": f"Communication takes {much} of the time: steps are short for the way between these workers",
         "waiting": "The workers wait for each other by turns; none of them is always the last",
-        "data": "Most of the time is spent waiting for data",
+        "data": f"{_capital(much)} of the time is spent waiting for data",
     }[largest]
     return f"{lead} ({spent})."
 
@@ -158,7 +186,7 @@ def _mean(workers: Sequence[Worker], part: str) -> float:
 
 
 def _per_step(one: Worker, part: str) -> float:
-    return 1e3 * one.time_s.get(part, 0.0) / one.steps
+    return 1e3 * one.time_s.get(part, 0.0) / one.timed
 
 
 def _own_ms(one: Worker) -> float:

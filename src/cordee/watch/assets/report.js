@@ -31,6 +31,8 @@
     return Math.floor(seconds / 3600) + ":" + String(Math.floor((seconds % 3600) / 60)).padStart(2, "0") + " h";
   }
 
+  const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((one) => one * 10 ** power)); // no half steps
+
   const place = (value) => (axis === "step" ? Math.round(value).toLocaleString("en") : clock(value));
 
   // ---------------------------------------------------------------- from the data to columns
@@ -56,6 +58,23 @@
     });
     return made;
   }
+
+  /** What a worker used, with a gap behind each span in which it was there: nothing is drawn towards its successor. */
+  function parted(seconds, values, spans) {
+    const made = [[], []];
+    const span = (moment) => spans.findIndex(([, end]) => moment <= end + 0.001);
+    seconds.forEach((moment, row) => {
+      made[0].push(moment);
+      made[1].push(values[row]);
+      if (row + 1 < seconds.length && span(moment) === span(seconds[row + 1])) return;
+      made[0].push(moment + 1e-6);
+      made[1].push(null);
+    });
+    return made;
+  }
+
+  /** Several tables as one; a gap in a series takes the places beside it that only others have. */
+  const joined = (tables) => uPlot.join(tables, tables.map((table) => table.map(() => 2)));
 
   function percentile(values, share) {
     const sorted = values.filter((value) => value !== null && isFinite(value)).sort((one, other) => one - other);
@@ -90,15 +109,21 @@
       if (epochs && data.epochs.step.length <= 40) {
         data.epochs[along].forEach((value) => line(value, css("grid"), []));
       }
-      context.font = 12 * ratio + "px system-ui, sans-serif";
+      context.font = "bold " + 13 * ratio + "px system-ui, sans-serif";
       data.marks.forEach((mark) => {
         const { sign, line: dash } = MARKS[mark.kind];
         const colour = mark.kind === "resume" ? css("link") : css("mark");
         const at = line(mark[along], colour, dash);
-        context.fillStyle = colour;
         const fits = at + 18 * ratio < left + width;
+        const from = [at + (fits ? 4 : -4) * ratio, top + (mark.kind === "regroup" ? 26 : 12) * ratio];
         context.textAlign = fits ? "left" : "right";
-        context.fillText(sign, at + (fits ? 4 : -4) * ratio, top + (mark.kind === "regroup" ? 26 : 12) * ratio);
+        context.setLineDash([]); // a rim in the colour of the card keeps the sign apart from what lies under it
+        context.lineJoin = "round";
+        context.lineWidth = 5 * ratio;
+        context.strokeStyle = css("card");
+        context.strokeText(sign, ...from);
+        context.fillStyle = colour;
+        context.fillText(sign, ...from);
       });
       context.restore();
     };
@@ -108,6 +133,8 @@
   function nearest(plot, series, at) {
     const column = plot.data[series], x = plot.data[0];
     if (series === 0 || at === null || known(column[at])) return at;
+    const spans = plot.there && plot.there[series - 1];
+    if (spans && !spans.some(([begin, end]) => begin <= x[at] && x[at] <= end)) return null; // it has gone
     let before = at, after = at;
     while (before >= 0 && !known(column[before])) before -= 1;
     while (after < x.length && !known(column[after])) after += 1;
@@ -140,7 +167,7 @@
         y: spec.log ? { distr: 3 } : { range: spec.range || ((_, low, high) => padded(low, high, spec.zero)) },
       },
       axes: [
-        axisOf({ values: (_, all) => all.map(plain || ticks), space: 60, size: 32 }),
+        axisOf({ values: (_, all) => all.map(plain || ticks), space: 60, size: 32, ...(plain || over !== "step" ? {} : { incrs: WHOLE }) }),
         axisOf({ values: (_, all) => all.map((one) => (one === null ? "" : number(one))), size: 52 }),
       ],
       series: [
@@ -151,7 +178,7 @@
       legend: { live: true },
       cursor: { y: false, points: { size: 7 }, ...(spec.free ? { dataIdx: nearest } : {}), ...(plain ? {} : { sync: { key: over } }) },
       hooks: {
-        init: [(plot) => { plot.free = spec.free; }],
+        init: [(plot) => { plot.free = spec.free; plot.there = spec.there; }],
         setCursor: [rest(spec.rest)],
         ...(plain ? {} : { draw: [marks(over, spec.epochs)] }),
       },
@@ -177,13 +204,34 @@
     label, stroke: colour, width: 1.8, points: { show: false }, value: (_, one) => number(one), ...more,
   });
   const edge = () => ({ class: "quiet", stroke: "transparent", width: 0, points: { show: false } });
+  /** A dot an epoch, the smaller the more there are. */
+  const dots = (epochs, colour) => ({ points: { show: epochs.length <= 60, size: epochs.length <= 12 ? 6 : 3.5, width: 0, fill: colour } });
   const dotted = (values) => ({ points: { show: values.filter((one) => one !== null).length <= 60, size: 5 } });
+
+  /** The rows of `data.split` as stairs: each holds for its own steps, and on until the next one begins. */
+  function stairs(columns) {
+    const { count, all } = data.split;
+    const length = (row) => PARTS.reduce((sum, part) => sum + (all[part][row] || 0), 0) / 1e3;
+    const widths = count.map((steps, row) => (axis === "step" ? steps : steps * length(row)));
+    const [x, wide, ...values] = along(data.split, [widths, ...columns]);
+    const made = [x, ...values].map(() => []);
+    const put = (at, row) => made.forEach((column, place) => column.push(place ? values[place - 1][row] : at));
+    x.forEach((end, row) => {
+      const goesOn = row && known(wide[row]) && known(wide[row - 1]);
+      const begin = goesOn ? Math.max(x[row - 1], end - wide[row]) : end - (wide[row] || 0);
+      const little = (end - begin) * 1e-6; // no two places may be the same
+      if (goesOn && begin > x[row - 1]) put(begin, row - 1);
+      if (known(wide[row])) put(begin + little, row);
+      put(end, row);
+    });
+    return made;
+  }
 
   /** Columns on top of each other; the legend has each one's own value. */
   function stack(host, raw, spec) {
     const sums = [];
     raw.forEach((column, place) => sums.push(column.map((one, row) => (one || 0) + (place ? sums[place - 1][row] : 0))));
-    const [x, ...columns] = along(data.split, [...sums, ...raw]);
+    const [x, ...columns] = stairs([...sums, ...raw]);
     const order = raw.map((_, place) => raw.length - 1 - place); // the highest sum first, the others over it
     const top = spec.cut ? percentile(columns[raw.length - 1], 0.98) * 1.35 : spec.top;
     draw(host, {
@@ -207,24 +255,25 @@
       let columns = spread ? [x, mean, high, low] : [x, mean];
       const series = [line(spread ? "training loss (mean)" : "training loss", css("c0"), dotted(mean))];
       if (spread) series.push(edge(), edge());
-      if (validation) {
+      if (validation) { // first, so that it lies under the training loss, which has more to show
         const [epochs, values] = along(data.metrics, [validation]);
-        columns = uPlot.join([columns, [epochs, values]]);
-        series.push(line("validation loss", css("c1"), { points: { show: epochs.length <= 60, size: 6, fill: css("c1") } }));
+        columns = joined([[epochs, values], columns]);
+        series.unshift(line("validation loss", css("c1"), dots(epochs, css("c1"))));
       }
+      const shade = series.length - 1;
       const positive = columns.slice(1).every((column) => column.every((one) => one === null || one === undefined || one > 0));
       const box = document.getElementById("log");
       box.disabled = !positive;
       draw(host, {
         data: columns, series, epochs: true, free: true, log: logarithmic && positive,
-        bands: spread ? [{ series: [2, 3], fill: css("c0") + "33" }] : [],
+        bands: spread ? [{ series: [shade, shade + 1], fill: css("c0") + "33" }] : [],
       });
     },
 
     metric(host) {
       const name = host.dataset.name;
       const [x, values] = along(data.metrics, [data.metrics.values[name]]);
-      draw(host, { data: [x, values], series: [line(name, css("c2"), { points: { show: x.length <= 60, size: 6, fill: css("c2") } })] });
+      draw(host, { data: [x, values], series: [line(name, css("c2"), dots(x, css("c2")))] });
     },
 
     throughput(host) {
@@ -258,34 +307,36 @@
     },
 
     split(host) {
-      const numbers = whose === "all" ? Object.keys(data.split.workers) : [whose];
-      const parts = PARTS.map((part) => data.split.step.map((_, row) => {
-        const there = numbers.map((one) => data.split.workers[one][part][row]).filter(known);
-        return there.length ? there.reduce((sum, one) => sum + one, 0) / there.length : null;
-      }));
-      stack(host, parts, {
+      const of = whose === "all" ? data.split.all : data.split.workers[whose];
+      stack(host, PARTS.map((part) => of[part]), {
         labels: PARTS, colours: PARTS.map(css), say: (one) => number(one) + " ms", cut: true,
       });
     },
 
     shares(host) {
       const numbers = Object.keys(data.split.workers);
-      const samples = numbers.map((one) => data.split.workers[one].samples);
-      const whole = data.split.step.map((_, row) => samples.reduce((sum, column) => sum + (column[row] || 0), 0));
-      const percents = samples.map((column) => column.map((one, row) => (known(one) && whole[row] ? (100 * one) / whole[row] : null)));
-      stack(host, percents, {
-        labels: numbers.map((one) => "worker " + one), colours: numbers.map((_, place) => lines(place)),
-        say: (one) => number(one) + " %", top: 100,
-      });
+      const whole = data.split.all.samples;
+      const part = (column) => column.map((one, row) => (known(one) && whole[row] ? (100 * one) / whole[row] : null));
+      const percents = numbers.map((one) => part(data.split.workers[one].samples));
+      const labels = numbers.map((one) => "worker " + one);
+      const colours = numbers.map((_, place) => lines(place));
+      const others = whole.map((all, row) => all - numbers.reduce((sum, one) => sum + (data.split.workers[one].samples[row] || 0), 0));
+      if (data.split.others) {
+        percents.push(part(others));
+        labels.push(data.split.others + " others");
+        colours.push(css("other"));
+      }
+      stack(host, percents, { labels, colours, say: (one) => number(one) + " %", top: 100 });
     },
 
     usage(host) {
       const name = host.dataset.name;
       const numbers = Object.keys(data.usage);
-      const tables = numbers.map((one) => broken([data.usage[one].seconds, data.usage[one].values[name]]));
+      const tables = numbers.map((one) => parted(data.usage[one].seconds, data.usage[one].values[name], data.spans[one]));
       draw(host, {
-        data: uPlot.join(tables), over: "seconds", zero: true, free: true, height: 160,
-        series: numbers.map((one, place) => line("worker " + one, lines(place), { dash: dashes(place), ...dotted(tables[place][0]) })),
+        data: joined(tables), over: "seconds", zero: true, free: true, height: 160,
+        there: numbers.map((one) => data.spans[one]),
+        series: numbers.map((one, place) => line("worker " + one, lines(place), { dash: dashes(place), ...dotted(tables[place][1]) })),
       });
     },
   };

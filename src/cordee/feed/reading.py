@@ -1,0 +1,98 @@
+"""How code of the user's reads samples: one thread at a time, and with random draws that belong to the samples.
+
+A dataset may hold what is not for two threads at once (a file handle, h5py, sqlite), and two datasets may hold the same
+one, as `random_split` makes them: while a loader's thread reads ahead for the training, an evaluation reads too.
+
+A dataset may draw random numbers, as torchvision's transforms do, from torch's one generator, from which the model
+draws at the same time in another thread: who comes first is chance, and the run is another one every time. So a sample
+draws from a generator that begins anew for it, by seed, epoch and sample: the same numbers whoever reads it, and when.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from cordee.core.errors import WaitedTooLong
+from cordee.feed.permute import random_bits
+
+_turn = threading.RLock()
+_here = threading.local()  # .key: the seed and the epoch of what this thread reads
+
+_MADE = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson")
+_ALIKE = ("rand_like", "randn_like", "randint_like")  # older torch has no `generator` for them
+_METHODS = ("uniform_", "normal_", "random_", "bernoulli", "bernoulli_", "multinomial", "exponential_", "geometric_")
+_DRAWS = frozenset(
+    [getattr(torch, name) for name in _MADE]
+    + [getattr(torch, name) for name in _ALIKE if "generator" in (getattr(torch, name).__doc__ or "")]
+    + [getattr(Tensor, name) for name in (*_METHODS, "cauchy_", "log_normal_")]
+)
+
+
+@contextmanager
+def reading(seed: int = 0, epoch: int = 0, *, deadline_s: float = 300.0) -> Iterator[None]:
+    """Wait until no other thread reads samples, and keep it so; random draws in here are those of this seed and epoch.
+
+    One turn for all datasets, because nobody sees what two of them share. It costs little: whoever reads ahead reads
+    one batch and then waits.
+    """
+    if not _turn.acquire(timeout=deadline_s):
+        raise WaitedTooLong(
+            f"waited {deadline_s:g} s until another thread had read its samples: reading hangs or is slow; look at the "
+            "storage, or allow more time"
+        )
+    outer = getattr(_here, "key", None)
+    if outer is None:
+        _here.key = (seed, epoch)
+    try:
+        yield
+    finally:
+        _here.key = outer
+        _turn.release()
+
+
+class SampleDraws(TorchFunctionMode):
+    """In here, torch draws on the CPU from a generator that belongs to the sample at hand; only in this thread."""
+
+    def __init__(self) -> None:
+        """Draws of the seed and epoch that are read."""
+        super().__init__()
+        self._key: tuple[int, int] = getattr(_here, "key", None) or (0, 0)
+        self._sample = 0
+        self._generator: torch.Generator | None = None
+        self.used = False
+        """Whether something was drawn."""
+
+    def turn_to(self, sample: int) -> None:
+        """What is drawn from now on belongs to this sample."""
+        self._sample, self._generator = sample, None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Called by torch for every function of its own."""
+        kwargs = kwargs or {}
+        if func in _DRAWS and kwargs.get("generator") is None and _on_cpu(args, kwargs):
+            kwargs = {**kwargs, "generator": self._own()}
+        return func(*args, **kwargs)
+
+    def _own(self) -> torch.Generator:
+        if self._generator is None:
+            (bits,) = random_bits(1, "dataset", *self._key, self._sample)
+            self._generator = torch.Generator()
+            self._generator.manual_seed(bits >> 1)
+            self.used = True
+        return self._generator
+
+
+def _on_cpu(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function with these arguments draws on the CPU: a generator of ours would not fit elsewhere."""
+    device = kwargs.get("device")
+    if device is None:
+        tensors = (given.device for given in (*args, *kwargs.values()) if isinstance(given, Tensor))
+        device = next(tensors, None) or torch.get_default_device()
+    return torch.device(device).type == "cpu"

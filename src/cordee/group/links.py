@@ -1,0 +1,183 @@
+"""How fast the links between the hosts of a run are, and how long a message takes there and back.
+
+All hosts send at once, each to the one that comes `shift` places after it, and so receive at once too: shift 1 is what
+an all-reduce does. Of each host the first worker measures; the others wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from cordee.group.rope import Rope
+
+PINGS = 12
+FIRST_BYTES, MOST_BYTES, GROWTH = 65_536, 67_108_864, 4
+ENOUGH_S = 0.12
+"""A transfer that lasts so long says how fast a link is; shorter ones say how deep the buffers on the way are."""
+AGAIN, LONG_S = 2, 1.0
+"""Unless it lasted long it is repeated, and the best counts: others may have been using the processor."""
+_NAME = 64
+_SIZE, _READY, _GO, _DATA, _ANSWER = range(71, 76)
+"""What tells our messages apart."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one host to another."""
+
+    source: str
+    target: str
+    bit_s: float
+    round_trip_s: float
+
+    def to_list(self) -> list[Any]:
+        """From, to, Mbit/s, round trip in ms: as the event `links` has it."""
+        return [self.source, self.target, round(self.bit_s / 1e6, 3), round(self.round_trip_s * 1e3, 4)]
+
+
+def measure(rope: Rope, host: str, shifts: Callable[[int], Iterable[int]]) -> list[Link] | None:
+    """The links between hosts, for all members; every member calls this. None if somebody was lost meanwhile.
+
+    `shifts` says, for a number of hosts, which ones: `ring` for the neighbours, `everybody` for all pairs.
+    """
+    names = _names(rope, host)
+    if names is None:
+        return None
+    hosts = list(dict.fromkeys(names))
+    speakers = [names.index(one) for one in hosts]
+    count = len(hosts)
+    mine = torch.zeros(count, len(_MEASURES), dtype=torch.float64)
+    for shift, (column, ask) in itertools.product(shifts(count), enumerate(_MEASURES)):
+        if rope.rank in speakers:
+            place = speakers.index(rope.rank)
+            target, source = speakers[(place + shift) % count], speakers[(place - shift) % count]
+            mine[(place + shift) % count, column] = _exchange(rope, partial(ask, rope, target), source)
+        if rope.gather(torch.zeros(1)) is None:  # nobody begins the next one before all have ended this one
+            return None
+    tables = rope.gather(mine)
+    if tables is None:
+        return None
+    return [
+        Link(hosts[i], hosts[j], bit_s=bit_s, round_trip_s=round_trip_s)
+        for i, speaker in enumerate(speakers)
+        for j, (round_trip_s, bit_s) in enumerate(tables[speaker].tolist())
+        if bit_s > 0
+    ]
+
+
+def tell(rope: Rope, host: str) -> None:
+    """Measure the ring, and have it on record; said by one member for all."""
+    links = measure(rope, host, ring)
+    if links and rope.rank == 0 and rope.channel is not None:
+        rope.channel.post("links", {"links": [link.to_list() for link in links]})
+
+
+def ring(count: int) -> Iterable[int]:
+    """From each host to the next."""
+    return range(1, min(2, count))
+
+
+def everybody(count: int) -> Iterable[int]:
+    """From each host to every other."""
+    return range(1, count)
+
+
+def _names(rope: Rope, host: str) -> Sequence[str] | None:
+    raw = host.encode()[:_NAME].ljust(_NAME)
+    gathered = rope.gather(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    return None if gathered is None else [bytes(one.tolist()).decode(errors="replace").strip() for one in gathered]
+
+
+def _exchange(rope: Rope, ask: Callable[[], float], source: int) -> float:
+    """What `ask` measures, while we answer `source`; 0 if somebody was lost."""
+    answering = threading.Thread(target=_answer, args=(rope, source), name="cordee-links", daemon=True)
+    answering.start()
+    try:
+        return ask()
+    except RuntimeError:
+        return 0.0
+    finally:
+        answering.join(rope.deadline_s)
+
+
+def _lane(rope: Rope, source: int, target: int) -> Any:
+    """Two groups are two connections between the same members: each carries data one way.
+
+    On one connection, where gloo's own words (that a receiver is ready) queue behind the data of its host, two members
+    that send to each other would take turns.
+    """
+    return rope._layers if source < target else rope._group
+
+
+def _round_trip(rope: Rope, target: int) -> float:
+    """In seconds; while all do so, and nobody sends much."""
+    found = statistics.median(_sent(rope, target, 1)[0] for _ in range(PINGS))
+    _end(rope, target)
+    return found
+
+
+def _speed(rope: Rope, target: int) -> float:
+    """In bits per second; while all send as much as they can."""
+    size = FIRST_BYTES
+    while True:
+        spent = _sent(rope, target, size)[1]
+        for _ in range(AGAIN if ENOUGH_S <= spent < LONG_S else 0):
+            spent = min(spent, _sent(rope, target, size)[1])
+        if spent >= ENOUGH_S or size >= MOST_BYTES:
+            break
+        size *= GROWTH
+    _end(rope, target)
+    return size * 8 / max(spent, 1e-9)
+
+
+def _sent(rope: Rope, target: int, size: int) -> tuple[float, float]:
+    """How long it takes to send so many bytes and get an answer, and how long they came for at the target.
+
+    The target's clock begins with a word that goes the same way just before them: what comes back to us may have to
+    wait behind what the target itself sends.
+    """
+    lane, data = _lane(rope, rope.rank, target), torch.zeros(size, dtype=torch.uint8)
+    ready, answer = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.float64)
+    lane.send([torch.tensor([size])], target, _SIZE).wait()
+    lane.recv([ready], target, _READY).wait()
+    began = time.perf_counter()
+    sending = [lane.send([ready], target, _GO), lane.send([data], target, _DATA)]
+    for work in (lane.recv([answer], target, _ANSWER), *sending):
+        work.wait()
+    return time.perf_counter() - began, float(answer)
+
+
+def _end(rope: Rope, target: int) -> None:
+    """Nothing more comes."""
+    _lane(rope, rope.rank, target).send([torch.zeros(1, dtype=torch.int64)], target, _SIZE).wait()
+
+
+def _answer(rope: Rope, source: int) -> None:
+    lane, size, word = _lane(rope, source, rope.rank), torch.zeros(1, dtype=torch.int64), torch.zeros(1).byte()
+    try:
+        while True:
+            lane.recv([size], source, _SIZE).wait()
+            if not int(size):
+                return
+            go = lane.recv([word], source, _GO)
+            data = lane.recv([torch.empty(int(size), dtype=torch.uint8)], source, _DATA)
+            lane.send([torch.zeros(1).byte()], source, _READY).wait()
+            go.wait()
+            began = time.perf_counter()
+            data.wait()
+            spent = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
+            lane.send([spent], source, _ANSWER).wait()
+    except RuntimeError:
+        return  # somebody was lost: whoever waits for us is told by the same way
+
+
+_MEASURES = (_round_trip, _speed)

@@ -1,0 +1,44 @@
+"""Standard output and error that outlive their terminal: a run does not end because nobody reads what it says."""
+
+from __future__ import annotations
+
+import errno
+import io
+import sys
+from typing import Any
+
+GONE = (errno.EIO, errno.EPIPE)
+"""How the system says that a terminal was closed, or that the reader of a pipe has ended."""
+
+
+class _Lasting(io.FileIO):
+    """Takes everything, also when there is nobody left to give it to."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            return memoryview(data).nbytes
+
+
+def outlive_terminal() -> None:
+    """From now on nothing that this process prints fails because its reader is gone."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        try:
+            if old is None or old.fileno() != number:
+                continue  # somebody put something else there, which is not ours to replace
+            old.flush()
+            raw = _Lasting(number, "w", closefd=False)
+        except (OSError, ValueError, AttributeError):
+            continue
+        new = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=name == "stderr" or raw.isatty(),
+            write_through=old.write_through,
+        )
+        setattr(sys, name, new)

@@ -1,0 +1,110 @@
+"""An exception of the user's model, loss or metric in words: where it came from, and what to do about it.
+
+Advice is only given for errors that tell of shapes, types or classes; whatever else goes wrong in the user's code
+(a misspelt attribute, say), he knows better than we do once he knows the line.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cordee.core.errors import DataError, ModelError
+from cordee.feed.batch import Batch
+from cordee.train.fields import dtype_name, named_tensors, shapes
+from cordee.train.place import place_of
+
+OF_SHAPES = ("mat1", "size", "shape", "dimension", "channels", "target tensor", "elements", "expected input")
+OF_TYPES = ("dtype", "scalar type", "type (", "can't be cast")
+FIT = "Change the model's first or last layer, the loss, or the data so that they fit"
+
+
+def misfit(error: Exception, model: nn.Module, batch: Batch) -> ModelError:
+    """What to tell of an error that the model or the loss raised for this batch."""
+    advice = advise(error, model, batch)
+    what = "does not accept" if advice else "fails with"
+    return ModelError(
+        "\n".join(
+            filter(
+                None,
+                [
+                    f"the model or the loss {what} a batch of the data.",
+                    f"  a batch: {shapes(batch.fields)}",
+                    f"  the error: {said(error)}",
+                    advice,
+                ],
+            )
+        )
+    )
+
+
+def said(error: Exception) -> str:
+    """The exception and where it came from, on one line."""
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+
+
+def advise(error: Exception, model: nn.Module, batch: Batch) -> str:
+    """What to change; empty where the error has nothing to do with how model, loss and data fit together."""
+    text = str(error).lower()
+    if isinstance(error, IndexError):
+        return _of_index(text, batch)
+    if not isinstance(error, RuntimeError | ValueError):
+        return ""
+    if any(word in text for word in OF_TYPES):
+        return _of_types(text, model, batch)
+    return FIT if any(word in text for word in OF_SHAPES) else ""
+
+
+def _of_index(text: str, batch: Batch) -> str:
+    if "target" in text and "out of bounds" in text:
+        target = _field(batch, "y")
+        most = f"; the largest of this batch is {int(target.max())}" if target is not None and target.numel() else ""
+        return f"Classes count from 0, and the model's last layer needs an output for each{most}"
+    if "index out of range in self" in text:
+        return "A number in the data is beyond the size of an embedding: make that larger, or look at the data"
+    return ""
+
+
+def _of_types(text: str, model: nn.Module, batch: Batch) -> str:
+    weights = next((one for one in model.parameters() if one.is_floating_point()), torch.empty(0))
+    if "indices" in text:
+        return "An embedding takes whole numbers: convert them with .astype(np.int64) (a tensor: .long())"
+    doubles = [name for name, one in named_tensors(batch.fields) if one.dtype == torch.float64]
+    if doubles and weights.dtype == torch.float32:
+        which = f"{' and '.join(doubles)} of the data {'are' if len(doubles) > 1 else 'is'} float64"
+        return f"{which}, the model's weights are float32: convert it with .astype(np.float32) (a tensor: .float())"
+    if "target dtype" in text or "long but found" in text:
+        return "Classes as targets are int64: convert them with .astype(np.int64) (a tensor: .long())"
+    name = "y" if "cast" in text else "x"
+    field = _field(batch, name)
+    if field is not None and not field.is_floating_point():
+        numbers = f"{name} of the data is {dtype_name(field)}, the model computes in {dtype_name(weights)}"
+        return f"{numbers}: convert it with .astype(np.float32) (a tensor: .float())"
+    return FIT
+
+
+def broadcast(output: object, batch: Batch) -> str:
+    """What to say if output and target have shapes that grow against each other, (n, 1) and (n,); else empty."""
+    target = _field(batch, "y")
+    if target is None or not isinstance(output, Tensor):
+        return ""
+    try:
+        common = torch.broadcast_shapes(output.shape, target.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return ""
+    if common in (output.shape, target.shape):
+        return ""
+    return (
+        f"The cause is broadcasting: an output of shape {tuple(output.shape)} and a target of {tuple(target.shape)} "
+        f"become {tuple(common)}, and every output is compared with every target. Give both one shape: y[:, None] in "
+        "the data, or output.squeeze(1) in the loss"
+    )
+
+
+def _field(batch: Batch, name: str) -> Tensor | None:
+    try:
+        found = batch.y if name == "y" else batch.x
+    except DataError:
+        return None
+    return found if isinstance(found, Tensor) else None

@@ -1,0 +1,21 @@
+"""`cordee.predict`: a model's outputs for all samples, whoever computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from cordee.feed.data import as_source
+from cordee.group.rope import Rope
+from cordee.train import evaluate
+from cordee.train.session import Session
+
+
+def predict(model: nn.Module, data: Any, session: Session | None = None, *, batch: int = 256) -> Tensor:
+    """The model's outputs for all samples of `data`, in their order, on every worker.
+
+    With a session every worker calls it and computes a share of each batch; without one this process computes all.
+    """
+    rope = session.rope if session is not None else Rope()
+    return evaluate.predict(model, as_source(data), rope, batch=batch)

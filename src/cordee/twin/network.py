@@ -1,0 +1,126 @@
+"""The network of a twin, as commands for ip and tc: hosts and a switch are network namespaces, joined by cables.
+
+Nothing is made in the machine's own network: both ends of a cable are made inside namespaces. So twins do not meet,
+all may use the same addresses, and what a killed one leaves behind has names that tell whose it is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from cordee.core.errors import UsageError
+from cordee.twin.cluster import Cluster, Host
+
+PREFIX = "cordee-"
+SUBNET = "10.213.77"
+COMMAND_S = 20.0
+NAMESPACES = Path("/run/netns")
+"""Where ip keeps namespaces that have a name."""
+_INSIDE = "eth0"
+_LEAST_BURST, _BURST_S = 6_000, 0.005
+"""A token bucket of 5 ms, and of some packets, reaches the nominal speed and does not let much more pass at once."""
+_QUEUE_MS = 50
+
+Command = tuple[str, ...]
+
+
+class NetworkError(UsageError):
+    """A command of ip or tc failed: this kernel, or this user, cannot do it."""
+
+
+def switch_of(twin: str) -> str:
+    """The namespace in which a twin's switch is."""
+    return f"{PREFIX}{twin}"
+
+
+def namespace_of(twin: str, host: str) -> str:
+    """The namespace that is a host."""
+    return f"{PREFIX}{twin}-{host}"
+
+
+def address_of(cluster: Cluster, host: str) -> str:
+    """A host's address."""
+    return f"{SUBNET}.{cluster.names.index(host) + 1}"
+
+
+def hosts_file(cluster: Cluster) -> str:
+    """What /etc/hosts says inside: every host by its name."""
+    lines = ["127.0.0.1 localhost", *(f"{address_of(cluster, name)} {name}" for name in cluster.names)]
+    return "\n".join(lines) + "\n"
+
+
+def making(twin: str, cluster: Cluster) -> list[Command]:
+    """The commands that make the network."""
+    switch = switch_of(twin)
+    commands: list[Command] = [
+        ("ip", "netns", "add", switch),
+        ("ip", "-n", switch, "link", "add", "name", "bridge", "type", "bridge"),
+        ("ip", "-n", switch, "link", "set", "dev", "bridge", "up"),
+    ]
+    for host in cluster.hosts:
+        space, port = namespace_of(twin, host.name), _port(host.name)
+        cable = ("name", port, "type", "veth", "peer", "name", _INSIDE, "netns", space)
+        address = f"{address_of(cluster, host.name)}/24"
+        commands += [
+            ("ip", "netns", "add", space),
+            ("ip", "-n", switch, "link", "add", *cable),
+            ("ip", "-n", switch, "link", "set", "dev", port, "master", "bridge", "up"),
+            ("ip", "-n", space, "address", "add", address, "dev", _INSIDE),
+            ("ip", "-n", space, "link", "set", "dev", "lo", "up"),
+            ("ip", "-n", space, "link", "set", "dev", _INSIDE, "up"),
+        ]
+        commands += limiting(twin, host) if host.link is not None else []
+    return commands
+
+
+def limiting(twin: str, host: Host) -> list[Command]:
+    """The commands that give a host's link its speed, both ways; also while something is sent."""
+    ends = ((namespace_of(twin, host.name), _INSIDE), (switch_of(twin), _port(host.name)))
+    if host.link is None:
+        return [("tc", "-n", space, "qdisc", "replace", "dev", device, "root", "pfifo") for space, device in ends]
+    burst = max(_LEAST_BURST, round(host.link / 8 * _BURST_S))
+    bucket = ("tbf", "rate", f"{host.link:.0f}bit", "burst", str(burst), "latency", f"{_QUEUE_MS}ms")
+    return [("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *bucket) for space, device in ends]
+
+
+def cutting(twin: str, host: str) -> list[Command]:
+    """The commands that pull a host's cable out of the switch."""
+    return [("ip", "-n", switch_of(twin), "link", "set", "dev", _port(host), "down")]
+
+
+def mending(twin: str, host: str) -> list[Command]:
+    """The commands that put it back."""
+    return [("ip", "-n", switch_of(twin), "link", "set", "dev", _port(host), "up")]
+
+
+def removing(twin: str, hosts: Sequence[str]) -> list[Command]:
+    """The commands that remove it, the cables first: a namespace may live a little longer than its name."""
+    switch = switch_of(twin)
+    cables = [("ip", "-n", switch, "link", "delete", "dev", _port(host)) for host in hosts]
+    spaces = [("ip", "netns", "delete", space) for space in (*(namespace_of(twin, host) for host in hosts), switch)]
+    return [*cables, *spaces]
+
+
+def execute(commands: Sequence[Command], *, check: bool = True) -> None:
+    """Run them one after the other; without `check` failures do not matter.
+
+    They inherit the registry's lock: if we are killed, nobody sweeps before the one that is under way has ended.
+    """
+    for command in commands:
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=COMMAND_S, check=False, close_fds=False
+            )
+        except OSError as error:
+            if check:
+                raise NetworkError(f"{command[0]} could not be started: {error.strerror}") from error
+            continue
+        if check and done.returncode != 0:
+            raise NetworkError(f"`{' '.join(command)}` failed: {' '.join(done.stderr.split()) or done.returncode}")
+
+
+def _port(host: str) -> str:
+    """The switch's end of a host's cable."""
+    return f"to-{host}"

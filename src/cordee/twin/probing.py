@@ -1,0 +1,51 @@
+"""The script that `cordee twin probe` runs on all hosts, by the ordinary start: `probing.py FILE`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from cordee.group.links import everybody, measure
+from cordee.group.rope import Rope
+from cordee.train.session import session
+
+SECONDS = 1.0
+"""How long a sum of all hosts should take, so that it says how fast they add up."""
+ROUNDS = 3
+LEAST_BYTES, MOST_BYTES = 65_536, 134_217_728
+
+
+def main(file: Path) -> None:
+    """Measure all links, and sums of all hosts; the first worker writes what was found."""
+    with session() as mine:
+        rope = mine.rope
+        links = measure(rope, socket.gethostname(), everybody) or []
+        slowest = min((link.bit_s for link in links), default=1e9)
+        summed = _sums(rope, slowest)
+        if mine.rank == 0:
+            file.write_text(json.dumps({"links": [link.to_list() for link in links], "allreduce": summed}))
+
+
+def _sums(rope: Rope, bit_s: float) -> dict[str, float]:
+    """How fast each link is while all members add up: 2 (n - 1) / n of the bytes go over each of them, both ways."""
+    part = 2 * (rope.size - 1) / rope.size
+    size = int(min(max(bit_s / 8 * SECONDS / max(part, 1e-9), LEAST_BYTES), MOST_BYTES))
+    tensor = torch.zeros(size // 4)
+    spent = []
+    for _ in range(ROUNDS + 1):  # the first one fills the buffers on the way
+        began = time.perf_counter()
+        while not rope.agree([tensor]):
+            pass
+        spent.append(time.perf_counter() - began)
+    seconds = statistics.median(spent[1:])
+    return {"bytes": size, "seconds": round(seconds, 4), "mbit_s": round(part * size * 8 / seconds / 1e6, 3)}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

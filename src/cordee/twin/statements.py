@@ -1,0 +1,205 @@
+"""The text of a schedule read as rules; what cannot be read is refused with its line and word."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, get_args
+
+from cordee.core.errors import UsageError
+from cordee.twin.rules import (
+    Action,
+    AtStep,
+    AtTime,
+    Cut,
+    EverySteps,
+    EveryTime,
+    KillHost,
+    Kind,
+    Mend,
+    Rule,
+    Set,
+    Signal,
+    When,
+)
+
+SETTINGS = ("link", "cpu")
+"""What `set` changes; how a value is written is the cluster's affair."""
+_KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
+_VERBS = ("cut", "mend", "set", *_KINDS)
+_UNITS = {"s": (1, 1), "ms": (1, 1000), "min": (60, 1)}
+_QUANTITY = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(?P<unit>[a-z]*)", re.ASCII | re.IGNORECASE)
+_HOST = re.compile(r"(?!and$)[a-z0-9][a-z0-9_.-]*", re.IGNORECASE | re.ASCII)
+_WHOLE = re.compile(r"[0-9]{1,15}")
+
+
+def read_rules(text: str) -> tuple[Rule, ...]:
+    """The rules that `text` means; `UsageError` for the first word that does not belong where it stands."""
+    return tuple(_rule(words) for words in statements(text))
+
+
+def place(line: int, number: int, text: str) -> str:
+    """Where a word stands, for messages; line 0 is that of a value which no text was read for."""
+    return f"schedule, line {line}, word {number} {text!r}" if line else f"schedule, {text!r}"
+
+
+def refused(where: str, expected: str, given: str = "", known: Sequence[str] = ()) -> UsageError:
+    """The error for what does not belong there, with the nearest of the `known` words if `given` is nearly one."""
+    near = difflib.get_close_matches(given.lower(), known, n=1)
+    return UsageError(f"{where}: expected {expected}." + (f" Did you mean {near[0]}?" if near else ""))
+
+
+class Word(NamedTuple):
+    """A word, a colon, or the end of a statement (which is empty)."""
+
+    text: str
+    line: int
+    number: int
+    """Counted along the line, from 1; a colon and an end count as the word before them."""
+    where: str
+
+    @property
+    def key(self) -> str:
+        """The word as one of the language, where case does not matter."""
+        return self.text.lower()
+
+    def refused(self, expected: str) -> UsageError:
+        """The error that something else was expected here."""
+        return refused(self.where, expected)
+
+    def one_of(self, known: Sequence[str]) -> str:
+        """The one of the `known` words that this is."""
+        if self.key not in known:
+            expected = f"one of {', '.join(known)}" if len(known) > 1 else known[0]
+            raise refused(self.where, expected, self.text, known)
+        return self.key
+
+    def whole(self, least: int, meaning: str) -> int:
+        """The whole number of at least `least` that this is."""
+        if not _WHOLE.fullmatch(self.text) or int(self.text) < least:
+            raise self.refused(f"{meaning}, a whole number of at least {least}")
+        return int(self.text)
+
+
+class Statement:
+    """The words of a statement, taken one by one; whoever goes on at the end gets the end again."""
+
+    def __init__(self, words: list[Word], end: Word) -> None:
+        """All of them are still to be taken."""
+        self._left = words[::-1]
+        self._end = end
+
+    def peek(self) -> Word:
+        """The next word, which stays."""
+        return self._left[-1] if self._left else self._end
+
+    def take(self) -> Word:
+        """The next word."""
+        return self._left.pop() if self._left else self._end
+
+
+def statements(text: str) -> Iterator[Statement]:
+    """What stands between `;` and new lines, without comments; empty ones are left out."""
+    for line, written in enumerate(text.split("\n"), start=1):
+        number, before = 0, f"schedule, line {line}, at its beginning"
+        for part in written.partition("#")[0].split(";"):
+            words = []
+            for found in re.findall(r":|[^\s:]+", part):
+                where = before
+                if found != ":":
+                    number += 1
+                    where, before = place(line, number, found), f"schedule, line {line}, after word {number} {found!r}"
+                words.append(Word(found, line, number, where))
+            if words:
+                yield Statement(words, Word("", line, number, before))
+
+
+def _rule(words: Statement) -> Rule:
+    when = _when(words)
+    colon = words.take()
+    if colon.text != ":":
+        raise colon.refused("':' between when and what")
+    actions = [_action(words)]
+    while (word := words.take()).key == "and":
+        actions.append(_action(words))
+    if word.text:
+        raise word.refused("'and' with another action, or ';' or a new line before the next statement")
+    return Rule(when, tuple(actions), colon.line)
+
+
+def _when(words: Statement) -> When:
+    every = words.take().one_of(("at", "every")) == "every"
+    word = words.take()
+    if word.key == "step" and not every:
+        return AtStep(words.take().whole(1, "the number of a step"))
+    found = _QUANTITY.fullmatch(word.text)
+    if found is None:
+        raise word.refused(
+            "steps or a time, such as 20 steps or 15 s" if every else "a step or a time, such as step 30 or 12.5 s"
+        )
+    number = found["number"]
+    unit = word._replace(text=found["unit"]) if found["unit"] else words.take()
+    if unit.text in ("", ":"):
+        steps = f"{number} steps" if every else f"step {number}"
+        raise UsageError(f"{word.where}: the unit is missing. Say '{number} s' for seconds, or '{steps}'.")
+    if every and unit.key in ("step", "steps"):
+        return EverySteps(word._replace(text=number).whole(1, "a number of steps"))
+    if unit.key not in _UNITS:
+        other = f"steps, {', '.join(_UNITS)}" if every else f"{', '.join(_UNITS)}, or 'step {number}' for a step"
+        raise unit.refused(f"a unit: {other}")
+    times, parts = _UNITS[unit.key]
+    seconds = float(number) * times / parts
+    if not math.isfinite(seconds) or number.startswith("-") or (every and seconds == 0):
+        least = "above 0" if every else "of at least 0, counted from when training began"
+        raise word.refused(f"a finite time {least}")
+    return EveryTime(seconds) if every else AtTime(seconds)
+
+
+def _action(words: Statement) -> Action:
+    first = words.take()
+    verb = first.one_of(_VERBS)
+    if verb == "cut":
+        return Cut(_host(words), word=first.number)
+    if verb == "mend":
+        return Mend(_host(words), word=first.number)
+    if verb == "set":
+        return Set(_host(words), _settings(words), word=first.number)
+    return _signal(_KINDS[verb], words, first.number)
+
+
+def _signal(kind: Kind, words: Statement, first: int) -> Signal | KillHost:
+    word = words.take()
+    if word.key == "host" and kind == "kill":
+        return KillHost(_host(words), word=first)
+    if word.key == "random" and kind != "resume":
+        words.take().one_of(("worker",))
+        return Signal(kind, None, word=first)
+    if word.key != "worker":
+        others = {"kill": ", random worker or host NAME", "pause": " or random worker", "resume": ""}[kind]
+        raise word.refused(f"worker N{others}, such as {kind} worker 2")
+    return Signal(kind, words.take().whole(0, "the number of a worker"), word=first)
+
+
+def _host(words: Statement) -> str:
+    word = words.take()
+    if not _HOST.fullmatch(word.text):
+        raise word.refused("the name of a host")
+    return word.text
+
+
+def _settings(words: Statement) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    while words.peek().text and words.peek().key != "and":
+        word = words.take()
+        key, equals, text = word.text.partition("=")
+        if not equals or not text:
+            raise word.refused("key=value without spaces, such as link=10mbit")
+        key = word._replace(text=key).one_of(SETTINGS)
+        if key in found:
+            raise UsageError(f"{word.where}: {key} is given twice. Keep one of them.")
+        found[key] = text
+    if not found:
+        raise words.peek().refused("what to set, such as link=10mbit or cpu=0.1")
+    return tuple(found.items())

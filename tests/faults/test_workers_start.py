@@ -1,0 +1,109 @@
+"""What the process that starts workers does when it cannot, or when their launcher is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cordee.core.errors import RendezvousError
+from cordee.core.plan import Plan
+from cordee.group.wire import Address
+from cordee.runtime.forkserver import READY, receive, send
+from cordee.runtime.launch import Launch
+from cordee.runtime.nursery import _connect, connect_warm, stop_warm
+from cordee.runtime.spec import Target
+from harness import DEADLINE_S, marked
+
+NO_FORKS = """
+import errno, os, socket, sys
+from cordee.runtime import forkserver
+def fork():
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+os.fork = fork
+forkserver.serve(socket.socket(fileno=int(sys.argv[1])))
+"""
+STAYS = """
+import sys
+from pathlib import Path
+from cordee.runtime.forkserver import stay_warm
+stay_warm(Path(sys.argv[1]), 10)
+"""
+
+
+def spec(out: Path) -> dict[str, Any]:
+    """A worker whose launcher is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    launch = Launch(Target("job", "job.py"), 1, Plan(), out, threads=1)
+    return launch.specs(Address("127.0.0.1", port, "t" * 64))[0].to_dict()
+
+
+def answers(sock: socket.socket) -> Iterator[dict[str, Any]]:
+    sock.settimeout(DEADLINE_S)
+    while (message := receive(sock)[0]) is not None:
+        yield message
+
+
+def test_a_worker_that_does_not_reach_its_launcher_says_so_in_one_line(warm: int, tmp_path: Path) -> None:
+    server = connect_warm()
+    assert server is not None
+    with server, (tmp_path / "said").open("w") as said:
+        heard = answers(server)
+        assert READY in next(heard)
+        send(server, {"start": spec(tmp_path)}, (said.fileno(), said.fileno()))
+        assert "started" in next(heard)
+        assert next(heard) == {"exited": 0, "status": RendezvousError.code}
+    (line,) = (tmp_path / "said").read_text().splitlines()
+    assert line.startswith("cordee: worker 0 ends: could not reach the launcher at 127.0.0.1:")
+
+
+@contextmanager
+def process(code: str, *words: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
+    made = subprocess.Popen([sys.executable, "-c", code, *words], text=True, **more)
+    try:
+        yield made
+    finally:
+        made.kill()
+        made.wait(DEADLINE_S)
+
+
+def test_a_worker_that_cannot_be_forked_is_told(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, process(NO_FORKS, str(theirs.fileno()), pass_fds=[theirs.fileno()]):
+        heard = answers(ours)
+        assert READY in next(heard)
+        send(ours, {"start": spec(tmp_path)}, (1, 2))
+        assert next(heard) == {"unborn": 0, "reason": os.strerror(11)}
+
+
+def test_warm_servers_are_stopped_and_their_runs_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert stop_warm() == []
+    folder = tmp_path / f"cordee-{os.getuid()}"
+    stale, path = folder / "warm-0.sock", folder / "warm-1.sock"
+    stale.write_text("")  # of a server that was killed
+    mark = f"CORDEE_TESTS_{tmp_path.name}_{os.getpid()}"
+    with process(STAYS, str(path), env={**os.environ, mark: "1"}) as server:
+        while not path.exists():
+            assert server.poll() is None
+        run = _connect(path)
+        assert run is not None
+        heard = answers(run)
+        assert READY in next(heard)
+        assert stop_warm() == [server.pid]
+        assert server.wait(DEADLINE_S) == 0
+        assert not path.exists() and not stale.exists()
+        assert len(marked(mark)) == 1  # the server of the run
+        run.close()
+        assert stop_warm() == []
+    for one in marked(mark):
+        os.kill(one.pid, signal.SIGKILL)

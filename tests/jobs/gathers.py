@@ -1,0 +1,56 @@
+"""Gathers of many sizes and types, some left open, some never asked for; ends with an error if one of them is wrong."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+import cordee
+from cordee.group import shared
+
+
+def content(shape: tuple[int, ...], kind: torch.dtype, seed: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return (100 * torch.rand(shape, generator=generator, dtype=torch.float64)).to(kind)
+
+
+with cordee.session() as s:
+    rope = s.rope
+    near, posts = rope._near, 0
+    assert (near is not None) == ("shared" in sys.argv)
+    if near is not None:
+        if "small" in sys.argv:  # so that the arena is written round and round, and some go over sockets
+            near._arena = 2**16
+        post = near.post
+
+        def counted(*given: object) -> shared.Work:
+            global posts
+            posts += 1
+            return post(*given)  # type: ignore[arg-type]
+
+        near.post = counted  # type: ignore[method-assign]
+    shapes = [(1,), (3, 5), (), (4_000,), (7,), (9_000,), (2, 0)]
+    kinds = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16, torch.bool]
+    for turn in range(60):
+        seed = 100 * turn
+        weight = rope.start_gather(content((1,), torch.float64, seed, s.rank))  # open while the others come and go
+        assert rope.start_gather(content((2,), torch.float32, seed, s.rank)) is not None  # nobody asks for it
+        total = torch.full((300,), float(s.rank + 1))
+        sum_of_all = rope.start_sum(total) if s.rank % 2 else None  # the sums have an order of their own
+        for place, shape in enumerate(shapes):
+            kind = kinds[(turn + place) % len(kinds)]
+            if turn % 7 == s.rank:
+                time.sleep(0.001)
+            parts = rope.gather(content(shape, kind, seed + place, s.rank))
+            assert parts is not None and len(parts) == s.size
+            for rank, part in enumerate(parts):
+                assert part.dtype == kind and torch.equal(part, content(shape, kind, seed + place, rank)), (turn, place)
+        assert rope.wait(sum_of_all or rope.start_sum(total)) and float(total[0]) == s.size * (s.size + 1) / 2
+        assert weight is not None
+        weights = rope.gathered(weight)
+        assert weights is not None
+        assert all(torch.equal(one, content((1,), torch.float64, seed, rank)) for rank, one in enumerate(weights))
+    whole = 60 * (2 + len(shapes))
+    assert {"gloo": posts == 0, "small": 0 < posts < whole, "large": posts == whole}[sys.argv[-1]], posts

@@ -1,0 +1,48 @@
+"""Measure the links between members that take themselves for hosts: `links.py RING|ALL FOLDER [DIES] HOST HOST ...`.
+
+DIES is RANK@COUNT: the member of this rank kills itself when it sends for the COUNT-th time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cordee
+from cordee.group import links
+
+which, folder, *names = sys.argv[1:]
+dies, at = map(int, names.pop(0).split("@")) if "@" in names[0] else (-1, 0)
+links.ENOUGH_S = 0.01
+
+with cordee.session() as s:
+    rope, rank, sent = s.rope, s.rank, 0
+    lane_of = links._lane
+
+    class Counted:
+        """A connection that counts what is sent."""
+
+        def __init__(self, lane: Any) -> None:
+            self.lane, self.recv = lane, lane.recv
+
+        def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Any:
+            global sent
+            sent += 1
+            if (rank, sent) == (dies, at):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.lane.send(tensors, target, tag)
+
+    links._lane = lambda *which: Counted(lane_of(*which))
+    found = links.measure(rope, names[rank], links.everybody if which == "ALL" else links.ring)
+    total = torch.ones(3)
+    while not rope.agree([total]):
+        total = torch.ones(3)
+    said = None if found is None else [[one.source, one.target, one.bit_s, one.round_trip_s] for one in found]
+    about = {"links": said, "total": total.tolist(), "members": list(rope.members), "sent": sent}
+    Path(folder, f"{rank if found is not None else rope.worker}.json").write_text(json.dumps(about))

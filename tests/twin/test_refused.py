@@ -1,0 +1,66 @@
+"""Nonsense is refused with the line and the word, before anything is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness import command
+
+NO_PROGRAMS = {**os.environ, "PATH": "/nowhere"}
+"""Whoever tries to make something fails, and says so: a refusal that is not about this came before it."""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--schedule", "at step 3: cutt b"], "schedule, line 1, word 4 'cutt': expected one of cut, mend, set"),
+        (["--schedule", "at 1 s: cut b\nat 2 s: cut d"], "line 2, word 5 'd': expected one of the hosts a, b"),
+        (["--schedule", "at step 3: kill worker 2"], "schedule, line 1, word 6 '2': expected a worker from 0 to 1"),
+        (["--schedule", "at step 3: set b link=9"], "schedule, line 1, word 6 'link=9': link=9: expected a speed"),
+        (["--schedule", "at 1 s: cut b; " * 40 + "at 2: cut b"], "schedule, line 1, word 202 '2': the unit is missing"),
+        (["--hosts", "2 cpu=1"], "hosts '2 cpu=1': expected `2 x cpu=1 ...`"),
+        (["--hosts", "2 x link=fast"], "link=fast: expected a speed from 8kbit to 100gbit"),
+        (["--name", "x"], "--hosts makes a new twin, --name takes one that is up: give one of them"),
+        (["--nonsense", "--schedule", "every: cut b"], "schedule, line 1, after word 1 'every'"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused_before_anything_is_made(words: list[str], message: str, job: Path, tmp_path: Path) -> None:
+    hosts = [] if "--hosts" in words else ["--hosts", "2"]
+    done = command("twin", "run", job, "--out", tmp_path / "out", *hosts, *words, env=NO_PROGRAMS)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("cordee: ") and message in done.stderr and done.stdout == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_schedule_in_a_file_is_read(job: Path, tmp_path: Path) -> None:
+    file = tmp_path / "faults.txt"
+    file.write_text("# two faults\n\nat step 3: cut b\nat step 4: mendd b\n")
+    done = command("twin", "run", job, "--hosts", "2", "--schedule", file, env=NO_PROGRAMS)
+    assert done.returncode == 2 and "schedule, line 4, word 4 'mendd'" in done.stderr
+    file.write_bytes(b"\xff\xfe at step 3")
+    done = command("twin", "run", job, "--hosts", "2", "--schedule", file, env=NO_PROGRAMS)
+    assert done.returncode == 2 and f"--schedule {file}: it cannot be read as text" in done.stderr
+
+
+def test_a_job_that_is_not_there(tmp_path: Path) -> None:
+    done = command("twin", "run", tmp_path / "none.py", "--hosts", "2", env=NO_PROGRAMS)
+    assert done.returncode == 2 and f"there is no file {tmp_path / 'none.py'}" in done.stderr
+
+
+def test_mere_processes_have_nothing_to_cut(job: Path, tmp_path: Path) -> None:
+    words = ["--hosts", "2", "--processes", "--out", tmp_path / "out"]
+    done = command("twin", "run", job, *words, "--schedule", "at step 3: kill worker 1 and cut b")
+    assert done.returncode == 2 and "schedule, line 1, word 8 'cut': the hosts of twin" in done.stderr
+    assert "are mere processes, without links" in done.stderr
+    done = command("twin", "run", job, "--hosts", "link=1mbit", "--processes", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "host a cannot have a link: it is a mere process" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_missing_is_said_and_what_is_possible_is_offered(job: Path) -> None:
+    done = command("twin", "run", job, "--hosts", "2 x link=10mbit", env=NO_PROGRAMS)
+    assert done.returncode == 2 and "the programs ip and tc (install iproute2)" in done.stderr
+    assert "What is possible, once link= " in done.stderr and done.stderr.rstrip().endswith("--processes")

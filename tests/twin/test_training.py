@@ -1,0 +1,136 @@
+"""Jobs on the hosts of a twin train what one process trains, undisturbed and disturbed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cordee.twin.registry import Entry
+from harness import DEADLINE_S, Run, assert_same, start, train
+from twin.emulated import Emulated, await_entry, left, namespaces
+
+GREET = """
+import socket, ssl, struct, time
+
+def reach():
+    while True:
+        try:
+            return socket.create_connection(("a", 29400), timeout=30)
+        except OSError:
+            time.sleep(0.05)
+
+with reach() as plain:
+    words = b'{"nonce":"00000000000000000000000000000000"}'
+    plain.sendall(struct.pack("!I", len(words)) + words)
+    try:
+        answer = plain.recv(1000)
+    except OSError:
+        answer = b""
+    print("plain:", "nonce" if b"nonce" in answer else "no answer")
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+with context.wrap_socket(reach()) as connection:
+    connection.sendall(struct.pack("!I", len(words)) + words)
+    print("tls:", "nonce" if b"nonce" in connection.recv(1000) else "no answer")
+"""
+"""A stranger at the address where the hosts meet: whoever speaks our language in the clear gets no answer there."""
+
+
+def finished(process: subprocess.Popen[str], entry: Entry, token: str, out: Path) -> Run:
+    """The run, once it has ended well, left no secret, and nothing is left of its twin."""
+    numbers = set(namespaces(entry.name).values())
+    said, complaints = process.communicate(timeout=2 * DEADLINE_S)
+    assert process.returncode == 0, complaints
+    assert f"report: {out / 'report.html'}" in said
+    assert left(entry.name, numbers) == {}
+    files = [file for file in out.parent.rglob("*") if file.is_file()]
+    assert out / "events.jsonl" in files
+    assert [file for file in files if token.encode() in file.read_bytes()] == []
+    assert token not in said + complaints
+    return Run(out)
+
+
+def pairs(run: Run) -> list[tuple[str, str]]:
+    """The links that were measured at the start; each has a speed and a round trip."""
+    (found,) = run.of("links")
+    assert all(speed > 0 and milliseconds > 0 for _, _, speed, milliseconds in found["links"])
+    return [(source, target) for source, target, *_ in found["links"]]
+
+
+def test_a_worker_is_killed_and_a_host_is_cut_off(able: None, warm: int, job: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "run"
+    words = ["--hosts", "3", "--schedule", "at step 5: kill worker 1; at step 12: cut c", "--out", str(out)]
+    with start("twin", "run", job, *words) as process:
+        try:
+            entry = await_entry(process, whole=True)
+            token = entry.token_file.read_text().strip()
+            assert len(token) >= 32
+            assert Emulated(entry.name).python("c", GREET) == "plain: no answer\ntls: nonce\n"
+            run = finished(process, entry, token, out)
+        finally:
+            process.terminate()
+    assert_same(run, train(job, tmp_path / "alone"))
+    assert (run.result["workers"], run.result["failures"]) == (3, 2)
+    assert pairs(run) == [("a", "b"), ("b", "c"), ("c", "a")]
+    kill, cut = (one["what"] for one in run.of("fault"))
+    victim = next(one for one in run.of("worker") if one["worker"] == 1)
+    assert (kill, cut) == (f"kill worker 1 (process {victim['pid']} on {victim['host']})", "cut c")
+    assert {one["host"] for one in run.of("worker")} == {"a", "b", "c"}
+    assert {one["host"] for one in run.of("failure")} == {victim["host"], "c"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_unequal_hosts_train_as_one_process(able: None, warm: int, job: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "run"
+    hosts = "2 x cpu=0.75 link=100mbit, name=far cpu=0.25 link=10mbit workers=2"
+    with start("twin", "run", job, "--hosts", hosts, "--out", str(out)) as process:
+        try:
+            entry = await_entry(process, whole=True)
+            run = finished(process, entry, entry.token_file.read_text().strip(), out)
+        finally:
+            process.terminate()
+    assert_same(run, train(job, tmp_path / "alone"))
+    assert (run.result["workers"], run.result["failures"], run.of("fault")) == (4, 0, [])
+    assert pairs(run) == [("a", "b"), ("b", "far"), ("far", "a")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_example_trains_on_three_hosts(able: None, warm: int, tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
+    out = tmp_path / "out" / "run"
+    words = ["--hosts", "3 x link=100mbit", "--set", "epochs=2", "--out", str(out)]
+    with start("twin", "run", example, *words) as process:
+        try:
+            entry = await_entry(process, whole=True)
+            run = finished(process, entry, entry.token_file.read_text().strip(), out)
+        finally:
+            process.terminate()
+    assert_same(run, train(example, tmp_path / "alone", epochs=2), loss=1e-5, tensor=None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_host_is_killed_and_the_run_is_gone_on_with_elsewhere(
+    able: None, warm: int, job: Path, tmp_path: Path
+) -> None:
+    """The first host ends the run; resumed on another twin, where the schedule begins with the step it begins with."""
+    out = tmp_path / "out" / "run"
+    words = ["--out", str(out), "--set", "epochs=4"]
+    faults = "at step 8: kill host b; at step 40: kill host a"
+    with start("twin", "run", job, *words, "--hosts", "2", "--schedule", faults) as process:
+        _, complaints = process.communicate(timeout=2 * DEADLINE_S)
+    assert process.returncode != 0, complaints
+    again = "at step 3: kill worker 0; every 45 steps: set a link=1gbit"
+    with start("twin", "run", job, *words, "--hosts", "1", "--schedule", again, "--resume") as process:
+        _, complaints = process.communicate(timeout=2 * DEADLINE_S)
+    assert process.returncode == 0, complaints
+    run, alone = Run(out), train(job, tmp_path / "alone", epochs=4)
+    assert run.result["order_sha256"] == alone.result["order_sha256"]
+    assert run.result["loss"] == pytest.approx(alone.result["loss"], rel=1e-12)
+    assert [one["what"] for one in run.of("fault")] == ["kill host b", "kill host a", "set a link=1gbit"]
+    assert json.loads((out / "run.json").read_text())["workers"] == 1

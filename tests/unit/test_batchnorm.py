@@ -1,0 +1,243 @@
+"""BatchNorm over the global batch: all formats, layouts and shares against one process that has the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cordee.group.rope import Rope
+from cordee.sync.batchnorm import StepState, bind
+
+CHANNELS = 6
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": lambda x: x,
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "channels last in space": lambda x: x.to(memory_format=torch.channels_last_3d),
+    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+}
+
+
+class Table:
+    """Where the members of a rope lay what they gather: one after the other, so it takes rounds until all is there.
+
+    What is gathered in the forward pass depends on nothing before, what is gathered in the backward pass on that: the
+    third round has everybody's parts of both.
+    """
+
+    ROUNDS = 3
+
+    def __init__(self, size: int) -> None:
+        self.parts: dict[tuple[int, int], Tensor] = {}
+        self.size = size
+
+
+class Seat(Rope):
+    """A member's place at a table, for one round."""
+
+    def __init__(self, table: Table, number: int) -> None:
+        super().__init__()
+        self.worker, self.members = number, tuple(range(table.size))
+        self._table, self._gathers = table, 0
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        turn, self._gathers = self._gathers, self._gathers + 1
+        self._table.parts[turn, self.worker] = tensor.clone()
+        return [self._table.parts.get((turn, member), tensor).clone() for member in self.members]
+
+
+class Lost(Rope):
+    """A rope of two that broke."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = (0, 1)
+
+    def gather(self, tensor: Tensor) -> None:
+        return None
+
+
+class Outcome:
+    """What came of a forward and a backward pass of one layer."""
+
+    def __init__(self, layer: nn.Module, x: Tensor, upstream: Tensor) -> None:
+        self.layer = layer
+        x = x.detach().requires_grad_()
+        self.out = layer(x)
+        assert self.out.dtype == x.dtype and self.out.shape == x.shape
+        self.out.backward(upstream)
+        assert x.grad is not None and x.grad.dtype == x.dtype
+        self.out, self.d_x = self.out.detach(), x.grad
+
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.layer.parameters() if parameter.grad is not None]
+
+
+def members(layer: nn.Module, inputs: Sequence[tuple[Tensor, Tensor, bool]]) -> list[Outcome]:
+    """The layer over these inputs and gradients, each a member's; silent or not."""
+    table = Table(len(inputs))
+    outcomes: list[Outcome] = []
+    for _ in range(Table.ROUNDS):
+        outcomes.clear()
+        for number, (x, upstream, silent) in enumerate(inputs):
+            mine = copy.deepcopy(layer)
+            bind(mine, "exact", Seat(table, number), StepState(silent=silent))
+            outcomes.append(Outcome(mine, x, upstream))
+    return outcomes
+
+
+def shared_out(layer: nn.Module, x: Tensor, upstream: Tensor, shares: Sequence[int]) -> list[Outcome]:
+    """The layer over the shares of a batch; a share of 0 borrows a sample."""
+    inputs, end = [], 0
+    for share in shares:
+        rows = slice(end, end + share) if share else slice(0, 1)
+        inputs.append((x[rows], upstream[rows], share == 0))
+        end += share
+    return members(layer, inputs)
+
+
+def whole(parts: Sequence[Outcome], shares: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Output, gradient of the input, and gradients of the parameters, of all shares together."""
+    real = [part for part, share in zip(parts, shares, strict=True) if share]
+    sums = [sum(each) for each in zip(*(part.gradients() for part in real), strict=True)]
+    return torch.cat([part.out for part in real]), torch.cat([part.d_x for part in real]), sums  # type: ignore[return-value]
+
+
+def layer_for(x: Tensor, **settings: Any) -> nn.Module:
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[x.dim()]
+    layer: nn.Module = kind(CHANNELS, **settings)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in layer.parameters():
+        parameter.data = torch.rand(CHANNELS, generator=generator) + 0.5
+    return layer
+
+
+def drawn(shape: Sequence[int], seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def worst(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).abs().max())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shares", [(3, 5), (1, 0, 6, 1)], ids=["two", "four, one of them empty"])
+@pytest.mark.parametrize(
+    ("inner", "place"),
+    [
+        ((), "as it is"),
+        ((7,), "as it is"),
+        ((7,), "transposed"),
+        ((4, 3), "as it is"),
+        ((4, 3), "channels last"),
+        ((2, 3, 2), "as it is"),
+        ((2, 3, 2), "channels last in space"),
+    ],
+)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"affine": False, "momentum": None}, {"track_running_stats": False}],
+    ids=["usual", "no affine, cumulative", "no running statistics"],
+)
+def test_shares_together_are_the_whole_batch(
+    settings: dict[str, Any], inner: tuple[int, ...], place: str, shares: Sequence[int], device: str
+) -> None:
+    shape = (sum(shares), CHANNELS, *inner)
+    x, upstream = (PLACES[place](drawn(shape, seed).to(device)) for seed in (0, 1))
+    layer = layer_for(x, **settings).double().to(device)
+    parts = shared_out(layer, x, upstream, shares)
+    plain = Outcome(layer, x, upstream)
+    out, d_x, gradients = whole(parts, shares)
+    torch.testing.assert_close(out, plain.out, rtol=0, atol=1e-12)
+    torch.testing.assert_close(d_x, plain.d_x, rtol=0, atol=1e-12)
+    for mine, wanted in zip(gradients, plain.gradients(), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
+    for part in parts:  # the empty share's too
+        for name, buffer in layer.named_buffers():
+            torch.testing.assert_close(part.layer.get_buffer(name), buffer, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "parameters", [torch.float32, None], ids=["float32 parameters", "parameters of the same format"]
+)
+@pytest.mark.parametrize("place", ["as it is", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_formats_are_rounded_once(
+    dtype: torch.dtype, place: str, parameters: torch.dtype | None, device: str
+) -> None:
+    shares = (5, 0, 11)
+    x, upstream = (PLACES[place](drawn((16, CHANNELS, 5, 5), seed).to(device, dtype)) for seed in (0, 1))
+    layer = layer_for(x).to(device, parameters or dtype)
+    exact = Outcome(copy.deepcopy(layer).double(), x.double(), upstream.double())
+    out, d_x, gradients = whole(shared_out(layer, x, upstream, shares), shares)
+    half_a_step = torch.finfo(dtype).eps / 2 * 1.01
+    torch.testing.assert_close(out.double(), exact.out, rtol=half_a_step, atol=1e-5)
+    torch.testing.assert_close(d_x.double(), exact.d_x, rtol=half_a_step, atol=1e-5)
+    rtol = 1e-5 if parameters else 4 * half_a_step
+    for mine, wanted in zip(gradients, exact.gradients(), strict=True):
+        torch.testing.assert_close(mine.double(), wanted, rtol=rtol, atol=1e-4 if parameters else 4 * half_a_step)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("shape", "place"),
+    [
+        ((8192, CHANNELS), "as it is"),
+        ((128, CHANNELS, 40, 40), "as it is"),
+        ((128, CHANNELS, 40, 40), "channels last"),
+    ],
+)
+@pytest.mark.parametrize("mean", [0.0, 1e4])
+def test_a_mean_that_is_large_against_its_deviation(mean: float, shape: Sequence[int], place: str, device: str) -> None:
+    """In float32: nothing is further from the truth than rounding such inputs makes it."""
+    shares = (shape[0] // 3, shape[0] - shape[0] // 3)
+    x = PLACES[place]((drawn(shape) + mean).float().to(device))
+    upstream = PLACES[place]((drawn(shape, 1) + 1).float().to(device))
+    layer = layer_for(x, momentum=1.0).to(device)
+    exact = Outcome(copy.deepcopy(layer).double(), x.double(), upstream.double())
+    parts = shared_out(layer, x, upstream, shares)
+    out, d_x, gradients = whole(parts, shares)
+    # Half the distance of two float32 numbers of that size, of deviation 1; a GPU adds up in float32.
+    step = 2.0**-24 * (mean + 8.0) * (1 if device == "cpu" else 4)
+    assert worst(out, exact.out) <= 5 * step
+    assert worst(d_x, exact.d_x) <= 10 * step
+    terms = x.numel() / CHANNELS
+    for mine, wanted in zip(gradients, exact.gradients(), strict=True):
+        assert worst(mine, wanted) <= 2 * step * terms
+    buffers, wanted = dict(parts[1].layer.named_buffers()), dict(exact.layer.named_buffers())
+    assert worst(buffers["running_mean"], wanted["running_mean"]) <= 2 * step
+    assert worst(buffers["running_var"], wanted["running_var"]) <= (1e-6 if device == "cpu" else 1e-4)
+
+
+def test_a_channel_that_never_varies_has_its_own_mean_and_no_variance() -> None:
+    x = torch.full((64, CHANNELS, 3, 3), 1234.567)
+    part = shared_out(layer_for(x, momentum=1.0), x, torch.ones_like(x), (20, 44))[0]
+    assert torch.equal(part.layer.get_buffer("running_var"), torch.zeros(CHANNELS))
+    assert worst(part.layer.get_buffer("running_mean"), x[0, :, 0, 0]) == 0.0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_share_without_any_number_in_it(device: str) -> None:
+    x, upstream = drawn((4, CHANNELS, 3, 3)).to(device), drawn((4, CHANNELS, 3, 3), 1).to(device)
+    layer = layer_for(x).double().to(device)
+    full, empty = members(layer, [(x, upstream, False), (x[:0], upstream[:0], False)])
+    plain = Outcome(layer, x, upstream)
+    torch.testing.assert_close(full.d_x, plain.d_x, rtol=0, atol=1e-12)
+    assert empty.d_x.shape == (0, CHANNELS, 3, 3)
+    assert all(not gradient.any() for gradient in empty.gradients())
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_gather_that_fails_makes_the_step_void_and_everything_stays_finite(silent: bool) -> None:
+    x = drawn((3, CHANNELS, 2)).float()
+    layer, state = layer_for(x), StepState(silent=silent)
+    bind(layer, "exact", Lost(), state)
+    outcome = Outcome(layer, x, torch.ones_like(x))
+    assert state.void
+    assert outcome.out.isfinite().all() and outcome.d_x.isfinite().all()

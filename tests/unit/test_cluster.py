@@ -1,0 +1,155 @@
+"""A cluster as a value: what its text means, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from cordee.core.errors import UsageError
+from cordee.twin.cluster import EXAMPLE, MOST_HOSTS, Cluster, Host, letters, read_setting, written_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        (
+            EXAMPLE,
+            [Host("a", cpu=0.75, link=100e6), Host("b", cpu=0.75, link=100e6), Host("c", cpu=0.25, link=10e6)],
+        ),
+        ("3", [Host("a"), Host("b"), Host("c")]),
+        ("3 x", [Host("a"), Host("b"), Host("c")]),
+        (" 2 × link=1.5gbit , cpu=2 ", [Host("a", link=1.5e9), Host("b", link=1.5e9), Host("c", cpu=2.0)]),
+        ("2 * workers=3", [Host("a", workers=3), Host("b", workers=3)]),
+        ("name=head, 2 x cpu=max link=max", [Host("head"), Host("b"), Host("c")]),
+        ("1, link=500KBIT/s name=far9", [Host("a"), Host("far9", link=5e5)]),
+    ],
+)
+def test_what_is_said_is_meant(text: str, hosts: list[Host]) -> None:
+    assert Cluster.parse(text) == Cluster(tuple(hosts))
+
+
+def some_cluster(draw: random.Random) -> Cluster:
+    hosts = (
+        Host(
+            name=draw.choice([letters(number), f"n{number}"]),
+            cpu=draw.choice([None, 1.0, 0.25, round(draw.uniform(0.01, 64), draw.randint(2, 17))]),
+            link=draw.choice([None, 8e3, 10e6, 100e9, float(draw.randint(8_000, 10 ** draw.randint(4, 11)))]),
+            workers=draw.choice([1, 2, 17]),
+        )
+        for number in range(draw.randint(1, 5))
+    )
+    return Cluster(tuple(hosts))
+
+
+def test_what_is_printed_is_read_back() -> None:
+    draw = random.Random(0)
+    for _ in range(500):
+        cluster = some_cluster(draw)
+        assert Cluster.parse(str(cluster)) == cluster, str(cluster)
+        assert Cluster.from_dicts(json.loads(json.dumps(cluster.to_dicts()))) == cluster
+    assert str(Cluster.parse("cpu=0.50 link=1000mbit, workers=1")) == "name=a cpu=0.5 link=1gbit, name=b"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "nothing between two commas; expected such as '2 x cpu=0.75"),
+        ("2 x cpu=1,,2", "nothing between two commas"),
+        ("2,", "nothing between two commas"),
+        ("0", "at least 1 host is needed"),
+        ("0 x cpu=1", "'0' x: expected how many, a whole number from 1"),
+        ("two x cpu=1", "'two' x: expected how many"),
+        ("-1 x cpu=1", "'-1' x: expected how many"),
+        ("1.5 x cpu=1", "'1.5' x: expected how many"),
+        ("² x cpu=1", "'²' x: expected how many"),
+        ("²", "'²' is not key=value"),
+        (f"{'9' * 5000} x cpu=1", "x: expected how many"),
+        ("2 cpu=1", "expected `2 x cpu=1 ...`"),
+        ("2x cpu=1", "'2x' is not key=value; expected such as"),
+        ("cpu", "'cpu' is not key=value"),
+        ("cpu=", "'cpu=' is not key=value"),
+        ("cpu=1 cpu=2", "cpu is given twice"),
+        ("cpus=1", "cpus=1: a host has cpu, link, workers, name, not cpus. Did you mean cpu?"),
+        ("=1", "=1: a host has cpu, link, workers, name, not ."),
+        ("2 x name=b", "2 hosts cannot have one name; leave name= out"),
+        ("name=b, 1", "b is the name of two hosts"),
+        ("251", "at most 250 hosts can be emulated"),
+        ("999999 x cpu=1", "at most 250 hosts can be emulated"),
+    ],
+)
+def test_what_is_no_cluster_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Cluster.parse(text)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("cpu", "0.01", 0.01),
+        ("cpu", "1024", 1024.0),
+        ("cpu", "max", None),
+        ("link", "8kbit", 8e3),
+        ("link", "100gbit", 100e9),
+        ("link", "10Mbit/s", 10e6),
+        ("link", "33.3333333mbit", 33333333.0),
+        ("link", "max", None),
+        ("workers", "12", 12),
+        ("name", "a1234567890", "a1234567890"),
+    ],
+)
+def test_a_setting_is_read(key: str, text: str, value: object) -> None:
+    assert read_setting(key, text) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "texts", "message"),
+    [
+        ("cpu", ["0", "0.009", "-1", "1025", "nan", "inf", "half", ""], "expected cores' worth of processor time"),
+        ("link", ["0", "10", "7kbit", "101gbit", "10mb", "-1mbit", "1e9", "mbit", "٣mbit"], "expected a speed from"),
+        ("link", ["9" * 5000 + "gbit", ".5mbit", "1.mbit"], "expected a speed from 8kbit to 100gbit"),
+        ("workers", ["0", "-1", "1.5", "max", "²", "9" * 5000], "expected a whole number from 1"),
+        ("name", ["B", "1a", "a-b", "a" * 12, "worker", "and", ""], "expected up to 11 small letters and digits"),
+        ("speed", ["1"], "speed=1: a host has cpu, link, workers, name, not speed."),
+    ],
+)
+def test_a_setting_that_no_host_has_is_refused(key: str, texts: list[str], message: str) -> None:
+    for text in texts:
+        with pytest.raises(UsageError) as refused:
+            read_setting(key, text)
+        assert message in str(refused.value), text
+
+
+def test_names_by_letters() -> None:
+    names = [letters(number) for number in range(MOST_HOSTS)]
+    assert names[:3] == ["a", "b", "c"] and names[24:29] == ["y", "z", "aa", "ab", "ac"]
+    assert names[45] == "at1", "a host called `at` could not be told from a word of a schedule"
+    assert len(set(names)) == MOST_HOSTS
+    assert Cluster.parse(str(MOST_HOSTS)).names == tuple(names)
+    assert [read_setting("name", name) for name in names] == names
+
+
+def test_a_host_by_its_name() -> None:
+    cluster = Cluster.parse("2 x cpu=1, name=alpha workers=3")
+    assert cluster.host("alpha") == Host("alpha", workers=3) and cluster.workers == 5
+    with pytest.raises(UsageError, match=r"there is no host 'alhpa'; the hosts are a, b, alpha\. Did you mean alpha\?"):
+        cluster.host("alhpa")
+    with pytest.raises(UsageError, match=r"no host 'q'; the hosts are a, b, alpha\.$"):
+        cluster.changed("q", {"cpu": 1.0})
+
+
+def test_a_changed_cluster_is_another_value() -> None:
+    cluster = Cluster.parse("2 x cpu=1 link=10mbit")
+    changed = cluster.changed("b", {"cpu": None, "link": 2e6})
+    assert changed == Cluster((Host("a", 1.0, 10e6), Host("b", None, 2e6)))
+    assert cluster.host("b") == Host("b", 1.0, 10e6)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(None, "max"), (8e3, "8kbit"), (999_999.0, "999.999kbit"), (1e6, "1mbit"), (2.5e9, "2.5gbit")],
+)
+def test_a_rate_is_written_as_people_say_it(rate: float | None, text: str) -> None:
+    assert written_rate(rate) == text and read_setting("link", text) == rate

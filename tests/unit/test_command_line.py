@@ -1,0 +1,132 @@
+"""The command line itself: a mistake is told in one line, help shows what can be typed, plans are listed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cordee.cli import main
+from cordee.cli.complain import misplaced
+from cordee.cli.tally import Tally
+from cordee.core.errors import JobError, PlanError, UsageError
+from cordee.core.plan import Plan, plan_keys
+
+Read = pytest.CaptureFixture[str]
+
+
+def refused(words: list[str], capsys: Read, code: int = UsageError.code) -> str:
+    """What the one line says behind `cordee: `."""
+    assert main._run(words) == code
+    said = capsys.readouterr().err
+    assert said.startswith("cordee: ") and said.count("\n") == 1, said
+    return said.removeprefix("cordee: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train j.py --workers two", "--workers two: expected a whole number"),
+        ("train j.py --workers=2.5", "--workers 2.5: expected a whole number"),
+        ("train j.py --deadline soon", "--deadline soon: expected a number"),
+        ("doctor --port 0", "--port 0: expected a whole number from 1 to 65535"),
+        ("bench scaling j.py --rounds x", "--rounds x: expected a whole number"),
+        ("train j.py --wokers 2", "--wokers: there is no such option. Did you mean --workers? All options: "),
+        ("train j.py --workers", "--workers: "),
+        ("train", "JOB is missing (Python file that defines `job`). See `cordee train --help`"),
+        ("trian j.py", "no such command 'trian'. Did you mean 'train'"),
+        ("train j.py more", "got unexpected extra argument"),
+        ("train j.py --set epochs", "--set epochs: expected name=value"),
+        ("train j.py --rendezvous 127.0.0.1:29400", "--rendezvous 127.0.0.1:29400 needs --nodes, the number of hosts"),
+        ("train j.py --nodes 2", "--nodes 2 needs --rendezvous"),
+    ],
+)
+def test_one_line_for_every_mistake(words: str, said: str, capsys: Read) -> None:
+    assert refused(words.split(), capsys).startswith(said)
+
+
+def test_a_folder_is_not_taken_for_a_missing_file(tmp_path: Path, capsys: Read) -> None:
+    (tmp_path / "digits.py").write_text("")
+    assert refused(["train", str(tmp_path)], capsys, JobError.code) == (
+        f"{tmp_path} is a folder: expected a Python file; it holds digits.py"
+    )
+
+
+@pytest.mark.parametrize("words", ["train", "run", "plan", "warm", "report", "doctor", "bench scaling", "twin run"])
+def test_help_shows_values_only_where_there_are_any(words: str, capsys: Read) -> None:
+    assert main._run([*words.split(), "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "<bool>" not in said and "<list" not in said
+    assert "cordee plan" in said and "exit-codes.md" in said
+    assert ("<name=value>" in said) == (words in ("train", "bench scaling"))
+
+
+def test_the_first_help_names_the_exit_codes(capsys: Read) -> None:
+    assert main._run(["--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 usage" in said and "130 interrupted" in said
+    assert main._run([]) == UsageError.code
+
+
+# ------------------------------------------------------------- plans
+
+
+def test_the_keys_of_a_plan_are_listed(capsys: Read) -> None:
+    assert main._run(["plan"]) == 0
+    said = capsys.readouterr().out
+    for key in plan_keys():
+        assert f"{key.name}={key.written(key.default)}" in said
+
+
+def test_a_plan_is_printed_with_all_keys(tmp_path: Path, capsys: Read) -> None:
+    given = "proportions=5:3:2,precision=bf16"
+    assert main._run(["plan", given]) == 0
+    (tmp_path / "plan.yaml").write_text(capsys.readouterr().out)
+    assert Plan.parse(tmp_path / "plan.yaml") == Plan.parse(given)
+    assert main._run(["plan", str(tmp_path / "plan.yaml"), "--json"]) == 0
+    assert Plan.from_dict(json.loads(capsys.readouterr().out)) == Plan.parse(given)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["precison=bf16"], "'precision'"),
+        (["proportions=5:3:2", "--workers", "2"], "2 start"),
+        (["graphs=true"], "compile=true"),
+        (["digits.py"], "digits.py is a Python file"),
+    ],
+)
+def test_a_plan_is_checked(words: list[str], said: str, capsys: Read) -> None:
+    assert said in refused(["plan", *words], capsys, PlanError.code)
+
+
+# ------------------------------------------------------------- options of a script
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        (["--worker", "3"], [("--worker 3", "--workers")]),
+        (["--worker=3", "data.csv"], [("--worker=3", "--workers")]),
+        (["--thread", "--fast"], [("--thread", "--threads")]),
+        (["--num-workers", "3", "--epochs", "4", "-w", "x", "workers"], []),
+    ],
+)
+def test_a_scripts_options_that_look_like_ours(given: list[str], asked: list[tuple[str, str]]) -> None:
+    assert misplaced(given, ["--workers", "--threads", "--out"]) == asked
+
+
+# ------------------------------------------------------------- the line at the end
+
+
+def test_the_last_line_says_how_far_it_came() -> None:
+    heard: list[str] = []
+    tally = Tally(lambda event: heard.append(event["event"]))
+    assert list(tally.lines()) == []
+    tally({"event": "start"})
+    for number in (7, 8):
+        tally({"event": "step", "step": number, "loss": number / 10})
+    (line,) = tally.lines()
+    assert line.startswith("2 steps (of 8 in all), last loss 0.8000, ")
+    assert heard == ["start", "step", "step"]

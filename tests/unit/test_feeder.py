@@ -1,0 +1,48 @@
+"""The feeder: who reads what it hands out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from cordee.feed.order import Order
+from cordee.feed.share import Share
+from cordee.group.rope import Rope
+from cordee.train.feeder import Feeder, Slot
+
+
+class Slow:
+    """A source that is worth a thread, and writes down which thread reads what."""
+
+    fingerprint = ""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[str, int]] = []
+
+    def __len__(self) -> int:
+        return 1_000
+
+    def buffers(self, count: int, *, pin: bool = False) -> None:
+        """None: it makes its own tensors."""
+
+    def gather(self, ids: np.ndarray, out: Any = None) -> torch.Tensor:
+        time.sleep(0.002)
+        self.read.append((threading.current_thread().name, int(ids[0])))
+        return torch.from_numpy(ids.copy())
+
+
+def test_once_a_thread_reads_ahead_nobody_else_reads() -> None:
+    source = Slow()
+    feeder = Feeder(source, Order(1_000, 10, shuffle="none"), Share(), Rope())
+    for step in range(40):
+        if step in (20, 21, 30):
+            feeder.forget()  # the members have changed
+        assert feeder.take(Slot(0, step)).x.tolist() == list(range(10 * step, 10 * step + 10))
+    feeder.close()
+    threads = [name for name, _ in source.read]
+    first = threads.index("cordee-loader")
+    assert first < 20 and set(threads[first:]) == {"cordee-loader"}

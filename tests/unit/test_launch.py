@@ -1,0 +1,48 @@
+"""What is started, and how to go on with it, as values."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from cordee.core.plan import Plan
+from cordee.runtime.launch import Launch
+from cordee.runtime.spec import Target
+from cordee.runtime.wording import PYTHON, Wording
+
+
+def launch(out: Path = Path("runs/a b"), **more: object) -> Launch:
+    target = Target("job", "slow job.py", {"epochs": "40"})
+    return Launch(target, 3, Plan.parse(str(more.pop("plan", "auto"))), out, **more)  # type: ignore[arg-type]
+
+
+def test_the_command_that_goes_on_can_be_pasted() -> None:
+    first = ["cordee", "train", "slow job.py", "--out", "runs/a b", "--workers", "3"]
+    assert shlex.split(launch().again()) == [*first, "--resume"]
+    meeting = Wording(more=("--rendezvous", "192.0.2.7:29400", "--nodes", "2", "--trusted-network"))
+    asked = launch(plan="accumulate=2,precision=bf16", threads=1, cores=(0, 2), device="cpu", wording=meeting)
+    more = ["--plan", "accumulate=2,precision=bf16", "--threads", "1", "--cores", "0,2", "--device", "cpu"]
+    assert shlex.split(asked.again()) == [*first, *more, *meeting.more, "--resume"]
+    assert Plan.parse("accumulate=2,precision=bf16") == asked.plan
+    assert launch(wording=PYTHON).again() == "cordee.train('slow job.py', out='runs/a b', workers=3, resume=True)"
+
+
+def test_how_to_go_on_is_said_where_there_is_a_checkpoint(tmp_path: Path) -> None:
+    assert launch(tmp_path).going_on() == ""
+    (tmp_path / "checkpoints" / "step-00000023").mkdir(parents=True)
+    assert launch(tmp_path).going_on() == f"to go on after step 23: {launch(tmp_path).again()}"
+    script = Launch(Target("script", "loop.py"), 1, Plan(), tmp_path)
+    assert script.going_on() == ""
+
+
+def test_a_resumed_run_takes_over_what_was_not_given_anew(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"settings": {"epochs": "7", "lr": "0.1"}}')
+    assert launch(tmp_path).taking_over().target.settings == {"epochs": "40"}  # not resumed
+    on = launch(tmp_path, resume=True).taking_over()
+    assert on.target.settings == {"epochs": "40", "lr": "0.1"}
+    assert on.taken_over == {"lr": "0.1"}
+    told = on.told({"lr": "0.2", "width": "8"})  # by the host that coordinates
+    assert told.target.settings == {"epochs": "40", "lr": "0.1", "width": "8"}
+    assert told.taken_over == {"lr": "0.1", "width": "8"}
+    sent = Launch(Target("sent", "made"), 1, Plan(), tmp_path, resume=True)
+    assert sent.taking_over() == sent

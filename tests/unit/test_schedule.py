@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from cordee.core.errors import UsageError, WorkersLost
+from cordee.twin.cluster import read_setting
+from cordee.twin.schedule import (
+    Action,
+    AtStep,
+    AtTime,
+    Cut,
+    EverySteps,
+    EveryTime,
+    KillHost,
+    Mend,
+    Progress,
+    Rule,
+    Schedule,
+    Set,
+    Signal,
+    When,
+    choose,
+)
+
+EXAMPLE = """# every form of the language
+at step 30: cut b; at step 60: mend b
+
+AT 12.5 S: Set b LINK=10Mbit cpu=0.1   # a comment; not: a statement
+every 15 s: kill random worker;; every 20 steps: pause Random Worker ;
+at step 40 : kill worker 2 and resume worker 0 AND cut Gamma-2
+at step 50: kill host b
+at 500ms: cut b
+at 2 min: mend b
+every 1 step: pause worker 1
+at 0 s: cut and-1
+"""
+MEANT = (
+    (2, AtStep(30), [Cut("b")]),
+    (2, AtStep(60), [Mend("b")]),
+    (4, AtTime(12.5), [Set("b", (("link", "10Mbit"), ("cpu", "0.1")))]),
+    (5, EveryTime(15), [Signal("kill", None)]),
+    (5, EverySteps(20), [Signal("pause", None)]),
+    (6, AtStep(40), [Signal("kill", 2), Signal("resume", 0), Cut("Gamma-2")]),
+    (7, AtStep(50), [KillHost("b")]),
+    (8, AtTime(0.5), [Cut("b")]),
+    (9, AtTime(120), [Mend("b")]),
+    (10, EverySteps(1), [Signal("pause", 1)]),
+    (11, AtTime(0), [Cut("and-1")]),
+)
+
+
+def test_every_form_is_read() -> None:
+    read = Schedule.parse(EXAMPLE)
+    assert [(rule.line, rule.when, list(rule.actions)) for rule in read.rules] == list(MEANT)
+    assert Schedule.parse(EXAMPLE.replace("\n", "\r\n")) == read
+
+
+@pytest.mark.parametrize("text", ["", "\n", " ; ;# nothing: at all"])
+def test_a_schedule_may_be_empty(text: str) -> None:
+    empty = Schedule.parse(text)
+    assert empty == Schedule() and str(empty) == ""
+    assert empty.due(Progress(), Progress(100, 1e6)) == [] and empty.next_s(Progress()) is None
+
+
+def test_the_text_of_a_schedule_is_plain() -> None:
+    assert str(Schedule.parse(EXAMPLE)).split("\n") == [
+        "at step 30: cut b",
+        "at step 60: mend b",
+        "at 12.5 s: set b link=10Mbit cpu=0.1",
+        "every 15 s: kill random worker",
+        "every 20 steps: pause random worker",
+        "at step 40: kill worker 2 and resume worker 0 and cut Gamma-2",
+        "at step 50: kill host b",
+        "at 0.5 s: cut b",
+        "at 120 s: mend b",
+        "every 1 step: pause worker 1",
+        "at 0 s: cut and-1",
+    ]
+
+
+def some_when(draw: random.Random) -> When:
+    """Of any kind; times with fractions of a power of two, which arithmetic does not round."""
+    kinds = (
+        AtStep(draw.randint(1, 40)),
+        AtTime(draw.randint(0, 160) / 8),
+        EverySteps(draw.randint(1, 9)),
+        EveryTime(draw.randint(1, 40) / 8),
+    )
+    return draw.choice(kinds)
+
+
+def some_action(draw: random.Random) -> Action:
+    host = draw.choice(["a", "b", "node-7.lan"])
+    actions = (
+        Cut(host),
+        Mend(host),
+        Set(host, draw.choice([(("cpu", "0.1"),), (("link", "1gbit"),), (("cpu", "max"), ("link", "8kbit"))])),
+        Signal("kill", draw.choice([None, 0, 3])),
+        Signal("pause", draw.choice([None, 12])),
+        Signal("resume", draw.randint(0, 9)),
+        KillHost(host),
+    )
+    return draw.choice(actions)
+
+
+def some_schedule(draw: random.Random) -> Schedule:
+    rules = (Rule(some_when(draw), tuple(some_action(draw) for _ in range(draw.randint(1, 3)))) for _ in range(6))
+    return Schedule(tuple(rules))
+
+
+def test_what_is_printed_is_read_back() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        schedule = some_schedule(draw)
+        assert Schedule.parse(str(schedule)) == schedule
+        assert Schedule.parse(str(schedule).replace("\n", ";").upper().lower()) == schedule
+    other = Schedule.parse("at step 1: cut b")
+    assert other != Schedule.parse("at step 2: cut b") and other != Schedule.parse("at step 1: mend b")
+
+
+@pytest.mark.parametrize("seconds", [0.1 + 0.2, 1e-7, 1 / 3, 1e22, 123456789.125, 5e-324])
+def test_any_time_is_printed_so_that_it_is_read_back(seconds: float) -> None:
+    schedule = Schedule((Rule(AtTime(seconds), (Cut("b"),)), Rule(EveryTime(seconds), (Cut("b"),))))
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+VERBS = "one of cut, mend, set, kill, pause, resume"
+REFUSED = [
+    ("at step 3: cutt b", f"line 1, word 4 'cutt': expected {VERBS}. Did you mean cut?"),
+    ("at step 3: cut b\nat step 3: cutt b", f"line 2, word 4 'cutt': expected {VERBS}. Did you mean cut?"),
+    ("at step 3: cut b; at step 4: xyz b", f"line 1, word 9 'xyz': expected {VERBS}."),
+    ("at step 3: cut b and\nat step 4: mend b", f"line 1, after word 6 'and': expected {VERBS}."),
+    ("\n# when?\nwhen step 3: cut b", "line 3, word 1 'when': expected one of at, every."),
+    ("evry 3 s: cut b", "line 1, word 1 'evry': expected one of at, every. Did you mean every?"),
+    (": cut b", "line 1, at its beginning: expected one of at, every."),
+    ("at: cut b", "line 1, after word 1 'at': expected a step or a time, such as step 30 or 12.5 s."),
+    ("at soon: cut b", "line 1, word 2 'soon': expected a step or a time, such as step 30 or 12.5 s."),
+    ("at step: cut b", "line 1, after word 2 'step': expected the number of a step, a whole number of at least 1."),
+    ("at step 0: cut b", "line 1, word 3 '0': expected the number of a step, a whole number of at least 1."),
+    ("at step 2.5: cut b", "line 1, word 3 '2.5': expected the number of a step, a whole number of at least 1."),
+    ("at step -2: cut b", "line 1, word 3 '-2': expected the number of a step, a whole number of at least 1."),
+    (f"at step {'9' * 5000}: cut b", "expected the number of a step, a whole number of at least 1."),
+    ("at 5: cut b", "line 1, word 2 '5': the unit is missing. Say '5 s' for seconds, or 'step 5'."),
+    ("every 5: cut b", "line 1, word 2 '5': the unit is missing. Say '5 s' for seconds, or '5 steps'."),
+    ("at 5", "line 1, word 2 '5': the unit is missing. Say '5 s' for seconds, or 'step 5'."),
+    ("at 5 steps: cut b", "line 1, word 3 'steps': expected a unit: s, ms, min, or 'step 5' for a step."),
+    ("at 5h: cut b", "line 1, word 2 '5h': expected a unit: s, ms, min, or 'step 5' for a step."),
+    ("every 5 days: cut b", "line 1, word 3 'days': expected a unit: steps, s, ms, min."),
+    ("every step 5: cut b", "line 1, word 2 'step': expected steps or a time, such as 20 steps or 15 s."),
+    ("every 0 steps: cut b", "line 1, word 2 '0': expected a number of steps, a whole number of at least 1."),
+    ("every 1.5 steps: cut b", "line 1, word 2 '1.5': expected a number of steps, a whole number of at least 1."),
+    ("at -5 s: cut b", "word 2 '-5': expected a finite time of at least 0, counted from when training began."),
+    ("at 1e308 min: cut b", "word 2 '1e308': expected a finite time of at least 0, counted from when training began."),
+    ("every -5 s: cut b", "line 1, word 2 '-5': expected a finite time above 0."),
+    ("every 0 s: cut b", "line 1, word 2 '0': expected a finite time above 0."),
+    ("every 0.0ms: cut b", "line 1, word 2 '0.0ms': expected a finite time above 0."),
+    ("at nan s: cut b", "line 1, word 2 'nan': expected a step or a time, such as step 30 or 12.5 s."),
+    ("at step 3 cut b", "line 1, word 4 'cut': expected ':' between when and what."),
+    ("at step 3", "line 1, after word 3 '3': expected ':' between when and what."),
+    ("at step 3 s: cut b", "line 1, word 4 's': expected ':' between when and what."),
+    ("at step 3:", f"line 1, after word 3 '3': expected {VERBS}."),
+    ("at step 3:: cut b", f"line 1, after word 3 '3': expected {VERBS}."),
+    (
+        "at step 3: cut b at step 6: mend b",
+        "line 1, word 6 'at': expected 'and' with another action, or ';' or a new line before the next statement.",
+    ),
+    ("at step 3: kill worker 2 3", "line 1, word 7 '3': expected 'and' with another action"),
+    ("at step 3: kill random worker 2", "line 1, word 7 '2': expected 'and' with another action"),
+    ("at step 3: cut b: mend b", "line 1, after word 5 'b': expected 'and' with another action"),
+    ("at step 3: cut", "line 1, after word 4 'cut': expected the name of a host."),
+    ("at step 3: cut and mend b", "line 1, word 5 'and': expected the name of a host."),
+    ("at step 3: cut b, c", "line 1, word 5 'b,': expected the name of a host."),
+    ("at step 3: kill host", "line 1, after word 5 'host': expected the name of a host."),
+    ("at step 3: set b", "line 1, after word 5 'b': expected what to set, such as link=10mbit or cpu=0.1."),
+    ("at step 3: set b and cut b", "line 1, word 6 'and': expected what to set, such as link=10mbit or cpu=0.1."),
+    ("at step 3: set b lnk=10mbit", "line 1, word 6 'lnk=10mbit': expected one of link, cpu. Did you mean link?"),
+    ("at step 3: set b cpu=1 workers=2", "line 1, word 7 'workers=2': expected one of link, cpu."),
+    ("at step 3: set b cpu = 1", "line 1, word 6 'cpu': expected key=value without spaces, such as link=10mbit."),
+    ("at step 3: set b cpu=", "line 1, word 6 'cpu=': expected key=value without spaces, such as link=10mbit."),
+    ("at step 3: set b cpu=1 CPU=2", "line 1, word 7 'CPU=2': cpu is given twice. Keep one of them."),
+    (
+        "at step 3: kill b",
+        "line 1, word 5 'b': expected worker N, random worker or host NAME, such as kill worker 2.",
+    ),
+    ("at step 3: pause host b", "line 1, word 5 'host': expected worker N or random worker, such as pause worker 2."),
+    ("at step 3: kill random host", "line 1, word 6 'host': expected worker."),
+    ("at step 3: resume", "line 1, after word 4 'resume': expected worker N, such as resume worker 2."),
+    ("at step 3: resume random worker", "line 1, word 5 'random': expected worker N, such as resume worker 2."),
+    (
+        "at step 3: resume worker",
+        "line 1, after word 5 'worker': expected the number of a worker, a whole number of at least 0.",
+    ),
+    ("at step 3: kill worker -1", "word 6 '-1': expected the number of a worker, a whole number of at least 0."),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=[text[:40] for text, _ in REFUSED])
+def test_nonsense_is_refused_with_line_and_word(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Schedule.parse(text)
+    assert str(refused.value).startswith("schedule, line ")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("at step 3: cut d", "line 1, word 5 'd': expected one of the hosts a, beta."),
+        ("\nat step 3: cut a; at step 3: mend bet", "line 2, word 10 'bet': expected one of the hosts a, beta. Did"),
+        ("at step 3: cut BETA", "line 1, word 5 'BETA': expected one of the hosts a, beta. Did you mean beta?"),
+        ("at step 3: kill host d", "line 1, word 6 'd': expected one of the hosts a, beta."),
+        ("at step 3: set d cpu=1", "line 1, word 5 'd': expected one of the hosts a, beta."),
+        ("at step 3: cut a and kill worker 3", "line 1, word 9 '3': expected a worker from 0 to 2."),
+        ("at step 3: resume worker 30", "line 1, word 6 '30': expected a worker from 0 to 2."),
+        ("at step 3: set a cpu=0.5 link=fast", "line 1, word 7 'link=fast': link=fast: expected a speed"),
+        ("at step 3: set a cpu=-1", "line 1, word 6 'cpu=-1': cpu=-1: expected"),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_refused_with_line_and_word(text: str, message: str) -> None:
+    schedule = Schedule.parse(text)
+    with pytest.raises(UsageError) as refused:
+        schedule.check(["a", "beta"], 3, read_setting)
+    assert str(refused.value).startswith(f"schedule, {message}")
+
+
+def test_what_the_cluster_has_passes() -> None:
+    asked = []
+    text = "at step 3: set a cpu=0.5 link=10mbit and kill worker 2; every 1 s: kill random worker and cut b and mend b"
+    Schedule.parse(text).check(["a", "b"], 3, lambda key, value: asked.append((key, value)))
+    assert asked == [("cpu", "0.5"), ("link", "10mbit")]
+    Schedule().check([], 0, read_setting)
+    with pytest.raises(UsageError, match=r"word 6 '1': expected worker 0, the only one\."):
+        Schedule.parse("at step 3: kill worker 1").check(["a"], 1, read_setting)
+    with pytest.raises(UsageError, match="schedule, 'c': expected one of the hosts a, b"):
+        Schedule((Rule(AtStep(1), (Cut("c"),)),)).check(["a", "b"], 1, read_setting)
+
+
+@pytest.mark.parametrize("error", [ValueError("too fast"), WorkersLost("too fast")])
+def test_any_refusal_of_a_value_gets_its_place(error: Exception) -> None:
+    def read(key: str, text: str) -> object:
+        raise error
+
+    with pytest.raises(UsageError, match="schedule, line 1, word 6 'cpu=7': too fast"):
+        Schedule.parse("at step 3: set a cpu=7").check(["a"], 1, read)
+
+
+def expected_due(schedule: Schedule, before: Progress, now: Progress) -> list[Action]:
+    """By looking at every moment there is, in whole numbers: steps, and eighths of a second."""
+    found = []
+    for number, rule in enumerate(schedule.rules):
+        when = rule.when
+        if isinstance(when, AtStep | EverySteps):
+            start, end = before.step, now.step
+            moments = [when.step] if isinstance(when, AtStep) else range(when.steps, end + 1, when.steps)
+            hit = [moment for moment in moments if start < moment <= end]
+        else:
+            start, end, eighths = (int(8 * seconds) for seconds in (before.seconds, now.seconds, when.seconds))
+            moments = [eighths] if isinstance(when, AtTime) else range(eighths, end + 1, eighths)
+            # 0 s is due at the first look after it, and who slept does a thing once.
+            hit = [moment for moment in moments if start < moment <= end or (moment == start == 0 < end)][:1]
+        found += [(Fraction(moment - start, end - start), number, rule.actions) for moment in hit]
+    return [action for *_, actions in sorted(found, key=lambda one: one[:2]) for action in actions]
+
+
+def test_what_is_due_is_what_a_look_at_every_moment_finds() -> None:
+    draw = random.Random(1)
+    seen: Counter[int] = Counter()
+    for _ in range(300):
+        schedule = some_schedule(draw)
+        before = Progress()
+        while before.step < 45:
+            pace = draw.choice([0, 1, 1, 3, 12])
+            now = Progress(before.step + draw.randint(0, pace), before.seconds + draw.randint(0, 8 * pace) / 8)
+            due = schedule.due(before, now)
+            assert due == expected_due(schedule, before, now), (str(schedule), before, now)
+            seen[min(len(due), 5)] += 1
+            before = now
+    assert min(seen[count] for count in range(6)) > 50, "looks with nothing, little and much due must all occur"
+
+
+def words_due(text: str, *looks: Progress) -> list[str]:
+    """What is due at each look, as text."""
+    schedule = Schedule.parse(text)
+    return [" ".join(map(str, schedule.due(*pair))) for pair in pairwise(looks)]
+
+
+def test_each_moment_belongs_to_one_look() -> None:
+    assert words_due("at step 3: cut b", *(Progress(step) for step in (0, 2, 3, 3, 4))) == ["", "cut b", "", ""]
+    times = [Progress(0, seconds) for seconds in (0.0, 2.5, 3.0, 3.0, 9.0)]
+    assert words_due("at 3 s: cut b", *times) == ["", "cut b", "", ""]
+    assert words_due("at 0 s: cut b", *times) == ["cut b", "", "", ""]
+    assert words_due("at 0 s: cut b", Progress(0, 0.0), Progress(0, 0.0), Progress(0, 0.1)) == ["", "cut b"]
+    assert words_due("every 1 s: cut b; every 5 steps: cut c", Progress(9, 9.5), Progress(2, 1.0)) == [""]
+
+
+def test_who_slept_does_each_step_but_a_period_only_once() -> None:
+    slept = Progress(60, 60.0)
+    assert words_due("every 15 s: kill random worker", Progress(), slept) == ["kill random worker"]
+    assert words_due("every 20 steps: cut b", Progress(), slept) == ["cut b cut b cut b"]
+    assert words_due("every 15 s: cut b", Progress(), Progress(0, 59), Progress(0, 60)) == ["cut b", "cut b"]
+
+
+def test_order_is_that_of_moments_then_of_the_text() -> None:
+    text = "at step 8: cut h; at 3 s: cut c; at step 2: cut b; at 8 s: mend h; every 4 steps: cut d and cut e"
+    assert words_due(text, Progress(), Progress(8, 8.0)) == ["cut b cut c cut d cut e cut h mend h cut d cut e"]
+
+
+def test_nothing_is_due_before_training_began() -> None:
+    early = [Progress(0, seconds) for seconds in (-20.0, -0.5, 0.0, 1.0, 15.0)]
+    assert words_due("every 15 s: cut b", *early) == ["", "", "", "cut b"]
+    assert words_due("at 0 s: cut b", *early) == ["", "", "cut b", ""]
+    assert Schedule.parse("every 15 s: cut b").next_s(early[0]) == 35.0
+
+
+def test_the_next_moment_by_the_clock() -> None:
+    schedule = Schedule.parse("at 4 s: cut b; every 3 s: cut c; at step 1: cut d; every 1 step: cut e")
+    waits = [schedule.next_s(Progress(7, seconds)) for seconds in (0.0, 2.5, 3.0, 4.0, 6.5, 300.0)]
+    assert waits == [3.0, 0.5, 1.0, 2.0, 2.5, 3.0]
+    once = Schedule.parse("at 4 s: cut b; at step 9: cut c")
+    assert once.next_s(Progress(0, 3.0)) == 1.0
+    assert once.next_s(Progress(0, 4.0)) is None
+    assert Schedule.parse("every 9 steps: cut c").next_s(Progress()) is None
+    soon = Schedule.parse("at 0 s: cut c").next_s(Progress())
+    assert soon is not None and 0 < soon < 1e-9
+
+
+@pytest.mark.parametrize("period", [0.1, 0.3, 1 / 3, 0.7, 1.1, 2.5])
+@pytest.mark.parametrize("start", [0.0, 1e-3])
+def test_who_sleeps_as_told_misses_nothing_and_does_nothing_twice(period: float, start: float) -> None:
+    schedule = Schedule((Rule(EveryTime(period), (Cut("b"),)),))
+    before, fired = Progress(0, start), 0
+    for _ in range(2000):  # rounding may wake it once too early, not for ever
+        wait = schedule.next_s(before)
+        assert wait is not None and 0 < wait <= period * (1 + 1e-12)
+        now = Progress(0, before.seconds + wait)
+        due = schedule.due(before, now)
+        assert len(due) <= 1
+        fired += len(due)
+        before = now
+        if fired == 1000:
+            break
+    assert fired == 1000 and before.seconds == 1000 * period
+
+
+def test_a_period_shorter_than_a_clock_can_tell_is_due_at_every_look() -> None:
+    assert words_due("every 1e-300 s: cut b", *(Progress(0, seconds) for seconds in (1e9, 2e9, 3e9))) == ["cut b"] * 2
+
+
+def test_the_random_choice_is_the_same_everywhere() -> None:
+    # Drawn once and written down: another machine or version must draw the same.
+    assert [choose(0, count, range(10)) for count in range(12)] == [9, 2, 9, 1, 5, 2, 3, 5, 3, 1, 3, 3]
+    assert choose(5, 7, [3, 1, 2]) == choose(5, 7, [1, 2, 3])
+    assert choose(5, 7, [4]) == 4
+    with pytest.raises(ValueError, match="no candidates"):
+        choose(5, 7, [])
+
+
+def test_the_random_choice_is_spread_evenly() -> None:
+    candidates = [0, 2, 3, 5, 8, 9, 11]
+    drawn = [choose(3, count, candidates) for count in range(14_000)]
+    often = Counter(drawn)
+    assert set(often) == set(candidates)
+    # 2,000 each; the deviation of such a count is 41.
+    assert all(abs(count - 2000) < 4 * 41 for count in often.values())
+    same = sum(one == other for one, other in pairwise(drawn))
+    assert abs(same - 2000) < 4 * 41, "a choice does not lean on the one before"
+    other = [choose(4, count, candidates) for count in range(14_000)]
+    assert abs(sum(one == another for one, another in zip(drawn, other, strict=True)) - 2000) < 4 * 41
+
+
+def test_a_schedule_needs_no_torch() -> None:
+    look = "import sys, cordee.twin.schedule; sys.exit(bool({'torch', 'numpy', 'rich', 'yaml'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", look], timeout=60).returncode == 0

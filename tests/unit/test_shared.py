@@ -1,0 +1,104 @@
+"""Memory that members share: two of them in one process, which take turns."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+from torch import Tensor
+
+from cordee.group import shared
+from cordee.group.shared import Shared
+
+ARENA = 2**16
+
+
+class Pair:
+    """Two members and the memory between them."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        memory = memoryview(mmap.mmap(-1, 2 * (shared._HEAD + ARENA)))
+        self.members = [Shared(memory, rank, 2, lambda: self.broken, 60.0) for rank in range(2)]
+
+    def gather(self, nbytes: int, seed: int) -> list[tuple[shared.Work, list[Tensor]]]:
+        """Begun by both."""
+        begun = []
+        for rank, member in enumerate(self.members):
+            parts = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2)]
+            begun.append((member.post(content(nbytes, seed, rank), parts), parts))
+        return begun
+
+
+def content(nbytes: int, seed: int, rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(2 * seed + rank)
+    return torch.randint(256, (nbytes,), dtype=torch.uint8, generator=generator)
+
+
+def assert_gathered(begun: list[tuple[shared.Work, list[Tensor]]], nbytes: int, seed: int) -> None:
+    for _, parts in begun:
+        assert all(torch.equal(parts[rank], content(nbytes, seed, rank)) for rank in range(2))
+
+
+def test_one_that_is_left_open_ends_with_a_later_one() -> None:
+    pair = Pair()
+    first = pair.gather(24, 0)
+    for seed in range(1, 200):  # many times around the arena
+        later = pair.gather(1000 + seed, seed)
+        for work, _ in later:
+            work.wait()
+        assert_gathered(later, 1000 + seed, seed)
+        assert_gathered(first, 24, 0)
+    pair.broken = True
+    for work, _ in first:
+        work.wait()  # it came to its end before the rope broke
+
+
+@pytest.mark.parametrize("nbytes", [9, ARENA // 2])
+def test_those_that_nobody_waits_for_do_not_pile_up(nbytes: int) -> None:
+    pair = Pair()
+    begun = [pair.gather(nbytes, seed) for seed in range(3 * shared._RECORDS)]
+    for work, _ in begun[-1]:
+        work.wait()
+    for seed in (0, 1, shared._RECORDS, 3 * shared._RECORDS - 1):
+        assert_gathered(begun[seed], nbytes, seed)
+
+
+def test_sums_and_gathers_in_one_order() -> None:
+    pair = Pair()
+    numbers = [torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])]
+    works = [member.post(tensor) for member, tensor in zip(pair.members, numbers, strict=True)]
+    later = pair.gather(8, 1)
+    for work, _ in later:
+        work.wait()
+    for work in works:
+        work.wait()  # has ended, and is not done twice
+    assert numbers[0].tolist() == numbers[1].tolist() == [11.0, 22.0]
+    assert_gathered(later, 8, 1)
+
+
+def test_a_lost_member_ends_the_wait() -> None:
+    pair = Pair()
+    work = pair.members[0].post(torch.ones(3), [torch.zeros(3), torch.zeros(3)])
+    pair.broken = True
+    with pytest.raises(RuntimeError, match="lost"):
+        work.wait()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "fits"),
+    [
+        (torch.zeros(ARENA // 2, dtype=torch.uint8), True),
+        (torch.zeros(ARENA // 2 + 1, dtype=torch.uint8), False),
+        (torch.zeros(0), False),
+        (torch.zeros(4, 4).t()[:2], False),
+    ],
+    ids=["half the arena", "more", "nothing", "not contiguous"],
+)
+def test_what_fits_does_not_depend_on_what_is_under_way(tensor: Tensor, fits: bool) -> None:
+    pair = Pair()
+    assert pair.members[0].fits(tensor) == pair.members[0].takes(tensor) == fits
+    pair.members[0].post(torch.zeros(ARENA // 4, dtype=torch.uint8))
+    assert pair.members[0].fits(tensor) == pair.members[1].fits(tensor) == fits
+    assert not pair.members[0].takes(tensor)

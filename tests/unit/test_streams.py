@@ -1,0 +1,48 @@
+"""Standard output and error whose reader has gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import DEADLINE_S
+
+SAYS = """
+import sys
+from pathlib import Path
+{before}
+for number in range(10_000):
+    print("line", number)
+    print("line", number, file=sys.stderr)
+Path(sys.argv[1]).write_text("came to its end")
+"""
+LASTING = "from cordee.runtime.streams import outlive_terminal; outlive_terminal()"
+
+
+@pytest.mark.parametrize(("before", "ends"), [(LASTING, True), ("", False)])
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_nobody_reads_any_more(kind: str, before: str, ends: bool, tmp_path: Path) -> None:
+    theirs, ours = os.pipe() if kind == "pipe" else os.openpty()
+    words = [sys.executable, "-c", SAYS.format(before=before), str(tmp_path / "end")]
+    os.close(theirs)
+    done = subprocess.run(words, stdout=ours, stderr=ours, timeout=DEADLINE_S, check=False)
+    os.close(ours)
+    assert (tmp_path / "end").exists() == ends
+    assert (done.returncode == 0) == ends
+
+
+def test_what_is_read_comes_as_before(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", SAYS.format(before=LASTING), str(tmp_path / "end")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert done.stdout == done.stderr == "".join(f"line {number}\n" for number in range(10_000))
+
+
+def test_a_full_disk_is_still_an_error() -> None:
+    words = [sys.executable, "-c", f"{LASTING}\nprint('x', flush=True)"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode != 0 and "No space left" in done.stderr

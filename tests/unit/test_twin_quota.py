@@ -1,0 +1,183 @@
+"""CPU shares of a twin's hosts, in trees of files such as the kernel shows them, and in the kernel's own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cordee.core.cgroup import place
+from cordee.core.errors import CordeeError
+from cordee.twin.quota import Quotas, end_all, marked, quota_of
+
+V1 = {
+    "proc/self/cgroup": "4:cpu,cpuacct:/somewhere\n0::/\n",
+    "proc/self/mountinfo": "31 23 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n",
+}
+V2 = {
+    "proc/self/cgroup": "0::/somewhere\n",
+    "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+}
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+@pytest.fixture
+def version_1(tmp_path: Path) -> Path:
+    mount = tmp_path / "sys/fs/cgroup/cpu"
+    mount.mkdir(parents=True)
+    return tree(tmp_path, V1)
+
+
+@pytest.fixture
+def version_2(tmp_path: Path) -> Path:
+    return tree(tmp_path, {**V2, "sys/fs/cgroup/cgroup.subtree_control": "cpuset memory\n"})
+
+
+@pytest.mark.parametrize(
+    ("cpu", "period", "quota"),
+    [
+        (None, 20_000, None),
+        (0.01, 100_000, 1_000),
+        (0.03, 33_333, 1_000),
+        (0.05, 20_000, 1_000),
+        (0.25, 20_000, 5_000),
+        (0.75, 20_000, 15_000),
+        (1.0, 20_000, 20_000),
+        (2.5, 20_000, 50_000),
+    ],
+)
+def test_period_and_quota(cpu: float | None, period: int, quota: int | None) -> None:
+    assert quota_of(cpu) == (period, quota)
+    if cpu is not None and quota is not None:
+        assert quota / period == pytest.approx(cpu, rel=1e-3)
+        assert quota >= 1_000 and 1_000 <= period <= 1_000_000, "what the kernel accepts"
+
+
+def test_version_1_has_a_file_for_each_number(version_1: Path) -> None:
+    quotas = Quotas("t", version_1)
+    folder = version_1 / "sys/fs/cgroup/cpu/cordee-t-b"
+    assert quotas.missing == "" and quotas.folder("b") == folder
+
+    def written() -> tuple[str, str]:
+        return (folder / "cpu.cfs_period_us").read_text(), (folder / "cpu.cfs_quota_us").read_text()
+
+    quotas.make("b", 0.25)
+    assert written() == ("20000", "5000")
+    quotas.limit("b", 0.02)
+    assert written() == ("50000", "1000")
+    quotas.limit("b", None)
+    assert written() == ("20000", "-1")
+
+
+def test_version_2_has_one_file_and_passes_the_controller_on(version_2: Path) -> None:
+    quotas = Quotas("t", version_2)
+    folder = version_2 / "sys/fs/cgroup/cordee-t-b"
+    control = version_2 / "sys/fs/cgroup/cgroup.subtree_control"
+    quotas.make("b", 0.25)
+    assert (folder / "cpu.max").read_text() == "5000 20000"
+    assert control.read_text() == "+cpu", "cpuset alone does not give the group a cpu.max"
+    quotas.limit("b", None)
+    assert (folder / "cpu.max").read_text() == "max 20000"
+    control.write_text("memory cpu\n")
+    quotas.make("c", 2.0)
+    assert control.read_text() == "memory cpu\n"
+    assert (version_2 / "sys/fs/cgroup/cordee-t-c/cpu.max").read_text() == "40000 20000"
+
+
+def test_processes_of_a_host(version_2: Path) -> None:
+    quotas = Quotas("t", version_2)
+    assert quotas.processes("b") == []
+    quotas.make("b", None)
+    assert quotas.processes("b") == []
+    tree(version_2, {"sys/fs/cgroup/cordee-t-b/cgroup.procs": "12\n345\n"})
+    assert quotas.processes("b") == [12, 345]
+    assert quotas.processes("c") == []
+
+
+def test_a_group_is_removed_and_one_that_is_not_there_does_not_matter(version_1: Path) -> None:
+    quotas = Quotas("t", version_1)
+    folder = version_1 / "sys/fs/cgroup/cpu/cordee-t-b"
+    folder.mkdir()  # without the files, which the kernel takes away with it
+    quotas.remove("b")
+    assert not folder.exists()
+    quotas.remove("b")
+    quotas.limit("b", 0.5)
+    assert not folder.exists()
+
+
+def test_without_control_groups_it_says_so(tmp_path: Path) -> None:
+    quotas = Quotas("t", tmp_path)
+    assert quotas.missing == "no control group for processor time is mounted"
+    assert quotas.folder("b") is None and quotas.processes("b") == []
+    quotas.limit("b", 0.5)
+    quotas.remove("b")
+    with pytest.raises(CordeeError, match="host b cannot have a CPU share: no control group"):
+        quotas.make("b", 0.5)
+
+
+def test_a_tree_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tree(tmp_path, V1)  # what is mounted there is not to be seen from here
+    quotas = Quotas("t", tmp_path)
+    mount = tmp_path / "sys/fs/cgroup/cpu"
+    assert quotas.missing == f"{mount} cannot be written"
+    with pytest.raises(CordeeError, match="cordee-t-b cannot be made: No such file or directory"):
+        quotas.make("b", 0.5)
+
+
+def test_the_kernels_own() -> None:
+    here = place("cpu")
+    quotas = Quotas(f"q{secrets.token_hex(4)}")
+    if here is None or quotas.missing or os.geteuid() != 0:
+        pytest.skip(f"control groups cannot be made: {quotas.missing or 'this user is not root'}")
+    folder = quotas.folder("b")
+    assert folder is not None
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    try:
+        quotas.make("b", 0.02)
+        (folder / "cgroup.procs").write_text(str(sleeper.pid))
+        assert quotas.processes("b") == [sleeper.pid]
+        for cpu in (2.0, 0.01, None, 0.25):  # the kernel refuses a quota that does not fit to its period on the way
+            quotas.limit("b", cpu)
+            names = ["cpu.max"] if here.version == 2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            period, quota = quota_of(cpu)
+            none = "max" if here.version == 2 else "-1"
+            said = " ".join((folder / name).read_text().strip() for name in names)
+            assert said == f"{none if quota is None else quota} {period}"
+        end_all([sleeper.pid])
+        sleeper.wait(10)
+        end_all([sleeper.pid])  # it has gone already
+        quotas.remove("b")
+        assert not folder.exists()
+    finally:
+        sleeper.kill()
+        sleeper.wait(10)
+        quotas.remove("b")
+
+
+def test_processes_are_found_by_a_mark_that_their_children_inherit() -> None:
+    mark = f"CORDEE_TEST_MARK={secrets.token_hex(8)}"
+    name, _, value = mark.partition("=")
+    script = (
+        "import os, sys; pid = os.fork(); print(pid or os.getpid(), flush=True); sys.stdin.read(); pid and os.wait()"
+    )
+    environment = {**os.environ, name: value}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        child = int(process.stdout.readline())
+        assert marked(mark) == {process.pid, child}
+        assert marked(mark[:-1]) == set(), "another host's mark may begin like this one"
+        process.stdin.close()
+    assert marked(mark) == set()

@@ -1,0 +1,77 @@
+"""A run in words: who is slow and why, and numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cordee.watch.summary import Worker
+from cordee.watch.words import amount, duration, figure, milliseconds, verdict
+
+
+def made_worker(
+    number: int, data: float, compute: float, communication: float, waiting: float, begun: int = 1
+) -> Worker:
+    """A worker of ten steps with these seconds."""
+    parts = {"data": data, "compute": compute, "communication": communication, "waiting": waiting}
+    return Worker(number, "h", 1, "cpu", 1, (), "", 10, 10, parts, 0.0, 0.0, 0.0, 0.0, 0, 0.0, start=begun, timed=10)
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        (
+            [(0, 30, 30, 40), (0, 30, 30, 40), (0, 69, 30, 1)],
+            "Worker 2 is the slowest: it spends 69% of its steps computing, 2.3 times as long as the others, "
+            "while the others wait 40% of their time.",
+        ),
+        (
+            [(60, 30, 10, 0), (5, 30, 10, 55)],
+            "Worker 0 is the slowest: it spends 60% of its steps waiting for data, 12.0 times as long as the other, "
+            "while the other waits 55% of its time.",
+        ),
+        ([(1, 90, 8, 1), (1, 89, 8, 2)], "No worker holds the others up, and most of the time is spent computing ("),
+        (
+            [(5, 35, 30, 30), (5, 35, 30, 30)],
+            "No worker holds the others up, and the largest part of the time is spent",
+        ),
+        ([(34, 31, 30, 5), (34, 31, 30, 5)], "The largest part of the time is spent waiting for data ("),
+        ([(1, 20, 78, 1), (1, 20, 78, 1)], "Communication takes most of the time"),
+        ([(80, 10, 8, 2), (80, 10, 8, 2)], "Most of the time is spent waiting for data"),
+        ([(1, 30, 9, 60), (1, 30, 9, 60)], "The workers wait for each other by turns"),
+        ([(20, 80, 0, 0)], "Worker 0 spends 80% of its steps computing and 20% waiting for data."),
+    ],
+)
+def test_who_is_slow_and_why(workers: list[tuple[float, float, float, float]], said: str) -> None:
+    made = [made_worker(number, *parts) for number, parts in enumerate(workers)]
+    assert verdict(made).startswith(said)
+
+
+def test_workers_of_different_starts_are_not_compared() -> None:
+    first = [made_worker(0, 0, 1, 1, 98), made_worker(1, 0, 99, 1, 0)]
+    again = [made_worker(number, 100, 800, 50, 50, begun=2) for number in (0, 1)]
+    assert verdict([*first, *again]).startswith("In start 2: no worker holds the others up")
+    assert verdict([*first, *again[:1]]).startswith("In start 2: worker 0 spends 80% of its steps computing")
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (duration(0.0123), "12 ms"),
+        (duration(59.94), "59.9 s"),
+        (duration(60), "1 min"),
+        (duration(3725), "1 h 2 min"),
+        (duration(3600 * 50), "2 days 2 h"),
+        (milliseconds(1.234), "1.23 ms"),
+        (milliseconds(12.34), "12.3 ms"),
+        (milliseconds(1234.5), "1234 ms"),
+        (milliseconds(61_000), "1 min 1 s"),
+        (amount(0), "0 B"),
+        (amount(1536), "1.5 KiB"),
+        (amount(300 * 2**20), "300 MiB"),
+        (figure(0.12345), "0.1235"),
+        (figure(1.5e-7), "1.500e-07"),
+        (figure(0.0), "0.0000"),
+    ],
+)
+def test_numbers_as_people_read_them(made: str, words: str) -> None:
+    assert made == words
