@@ -196,6 +196,7 @@ def test_mnist_is_learnt(real_mnist: Path, tmp_path: Path) -> None:
 CIFAR = {"width": 4, "batch": 64, "steps_per_epoch": 4, "epochs": 2}
 
 
+@pytest.mark.slow
 def test_cifar_sees_the_same_images_on_any_number_of_workers(tmp_path: Path) -> None:
     # A small rate, for the same reason as above: the images, and so the losses, are another matter.
     one = train("cifar_resnet18", tmp_path / "one", **CIFAR, lr=1e-4)

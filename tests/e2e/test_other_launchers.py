@@ -75,7 +75,9 @@ def variables(kind: str, rank: int, port: int) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})}
 
 
-@pytest.mark.parametrize("kind", ["mpirun", "slurm", "tf_config"])
+@pytest.mark.parametrize(
+    "kind", ["slurm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("mpirun", "tf_config"))]
+)
 def test_the_variables_of_other_launchers(kind: str, tmp_path: Path) -> None:
     port = free_port()
     words = [sys.executable, "-m", "cordee", "train", str(JOBS / "mlp.py"), "--out", str(tmp_path / "two")]

@@ -199,6 +199,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert "alert(1)" in shown.stdout and "\x1b" not in shown.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_very_long_run_has_a_small_report(tmp_path: Path) -> None:
     write(tmp_path, long_run(200_000, 8))

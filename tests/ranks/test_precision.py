@@ -88,6 +88,12 @@ def test_compiled_models_with_layers_that_communicate(job: str, reference: Refer
     assert_same(train(job, tmp_path / "run", workers=2, plan="compile=true"), reference(job), loss=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_copy_of_a_compiled_model_is_its_own(tmp_path: Path) -> None:
+    assert len(run_script(job_file("copied"), tmp_path / "run", workers=2, plan="compile=true").losses) == 6
+
+
 def test_what_cannot_be_compiled_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/compiler")
     with pytest.raises(CordeeError, match="compile=true"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ def test_mere_processes_have_nothing_to_cut(job: Path, tmp_path: Path) -> None:
     assert "are mere processes, without links" in done.stderr
     done = command("twin", "run", job, "--hosts", "link=1mbit", "--processes", "--out", tmp_path / "out")
     assert done.returncode == 2 and "host a cannot have a link: it is a mere process" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = command("twin", "run", job, *words, "--port", port)
+        assert (
+            done.returncode == 2 and f"port {port} of this machine is in use: choose another with --port" in done.stderr
+        )
     assert not (tmp_path / "out").exists()
 
 

@@ -9,9 +9,31 @@ from pathlib import Path
 import pytest
 
 from cordee.twin.registry import Entry
-from harness import DEADLINE_S, Run, assert_same, start, train
+from harness import DEADLINE_S, Run, assert_same, command, start, train
+from records import events_until
+from twin.conftest import Up
 from twin.emulated import Emulated, await_entry, left, namespaces
 
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import torch
+from torch import nn
+import cordee
+
+torch.manual_seed(0)
+with cordee.session() as s:
+    model = s.prepare(nn.Linear(64, 10))
+    optimizer, done = torch.optim.SGD(model.parameters(), lr=0.1), 0
+    for batch in s.batches(cordee.data.digits().train, batch=100, epochs=9):
+        time.sleep(0.02)
+        s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
+        done += s.step(optimizer)
+        if done == int(sys.argv[1]):
+            break
+    if s.rank == 0:
+        Path(__file__).with_name("said").write_text(f"{done} steps, {s.size} left")
+"""
 GREET = """
 import socket, ssl, struct, time
 
@@ -134,3 +156,28 @@ def test_a_host_is_killed_and_the_run_is_gone_on_with_elsewhere(
     assert run.result["loss"] == pytest.approx(alone.result["loss"], rel=1e-12)
     assert [one["what"] for one in run.of("fault")] == ["kill host b", "kill host a", "set a link=1gbit"]
     assert json.loads((out / "run.json").read_text())["workers"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_worker_is_killed_by_hand_while_a_script_runs_on_a_twin_that_stays(up: Up, warm: int, tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(SCRIPT)
+    twin, out = up("2"), tmp_path / "run"
+    early = command("twin", "kill", "1", "--name", twin.name)
+    assert early.returncode == 2 and f"no run was started on twin {twin.name}" in early.stderr
+    with start("twin", "run", script, "--script", "--name", twin.name, "--out", out, "40") as process:
+        try:
+            events_until(out, process, 5)
+            twin.say("kill", "1")
+            twin.say("kill", "1")
+            _, complaints = process.communicate(timeout=DEADLINE_S)
+        finally:
+            process.terminate()
+    assert process.returncode == 0, complaints
+    run = Run(out)
+    assert [one["worker"] for one in run.of("failure")] == [1]
+    first, second = (one["what"] for one in run.of("fault"))
+    assert first.startswith("kill worker 1 (process ") and second.startswith("kill worker 1: ")
+    assert (tmp_path / "said").read_text() == "40 steps, 1 left", "words behind the script are its own"
+    assert twin.exec("b", "hostname").stdout == "b\n", "it stays"

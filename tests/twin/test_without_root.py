@@ -64,6 +64,8 @@ def test_what_is_missing_is_said(unprivileged: Unprivileged) -> None:
     assert unprivileged("twin", "list", "--json").stdout == "[]\n"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_mere_processes_train(unprivileged: Unprivileged, place: Path, warm: int, tmp_path: Path) -> None:
     out = place / "run"
     words = ["--hosts", "2", "--processes", "--port", "29417", "--schedule", "at step 5: kill worker 1"]

@@ -52,6 +52,27 @@ def test_what_the_user_chose_stays() -> None:
     assert not fuse(Own(model.parameters()), model)
 
 
+class Cut(nn.Module):
+    """A matrix, cut to fewer columns, or transposed."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 8).t() if transposed else torch.randn(5, 32)[:, :12])
+
+
+def test_a_kernel_is_only_given_what_it_can_walk_through() -> None:
+    for kind in KINDS.values():
+        for model, expected in (
+            (Cut(transposed=True), True),
+            (Cut(transposed=False), False),
+            (nn.Embedding(5, 3), True),
+            (nn.Sequential(nn.Linear(2, 2), nn.Embedding(5, 3, sparse=True)), False),
+            (nn.EmbeddingBag(5, 3, sparse=True, mode="sum"), False),
+        ):
+            optimizer = kind(model.parameters())
+            assert fuse(optimizer, model) is expected and bool(optimizer.param_groups[0]["fused"]) is expected
+
+
 def test_groups_added_later_are_fused_too() -> None:
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(first.parameters())

@@ -102,3 +102,34 @@ def test_what_fits_does_not_depend_on_what_is_under_way(tensor: Tensor, fits: bo
     pair.members[0].post(torch.zeros(ARENA // 4, dtype=torch.uint8))
     assert pair.members[0].fits(tensor) == pair.members[1].fits(tensor) == fits
     assert not pair.members[0].takes(tensor)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (torch.ones(3), torch.ones(4)),
+        (torch.ones(4), torch.ones(4, dtype=torch.int32)),
+        (torch.ones(4), torch.ones(2, dtype=torch.float64)),
+    ],
+)
+def test_two_different_collectives_are_not_taken_for_one(here: Tensor, there: Tensor) -> None:
+    pair = Pair()
+    works = [member.post(tensor) for member, tensor in zip(pair.members, (here, there), strict=True)]
+    with pytest.raises(
+        RuntimeError, match=f"rank 1 began another collective than rank 0 did: {there.nbytes} bytes there"
+    ):
+        works[0].wait()
+    assert torch.equal(here, torch.ones_like(here)), "nothing was added"
+
+
+def test_memory_that_a_limit_forbids_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(shared.mmap, "mmap", refuse)
+    assert shared._mapped(3, 4096) is None
+
+
+def test_processors_that_reorder_writes_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared.platform, "machine", lambda: "aarch64")
+    assert shared._create(4096) == -1

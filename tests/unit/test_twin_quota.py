@@ -147,7 +147,7 @@ def test_the_kernels_own() -> None:
         quotas.make("b", 0.02)
         (folder / "cgroup.procs").write_text(str(sleeper.pid))
         assert quotas.processes("b") == [sleeper.pid]
-        for cpu in (2.0, 0.01, None, 0.25):  # the kernel refuses a quota that does not fit to its period on the way
+        for cpu in (2.0, 0.01, None, 0.25):
             quotas.limit("b", cpu)
             names = ["cpu.max"] if here.version == 2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
             period, quota = quota_of(cpu)
@@ -168,9 +168,7 @@ def test_the_kernels_own() -> None:
 def test_processes_are_found_by_a_mark_that_their_children_inherit() -> None:
     mark = f"CORDEE_TEST_MARK={secrets.token_hex(8)}"
     name, _, value = mark.partition("=")
-    script = (
-        "import os, sys; pid = os.fork(); print(pid or os.getpid(), flush=True); sys.stdin.read(); pid and os.wait()"
-    )
+    script = "import os, sys; pid = os.fork(); pid and print(pid, flush=True); sys.stdin.read(); pid and os.wait()"
     environment = {**os.environ, name: value}
     with subprocess.Popen(
         [sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

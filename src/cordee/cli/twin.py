@@ -69,7 +69,7 @@ def run(
         check(faults, twin.cluster)
         check_possible(faults, twin)
         code = run(twin, asked, faults, seed=seed, say=_say)
-    raise typer.Exit(code)
+    raise typer.Exit(_exit_code(code))
 
 
 @app.command()
@@ -95,7 +95,7 @@ def exec(
 ) -> None:
     """Run a command on a host; put --name before the host."""
     done = subprocess.run(_found(name).command(host, command), check=False)
-    raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+    raise typer.Exit(_exit_code(done.returncode))
 
 
 @app.command(name="set")
@@ -236,6 +236,11 @@ def _text(schedule: str) -> str:
         return Path(schedule).read_text()
     except (OSError, ValueError) as error:
         raise UsageError(f"--schedule {schedule}: it cannot be read as text ({error})") from error
+
+
+def _exit_code(code: int) -> int:
+    """As a shell has it: a process that a signal ended has 128 more than its number."""
+    return code if code >= 0 else 128 - code
 
 
 def _say(message: str) -> None:

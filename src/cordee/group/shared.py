@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import threading
 import time
 from collections import deque
@@ -84,7 +85,8 @@ class Shared:
         self._posted += 1
         self._in_flight += _padded(tensor.nbytes)
         self._open.append((tensor, parts))
-        self._mine[8 + 2 * (self._posted % _RECORDS)] = start
+        record = 8 + 2 * (self._posted % _RECORDS)
+        self._mine[record], self._mine[record + 1] = start, _kind(tensor, parts)
         self._held.append((self._posted, start, start + tensor.nbytes))
         with self._fence:  # a barrier: the others must not see the count before the content
             self._mine[0] = self._posted
@@ -107,7 +109,12 @@ class Shared:
     def _end(self, number: int, tensor: Tensor, parts: Sequence[Tensor]) -> None:
         record = 8 + 2 * (number % _RECORDS)
         with self._fence:
-            views = [self._view(one, words[record], tensor) for one, words in enumerate(self._words)]
+            posted = [(words[record], words[record + 1]) for words in self._words]
+        for one, (_, kind) in enumerate(posted):
+            if kind != _kind(tensor, parts):
+                found = f"{kind >> 8} bytes there, {tensor.nbytes} here"
+                raise RuntimeError(f"rank {one} began another collective than rank {self._rank} did: {found}")
+        views = [self._view(one, start, tensor) for one, (start, _) in enumerate(posted)]
         if parts:
             for part, view in zip(parts, views, strict=True):
                 part.copy_(view)
@@ -193,7 +200,7 @@ def open_shared(
             store.set("where", f"{_host()} {os.getpid()} {descriptor} " if descriptor >= 0 else "nowhere")
         else:
             descriptor = _find(store.get("where").decode())
-        memory = mmap.mmap(descriptor, length) if descriptor >= 0 else None
+        memory = _mapped(descriptor, length)
         store.set(f"reached-{rank}", "yes" if memory is not None else "no")
         everybody = [store.get(f"reached-{one}") for one in range(size)]
         if memory is None or any(answer != b"yes" for answer in everybody):
@@ -206,13 +213,28 @@ def open_shared(
             os.close(descriptor)
 
 
+def _kind(tensor: Tensor, parts: Sequence[Tensor]) -> int:
+    """What has to be the same with all members: size, format, and whether it is a sum or a gather."""
+    return tensor.nbytes << 8 | tensor.element_size() << 2 | tensor.is_floating_point() << 1 | bool(parts)
+
+
 def _padded(nbytes: int) -> int:
     """What a post takes of an arena: whole lines of the cache."""
     return -(-nbytes // 64) * 64
 
 
+def _mapped(descriptor: int, length: int) -> mmap.mmap | None:
+    """The memory; None without a descriptor, or where a limit (ulimit -v) forbids it."""
+    try:
+        return mmap.mmap(descriptor, length) if descriptor >= 0 else None
+    except OSError:
+        return None
+
+
 def _create(length: int) -> int:
-    """Anonymous memory; -1 where the system has none."""
+    """Anonymous memory; -1 where the system has none, or a processor may show others our writes in another order."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return -1
     try:
         descriptor = os.memfd_create("cordee-shared")
         os.ftruncate(descriptor, length)

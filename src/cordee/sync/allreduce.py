@@ -192,13 +192,15 @@ class Reducer:
         if self.rope.size == 1:
             optimizer.step()
             return
-        if optimizer is not self._reader or not _is_torchs_own(optimizer):
+        if optimizer is self._reader and _is_torchs_own(optimizer):
+            given = [bucket.flats[self._turn] for bucket in self._buckets]
+        else:
             for parameter in self.parameters:
                 parameter.grad = None if parameter.grad is None else parameter.grad.clone()
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        versions = [gradient._version for gradient in gradients]
+            given = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        versions = [tensor._version for tensor in given]
         optimizer.step()
-        self._reader = optimizer if versions == [gradient._version for gradient in gradients] else None
+        self._reader = optimizer if versions == [tensor._version for tensor in given] else None
 
     def covers(self, parameters: Sequence[nn.Parameter]) -> bool:
         """Whether these are the parameters that it sums: later ones may be unfrozen or added."""

@@ -108,8 +108,8 @@ def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState, *, comp
                 )
             name = f"{mode.capitalize()}{plain.__name__}"
             module.__class__ = type(name, (kind, plain), {"rope": rope, "step_state": step_state})
-        if compiled and rope.size > 1:
-            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign, no-untyped-call]
+        if compiled and rope.size > 1:  # on the class: a copy of the layer must not have this one's forward
+            type(module).forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign, no-untyped-call]
         count += 1
     return count
 

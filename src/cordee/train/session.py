@@ -388,10 +388,13 @@ class Session:
 
 def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
     """My session: of the run that started this process (cordee run, torchrun, mpirun, Slurm), or alone."""
-    world = World.from_env()
-    joined = join(world)
+    joined = join(world := World.from_env())
     chosen = Plan.parse(plan) if plan is not None else joined.plan
     chosen.check(world.size)
     made = Session(joined.rope, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
     made.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
+    if chosen.backend != joined.plan.backend:
+        made.tell(
+            "warning", {"message": f"backend={chosen.backend} comes too late here: give it to `cordee run --plan`"}
+        )
     return made

@@ -30,12 +30,16 @@ def main(words: list[str]) -> None:
     """Enter, and run."""
     cut = words.index("--")
     (namespace, hostname, hosts, group), flags, command = words[:4], words[4:cut], words[cut + 1 :]
-    if group:
-        Path(group, "cgroup.procs").write_text(str(os.getpid()))
     libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        if group:
+            Path(group, "cgroup.procs").write_text(str(os.getpid()))
+        if namespace:
+            with open(namespace) as space:
+                _must(libc.setns(space.fileno(), NEW_NETWORK), f"enter {namespace}")
+    except OSError as error:
+        sys.exit(f"host {hostname} of the twin is not there: {error}")
     if namespace:
-        with open(namespace) as space:
-            _must(libc.setns(space.fileno(), NEW_NETWORK), f"enter {namespace}")
         _must(libc.unshare(NEW_MOUNTS | NEW_NAME), "have a name of its own")
         _must(libc.sethostname(hostname.encode(), len(hostname)), "be given a name")
         _must(libc.mount(b"none", b"/", None, MOUNT_REC | MOUNT_PRIVATE, None), "keep mounts to itself")

@@ -22,7 +22,8 @@ from cordee.twin.statements import place
 from cordee.twin.twin import Twin
 
 LOOK_EVERY_S = 0.02
-_LEAVING_S = 20.0
+_LEAVING_S, _LEFT_S = 20.0, 5.0
+"""How long the other hosts may take to end after a run that ended well, and after one that did not."""
 _LISTENING_S = 60.0
 _HEAD = 200
 """So many bytes hold the time of the first event, which tells two files apart."""
@@ -157,10 +158,14 @@ def run(twin: Twin, asked: Asked, schedule: Schedule, *, seed: int = 0, say: Say
                 faults.do(action)
             before = now
             time.sleep(LOOK_EVERY_S)
-        _wait_for(list(hosts.values()), _LEAVING_S)
+        _wait_for(list(hosts.values()), _LEAVING_S if first.returncode == 0 else _LEFT_S)
+        if first.returncode < 0:  # it could not say so itself
+            say(f"host {twin.cluster.names[0]}, which coordinates, was ended by signal {-first.returncode}")
         for host, process in hosts.items():
             if process is not first and process.poll() != 0 and host not in faults.struck:
-                say(f"host {host} ended with code {process.poll()}: {_last_line(twin, host)}")
+                code = process.poll()
+                how = "had to be ended" if code is None else f"ended with code {code}"
+                say(f"host {host} {how}: {_last_line(twin, host)}")
     return first.returncode
 
 
