@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cordee.train.buffers import BufferKeeper
+from cordee.train.buffers import LARGE_BYTES, QUIET, BufferKeeper
 
 
 class Counting(nn.Module):
@@ -87,3 +87,33 @@ def test_a_buffer_that_cannot_be_written_is_left_alone() -> None:
     keeper.remember()
     keeper.bring_back()
     assert torch.equal(module.positions, torch.arange(3).expand(4, 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("write", [lambda tensor: tensor.add_(1), lambda tensor: tensor.data.add_(1)])
+def test_a_large_buffer_that_changes_is_brought_back(write: Callable[[torch.Tensor], object]) -> None:
+    model = Counting()
+    model.n = torch.zeros(LARGE_BYTES)
+    keeper = BufferKeeper()
+    keeper.watch(model)
+    for step in range(1, 2 * QUIET):  # every one of them is committed
+        write(model.n)
+        keeper.remember()
+        write(model.n)
+        keeper.bring_back()
+        assert torch.equal(model.n, torch.full((LARGE_BYTES,), float(step)))
+
+
+def test_a_large_constant_is_believed_to_be_one_until_its_version_moves() -> None:
+    model = Counting()
+    model.n = torch.zeros(LARGE_BYTES)
+    keeper = BufferKeeper()
+    keeper.watch(model)
+    for _ in range(QUIET + 1):
+        keeper.remember()
+    model.n.data.add_(1)  # after so long, nobody looks
+    keeper.remember()
+    model.n.add_(1)
+    keeper.remember()
+    model.n.add_(5)
+    keeper.bring_back()
+    assert torch.equal(model.n, torch.full((LARGE_BYTES,), 2.0))

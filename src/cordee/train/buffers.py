@@ -9,6 +9,11 @@ from torch import Tensor, nn
 
 from cordee.group.rope import Rope
 
+LARGE_BYTES = 16_384
+"""A buffer so large (a mask, a table) is looked at before it is copied."""
+QUIET = 16
+"""Looks in a row at which a large buffer held what it had held: after that its version is believed."""
+
 
 @dataclass
 class _Kept:
@@ -16,13 +21,25 @@ class _Kept:
 
     tensor: Tensor
     copy: Tensor
+    version: int
+    quiet: int = 0
+    """Looks in a row without news."""
+
+    def holds(self, buffer: Tensor) -> bool:
+        """Whether the copy is known to be that of `buffer` as it is now."""
+        if not buffer.is_cpu or buffer.nbytes < LARGE_BYTES or buffer is not self.tensor:
+            return False
+        same = buffer._version == self.version and (self.quiet >= QUIET or torch.equal(buffer, self.copy))
+        self.quiet = self.quiet + 1 if same else 0
+        return same
 
 
 class BufferKeeper:
     """Remembers the buffers of models at the start of a step.
 
     They are found by module and name, and copied whether or not their version has moved: a module may put another
-    tensor in the place of a buffer, and writes through `.data` are not counted. That costs a copy of all buffers.
+    tensor in the place of a buffer, and writes through `.data` are not counted. A large one that does not change for
+    some steps is taken for a constant, until its version says otherwise.
     """
 
     def __init__(self) -> None:
@@ -47,12 +64,14 @@ class BufferKeeper:
                 if buffer is None:
                     kept[name] = None
                 elif before is not None and (before.tensor is buffer or _alike(buffer, before.copy)):
-                    before.tensor = buffer
+                    if before.holds(buffer):
+                        continue
+                    before.tensor, before.version = buffer, buffer._version
                     copies, buffers = groups.setdefault(buffer.dtype, ([], []))
                     copies.append(before.copy)
                     buffers.append(buffer)
                 else:
-                    kept[name] = _Kept(buffer, buffer.clone())
+                    kept[name] = _Kept(buffer, buffer.clone(), buffer._version)
             if len(kept) > len(module._buffers):
                 for name in kept.keys() - module._buffers.keys():
                     del kept[name]
