@@ -238,6 +238,7 @@ def test_cifar_shifts_and_mirrors_for_training_only(tmp_path: Path) -> None:
     assert {shift[2] for shift in shifts} == {False, True}
 
 
+@pytest.mark.slow
 def test_cifar_learns_from_files(tmp_path: Path) -> None:
     """Records in CIFAR-10's form: one byte for the class, then the image; here the class is its brightness."""
     random = np.random.default_rng(0)

@@ -128,6 +128,7 @@ def check_same(result: dict, reference: dict) -> None:
     assert (result["samples_lost"], result["samples_repeated"]) == (0, 0)
 
 
+@pytest.mark.slow  # tests/twin shows the same with three hosts
 def test_two_hosts_train_as_one_process(hosts: list[str], tmp_path: Path) -> None:
     run = Run(hosts, tmp_path)
     assert run.end(0)[0] == 0, run.end(1)
@@ -139,6 +140,7 @@ def test_two_hosts_train_as_one_process(hosts: list[str], tmp_path: Path) -> Non
         assert token not in file.read_text()
 
 
+@pytest.mark.slow  # tests/twin shows the same with three hosts
 def test_a_host_that_is_cut_off_is_given_up(hosts: list[str], tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, epochs=2)
     run.wait_for_step(5)

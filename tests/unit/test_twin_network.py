@@ -48,8 +48,8 @@ def test_a_switch_and_a_cable_for_every_host() -> None:
         "ip -n cordee-t-y address add 10.213.77.2/24 dev eth0",
         "ip -n cordee-t-y link set dev lo up",
         "ip -n cordee-t-y link set dev eth0 up",
-        "tc -n cordee-t-y qdisc replace dev eth0 root tbf rate 10000000bit burst 6250 latency 50ms",
-        "tc -n cordee-t qdisc replace dev to-y root tbf rate 10000000bit burst 6250 latency 50ms",
+        "tc -n cordee-t-y qdisc replace dev eth0 root tbf rate 10000000bit burst 12000 latency 50ms",
+        "tc -n cordee-t qdisc replace dev to-y root tbf rate 10000000bit burst 12000 latency 50ms",
     ]
 
 
@@ -63,7 +63,7 @@ def test_nothing_is_made_in_the_machines_own_network() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "burst"), [(8e3, 6_000), (9.6e6, 6_000), (10e6, 6_250), (100e6, 62_500), (1e9, 625_000)]
+    ("rate", "burst"), [(8e3, 12_000), (19.2e6, 12_000), (20e6, 12_500), (100e6, 62_500), (1e9, 625_000)]
 )
 def test_a_link_is_limited_both_ways_by_a_bucket_of_5_ms(rate: float, burst: int) -> None:
     bucket = f"root tbf rate {rate:.0f}bit burst {burst} latency 50ms"

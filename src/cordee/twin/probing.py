@@ -14,7 +14,7 @@ from cordee.group.links import everybody, measure
 from cordee.group.rope import Rope
 from cordee.train.session import session
 
-SECONDS = 1.0
+SECONDS = 2.0
 """How long a sum of all hosts should take, so that it says how fast they add up."""
 ROUNDS = 3
 LEAST_BYTES, MOST_BYTES = 65_536, 134_217_728
