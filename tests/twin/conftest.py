@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,7 @@ import pytest
 from cordee.twin.quota import Quotas
 from cordee.twin.twin import missing
 from harness import DEADLINE_S, command
-from twin.emulated import JOB, Emulated, cables, left, namespaces
-
-Up = Callable[[str], Emulated]
+from twin.emulated import JOB, Emulated, Up, cables, left, namespaces
 
 
 @pytest.fixture(scope="session")

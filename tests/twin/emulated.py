@@ -82,6 +82,10 @@ class Emulated:
                 process.kill()
 
 
+Up = Callable[[str], Emulated]
+"""Makes a twin of such hosts: what the fixture `up` gives."""
+
+
 def until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     """Wait until `what()` is true."""
     deadline = time.monotonic() + deadline_s

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from cordee.core.cgroup import place
 from harness import command
-from twin.conftest import Up
-from twin.emulated import left, namespaces, until
+from twin.emulated import Up, left, namespaces, until
 
 SERVE = """
 import socket, sys
@@ -22,7 +21,7 @@ while True:
 ASK = """
 import socket
 try:
-    print(socket.create_connection(("10.213.77.2", 5000), timeout=2).recv(100).decode())
+    print(socket.create_connection(("10.213.77.2", 5000), timeout=1.5).recv(100).decode())
 except OSError as error:
     print(type(error).__name__)
 """

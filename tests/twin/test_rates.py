@@ -11,7 +11,7 @@ import pytest
 
 from cordee.twin.cluster import read_setting
 from harness import DEADLINE_S
-from twin.conftest import Up
+from twin.emulated import Up
 
 BUSY = """
 import sys, time

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from twin.conftest import Up
-from twin.emulated import Emulated, until
+from twin.emulated import Emulated, Up, until
 
 RECEIVE = """
 import socket, threading, time
@@ -37,7 +36,7 @@ print("ready", flush=True)
 while True:
     connection.sendall(bytes(65536))
 """
-LEAST_S = 1.0
+LEAST_S = 0.7
 
 
 @dataclass

@@ -11,8 +11,7 @@ import pytest
 from cordee.twin.registry import Entry
 from harness import DEADLINE_S, Run, assert_same, command, start, train
 from records import events_until
-from twin.conftest import Up
-from twin.emulated import Emulated, await_entry, left, namespaces
+from twin.emulated import Emulated, Up, await_entry, left, namespaces
 
 SCRIPT = """
 import sys, time

@@ -172,14 +172,6 @@ class Rope:
         self.waited_s += min(max(0.0, last - gathering.arrived), self.blocked_s - blocked_before)
         return [part[_STAMP:].view(like.dtype).reshape(like.shape) for part in parts]
 
-    def send(self, tensor: Tensor, rank: int, tag: int) -> Any:
-        """Begin to send to one member; raises `RuntimeError` if that is lost."""
-        return self._layers.send([tensor], rank, tag)
-
-    def receive(self, tensor: Tensor, rank: int, tag: int) -> Any:
-        """Begin to receive from one member; raises `RuntimeError` if that is lost."""
-        return self._layers.recv([tensor], rank, tag)
-
     def clock(self) -> float:
         """The time of day, as the hub has it."""
         return time.time() + (self.channel.clock_offset_s if self.channel is not None else 0.0)

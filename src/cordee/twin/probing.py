@@ -14,9 +14,9 @@ from cordee.group.links import everybody, measure
 from cordee.group.rope import Rope
 from cordee.train.session import session
 
-SECONDS = 2.0
+SECONDS = 1.0
 """How long a sum of all hosts should take, so that it says how fast they add up."""
-ROUNDS = 3
+ROUNDS = 5
 LEAST_BYTES, MOST_BYTES = 65_536, 134_217_728
 
 
