@@ -114,3 +114,20 @@ def test_replayed_graphs_train_as_kernels_that_are_launched(more: str, tmp_path:
     for replayed in runs[1:]:
         np.testing.assert_allclose(replayed, runs[0], rtol=1e-2 if "bf16" in more else 1e-4)
     assert len(runs[0]) > 5
+
+
+@pytest.mark.gpu
+def test_workers_that_share_a_gpu_train_as_one(tmp_path: Path) -> None:
+    """In float64, with BatchNorm over the global batch; in float32 a GPU's TF32 hides everything below 1e-3."""
+    runs = []
+    for workers in (1, 2, 3):
+        out = tmp_path / str(workers)
+        options = ("--device", "cuda", "--workers", workers, "--set", "dtype=float64", "--out", out)
+        ended = command("train", job_file("cnn"), *options)
+        assert ended.returncode == 0, ended.stderr
+        runs.append(Run(out))
+    for shared in runs[1:]:
+        np.testing.assert_allclose(shared.losses, runs[0].losses, rtol=1e-9)
+        for name, tensor in runs[0].tensors.items():
+            np.testing.assert_allclose(shared.tensors[name], tensor, rtol=1e-7, atol=1e-9, err_msg=name)
+    assert len(runs[0].losses) > 5

@@ -316,7 +316,7 @@ def _unscale(gradients: list[Tensor], scale: float) -> bool:
 def _make_bucket(group: list[nn.Parameter], riders: int) -> _Bucket:
     """Memory for the gradients of `group` and `riders` numbers behind them, twice."""
     size = sum(parameter.numel() for parameter in group) + riders
-    like = group[0] if group else torch.empty(0)
+    like = group[0] if group else torch.empty(0, dtype=torch.float64)
     flats = [torch.zeros(size, dtype=like.dtype, device=like.device) for _ in range(2)]
     return _Bucket(group, flats, [_views(flat, group) for flat in flats])
 

@@ -166,6 +166,8 @@ def _mean_of_samples(values: Tensor) -> Tensor:
 
 def _scaled(x: Tensor, centre: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
     """`(x - centre) * scale + shift`, per channel, in one pass."""
+    if x.numel() == 0:  # refused on a GPU
+        return torch.empty_like(x)
     one = torch.ones_like(centre)
     result: Tensor = torch.native_batch_norm(x, scale, shift, centre, one, False, 0.0, 0.0)[0]
     return result
@@ -173,6 +175,8 @@ def _scaled(x: Tensor, centre: Tensor, scale: Tensor, shift: Tensor | None) -> T
 
 def _sums(gradient: Tensor, x: Tensor, mean: Tensor) -> Tensor:
     """Of `gradient`, and of `gradient * (x - mean)`, per channel: (2, channels)."""
+    if x.is_cuda:  # where channels lie outside, the kernel below rounds to the format of x after each addition
+        gradient, x = gradient.to(mean.dtype), x.to(mean.dtype)
     # On a CPU the kernel that gives both in one pass adds up as `_moments` says, unless channels lie outside.
     if x.numel() and (x.is_cuda or (x.stride(1) > 1 and x.is_contiguous() and gradient.is_contiguous())):
         one = torch.ones_like(mean)
