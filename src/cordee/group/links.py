@@ -23,8 +23,8 @@ PINGS = 12
 FIRST_BYTES, MOST_BYTES, GROWTH = 65_536, 67_108_864, 2
 ENOUGH_S = 0.2
 """A transfer that lasts so long says how fast a link is; shorter ones say how deep the buffers on the way are."""
-AGAIN, LONG_S = 2, 1.0
-"""One that did not last long is repeated, and the best counts: others may have been using the processor."""
+AGAIN, LONG_S = 2, 5.0
+"""It is repeated unless it lasted long, and the best counts: a packet may have been lost, or the processor in use."""
 _NAME = 64
 _SIZE, _READY, _GO, _DATA, _ANSWER = range(71, 76)
 """What tells our messages apart."""
@@ -44,19 +44,23 @@ class Link:
         return [self.source, self.target, round(self.bit_s / 1e6, 3), round(self.round_trip_s * 1e3, 4)]
 
 
-def measure(rope: Rope, host: str, shifts: Callable[[int], Iterable[int]]) -> list[Link] | None:
+def measure(
+    rope: Rope, host: str, shifts: Callable[[int], Iterable[int]], enough_s: float = ENOUGH_S
+) -> list[Link] | None:
     """The links between hosts, for all members; every member calls this. None if somebody was lost meanwhile.
 
-    `shifts` says, for a number of hosts, which ones: `ring` for the neighbours, `everybody` for all pairs.
+    `shifts` says, for a number of hosts, which ones: `ring` for the neighbours, `everybody` for all pairs. A transfer
+    lasts `enough_s`, or more.
     """
+    measures: tuple[Callable[[Rope, int], float], ...] = (_round_trip, partial(_speed, enough_s=enough_s))
     names = _names(rope, host)
     if names is None:
         return None
     hosts = list(dict.fromkeys(names))
     speakers = [names.index(one) for one in hosts]
     count = len(hosts)
-    mine = torch.zeros(count, len(_MEASURES), dtype=torch.float64)
-    for shift, (column, ask) in itertools.product(shifts(count), enumerate(_MEASURES)):
+    mine = torch.zeros(count, len(measures), dtype=torch.float64)
+    for shift, (column, ask) in itertools.product(shifts(count), enumerate(measures)):
         if rope.rank in speakers:
             place = speakers.index(rope.rank)
             target, source = speakers[(place + shift) % count], speakers[(place - shift) % count]
@@ -125,14 +129,14 @@ def _round_trip(rope: Rope, target: int) -> float:
     return found
 
 
-def _speed(rope: Rope, target: int) -> float:
+def _speed(rope: Rope, target: int, *, enough_s: float) -> float:
     """In bits per second; while all send as much as they can."""
     size = FIRST_BYTES
     while True:
         spent = _sent(rope, target, size)[1]
-        for _ in range(AGAIN if ENOUGH_S <= spent < LONG_S else 0):
+        for _ in range(AGAIN if enough_s <= spent < LONG_S else 0):
             spent = min(spent, _sent(rope, target, size)[1])
-        if spent >= ENOUGH_S or size >= MOST_BYTES:
+        if spent >= enough_s or size >= MOST_BYTES:
             break
         size *= GROWTH
     _end(rope, target)
@@ -178,6 +182,3 @@ def _answer(rope: Rope, source: int) -> None:
             lane.send([spent], source, _ANSWER).wait()
     except RuntimeError:
         return  # somebody was lost: whoever waits for us is told by the same way
-
-
-_MEASURES = (_round_trip, _speed)

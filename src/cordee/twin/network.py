@@ -19,7 +19,7 @@ COMMAND_S = 20.0
 NAMESPACES = Path("/run/netns")
 """Where ip keeps namespaces that have a name."""
 _INSIDE = "eth0"
-_LEAST_BURST, _BURST_S = 12_000, 0.005
+_LEAST_BURST, _BURST_S = 25_000, 0.005
 """A token bucket of 5 ms, and of some packets, reaches the nominal speed and does not let much more pass at once."""
 _QUEUE_MS = 50
 
