@@ -65,10 +65,22 @@ class DatasetSource:
             draws = SampleDraws()
             samples = self._samples(ids.tolist(), draws)
             if self._collate is default_collate:
-                return default_collate(samples)
+                return self._stacked(samples)
             draws.turn_to(-1 - int(ids[0]))  # no sample's own
             with draws:
                 return self._collate(samples)
+
+    def _stacked(self, samples: list[Any]) -> Fields:
+        try:
+            batch: Fields = default_collate(samples)
+            return batch
+        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+            forms = list(dict.fromkeys(map(_form, samples)))
+            seen = f"they are of {forms[0]} and of {forms[1]}" if len(forms) > 1 else f"they are {forms[0]}"
+            raise DataError(
+                f"samples of {type(self.dataset).__name__} cannot be stacked to a batch: {seen}. Give a function that "
+                "makes a batch of a list of samples, by padding for instance: cordee.data.dataset(..., collate=...)"
+            ) from error
 
     def _samples(self, ids: list[int], draws: SampleDraws) -> list[Any]:
         if self._get_many is not None and not self._draws:
@@ -89,6 +101,17 @@ class DatasetSource:
     def _sample(self, place: int, draws: SampleDraws) -> Any:
         draws.turn_to(place)
         return self.dataset[place] if self._get_many is None else self._get_many([place])[0]
+
+
+def _form(sample: Any) -> str:
+    """What a sample looks like, for people."""
+    if isinstance(sample, dict):
+        return "{" + ", ".join(f"{key}: {_form(value)}" for key, value in sample.items()) + "}"
+    if isinstance(sample, tuple | list):
+        inner = list(map(_form, sample))
+        return f"{len(inner)} x {inner[0]}" if len(inner) > 3 and len(set(inner)) == 1 else f"({', '.join(inner)})"
+    shape = getattr(sample, "shape", None)
+    return type(sample).__name__ if shape is None else f"shape {tuple(shape)}"
 
 
 def _many(dataset: Any) -> Callable[[list[int]], list[Any]] | None:

@@ -50,8 +50,9 @@ class Guard:
             return
         if self._gradients:
             raise UsageError(
-                "backward() was called, but no step() followed before the next batch. To gather gradients over "
-                "several batches let the plan cut a step into them: accumulate=4, for instance"
+                "s.backward() was called, but no s.step() followed before the next batch. Write s.step(optimizer) "
+                "where optimizer.step() stands. To gather gradients over several batches let the plan cut a step into "
+                "them: accumulate=4, for instance"
             )
         now = _marks(models)  # read only here: steps that train as they should do not pay for it
         before, self._before = self._before, now

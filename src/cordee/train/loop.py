@@ -18,17 +18,18 @@ from cordee.feed.batch import Batch
 from cordee.feed.data import Data
 from cordee.feed.order import Order
 from cordee.feed.source import Source, map_tensors
-from cordee.state.checkpoint import Checkpoints
 from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
+from cordee.train.agreement import agree_on, of_job
 from cordee.train.devices import fuse, training_loss
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job, Resolved
 from cordee.train.precision import widened
 from cordee.train.preflight import preflight
 from cordee.train.record import Committed, Ledger
+from cordee.train.saving import Saver
 from cordee.train.session import Session
 from cordee.train.stopping import Ending, Patience, wishes
 
@@ -45,9 +46,14 @@ class Outcome:
 def run_job(job: Job, session: Session, *, out: Path, resume: bool = False) -> Outcome:
     """Train `job` in `session`, with its files in `out`; every worker of the run calls this."""
     training = _Training(job, session, out, resume=resume)
-    training.start()
-    training.train()
-    return training.end()
+    if (channel := session.rope.channel) is None:
+        return training.run()
+    channel.before_end = training.part
+    try:
+        return training.run()
+    except BaseException:
+        channel.part()  # where another launcher started us, nobody else would
+        raise
 
 
 class _Training:
@@ -67,12 +73,22 @@ class _Training:
         self.next = (0, 0)
         self.interrupted: str | None = None
         self._wish = ""
-        self._checkpoints: Checkpoints | None = None
+        self._saver = Saver(out / "checkpoints", job.save, session.rope.channel)
         self._resume = resume
         self._began = self._saved_at = time.monotonic()
         self._samples_before = 0
-        self._saved_number = -1
         self._validated_at = -1
+
+    def run(self) -> Outcome:
+        """From the start to the end."""
+        self.start()
+        self.train()
+        return self.end()
+
+    def part(self) -> None:
+        """The run ends early, here or on another worker: tell what is known, see through what is being written."""
+        self.session.reporter.send()
+        self._saver.see_through()
 
     # ------------------------------------------------------------- start
 
@@ -80,6 +96,7 @@ class _Training:
         """Make the model and its optimizer, check that they fit, and take up where a former start ended."""
         job, session = self.job, self.session
         session.seed = job.seed
+        agree_on(session.rope, of_job(job, resume=self._resume))
         snapshot = share_snapshot(session.rope, self._find_snapshot()) if self._resume else None
         started_with = World.from_env().size  # not those that are left: all workers have to resolve the same
         self.resolved = job.resolve(started_with) if snapshot is None else Resolved(**snapshot.extra["resolved"])
@@ -106,6 +123,9 @@ class _Training:
             self._take_up(snapshot)
         self._samples_before = session.ledger.samples
         session.tell("job", self._describe())
+        if (idle := session.size - self.resolved.batch) > 0:
+            told = f"a step has {self.resolved.batch} samples for {session.size} workers: {idle} have nothing to do"
+            session.tell("warning", {"message": told})
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -128,17 +148,7 @@ class _Training:
 
     def _find_snapshot(self) -> Snapshot | None:
         """Only one worker reads; the others may be on hosts that do not see the folder."""
-        if self.session.rank != 0:
-            return None
-        checkpoints = Checkpoints(
-            self.out / "checkpoints", keep_last=self.job.save.keep_last, keep_best=self.job.save.keep_best
-        )
-        path = checkpoints.latest_intact()
-        if path is None:
-            raise CheckpointError(
-                f"--resume: there is no intact checkpoint in {self.out / 'checkpoints'}; start without it"
-            )
-        return checkpoints.read(path)
+        return self._saver.latest() if self.session.rank == 0 else None
 
     def _take_up(self, snapshot: Snapshot) -> None:
         extra = snapshot.extra
@@ -147,7 +157,7 @@ class _Training:
         _same("order", extra["order"], self.order.describe())
         restore(snapshot, self.model, {"main": self.optimizer}, self._schedules())
         self.next = (extra["epoch"], extra["step"])
-        self._saved_number = self.next[0] * self.order.steps + self.next[1]
+        self._saver.step = self.next[0] * self.order.steps + self.next[1]
         self.session.ledger = Ledger(**extra["ledger"])
         self.patience.take_up(extra["patience"])
         self.validation = extra["validation"]
@@ -198,7 +208,7 @@ class _Training:
             if self._after_step(session.last):
                 break
         if self.next[1] != 0 and self.interrupted is None and self._validate():  # stopped within an epoch
-            self._saved_number = -1  # a checkpoint of this step does not know its metrics yet
+            self._saver.step = -1  # a checkpoint of this step does not know its metrics yet
 
     def _after_step(self, done: Committed) -> bool:
         """Everything that follows a committed step; True ends the training."""
@@ -278,24 +288,11 @@ class _Training:
             self.session.agree_buffers()
             self._write_checkpoint()
 
-    def _write_checkpoint(self, *, wait: bool = False) -> None:
-        if self.session.rank != 0 or (self.session.number_done == self._saved_number and not wait):
-            return
-        if self._checkpoints is None:
-            self._checkpoints = Checkpoints(
-                self.out / "checkpoints", keep_last=self.job.save.keep_last, keep_best=self.job.save.keep_best
-            )
-        if self.session.number_done != self._saved_number:
-            self._saved_number = self.session.number_done
-            began = time.perf_counter()
-            snapshot = self._capture()
+    def _write_checkpoint(self) -> None:
+        if self.session.rank == 0:
+            step = self.session.number_done
             # Metrics belong to the step that they were measured at, not to those after it.
-            fresh = self.validation if self._validated_at == self.session.number_done else {}
-            self._checkpoints.save(snapshot, step=self.session.number_done, metrics=fresh)
-            ms = round((time.perf_counter() - began) * 1e3, 3)
-            self.session.tell("checkpoint", {"step": self.session.number_done, "ms": ms})
-        if wait:
-            self._checkpoints.close()
+            self._saver.write(step, self._capture, self.validation if self._validated_at == step else {})
 
     def _capture(self) -> Snapshot:
         epoch, step = self.next
@@ -324,8 +321,11 @@ class _Training:
         while True:
             result = self._result(test)
             if self.session.rank == 0:
-                self._write_checkpoint(wait=True)
+                self._write_checkpoint()
+                self._saver.close()
                 self._write_model()
+                if self.session.ledger.lost or self.session.ledger.repeated:
+                    self.session.tell("warning", {"message": self.session.ledger.told()})
                 self.session.tell("result", result)
             if self.session.leave():
                 return Outcome(result, self.interrupted)

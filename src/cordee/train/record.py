@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,13 @@ class Ledger:
             self.repeated += max(count - expected_count, 1 if count == expected_count else 0)
         self.samples += count
         self.order_sha256 = chain(self.order_sha256, epoch * steps + step, digest, count)
+
+    def told(self) -> str:
+        """What is to be said if samples were lost or repeated."""
+        return (
+            f"{self.lost} samples were lost and {self.repeated} repeated: this is not what one process would have "
+            "trained. A defect of Cordée, please report it"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -158,6 +166,9 @@ class Reporter:
         self.aside_s: dict[str, float] = {}
         """Time that belongs to no step, by kind."""
         self._rope = rope
+        self._gathering = Lock()
+        if rope.channel is not None:
+            rope.channel.before_end = self.send
         self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
         self._sent_at = self._usage_at = 0.0
         self._began = self._asked = self._arrived = 0.0
@@ -215,7 +226,8 @@ class Reporter:
         clock = rope.clock()
         compute = whole - self._data - blocked
         arrived = clock - (now - self._arrived)
-        self.timing.add(done.number, (self._data, compute, blocked, waited, mine, arrived))
+        with self._gathering:
+            self.timing.add(done.number, (self._data, compute, blocked, waited, mine, arrived))
         self._began, self._data = now, 0.0
         self._blocked_before, self._waited_before = rope.blocked_s, rope.waited_s
         if rope.channel is None:
@@ -240,13 +252,14 @@ class Reporter:
                 self.send_usage()
 
     def send(self) -> None:
-        """Send all that there is to say, at the end."""
+        """Send all that there is to say, at the end; also from another thread, when the run ends early."""
         self.send_timing()
         self.send_usage()
 
     def send_timing(self) -> None:
         """Send what has gathered."""
-        record = self.timing.drain()
+        with self._gathering:
+            record = self.timing.drain()
         if record is not None and self._rope.channel is not None:
             self._rope.channel.post("times", record)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
+from cordee.train.agreement import agree_on, of_optimizer
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -23,6 +25,8 @@ class Reducers:
     def __init__(self, rope: Rope, plan: Plan) -> None:
         """None yet."""
         self._rope, self._plan = rope, plan
+        self.loop: dict[str, Any] = {}
+        """What is gone through; all workers have to go through the same."""
         self._of: dict[int, Reducer] = {}
         self._optimizers: dict[int, Optimizer] = {}  # held, so that an id stays its optimizer's own
 
@@ -49,6 +53,7 @@ class Reducers:
         return self._enter(optimizer, made), sound
 
     def _enter(self, optimizer: Optimizer, reducer: Reducer) -> Reducer:
+        agree_on(self._rope, {**of_optimizer(optimizer), **self.loop})
         self._of[id(optimizer)], self._optimizers[id(optimizer)] = reducer, optimizer
         return reducer
 

@@ -33,6 +33,7 @@ from cordee.group.join import join
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, bind
+from cordee.train.agreement import agree_on, of_loop, of_model
 from cordee.train.buffers import BufferKeeper
 from cordee.train.devices import lay_out, seed_draws
 from cordee.train.diverged import diverged
@@ -86,9 +87,7 @@ class Session:
         self._weight = GlobalWeight(self.rope)
         self._seen = 0  # own samples since running statistics were last agreed on
         self._losses = Readings()
-        self._count = 0
-        self._digest = 0
-        self._backwards = 0
+        self._count = self._digest = self._backwards = 0
         self.rope.on_regroup.append(self._regrouped)
         self.reporter.introduce(device, torch.get_num_threads())
 
@@ -160,6 +159,7 @@ class Session:
 
         With `compile=True` in the plan it is compiled too, unless you compile what you compute by yourself.
         """
+        agree_on(self.rope, of_model(model, self.plan))
         model = lay_out(model.to(self.device), self.plan.layout)
         bind(model, self.plan.batchnorm, self.rope, self._state, compiled=self.plan.compile)
         state = model.state_dict(keep_vars=True).values()
@@ -192,6 +192,7 @@ class Session:
         """
         source = as_source(data)
         order = order or Order(len(source), batch, seed=self.seed)
+        self._reducers.loop = of_loop(source, order, epochs, start)
         share = Share(self.plan.share, self.plan.proportions, seed=order.seed)
         self._feeder = Feeder(source, order, share, self.rope, accumulate=self.plan.accumulate, device=self.device)
         (epoch, step), self._substeps_done = start, 0  # a former loop may have been left right after an update
@@ -394,7 +395,6 @@ def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
     made = Session(joined.rope, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
     made.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
     if chosen.backend != joined.plan.backend:
-        made.tell(
-            "warning", {"message": f"backend={chosen.backend} comes too late here: give it to `cordee run --plan`"}
-        )
+        late = f"backend={chosen.backend} comes too late here: give it to `cordee run --plan`"
+        made.tell("warning", {"message": late})
     return made

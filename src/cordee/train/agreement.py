@@ -1,0 +1,134 @@
+"""That all workers train the same: each says what it was given, and what differs is told before it does harm.
+
+Hosts are started one by one, by hand or by somebody else's launcher. Another learning rate on one of them, or data that
+were drawn anew there, would train something else without any sign of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cordee.core.errors import JobError
+from cordee.core.plan import Plan
+from cordee.feed.order import Order
+from cordee.feed.source import Source, digest_of
+from cordee.group.rope import Rope
+from cordee.train.job import Job
+
+MOST_TOLD = 4
+_BY_MACHINE = ("params", "fused", "foreach", "capturable", "compile", "graphs")
+"""What a plan or an optimizer may have otherwise where the machine is another."""
+
+
+def agree_on(rope: Rope, given: Mapping[str, Any]) -> None:
+    """Go on if all workers were given the same; every one of them calls this. Else raise `JobError` on all of them."""
+    if rope.size == 1:
+        return
+    words = {name: json.dumps(value, default=str) for name, value in given.items()}
+    digest = torch.frombuffer(bytearray(hashlib.sha256(repr(words).encode()).digest()), dtype=torch.uint8).double()
+    while True:
+        sums = torch.stack([digest, digest**2])
+        if rope.agree([sums]):
+            break
+    of_digest, of_square = sums
+    if not torch.equal(of_square * rope.size, of_digest**2):  # equal, and only then, if all numbers are
+        raise JobError(_difference(rope, words))
+
+
+def of_job(job: Job, *, resume: bool) -> dict[str, Any]:
+    """What a job asks for, as far as it can be told by looking at it."""
+    names = ("batch_per", "batch", "scale_lr", "epochs", "seed", "schedule_per", "clip", "eval_batch")
+    stop = {name: callable(value) or value for name, value in vars(job.stop).items()}
+    own = {name: getattr(job, name) is not None for name in ("objective", "schedule", "weigh", "start_from")}
+    data = {
+        f"{part} data": of_data(source)
+        for part in ("train", "validation", "test")
+        if (source := getattr(job.data, part)) is not None
+    }
+    return {
+        "--resume": resume,
+        **{name: getattr(job, name) for name in names},
+        **data,
+        **own,
+        "metrics": sorted(job.metrics),
+        "stop": stop,
+        "save": vars(job.save),
+    }
+
+
+def of_data(source: Source) -> str:
+    """A data set."""
+    return f"{len(source)} samples with fingerprint {source.fingerprint}"
+
+
+def of_loop(source: Source, order: Order, epochs: int | None, start: tuple[int, int]) -> dict[str, Any]:
+    """What `batches` goes through."""
+    return {"data": of_data(source), "epochs": epochs, "from (epoch, step)": start, **order.describe()}
+
+
+def of_model(model: nn.Module, plan: Plan) -> dict[str, Any]:
+    """Names, shapes and number formats; and how it is to be trained."""
+    state = model.state_dict()
+    shapes = [f"{name} {tuple(one.shape)} {one.dtype}" for name, one in state.items() if isinstance(one, Tensor)]
+    count = sum(parameter.numel() for parameter in model.parameters())
+    keys = {name: value for name, value in plan.to_dict().items() if name not in _BY_MACHINE}
+    return {"plan": keys, "model": f"{count} parameters with fingerprint {digest_of(line.encode() for line in shapes)}"}
+
+
+def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Its class, and the numbers of each group of parameters."""
+    groups = []
+    for group in optimizer.param_groups:
+        numbers = {name: _plain(value) for name, value in group.items() if name not in _BY_MACHINE}
+        groups.append({**numbers, "parameters": len(group["params"])})
+    return {"optimizer": type(optimizer).__name__, "optimizer's settings": groups[0] if len(groups) == 1 else groups}
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _difference(rope: Rope, words: dict[str, str]) -> str:
+    """Told with the first worker's side and that of the first who differs from it."""
+    advice = (
+        "Give the same job, options and data to all of them; data that are drawn at random need a seed, such as "
+        "np.random.default_rng(0)"
+    )
+    table = _gathered(rope, {"at": socket.gethostname(), **words})
+    if table is None:
+        return f"the workers were not given the same. {advice}"
+    first = table[0]
+    rank, other = next((rank, one) for rank, one in enumerate(table) if {**one, "at": ""} != {**first, "at": ""})
+    names = [name for name in {**first, **other} if name != "at" and first.get(name) != other.get(name)]
+    told = [_both(name, first.get(name, "nothing"), other.get(name, "nothing")) for name in names[:MOST_TOLD]]
+    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+    who = (f"worker 0 on {first['at']}", f"worker {rank} on {other['at']}")
+    return f"{who[0]} and {who[1]} were not given the same: {'; '.join(told)}{more}. {advice}"
+
+
+def _both(name: str, first: str, other: str) -> str:
+    """Of a table only what differs."""
+    sides: list[Any] = [side if side == "nothing" else json.loads(side) for side in (first, other)]
+    if all(isinstance(side, dict) for side in sides):
+        differing = [key for key in {**sides[0], **sides[1]} if sides[0].get(key) != sides[1].get(key)]
+        sides = [", ".join(f"{key} {side.get(key)}" for key in differing) for side in sides]
+    return f"{name}: {sides[0]} and {sides[1]}"
+
+
+def _gathered(rope: Rope, words: dict[str, str]) -> list[dict[str, str]] | None:
+    """Everybody's; None if somebody was lost."""
+    raw = json.dumps(words).encode()
+    lengths = rope.gather(torch.tensor([len(raw)]))
+    if lengths is None:
+        return None
+    longest = max(int(length) for length in lengths)
+    texts = rope.gather(torch.frombuffer(bytearray(raw.ljust(longest)), dtype=torch.uint8))
+    return None if texts is None else [json.loads(bytes(text.tolist())) for text in texts]
