@@ -430,9 +430,11 @@ def events() -> list[str]:
         "# Events",
         "`events.jsonl` in a run's folder holds what happened, one JSON object a line, in the order in which the "
         "launcher learnt of it. Each record has `event`, its name, and `time`, seconds since 1970, besides the fields "
-        "below. NaN and infinity are written as null. A run that goes on with `--resume` appends to the file.",
+        "below. NaN and infinity are written as null. A run that goes on with `--resume` appends to the file; steps "
+        "beyond the checkpoint that it goes on from are done again, and stand there twice: the later record counts.",
         '```py\nimport json\n\nwith open("runs/one/events.jsonl") as file:\n'
-        '    losses = [event["loss"] for event in map(json.loads, file) if event["event"] == "step"]\n```',
+        '    steps = [event for event in map(json.loads, file) if event["event"] == "step"]\n'
+        'losses = {event["step"]: event["loss"] for event in steps}\n```',
     ]
     for name, meanings in EVENTS.items():
         parts += [f"## {name}", table(("field", "meaning"), ([f"`{one}`", text] for one, text in meanings.items()))]

@@ -46,6 +46,10 @@ def start(at: float, workers: int, *, resume: bool = False, steps: int = 0, **jo
     ]
 
 
+def end(at: float, code: int = 0, reason: str = "completed") -> Event:
+    return event("end", at, reason=reason, code=code, message="")
+
+
 def worker(at: float, number: int, host: str = "here") -> Event:
     return event("worker", at, worker=number, host=host, pid=100 + number, device="cpu", threads=1)
 

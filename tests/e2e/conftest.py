@@ -1,9 +1,11 @@
-"""A run that several tests look at."""
+"""What several tests share: a run that they look at, a disk that is soon full."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,19 @@ def killed(warm: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert process.returncode == 0, complaints
     assert f"report: {out / 'report.html'}" in said
     return out
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 160 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", folder], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)

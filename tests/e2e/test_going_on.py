@@ -13,6 +13,7 @@ import pytest
 
 import cordee
 from cordee.core import errors
+from cordee.watch.digest import summarise
 from harness import DEADLINE_S, Run, command, start
 from records import events_until
 
@@ -81,5 +82,13 @@ def test_a_run_is_stopped_lost_and_gone_on_with_by_what_it_says_itself(tmp_path:
     assert ended.returncode == 0, ended.stderr
     assert Run(out).result["steps"] == 60
     assert "last loss" in ended.stdout and "ended: after step 60" in ended.stdout
+
+    kept, before = (out / "run.json").read_bytes(), summarise(out)
+    for wrong, error in (("foo=3", errors.JobError), ("batch=100", errors.CheckpointError)):
+        assert command(*first, "--resume", "--set", wrong).returncode == error.code
+    assert (out / "run.json").read_bytes() == kept  # or every later --resume would be refused for the same reason
+    after = summarise(out)
+    assert (after.state, after.starts, after.running_s) == (before.state, before.starts, before.running_s)
+    assert [one.kind for one in after.incidents[len(before.incidents) :]] == ["attempt", "attempt"]
     assert command(*first, "--resume", "--set", "epochs=5").returncode == 0
     assert Run(out).result["steps"] == 75  # what is given anew counts more

@@ -172,6 +172,7 @@ def test_a_start_that_is_refused_leaves_the_report_alone(tmp_path: Path) -> None
         (["nowhere"], ["there is no folder", "nowhere", "events.jsonl"]),
         (["empty"], ["holds no events.jsonl"]),
         (["."], ["is not a run itself", "runs/b, runs/a"]),
+        (["job.py"], ["job.py is a file, but not one of a run", "runs/b, runs/a"]),
         (["runs/a", "--steps", "1:2"], ["--trace"]),
         (["runs/a", "--trace", "t.json", "--steps", "x"], ["--steps x", "100:200"]),
         (["runs/a", "--trace", "no/where.json"], ["no/where.json"]),
@@ -179,6 +180,7 @@ def test_a_start_that_is_refused_leaves_the_report_alone(tmp_path: Path) -> None
 )
 def test_what_a_user_may_get_wrong(arguments: list[str], words: list[str], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "job.py").touch()
     for name, age in (("a", 100), ("b", 10)):
         events = write(tmp_path / "runs" / name, begun(0.0, 1)) / "events.jsonl"
         os.utime(events, (time.time() - age,) * 2)

@@ -18,6 +18,7 @@ import pytest
 
 from cordee.core.errors import Interrupted
 from harness import DEADLINE_S, Run
+from records import start, step, write
 from shape.house import ROOT
 from shape.pages import Block, blocks, environment, missing, run, save
 
@@ -99,6 +100,18 @@ def test_the_tutorial_runs(warm: int, tmp_path: Path) -> None:
     assert [event["workers"] for event in killed.of("start")] == [3, 2]
     assert killed.losses == pytest.approx(undisturbed.losses, abs=1e-4)
     assert killed.result["order_sha256"] == undisturbed.result["order_sha256"]
+
+
+def test_runs_are_compared_by_the_numbers_of_their_steps(tmp_path: Path) -> None:
+    """One of them was stopped at once after step 10, and went on from a checkpoint of step 6."""
+    done = [step(2.0 + number / 10, number, loss=1.0 / number) for number in range(1, 13)]
+    write(tmp_path / "one", [*start(0.0, 1), *done])
+    write(tmp_path / "other", [*start(0.0, 1), *done[:10], *start(10.0, 1, resume=True, steps=6), *done[6:]])
+    page = blocks((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+    (code,) = (block.code for block in page if block.code.startswith("# compare.py"))
+    save(code, tmp_path)
+    said = run("console", "python compare.py one other", tmp_path)
+    assert "12 steps, largest difference of a loss: 0.0e+00" in said
 
 
 def test_the_page_on_folders_names_every_key(warm: int, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,9 @@ import pytest
 import cordee
 from cordee.core import errors
 from cordee.group.hub import Hub
+from cordee.group.token import write_token
 from cordee.group.wire import Address
-from harness import command, job_file
+from harness import DEADLINE_S, command, job_file
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -212,6 +213,19 @@ def test_a_port_that_is_in_use() -> None:
             Hub(Address("127.0.0.1", port, "token"), expected=1)
 
 
+def test_a_port_that_another_program_holds(tmp_path: Path) -> None:
+    write_token(tmp_path / "token")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        hangs_up = threading.Thread(target=lambda: taken.accept()[0].close(), daemon=True)
+        hangs_up.start()
+        meeting = ("--rendezvous", f"127.0.0.1:{port}", "--nodes", "2", "--token-file", tmp_path / "token")
+        ended = command("train", write_job(tmp_path), "--workers", "1", "--out", tmp_path / "run", *meeting)
+        hangs_up.join(DEADLINE_S)
+    words = (f"Port {port} is held by", f"(process {os.getpid()})", "choose another port")
+    assert_refused(ended, errors.RendezvousError, *words)
+
+
 # ------------------------------------------------------------- the run's folder
 
 
@@ -244,22 +258,6 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ended = command("train", write_job(tmp_path), "--out", tmp_path / "file" / "run")
     assert_refused(ended, errors.StorageError, str(tmp_path / "file" / "run"))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 160 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", folder], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
@@ -350,12 +348,6 @@ def test_a_metric_that_gives_something_else(metric: str, tmp_path: Path) -> None
     )
     ended = command("train", job, "--workers", "2", "--out", tmp_path / "run")
     assert_refused(ended, errors.JobError, "'odd'", "output (")
-
-
-def test_a_script_without_a_session(tmp_path: Path) -> None:
-    ended = command("run", "--workers", "2", "--out", tmp_path / "run", write_job(tmp_path))
-    assert ended.returncode == 0
-    assert "no cordee.session()" in ended.stderr and "cordee train" in ended.stderr
 
 
 @pytest.mark.parametrize("broken", ["script.py", "helper.py"])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cordee.core.errors import Interrupted, WorkerFailed, WorkersLost
+from cordee.runtime.folder import is_held
 from harness import DEADLINE_S, Process, Run, command, descendants, job_file, marked, start
 
 LEFT_S = 5.0
@@ -86,12 +87,15 @@ def _assert_gone(processes: set[Process]) -> None:
 
 
 @BOTH
-def test_the_launcher_is_killed(training: Training) -> None:
+def test_the_launcher_is_killed(training: Training, tmp_path: Path) -> None:
     with training() as run:
         assert len(run.everybody) >= 4  # three workers and the server they came from
+        assert is_held(tmp_path / "run") is True
         run.launcher.kill()
         run.launcher.wait(DEADLINE_S)
         _assert_gone(run.everybody)
+    shown = command("report", tmp_path / "run")
+    assert "steady: It was killed after" in shown.stdout and "pill killed" in (tmp_path / "run/report.html").read_text()
 
 
 def test_a_worker_is_killed(training: Training) -> None:

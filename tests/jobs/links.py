@@ -19,7 +19,7 @@ from cordee.group import links
 
 which, folder, *names = sys.argv[1:]
 dies, at = map(int, names.pop(0).split("@")) if "@" in names[0] else (-1, 0)
-links.ENOUGH_S = 0.01
+
 
 with cordee.session() as s:
     rope, rank, sent = s.rope, s.rank, 0
@@ -39,7 +39,7 @@ with cordee.session() as s:
             return self.lane.send(tensors, target, tag)
 
     links._lane = lambda *which: Counted(lane_of(*which))
-    found = links.measure(rope, names[rank], links.everybody if which == "ALL" else links.ring)
+    found = links.measure(rope, names[rank], links.everybody if which == "ALL" else links.ring, 0.01)
     total = torch.ones(3)
     while not rope.agree([total]):
         total = torch.ones(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -92,6 +93,12 @@ def until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     while not what():
         assert time.monotonic() < deadline, "waited for too long"
         time.sleep(0.01)
+
+
+def free_port() -> str:
+    """A port of this machine that nobody uses."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return str(taken.getsockname()[1])
 
 
 def await_entry(process: subprocess.Popen[str], *, whole: bool = False) -> Entry:

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from cordee.twin.registry import Registry
+from cordee.twin.twin import Twin
 from harness import DEADLINE_S, command, start
-from twin.emulated import Emulated, await_entry, cables, left, namespaces, until
+from twin.emulated import Emulated, await_entry, cables, free_port, left, namespaces, until
 
 HOSTS = "2 x cpu=0.5 link=10mbit"
 
@@ -120,5 +121,40 @@ def test_a_run_that_is_asked_to_end_ends_in_good_order(
         os.kill(process.pid, number)
         _, complaints = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 130, complaints
+        assert f"the same `cordee twin run` with --out {out} --resume" in complaints
+        assert "--rendezvous" not in complaints, "where these hosts met there is nothing any more"
         assert left(name, numbers, before) == {}, "by itself: no other command was needed"
         assert any(out.glob("checkpoints/step-*"))
+
+
+def test_a_run_that_is_stopped_before_its_workers_start_removes_all(job: Path, tmp_path: Path) -> None:
+    process = start("twin", "run", job, "--hosts", "2", "--processes", "--port", free_port(), "--out", tmp_path / "run")
+    with ended(process):
+        entry = await_entry(process)
+        process.terminate()
+        _, complaints = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, complaints) == (130, "cordee: stopped by SIGTERM\n")
+        assert not entry.folder.exists(), "by itself: no other command was needed"
+
+
+def test_a_probe_that_is_stopped_removes_all(able: None) -> None:
+    process = start("twin", "probe", "--hosts", "2")
+    with ended(process):
+        name = await_entry(process).name
+        process.terminate()
+        _, complaints = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 130 and complaints.endswith("cordee: stopped by SIGTERM\n")
+        assert left(name) == {}, "by itself: no other command was needed"
+
+
+def test_a_host_that_dies_before_they_meet_ends_the_run(job: Path, tmp_path: Path) -> None:
+    process = start("twin", "run", job, "--hosts", "2", "--processes", "--port", free_port(), "--out", tmp_path / "run")
+    with ended(process):
+        registry = Registry()
+        twin = Twin(await_entry(process, whole=True), registry)
+        until(lambda: twin.processes("b") or process.poll() is not None)
+        twin.end_processes("b")
+        _, complaints = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 128 + 9, complaints
+        assert "twin: host b was ended by signal 9 before the hosts had met: " in complaints
+        assert not twin.entry.folder.exists()

@@ -23,9 +23,13 @@ NO_PROGRAMS = {**os.environ, "PATH": "/nowhere"}
         (["--schedule", "at step 3: set b link=9"], "schedule, line 1, word 6 'link=9': link=9: expected a speed"),
         (["--schedule", "at 1 s: cut b; " * 40 + "at 2: cut b"], "schedule, line 1, word 202 '2': the unit is missing"),
         (["--hosts", "2 cpu=1"], "hosts '2 cpu=1': expected `2 x cpu=1 ...`"),
-        (["--hosts", "2 x link=fast"], "link=fast: expected a speed from 8kbit to 100gbit"),
+        (["--hosts", "2 x link=fast"], "link=fast: expected a speed from 100kbit to 100gbit"),
         (["--name", "x"], "--hosts makes a new twin, --name takes one that is up: give one of them"),
         (["--nonsense", "--schedule", "every: cut b"], "schedule, line 1, after word 1 'every'"),
+        (["--schedule", "faults.txt"], "--schedule faults.txt: there is no such file, and it is no statement such as"),
+        (["--schedule", "my jobs/faults"], "--schedule my jobs/faults: there is no such file"),
+        (["--workers", "2"], "--workers cannot be given here: each host has its own number of workers, such as"),
+        (["--script", "--nodes=2"], "--nodes cannot be given here: the hosts of a twin find each other by themselves"),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_before_anything_is_made(words: list[str], message: str, job: Path, tmp_path: Path) -> None:
@@ -65,6 +69,14 @@ def test_mere_processes_have_nothing_to_cut(job: Path, tmp_path: Path) -> None:
             done.returncode == 2 and f"port {port} of this machine is in use: choose another with --port" in done.stderr
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_probe_needs_links(job: Path) -> None:
+    alone = command("twin", "probe", "--hosts", "1", env=NO_PROGRAMS)
+    assert alone.returncode == 2 and "expected at least two, such as --hosts 2" in alone.stderr
+    done = command("twin", "probe", "--hosts", "2", env=NO_PROGRAMS)
+    assert done.returncode == 2 and "the programs ip and tc (install iproute2)" in done.stderr
+    assert "--processes" not in done.stderr, "an option that it does not have"
 
 
 def test_what_is_missing_is_said_and_what_is_possible_is_offered(job: Path) -> None:

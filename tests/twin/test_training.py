@@ -24,7 +24,7 @@ torch.manual_seed(0)
 with cordee.session() as s:
     model = s.prepare(nn.Linear(64, 10))
     optimizer, done = torch.optim.SGD(model.parameters(), lr=0.1), 0
-    for batch in s.batches(cordee.data.digits().train, batch=100, epochs=9):
+    for batch in s.batches(cordee.data.digits().train, batch=100, epochs=99):
         time.sleep(0.02)
         s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
         done += s.step(optimizer)
@@ -33,6 +33,7 @@ with cordee.session() as s:
     if s.rank == 0:
         Path(__file__).with_name("said").write_text(f"{done} steps, {s.size} left")
 """
+STAY = "import time; print('ready', flush=True); time.sleep(1000)"
 GREET = """
 import socket, ssl, struct, time
 
@@ -83,7 +84,8 @@ def pairs(run: Run) -> list[tuple[str, str]]:
 
 def test_a_worker_is_killed_and_a_host_is_cut_off(able: None, warm: int, job: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / "run"
-    words = ["--hosts", "3", "--schedule", "at step 5: kill worker 1; at step 12: cut c", "--out", str(out)]
+    faults = "at step 5: kill worker 1; at step 12: cut c; at step 99999: cut b"
+    words = ["--hosts", "3", "--schedule", faults, "--out", str(out)]
     with start("twin", "run", job, *words) as process:
         try:
             entry = await_entry(process, whole=True)
@@ -101,6 +103,8 @@ def test_a_worker_is_killed_and_a_host_is_cut_off(able: None, warm: int, job: Pa
     assert (kill, cut) == (f"kill worker 1 (process {victim['pid']} on {victim['host']})", "cut c")
     assert {one["host"] for one in run.of("worker")} == {"a", "b", "c"}
     assert {one["host"] for one in run.of("failure")} == {victim["host"], "c"}
+    never = "did not happen, the run ended before: at step 99999: cut b"
+    assert run.events[-1]["message"] == never and never in (out / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -165,18 +169,27 @@ def test_a_worker_is_killed_by_hand_while_a_script_runs_on_a_twin_that_stays(up:
     twin, out = up("2"), tmp_path / "run"
     early = command("twin", "kill", "1", "--name", twin.name)
     assert early.returncode == 2 and f"no run was started on twin {twin.name}" in early.stderr
-    with start("twin", "run", script, "--script", "--name", twin.name, "--out", out, "40") as process:
+    words = ["--script", "--name", twin.name, "--out", out, "300"]
+    with twin.running("b", STAY) as other, start("twin", "run", script, *words) as process:
         try:
             events_until(out, process, 5)
+            second = command("twin", "run", script, "--script", "--name", twin.name, "--out", tmp_path / "second", "1")
+            assert second.returncode == 2 and f"a run goes on on twin {twin.name}" in second.stderr
             twin.say("kill", "1")
-            twin.say("kill", "1")
+            again = command("twin", "kill", "1", "--name", twin.name)
+            assert again.returncode == 2 and "cordee: kill worker 1: " in again.stderr
             _, complaints = process.communicate(timeout=DEADLINE_S)
         finally:
             process.terminate()
-    assert process.returncode == 0, complaints
+        assert process.returncode == 0, complaints
+        assert other.poll() is None, "what others do on the hosts goes on"
     run = Run(out)
+    assert not (tmp_path / "second").exists()
     assert [one["worker"] for one in run.of("failure")] == [1]
-    first, second = (one["what"] for one in run.of("fault"))
-    assert first.startswith("kill worker 1 (process ") and second.startswith("kill worker 1: ")
-    assert (tmp_path / "said").read_text() == "40 steps, 1 left", "words behind the script are its own"
+    (fault,) = (one["what"] for one in run.of("fault"))
+    assert fault.startswith("kill worker 1 (process "), "the second one was refused, and is not on record"
+    late = command("twin", "kill", "0", "--name", twin.name)
+    assert late.returncode == 2 and "the run in" in late.stderr and "has ended" in late.stderr
+    assert run.events[-1]["event"] == "end"
+    assert (tmp_path / "said").read_text() == "300 steps, 1 left", "words behind the script are its own"
     assert twin.exec("b", "hostname").stdout == "b\n", "it stays"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,8 @@ from cordee.twin.cluster import EXAMPLE, MOST_HOSTS, Cluster, Host, letters, rea
         ("2 * workers=3", [Host("a", workers=3), Host("b", workers=3)]),
         ("name=head, 2 x cpu=max link=max", [Host("head"), Host("b"), Host("c")]),
         ("1, link=500KBIT/s name=far9", [Host("a"), Host("far9", link=5e5)]),
+        ("name=b, 2, name=a", [Host("b"), Host("c"), Host("d"), Host("a")]),
+        ("2, name=b", [Host("a"), Host("c"), Host("b")]),
     ],
 )
 def test_what_is_said_is_meant(text: str, hosts: list[Host]) -> None:
@@ -35,7 +38,7 @@ def some_cluster(draw: random.Random) -> Cluster:
         Host(
             name=draw.choice([letters(number), f"n{number}"]),
             cpu=draw.choice([None, 1.0, 0.25, round(draw.uniform(0.01, 64), draw.randint(2, 17))]),
-            link=draw.choice([None, 8e3, 10e6, 100e9, float(draw.randint(8_000, 10 ** draw.randint(4, 11)))]),
+            link=draw.choice([None, 1e5, 10e6, 100e9, float(draw.randint(100_000, 10 ** draw.randint(6, 11)))]),
             workers=draw.choice([1, 2, 17]),
         )
         for number in range(draw.randint(1, 5))
@@ -74,7 +77,7 @@ def test_what_is_printed_is_read_back() -> None:
         ("cpus=1", "cpus=1: a host has cpu, link, workers, name, not cpus. Did you mean cpu?"),
         ("=1", "=1: a host has cpu, link, workers, name, not ."),
         ("2 x name=b", "2 hosts cannot have one name; leave name= out"),
-        ("name=b, 1", "b is the name of two hosts"),
+        ("name=b, 1, name=b", "b is the name of two hosts"),
         ("251", "at most 250 hosts can be emulated"),
         ("999999 x cpu=1", "at most 250 hosts can be emulated"),
     ],
@@ -91,12 +94,14 @@ def test_what_is_no_cluster_is_refused(text: str, message: str) -> None:
         ("cpu", "0.01", 0.01),
         ("cpu", "1024", 1024.0),
         ("cpu", "max", None),
-        ("link", "8kbit", 8e3),
+        ("cpu", ".5", 0.5),
+        ("link", "100kbit", 1e5),
         ("link", "100gbit", 100e9),
         ("link", "10Mbit/s", 10e6),
         ("link", "33.3333333mbit", 33333333.0),
         ("link", "max", None),
         ("workers", "12", 12),
+        ("workers", "4096", 4096),
         ("name", "a1234567890", "a1234567890"),
     ],
 )
@@ -108,10 +113,13 @@ def test_a_setting_is_read(key: str, text: str, value: object) -> None:
     ("key", "texts", "message"),
     [
         ("cpu", ["0", "0.009", "-1", "1025", "nan", "inf", "half", ""], "expected cores' worth of processor time"),
-        ("link", ["0", "10", "7kbit", "101gbit", "10mb", "-1mbit", "1e9", "mbit", "٣mbit"], "expected a speed from"),
-        ("link", ["9" * 5000 + "gbit", ".5mbit", "1.mbit"], "expected a speed from 8kbit to 100gbit"),
-        ("workers", ["0", "-1", "1.5", "max", "²", "9" * 5000], "expected a whole number from 1"),
+        ("cpu", ["1_0", "\uff11", "\u0663", "1e1", "+1", "1."], "expected cores' worth of processor time"),
+        ("link", ["0", "10", "99.999kbit", "101gbit", "10mb", "-1mbit", "1e9", "mbit", "٣mbit"], "expected a speed"),
+        ("link", ["9" * 5000 + "gbit", ".5mbit", "1.mbit"], "expected a speed from 100kbit to 100gbit"),
+        ("link", ["8kbit", "99kbit"], "a host's signs of life come too late"),
+        ("workers", ["0", "-1", "1.5", "max", "²", "4097", "9" * 5000], "expected a whole number from 1 to 4096"),
         ("name", ["B", "1a", "a-b", "a" * 12, "worker", "and", ""], "expected up to 11 small letters and digits"),
+        ("name", ["localhost", "localdomain", "loopback"], "by this name every host calls itself"),
         ("speed", ["1"], "speed=1: a host has cpu, link, workers, name, not speed."),
     ],
 )
@@ -129,6 +137,22 @@ def test_names_by_letters() -> None:
     assert len(set(names)) == MOST_HOSTS
     assert Cluster.parse(str(MOST_HOSTS)).names == tuple(names)
     assert [read_setting("name", name) for name in names] == names
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        (None, "hosts is no list of hosts"),
+        (["a"], "hosts is no list of hosts"),
+        ([{"name": "a", "cpu": None, "link": None}], "workers is missing or unknown"),
+        ([{"name": "a", "cpu": None, "link": None, "workers": 1, "memory": 3}], "memory is missing or unknown"),
+        ([{"name": "a", "cpu": "fast", "link": None, "workers": 1}], "cpu of a host is 'fast'"),
+        ([{"name": ["a"], "cpu": None, "link": None, "workers": 1}], r"name of a host is \['a'\]"),
+    ],
+)
+def test_what_is_no_record_of_hosts_is_said(hosts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Cluster.from_dicts(hosts)
 
 
 def test_a_host_by_its_name() -> None:
@@ -149,7 +173,7 @@ def test_a_changed_cluster_is_another_value() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "text"),
-    [(None, "max"), (8e3, "8kbit"), (999_999.0, "999.999kbit"), (1e6, "1mbit"), (2.5e9, "2.5gbit")],
+    [(None, "max"), (1e5, "100kbit"), (999_999.0, "999.999kbit"), (1e6, "1mbit"), (2.5e9, "2.5gbit")],
 )
 def test_a_rate_is_written_as_people_say_it(rate: float | None, text: str) -> None:
     assert written_rate(rate) == text and read_setting("link", text) == rate

@@ -244,6 +244,17 @@ def test_a_busy_port_names_its_holder() -> None:
     assert_says(network.port(number), "ok", "is free")
 
 
+def test_a_descriptor_that_is_closed_meanwhile_hides_no_holder(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text(TABLE)
+    (tmp_path / "77" / "fd").mkdir(parents=True)
+    (tmp_path / "77" / "comm").write_text("server\n")
+    for number in range(50):  # what is no link cannot be read, just as one that is gone
+        (tmp_path / "77" / "fd" / str(number)).touch()
+    (tmp_path / "77" / "fd" / "50").symlink_to("socket:[4711]")
+    assert network.holders(8080, tmp_path) == ["server (process 77)"]
+
+
 def test_a_port_that_cannot_be_had() -> None:
     refused = OSError(errno.EACCES, "Permission denied")
     assert_says(network.judge_port(80, refused, []), "error", "Permission denied", "root")

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from cordee.core.errors import CheckpointError, UsageError
+from cordee.core.errors import CheckpointError, JobError, StorageError, UsageError
 from cordee.core.plan import Plan
-from cordee.runtime.folder import LOCK, Hold, former_settings, saved_step, tidied
+from cordee.runtime.folder import LOCK, Hold, former_settings, is_held, make, saved_step, tidied
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.wording import PYTHON
 from harness import DEADLINE_S
-from records import start, step, write
+from records import end, start, step, write
 
 HOLDS = """
 import sys, time
@@ -31,8 +31,16 @@ time.sleep(1000)
 """
 
 
-def recorder(folder: Path, *, resume: bool = False) -> Recorder:
-    return Recorder(folder, resume=resume, listen=lambda event: None)
+def recorder(folder: Path, *, resume: bool = False, script: bool = False) -> Recorder:
+    return Recorder(folder, resume=resume, listen=lambda event: None, script=script)
+
+
+def begin(made: Recorder, **settings: str) -> None:
+    made.begin(target="job.py", plan=Plan(), workers=2, resume=bool(settings), settings=settings)
+
+
+def job(steps: int) -> dict[str, object]:
+    return {"name": "job", "batch": 1, "epochs": 1, "steps_per_epoch": 9, "last_step": 9, "steps": steps}
 
 
 def test_a_folder_is_held_by_one_process_and_the_kernel_takes_it_back(tmp_path: Path) -> None:
@@ -47,10 +55,14 @@ def test_a_folder_is_held_by_one_process_and_the_kernel_takes_it_back(tmp_path: 
             assert "--out" in str(caught.value)
         with pytest.raises(UsageError, match="out="):
             Hold(tmp_path, PYTHON)
+        assert is_held(tmp_path) is True
         os.kill(other.pid, signal.SIGKILL)
         other.wait(DEADLINE_S)
+    assert (tmp_path / LOCK).exists() and is_held(tmp_path) is False
     recorder(tmp_path, resume=True).close()
-    assert not (tmp_path / LOCK).exists()
+    assert not (tmp_path / LOCK).exists() and is_held(tmp_path) is False
+    (tmp_path / LOCK).write_text("process 1 on another.host\n")
+    assert is_held(tmp_path) is None  # whose locks may not be seen from here
 
 
 def test_a_file_that_was_taken_away_is_not_taken_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +91,75 @@ def test_a_folder_is_let_go_when_a_start_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         recorder(tmp_path / "nothing", resume=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["result.json"]
+
+
+def test_where_no_folder_can_be_made_the_message_says_why_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    for path, why in ((tmp_path / "notes.txt", "notes.txt is a file"), (tmp_path / "notes.txt" / "run", "is a file")):
+        with pytest.raises(StorageError, match=rf"{why}\. Choose another folder with --out"):
+            recorder(path)
+    with pytest.raises(StorageError, match=r"/proc/run: .*\. Choose another folder with out="):
+        make(Path("/proc/run"), PYTHON)
+
+
+def test_a_script_does_not_begin_where_a_run_is(tmp_path: Path) -> None:
+    for name, more, about in (
+        ("trained", [step(2.0, 1)], {}),
+        ("ended", [end(3.0)], {}),
+        ("nothing", [end(3.0, code=10)], {}),  # of a start that was refused
+        ("failed", [step(2.0, 1), end(3.0, code=20)], {"job": {}}),  # of a job, before its first checkpoint
+    ):
+        write(tmp_path / name, [*start(0.0, 1)[:1], *more], target="x.py", **about)
+    for script in (True, False):
+        for name in ("trained", "ended"):
+            with pytest.raises(UsageError, match=r"holds a run already: choose another folder with --out$"):
+                recorder(tmp_path / name, script=script)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        recorder(tmp_path / "trained", resume=True)
+    (tmp_path / "resumable" / "checkpoints" / "step-00000003").mkdir(parents=True)
+    with pytest.raises(UsageError, match="already: choose"):  # `cordee run` knows no --resume
+        recorder(tmp_path / "resumable", script=True)
+    for name in ("nothing", "failed"):
+        recorder(tmp_path / name, script=True).close()
+
+
+def test_a_start_that_does_not_go_on_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    first = recorder(tmp_path)
+    begin(first)
+    first.notice("job", 0, job(0))
+    first.end(None)
+    first.close()
+    (tmp_path / "result.json").write_text("{}")
+    kept, events = (tmp_path / "run.json").read_bytes(), (tmp_path / "events.jsonl").read_bytes()
+    heard: list[str] = []
+    for error in (JobError("--set foo: a job has no such field"), None):
+        again = Recorder(tmp_path, resume=True, listen=lambda event: heard.append(event["event"]))
+        again.event("warning", message="waiting for the other hosts")
+        begin(again, foo="3")
+        again.flush()
+        if error is not None:
+            again.end(error)
+        again.close()
+        more = (tmp_path / "events.jsonl").read_bytes().removeprefix(events).splitlines()
+        assert [(one["event"], one["code"], one["message"]) for one in map(json.loads, more)] == [
+            ("attempt", 10, "--set foo: a job has no such field")
+        ]
+        assert (tmp_path / "run.json").read_bytes() == kept
+    assert heard == ["warning", "start", "attempt", "warning", "start"]  # whoever looks on is told at once
+
+
+def test_a_start_that_goes_on_is_written_down_from_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    again = recorder(tmp_path, resume=True)
+    begin(again, epochs="3")
+    assert not (tmp_path / "events.jsonl").read_bytes() and former_settings(tmp_path) == {}
+    again.notice("job", 0, job(7))
+    assert [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [
+        "start",
+        "job",
+    ]
+    assert former_settings(tmp_path) == {"epochs": "3"}
+    again.close()
 
 
 def test_settings_are_written_down_and_found_again(tmp_path: Path) -> None:

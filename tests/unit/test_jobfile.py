@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cordee
 from cordee.core.errors import JobError
 from cordee.train.jobfile import load_job, read_value
 
@@ -86,6 +88,54 @@ def test_a_job_of_another_name_is_pointed_out(file: Path) -> None:
     file.write_text(FACTORY + "\nmine = job()\ndel job\n")
     with pytest.raises(JobError, match="It defines mine: rename it to job"):
         load_job(file, {})
+
+
+SCRIPT = "import cordee\nwith cordee.session() as s:\n    open({told!r}, 'w').close()\n"
+
+
+def test_a_script_is_not_trained_while_it_is_looked_at(file: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    file.write_text(SCRIPT.format(told=str(told)))
+    with pytest.raises(JobError, match=rf"opens cordee.session\(\).*use cordee run {re.escape(str(file))}"):
+        load_job(file, {})
+    assert not told.exists()
+    with cordee.session() as s:  # afterwards sessions can be opened as before
+        assert s.size == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "is_script"),
+    [
+        ("import cordee as c\ndef main():\n    with c.session() as s: pass\n", True),
+        ("from cordee import session as opened\ndef main():\n    with opened(): pass\n", True),
+        ("import sys, cordee\ndef main():\n    cordee.session()\nsys.exit(2)\n", True),
+        ("import requests, cordee\ndef main():\n    requests.session()\n", False),
+        ("import cordee\nx = cordee.session\n", False),
+    ],
+)
+def test_what_looks_like_a_script_is_told_how_to_run_it(text: str, is_script: bool, file: Path) -> None:
+    file.write_text(text.replace("requests", "types"))
+    with pytest.raises(JobError) as caught:
+        load_job(file, {})
+    assert str(caught.value).endswith(f"started with cordee run {file}") == is_script
+    assert "does not define `job`" in str(caught.value) or "sys.exit(2)" in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["", "0", "3"])
+def test_a_file_that_ends_itself_is_no_job(code: str, file: Path) -> None:
+    file.write_text(f"import sys\nsys.exit({code})\n")
+    with pytest.raises(JobError, match=rf"task\.py ended itself with sys\.exit\({code or None}\)"):
+        load_job(file, {})
+
+
+def test_a_job_file_sees_no_arguments_of_ours(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["forkserver.py", "11"])
+    file.write_text("import sys\nloaded = list(sys.argv)\ndef job():\n    global called\n    called = list(sys.argv)\n")
+    with pytest.raises(JobError, match="is NoneType"):
+        load_job(file, {})
+    module: Any = sys.modules["cordee_job"]
+    assert module.loaded == module.called == [str(file)]
+    assert sys.argv == ["forkserver.py", "11"]
 
 
 def test_a_guarded_main_block_does_not_run(file: Path) -> None:

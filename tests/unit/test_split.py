@@ -153,7 +153,7 @@ def test_what_a_lost_worker_did_not_report_is_what_the_steps_lack() -> None:
     accounts.report(2, reported(3, 3, 5, first=2))
     accounts.expect([1, 2])
     assert told.pieces == [(0, [0, 1, 2], 2, True), (2, [1, 2], 2, False), (4, [1, 2], 1, True)]
-    assert told.missing == [Missing(frozenset({0}), 2, 8)]
+    assert told.missing == [Missing(frozenset(), frozenset({0}), 2, 8)]
 
 
 def test_a_step_that_was_told_of_late_is_waited_for() -> None:
@@ -166,7 +166,7 @@ def test_a_step_that_was_told_of_late_is_waited_for() -> None:
     accounts.expect([1, 2])
     assert told.pieces == []
     accounts.commit(1, 10)
-    assert told.pieces == [(0, [1, 2], 1, False)] and told.missing == [Missing(frozenset({0}), 1, 4)]
+    assert told.pieces == [(0, [1, 2], 1, False)] and told.missing == [Missing(frozenset(), frozenset({0}), 1, 4)]
 
 
 def test_of_two_that_were_lost_together_nobody_knows_whose_the_rest_was() -> None:
@@ -177,7 +177,7 @@ def test_of_two_that_were_lost_together_nobody_knows_whose_the_rest_was() -> Non
     accounts.lose(0)
     accounts.lose(1)
     accounts.expect([2])
-    assert told.missing == [Missing(frozenset({0, 1}), 1, 7)]
+    assert told.missing == [Missing(frozenset(), frozenset({0, 1}), 1, 7)]
 
 
 def test_whoever_was_lost_earlier_has_no_part_in_what_is_missing_later() -> None:
@@ -191,13 +191,16 @@ def test_whoever_was_lost_earlier_has_no_part_in_what_is_missing_later() -> None
     accounts.report(2, reported(5, 5, 10))
     accounts.lose(1)
     accounts.expect([2])
-    assert told.missing == [Missing(frozenset({1}), 1, 5)]
+    assert told.missing == [Missing(frozenset(), frozenset({1}), 1, 5)]
     assert told.pieces[-1] == (2, [2], 1, True)
 
 
-def test_a_run_that_just_stops_lacks_reports_of_nobody_in_particular() -> None:
+def test_a_run_that_just_stops_lacks_reports_of_those_who_were_there() -> None:
     told = Told()
-    told.accounts.commit(1, 10)
+    for step in (1, 2, 3):
+        told.accounts.commit(step, 10)
     told.accounts.report(0, reported(4))
     told.accounts.finish()
-    assert told.pieces == [(0, [0], 1, False)] and told.missing == []
+    assert told.pieces == [(0, [0], 1, False)]
+    everybody = frozenset({0, 1, 2})
+    assert told.missing == [Missing(everybody - {0}, frozenset(), 1, 6), Missing(everybody, frozenset(), 2, 20)]

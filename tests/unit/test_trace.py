@@ -61,7 +61,7 @@ def a_run(folder: Path) -> Path:
     made += [event("failure", 2.25, worker=1, host="here", reason="killed", left=1)]
     made += [event("regroup", 2.26, generation=2, workers=[0], ms=10.0), step(2.4, 3, samples=12, ms=200.0)]
     made += [times(2.4, 0, 2, [2.36], (10.0, 40.0, 0.0, 0.0), 12)]
-    made += [epoch(2.5, 0, 3, {"accuracy": 0.25}, ms=30.0), event("checkpoint", 2.51, step=3, ms=5.0)]
+    made += [epoch(2.5, 0, 3, {"accuracy": 0.25}, ms=30.0), event("checkpoint", 2.65, step=3, ms=5.0, at=T0 + 2.45)]
     return write(
         folder,
         [
@@ -103,8 +103,9 @@ def test_what_happened_is_on_the_track_of_the_run(tmp_path: Path) -> None:
     assert list(instants) == ["start", "failure", "regroup", "epoch", "checkpoint", "warning", "end"]
     assert instants["failure"]["ts"] == pytest.approx(2.25e6, abs=1)
     assert instants["failure"]["args"]["text"] == "worker 1 was lost: killed"
-    between = [(one["name"], one["dur"]) for one in events if one["ph"] == "X" and one["pid"] == 0]
-    assert between == [("evaluation after epoch 1", 30e3), ("saving", 5e3)]
+    between = [(one["name"], one["ts"], one["dur"]) for one in events if one["ph"] == "X" and one["pid"] == 0]
+    assert [(name, length) for name, _, length in between] == [("evaluation after epoch 1", 30e3), ("saving", 5e3)]
+    assert [at for _, at, _ in between] == pytest.approx([2.4e6, 2.45e6], abs=1)  # not when the file was complete
     counters = [(one["name"], next(iter(one["args"].values()))) for one in events if one["ph"] == "C"]
     assert [value for name, value in counters if name == "loss"] == [3.0, 2.0, 1.0]
     assert [value for name, value in counters if name == "samples/s"] == [120.0, 120.0, 60.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from cordee.twin.network import (
     cutting,
     execute,
     hosts_file,
+    inhabitants,
     limiting,
     making,
     mending,
@@ -48,8 +50,8 @@ def test_a_switch_and_a_cable_for_every_host() -> None:
         "ip -n cordee-t-y address add 10.213.77.2/24 dev eth0",
         "ip -n cordee-t-y link set dev lo up",
         "ip -n cordee-t-y link set dev eth0 up",
-        "tc -n cordee-t-y qdisc replace dev eth0 root tbf rate 10000000bit burst 12000 latency 50ms",
-        "tc -n cordee-t qdisc replace dev to-y root tbf rate 10000000bit burst 12000 latency 50ms",
+        "tc -n cordee-t-y qdisc replace dev eth0 root tbf rate 10000000bit burst 25000 latency 50ms",
+        "tc -n cordee-t qdisc replace dev to-y root tbf rate 10000000bit burst 25000 latency 50ms",
     ]
 
 
@@ -63,7 +65,7 @@ def test_nothing_is_made_in_the_machines_own_network() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "burst"), [(8e3, 12_000), (19.2e6, 12_000), (20e6, 12_500), (100e6, 62_500), (1e9, 625_000)]
+    ("rate", "burst"), [(1e5, 25_000), (39.2e6, 25_000), (50e6, 31_250), (100e6, 62_500), (1e9, 625_000)]
 )
 def test_a_link_is_limited_both_ways_by_a_bucket_of_5_ms(rate: float, burst: int) -> None:
     bucket = f"root tbf rate {rate:.0f}bit burst {burst} latency 50ms"
@@ -121,8 +123,17 @@ def test_commands_are_run_in_order_until_one_fails(tmp_path: Path) -> None:
     with pytest.raises(CordeeError, match=r"`ls .*nowhere` failed: .*nowhere.*No such file"):
         execute([touch[0], ("ls", str(tmp_path / "nowhere")), touch[1]])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a"]
-    execute([("ls", str(tmp_path / "nowhere")), ("no-such-program",), touch[2]], check=False)
+    failures = execute([("ls", str(tmp_path / "nowhere")), ("no-such-program",), touch[2]], check=False)
+    assert "nowhere` failed: " in failures[0]
+    assert failures[1:] == ["no-such-program could not be started: No such file or directory"]
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "c"]
+
+
+def test_processes_are_found_by_the_namespace_they_are_in() -> None:
+    here = Path("/proc/self/ns/net").stat()
+    assert os.getpid() in inhabitants([(here.st_dev, here.st_ino)])
+    assert inhabitants([(here.st_dev, here.st_ino + 1), (here.st_dev + 1, here.st_ino)]) == set()
+    assert inhabitants([]) == set()
 
 
 def test_a_program_that_is_not_there_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,8 @@ def version_1(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def version_2(tmp_path: Path) -> Path:
-    return tree(tmp_path, {**V2, "sys/fs/cgroup/cgroup.subtree_control": "cpuset memory\n"})
+    controls = {"cgroup.controllers": "cpuset cpu memory\n", "cgroup.subtree_control": "cpuset memory\n"}
+    return tree(tmp_path, {**V2, **{f"sys/fs/cgroup/{name}": content for name, content in controls.items()}})
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,7 @@ def test_version_1_has_a_file_for_each_number(version_1: Path) -> None:
 
 def test_version_2_has_one_file_and_passes_the_controller_on(version_2: Path) -> None:
     quotas = Quotas("t", version_2)
+    assert quotas.missing == ""
     folder = version_2 / "sys/fs/cgroup/cordee-t-b"
     control = version_2 / "sys/fs/cgroup/cgroup.subtree_control"
     quotas.make("b", 0.25)
@@ -100,8 +103,8 @@ def test_processes_of_a_host(version_2: Path) -> None:
     assert quotas.processes("b") == []
     quotas.make("b", None)
     assert quotas.processes("b") == []
-    tree(version_2, {"sys/fs/cgroup/cordee-t-b/cgroup.procs": "12\n345\n"})
-    assert quotas.processes("b") == [12, 345]
+    tree(version_2, {"sys/fs/cgroup/cordee-t-b/cgroup.procs": "12\n0\n345\n"})
+    assert quotas.processes("b") == [12, 345], "0 is one of another PID namespace; to `kill` it would mean ourselves"
     assert quotas.processes("c") == []
 
 
@@ -109,21 +112,58 @@ def test_a_group_is_removed_and_one_that_is_not_there_does_not_matter(version_1:
     quotas = Quotas("t", version_1)
     folder = version_1 / "sys/fs/cgroup/cpu/cordee-t-b"
     folder.mkdir()  # without the files, which the kernel takes away with it
+    (folder.parent / "cordee-tt-b").mkdir()  # another twin's
+    assert quotas.left() == [folder]
     quotas.remove("b")
-    assert not folder.exists()
+    assert not folder.exists() and quotas.left() == []
     quotas.remove("b")
-    quotas.limit("b", 0.5)
-    assert not folder.exists()
+
+
+def test_a_group_that_stays_is_said(version_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cordee.twin.quota._ENDING_S", 0.05)
+    folder = version_1 / "sys/fs/cgroup/cpu/cordee-t-b"
+    (folder / "below").mkdir(parents=True)
+    with pytest.raises(CordeeError, match=r"cordee-t-b cannot be removed: .*not empty.*; processes: none"):
+        Quotas("t", version_1).remove("b")
+    assert folder.exists()
+
+
+def test_a_share_of_a_group_that_is_not_there_cannot_be_changed(version_1: Path) -> None:
+    with pytest.raises(CordeeError, match=r"host b has no CPU share: there is no group .*cordee-t-b"):
+        Quotas("t", version_1).limit("b", 0.5)
+
+
+def test_a_tree_without_the_controller_is_named(version_2: Path) -> None:
+    mount = version_2 / "sys/fs/cgroup"
+    (mount / "cgroup.controllers").write_text("cpuset memory\n")
+    assert Quotas("t", version_2).missing == f"the cpu controller is not available below {mount}"
+    (mount / "cgroup.controllers").unlink()
+    assert Quotas("t", version_2).missing == f"the cpu controller is not available below {mount}"
+
+
+def test_groups_of_another_user_are_not_ours(version_1: Path) -> None:
+    """He may have a twin of the same name."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    folder = version_1 / "sys/fs/cgroup/cpu/cordee-t-b"
+    tree(folder, {"cgroup.procs": f"{os.getpid()}\n"})
+    quotas = Quotas("t", version_1)
+    assert (quotas.group("b"), quotas.processes("b"), quotas.left()) == (folder, [os.getpid()], [folder])
+    os.chown(folder, 65534, 65534)
+    assert (quotas.group("b"), quotas.processes("b"), quotas.left()) == (None, [], [])
+    quotas.remove("b")
+    assert folder.exists()
 
 
 def test_without_control_groups_it_says_so(tmp_path: Path) -> None:
     quotas = Quotas("t", tmp_path)
     assert quotas.missing == "no control group for processor time is mounted"
     assert quotas.folder("b") is None and quotas.processes("b") == []
-    quotas.limit("b", 0.5)
     quotas.remove("b")
-    with pytest.raises(CordeeError, match="host b cannot have a CPU share: no control group"):
-        quotas.make("b", 0.5)
+    assert quotas.left() == []
+    for change in (quotas.make, quotas.limit):
+        with pytest.raises(CordeeError, match="host b cannot have a CPU share: no control group"):
+            change("b", 0.5)
 
 
 def test_a_tree_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -154,15 +194,38 @@ def test_the_kernels_own() -> None:
             none = "max" if here.version == 2 else "-1"
             said = " ".join((folder / name).read_text().strip() for name in names)
             assert said == f"{none if quota is None else quota} {period}"
-        end_all([sleeper.pid])
-        sleeper.wait(10)
-        end_all([sleeper.pid])  # it has gone already
         quotas.remove("b")
+        assert sleeper.wait(10) == -signal.SIGKILL, "what is still there is ended"
+        end_all([sleeper.pid])  # it has gone already
         assert not folder.exists()
     finally:
         sleeper.kill()
         sleeper.wait(10)
         quotas.remove("b")
+
+
+def test_a_share_that_the_group_above_does_not_have_is_refused_and_the_former_one_stays(tmp_path: Path) -> None:
+    outer = Quotas(f"q{secrets.token_hex(4)}")
+    here = place("cpu")
+    if here is None or here.version != 1 or outer.missing or os.geteuid() != 0:
+        pytest.skip("control groups of version 1 cannot be made")
+    outer.make("top", 0.5)
+    mount = tree(tmp_path, V1) / "sys/fs/cgroup/cpu"
+    mount.parent.mkdir(parents=True)
+    mount.symlink_to(outer.folder("top") or "")
+    inner = Quotas("t", tmp_path)
+    try:
+        inner.make("b", 0.25)
+        with pytest.raises(
+            CordeeError,
+            match=r"host b cannot have cpu=2: Invalid argument\. The group .*cpu, or one above .*: give",
+        ):
+            inner.limit("b", 2.0)
+        files = ("cpu.cfs_period_us", "cpu.cfs_quota_us")
+        assert [(mount / "cordee-t-b" / name).read_text().strip() for name in files] == ["20000", "5000"]
+    finally:
+        inner.remove("b")
+        outer.remove("top")
 
 
 def test_processes_are_found_by_a_mark_that_their_children_inherit() -> None:

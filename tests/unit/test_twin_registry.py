@@ -51,7 +51,14 @@ def test_an_owner_is_told_from_a_later_process_of_its_number() -> None:
     me = Owner.me()
     assert me.pid == os.getpid() and me.alive
     assert not Owner(me.pid, me.started - 1).alive
-    assert not Owner(me.pid, me.started + 1).alive
+    assert not Owner(me.pid, me.started + 1, me.space).alive
+
+
+def test_an_owner_in_another_pid_namespace_cannot_be_judged() -> None:
+    """Two containers that share /run: the number means another process here, or none."""
+    me = Owner.me()
+    assert me.space == os.readlink("/proc/self/ns/pid")
+    assert Owner(me.pid, me.started + 1, "pid:[1]").alive
 
 
 def test_an_owner_that_has_ended_is_not_alive_though_nobody_has_asked_how() -> None:
@@ -126,14 +133,103 @@ def test_what_a_killed_maker_left_is_on_record_as_nobodys(registry: Registry) ->
     for folder in folders:
         folder.mkdir()
     (folders[1] / "twin.json.new").write_text('{"hosts": [')
-    (folders[2] / "twin.json").write_text("")
-    assert (registry.folder / "lock").is_file(), "which is no twin"
+    (folders[2] / "twin.json.123.new").write_text("")
+    assert (registry.folder / ".lock").is_file(), "which is no twin"
     found = registry.entries()
     assert [one.name for one in found] == names
     assert all(one.owner is not None and not one.owner.alive and one.cluster.hosts == () for one in found)
     with registry.locked():
         assert sweep(registry) == names
-    assert registry.entries() == [] and [one.name for one in registry.folder.iterdir()] == ["lock"]
+    assert registry.entries() == [] and [one.name for one in registry.folder.iterdir()] == [".lock"]
+
+
+def test_what_is_not_ours_is_neither_read_nor_removed(registry: Registry, tmp_path: Path) -> None:
+    """Whoever sweeps is root: in a folder that happens to lie there it must not remove anything."""
+    home = tmp_path / "home"
+    (home / "work").mkdir(parents=True)
+    (home / "work" / "thesis").write_text("three years")
+    (registry.folder / "Documents").mkdir()
+    (registry.folder / "twin.old").mkdir()
+    (registry.folder / "linked").symlink_to(home / "work")
+    (registry.folder / "lock").write_text("")
+    strange = registry.folder / unique()
+    strange.mkdir()
+    (strange / "thesis").write_text("three years")
+    before = sorted(registry.folder.rglob("*"))
+    with registry.locked():
+        assert sweep(registry) == [] and registry.entries() == []
+    assert sorted(registry.folder.rglob("*")) == before
+    assert [str(one).partition(". ")[0] for one in registry.damaged()] == [
+        f"twin {strange.name}: {strange / 'twin.json'} is not there, but thesis is"
+    ]
+    for name in ("linked", "lock"):
+        with pytest.raises(UsageError, match=f"{name} is no twin and in the way of one: remove it, or another --name"):
+            registry.add(name, CLUSTER, None, namespaces=False)
+    assert (home / "work" / "thesis").read_text() == "three years"
+
+
+def test_a_twin_may_be_called_lock(registry: Registry) -> None:
+    assert registry.add("lock", CLUSTER, None, namespaces=False) == registry.find("lock")
+
+
+def test_a_record_goes_with_what_a_run_left_in_it(registry: Registry, tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("")
+    entry = registry.add("x", CLUSTER, None, namespaces=False)
+    (entry.folder / "out-b" / "checkpoints").mkdir(parents=True)
+    (entry.folder / "b.log").write_text("")
+    (entry.folder / "elsewhere").symlink_to(tmp_path)
+    registry.remove(entry)
+    registry.remove(entry)
+    assert not entry.folder.exists() and (tmp_path / "kept").exists()
+
+
+# ------------------------------------------------------------- what cannot be read
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "Expecting value"),
+        ("\xff", "can't decode"),
+        ("[]", "expected hosts, owner and namespaces"),
+        ("null", "expected hosts, owner and namespaces"),
+        ('{"hosts": [], "namespaces": true}', "expected hosts, owner and namespaces"),
+        ('{"hosts": [], "owner": null, "namespaces": true, "latency": 3}', "expected hosts, owner and namespaces"),
+        ('{"hosts": [], "owner": null, "namespaces": "yes"}', "namespaces is neither true nor false"),
+        ('{"hosts": [], "owner": [1], "namespaces": true}', "owner is no process"),
+        ('{"hosts": [], "owner": ["1", "2"], "namespaces": true}', "owner is no process"),
+        ('{"hosts": [{"name": "a", "gpu": 1}], "owner": null, "namespaces": true}', "gpu"),
+        ('{"hosts": ' + "[" * 200_000, "recursion"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_kept_and_named(registry: Registry, text: str, why: str) -> None:
+    """It may be a newer version's, and the twin that it tells of may be up."""
+    good = registry.add("good", CLUSTER, None, namespaces=False)
+    file = registry.folder / "bad" / "twin.json"
+    file.parent.mkdir()
+    file.write_bytes(text.encode("latin-1"))
+    with registry.locked():
+        assert sweep(registry) == []
+    assert registry.entries() == [good] == [registry.find("good")]
+    assert [one.name for one in registry.damaged()] == ["bad"]
+    with pytest.raises(CordeeError) as refused:
+        registry.find("bad")
+    assert str(refused.value).startswith(f"twin bad: {file} ") and why in str(refused.value)
+    assert f"remove the folder {file.parent}" in str(refused.value)
+    with pytest.raises(UsageError, match="there are several twins: say which with --name"):
+        registry.find(None)
+    with pytest.raises(UsageError, match="there is a twin bad already"):
+        registry.add("bad", CLUSTER, None, namespaces=False)
+    assert file.read_bytes() == text.encode("latin-1")
+
+
+def test_a_record_without_the_owners_space_is_read(registry: Registry) -> None:
+    me = Owner.me()
+    entry = registry.add("x", CLUSTER, Owner(me.pid, me.started), namespaces=False)
+    content = json.loads((entry.folder / "twin.json").read_text())
+    (entry.folder / "twin.json").write_text(json.dumps({**content, "owner": content["owner"][:2]}))
+    found = registry.find("x").owner
+    assert found == Owner(me.pid, me.started) and found.alive
 
 
 def test_a_change_is_written_in_one_piece(registry: Registry) -> None:
@@ -234,7 +330,7 @@ with Registry(Path({str(registry.folder)!r})).locked():
 
 
 def _is_free(registry: Registry) -> bool:
-    with (registry.folder / "lock").open("w") as lock:
+    with (registry.folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -247,14 +343,29 @@ def test_a_folder_that_others_may_enter_is_not_used(tmp_path: Path) -> None:
     folder = tmp_path / "twins"
     folder.mkdir()
     folder.chmod(0o755)
-    with pytest.raises(CordeeError, match="twins is not private to this user: remove it"), Registry(folder).locked():
+    (tmp_path / "home" / "work").mkdir(parents=True)
+    (tmp_path / "home").chmod(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    for path in (folder, tmp_path / "link", tmp_path / "nowhere", tmp_path / "file"):
+        with (
+            pytest.raises(CordeeError, match=rf"{path} is not a folder of this user's own .*: remove it, or move it"),
+            Registry(path).locked(),
+        ):
+            pass
+    assert (tmp_path / "home" / "work").exists() and not (tmp_path / "none").exists()
+    with (
+        pytest.raises(CordeeError, match="cannot be made: Not a directory"),
+        Registry(tmp_path / "file" / "x").locked(),
+    ):
         pass
 
 
 def test_what_is_on_record_is_json(registry: Registry) -> None:
-    entry = registry.add("x", CLUSTER, Owner(7, 8), namespaces=True)
+    entry = registry.add("x", CLUSTER, Owner(7, 8, "pid:[9]"), namespaces=True)
     assert json.loads((entry.folder / "twin.json").read_text()) == {
         "hosts": CLUSTER.to_dicts(),
-        "owner": [7, 8],
+        "owner": [7, 8, "pid:[9]"],
         "namespaces": True,
     }

@@ -15,11 +15,14 @@ import pytest
 
 from cordee.core.errors import UsageError
 from cordee.core.events import EventLog, read_events
+from cordee.twin import enter
 from cordee.twin.cluster import Cluster
 from cordee.twin.enter import MARK
+from cordee.twin.faults import Faults
 from cordee.twin.registry import Registry
-from cordee.twin.run import Asked, Faults, Seen, check, check_possible, commands, seen_of, threads_of
+from cordee.twin.run import Asked, check, check_possible, commands, threads_of
 from cordee.twin.schedule import Cut, KillHost, Schedule, Set, Signal
+from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, stat_of
 from records import T0, event, start, step, worker, write
@@ -111,7 +114,7 @@ def test_mere_processes_meet_on_loopback(tmp_path: Path) -> None:
 def test_a_command_enters_its_host_first(tmp_path: Path) -> None:
     twin = twin_of("2", tmp_path)
     hosts = str(tmp_path / "twins" / "t" / "hosts")
-    entering = [sys.executable, "-m", "cordee.twin.enter", "/run/netns/cordee-t-b", "b", hosts, ""]
+    entering = [sys.executable, "-I", enter.__file__, "/run/netns/cordee-t-b", "b", hosts, ""]
     assert twin.command("b", ["ls", "-l"]) == [*entering, f"--tied={os.getpid()}", "--", "ls", "-l"]
     assert twin.command("b", ["ls"], tied=False) == [*entering, "--", "ls"]
     with pytest.raises(UsageError, match="there is no host 'z'; the hosts are a, b"):
@@ -132,15 +135,15 @@ def test_a_worker_computes_with_its_part_of_the_processor(monkeypatch: pytest.Mo
 def test_what_is_seen_grows_with_the_file(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
     seen.look()
-    assert (seen.step, seen.stepped, seen.workers, seen.began) == (0, False, {}, None)
+    assert (seen.step, seen.workers, seen.began, seen.met) == (0, {}, None, False)
     assert (seen.progress().step, seen.progress().seconds) == (0, 0.0)
     write(tmp_path, start(0.0, 2))
     seen.look()
     assert seen.workers == {0: ("here", 100), 1: ("here", 101)}
-    assert (seen.step, seen.stepped, seen.began) == (0, False, T0 + 1.0)
+    assert (seen.step, seen.began, seen.met) == (0, T0 + 1.0, True)
     write(tmp_path, [step(2.0, 1), step(2.1, 2), worker(2.2, 2, "far")])
     seen.look()
-    assert (seen.step, seen.stepped, seen.progress().step, seen.began) == (2, True, 2, T0 + 1.0)
+    assert (seen.step, seen.progress().step, seen.began) == (2, 2, T0 + 1.0)
     assert seen.workers[2] == ("far", 102)
     write(tmp_path, [event("failure", 2.3, worker=1, host="here", reason="gone", left=2)])
     seen.look()
@@ -163,14 +166,14 @@ def test_a_resumed_run_begins_where_it_stopped(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
     seen.skip()
     seen.look()
-    assert (seen.step, seen.stepped, seen.workers) == (0, False, {})
+    assert (seen.step, seen.first, seen.workers) == (0, 0, {})
     write(tmp_path, start(9.0, 2, resume=True, steps=20))
     seen.look()
-    assert (seen.step, seen.stepped, seen.began) == (20, False, T0 + 10.0)
+    assert (seen.step, seen.first, seen.began) == (20, 20, T0 + 10.0)
     assert sorted(seen.workers) == [0, 1], "the third one belonged to the former start"
     write(tmp_path, [step(12.0, 21)])
     seen.look()
-    assert (seen.step, seen.stepped) == (21, True)
+    assert (seen.step, seen.first) == (21, 20)
 
 
 def test_a_torn_line_of_the_former_start_is_cut_off_by_the_next(tmp_path: Path) -> None:
@@ -182,7 +185,7 @@ def test_a_torn_line_of_the_former_start_is_cut_off_by_the_next(tmp_path: Path) 
     EventLog(tmp_path / "events.jsonl").close()
     write(tmp_path, [*start(9.0, 1, resume=True, steps=1), step(12.0, 2)])
     seen.look()
-    assert (seen.step, seen.stepped, sorted(seen.workers)) == (2, True, [0])
+    assert (seen.step, sorted(seen.workers)) == (2, [0])
 
 
 @pytest.mark.parametrize("steps", [0, 40])
@@ -332,7 +335,9 @@ def test_a_host_ends_with_whoever_started_it(processes: Twin, tmp_path: Path) ->
     script = f"""
 import subprocess
 from pathlib import Path
+from cordee.twin.faults import Faults
 from cordee.twin.registry import Registry
+from cordee.twin.run import Asked, check, check_possible, commands, threads_of
 from cordee.twin.twin import Twin
 registry = Registry(Path({str(tmp_path / "twins")!r}))
 subprocess.run(Twin(registry.find(None), registry).command("b", ["sleep", "1000"]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from cordee.watch.summary import Worker
@@ -49,8 +51,27 @@ def test_who_is_slow_and_why(workers: list[tuple[float, float, float, float]], s
 def test_workers_of_different_starts_are_not_compared() -> None:
     first = [made_worker(0, 0, 1, 1, 98), made_worker(1, 0, 99, 1, 0)]
     again = [made_worker(number, 100, 800, 50, 50, begun=2) for number in (0, 1)]
-    assert verdict([*first, *again]).startswith("In start 2: no worker holds the others up")
-    assert verdict([*first, *again[:1]]).startswith("In start 2: worker 0 spends 80% of its steps computing")
+    told = "In start 2, which did 10 of all 20 steps: "
+    assert verdict([*first, *again]).startswith(f"{told}no worker holds the others up")
+    assert verdict([*first, *again[:1]]).startswith(f"{told}worker 0 spends 80% of its steps computing")
+
+
+def test_it_is_the_start_with_the_most_steps_that_is_judged() -> None:
+    """Not the one that took longest, which may have been slow on purpose."""
+    slow = [dataclasses.replace(made_worker(number, 0, 900, 50, 50), steps=20, timed=20) for number in (0, 1)]
+    long = [dataclasses.replace(made_worker(number, 9, 1, 0, 0, begun=2), steps=220, timed=220) for number in (0, 1)]
+    said = "In start 2, which did 220 of all 240 steps: most of the time is spent waiting for data"
+    assert verdict([*slow, *long]).startswith(said)
+    assert verdict([*slow, *(dataclasses.replace(one, timed=3) for one in long)]).startswith(
+        "In start 1, which did 20 "
+    )
+
+
+def test_what_rests_on_few_steps_says_so() -> None:
+    known = [dataclasses.replace(made_worker(number, 0, 9, 1, 0), steps=11, timed=10) for number in (0, 1)]
+    assert "judged" not in verdict(known)
+    few = [dataclasses.replace(one, timed=1) for one in known]
+    assert verdict(few).endswith("(This is judged by 1 of 11 steps: the times of the others are lost.)")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Workers = Annotated[int | None, typer.Option(help="Processes to train with. Default: one a core.")]
+Workers = Annotated[int | None, typer.Option(help="Processes to train with. Default: one a GPU, else one a core.")]
 PlanText = Annotated[
     str, typer.Option(metavar="<plan>", help="How to train: auto, a YAML file, or key=value,...; see `cordee plan`.")
 ]

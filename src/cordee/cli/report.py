@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -14,7 +15,6 @@ from cordee.core.times import PARTS
 from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
-    at_least,
     duration,
     ending,
     figure,
@@ -23,6 +23,9 @@ from cordee.watch.words import (
     milliseconds,
     percent,
     plural,
+    samples_of,
+    step_length,
+    steps_of,
     verdict,
 )
 
@@ -34,6 +37,7 @@ MOST_ROWS = 40
 
 def report(run: Path, as_json: bool, trace: Path | None, steps: str | None, tensorboard: Path | None) -> None:
     """Show the run in the folder `run`, and write what was asked for."""
+    from cordee.runtime.folder import is_held
     from cordee.watch.digest import summarise
     from cordee.watch.trace import Steps, write_trace
 
@@ -41,8 +45,9 @@ def report(run: Path, as_json: bool, trace: Path | None, steps: str | None, tens
     if steps is not None and trace is None:
         raise UsageError("--steps says which steps a trace shows: name its file with --trace")
     folder = find_run(run)
+    held = is_held(folder)  # before the record is read: a run that ends meanwhile has its end there
     now = time.time()
-    summary = summarise(folder, now)
+    summary = seen(summarise(folder, now), held)
     if as_json:
         print(json.dumps(summary.to_dict(), allow_nan=False))
     else:
@@ -62,6 +67,13 @@ def report(run: Path, as_json: bool, trace: Path | None, steps: str | None, tens
         print(f"report: {save_report(folder, render(summary, now))}")
 
 
+def seen(summary: Summary, held: bool | None) -> Summary:
+    """What the record does not tell of a run without an end, but the hold on its folder does: whether it goes on."""
+    if summary.state not in ("running", "unknown") or not summary.starts or held is None:
+        return summary
+    return dataclasses.replace(summary, state="running" if held else "killed")
+
+
 def find_run(run: Path) -> Path:
     """The folder of a run, or an error that names what is near."""
     folder = run.parent if run.is_file() else run
@@ -72,11 +84,16 @@ def find_run(run: Path) -> Path:
         raise UsageError(f"there is no folder {folder.absolute()}: {expected}")
     beneath = [path for pattern in ("*", "*/*") for path in folder.glob(f"{pattern}/events.jsonl")]
     newest = sorted(beneath, key=lambda path: path.stat().st_mtime, reverse=True)
+    given, near = f"{folder} is not a run itself", "beneath it"
+    if run.is_file():
+        given, near = f"{run} is a file, but not one of a run", "near it"
+    elif not newest:
+        given = f"{folder.absolute()} holds no events.jsonl, nor does a folder in it"
     if not newest:
-        raise UsageError(f"{folder.absolute()} holds no events.jsonl, nor does a folder in it: {expected}")
+        raise UsageError(f"{given}: {expected}")
     names = ", ".join(str(path.parent) for path in newest[:MOST_NAMED])
     rest = f" and {len(newest) - MOST_NAMED} more" if len(newest) > MOST_NAMED else ""
-    raise UsageError(f"{folder} is not a run itself: {expected}. Runs beneath it, the newest first: {names}{rest}")
+    raise UsageError(f"{given}: {expected}. Runs {near}, the newest first: {names}{rest}")
 
 
 # ------------------------------------------------------------- tables
@@ -166,7 +183,7 @@ def _split(summary: Summary) -> Iterable[list[str]]:
         if one.timed:
             yield [
                 _worker(one, summary.starts),
-                milliseconds(one.step_ms),
+                step_length(one),
                 *(percent(one.share(part)) for part in PARTS),
             ]
 
@@ -187,8 +204,8 @@ def _workers(summary: Summary) -> Iterable[list[str]]:
             one.host,
             one.device,
             str(one.pid or "–"),
-            at_least(one, one.steps),
-            at_least(one, one.samples),
+            steps_of(one),
+            samples_of(one),
             duration(one.cpu_s),
             f"{one.cpu_cores:.2f}",
             amount(one.memory_mb * 2**20) + (f", GPU {amount(one.gpu_mb * 2**20)}" if one.gpu_mb else ""),

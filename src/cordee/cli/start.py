@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from cordee.runtime.launch import Launch, run
 from cordee.runtime.resources import parse_cores, usable_cores
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import Wording
+from cordee.twin.enter import RUN
 from cordee.watch.progress import Progress
 from cordee.watch.report import Listener, reported
 
@@ -84,7 +86,7 @@ def _launch(target: Target, options: Options) -> Launch:
         parse_cores(options.cores) if options.cores else None,
         options.deadline,
         options.device,
-        wording=Wording(more=_meeting_words(options)),
+        wording=Wording(more=_meeting_words(options), way_on=RUN not in os.environ),
     ).taking_over()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,16 +12,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordee.core.errors import UsageError
+from cordee.core.errors import (
+    CheckpointError,
+    CordeeError,
+    DataError,
+    Interrupted,
+    JobError,
+    MixingError,
+    ModelError,
+    PlanError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from types import FrameType
     from typing import Literal
 
     from cordee.twin.twin import Twin
 
 app = typer.Typer(name="twin", help="A cluster emulated on this machine.", no_args_is_help=True)
 
+AGAIN = (UsageError, JobError, DataError, PlanError, ModelError, MixingError, CheckpointError)
+"""After one of these the same command would end alike."""
 HOSTS_HELP = 'The hosts, such as "2 x cpu=0.75 link=100mbit, 1 x cpu=0.25 link=10mbit".'
 Hosts = Annotated[str | None, typer.Option(help=HOSTS_HELP, show_default=False)]
 Name = Annotated[str | None, typer.Option(help="Which twin. Default: the only one.", show_default=False)]
@@ -52,11 +65,12 @@ def run(
 ) -> None:
     """Train a job on an emulated cluster.
 
-    Options that are not listed here are those of `cordee train`; with --script those of `cordee run` and of the script.
+    Options that are not listed here are those of `cordee train`; with --script those of `cordee run` and of the script,
+    whose alone is what stands behind `--`.
     """
     from cordee.runtime.api import default_folder
     from cordee.twin.cluster import Cluster
-    from cordee.twin.run import Asked, check, check_possible, run
+    from cordee.twin.run import Asked, check, check_options, check_possible, run
     from cordee.twin.schedule import Schedule
 
     if not job.is_file():
@@ -64,11 +78,18 @@ def run(
     faults = Schedule.parse(_text(schedule))
     if hosts is not None:
         check(faults, Cluster.parse(hosts))
-    asked = Asked("run" if script else "train", job, out or default_folder(job.stem), tuple(context.args), port)
+    behind = sys.argv[sys.argv.index("--") + 1 :] if script and "--" in sys.argv else []
+    options = context.args[: len(context.args) - len(behind)]
+    check_options(options)
+    folder = out or default_folder(job.stem)
+    asked = Asked("run" if script else "train", job, folder, tuple(options), port, tuple(behind))
     with _chosen(hosts, name, processes) as twin:
         check(faults, twin.cluster)
         check_possible(faults, twin)
         code = run(twin, asked, faults, seed=seed, say=_say)
+    _report_anew(folder)
+    if not script:
+        _tell_way_on(code, folder)
     raise typer.Exit(_exit_code(code))
 
 
@@ -94,8 +115,9 @@ def exec(
     name: Name = None,
 ) -> None:
     """Run a command on a host; put --name before the host."""
-    done = subprocess.run(_found(name).command(host, command), check=False)
-    raise typer.Exit(_exit_code(done.returncode))
+    words = _found(name).command(host, command, tied=False)
+    sys.stdout.flush()
+    os.execv(words[0], words)  # in our place: signals, the terminal and the exit code are the command's own
 
 
 @app.command(name="set")
@@ -111,6 +133,8 @@ def set_(
     for key, equals, _ in pairs:
         if not equals:
             raise UsageError(f"{key!r} is not key=value; expected such as link=10mbit or cpu=0.1")
+        if [one for one, _, _ in pairs].count(key) > 1:
+            raise UsageError(f"{key} is given twice. Keep one of them.")
     twin = _found(name)
     twin.set(host, {key: read_setting(key, value) for key, _, value in pairs})
     print(twin.cluster.host(host))
@@ -149,17 +173,23 @@ def resume(worker: Worker, name: Name = None, run: RunFolder = None) -> None:
 @app.command()
 def down(
     name: Annotated[str | None, typer.Argument(help="Which twin. Default: the only one.", show_default=False)] = None,
+    option: Annotated[str | None, typer.Option("--name", help="The same, as an option.", show_default=False)] = None,
     everything: Annotated[bool, typer.Option("--all", help="All twins of this user.")] = False,
 ) -> None:
     """End everything that runs on a twin, and remove it."""
     from cordee.twin.registry import Registry
     from cordee.twin.twin import Twin
 
+    given = [one for one in (name, option, "--all" if everything else None) if one is not None]
+    if len(set(given)) > 1:
+        raise UsageError(f"{' and '.join(given)}: expected one of them")
     registry = Registry()
-    twins = [Twin(entry, registry) for entry in registry.entries()] if everything else [_found(name)]
+    twins = Twin.all(registry) if everything else [_found(name or option)]
     for twin in twins:
         twin.down()
         print(f"twin {twin.name} is gone")
+    if everything and (kept := registry.damaged()):
+        raise CordeeError("; ".join(map(str, kept)))
 
 
 @app.command(name="list")
@@ -172,23 +202,37 @@ def list_(as_json: AsJson = False) -> None:
     with registry.locked():
         sweep(registry)
         entries = registry.entries()
+        for damaged in registry.damaged():
+            _say(str(damaged))
     if as_json:
         print(json.dumps([{"name": entry.name, "hosts": entry.cluster.to_dicts()} for entry in entries]))
         return
     for entry in entries:
         print(f"{entry.name}: {entry.cluster}")
-    if not entries:
+    if not entries and not registry.damaged():
         print("there is no twin; make one with `cordee twin up --hosts ...`")
 
 
 @app.command()
 def probe(hosts: Hosts = None, name: Name = None, as_json: AsJson = False) -> None:
     """Measure speed and latency of all links, both ways at once, and of an all-reduce."""
-    from cordee.twin.probe import probe, table
+    from cordee.twin.cluster import Cluster
+    from cordee.twin.network import NetworkError
+    from cordee.twin.probe import check, probe, table
+    from cordee.twin.twin import missing
 
-    with _chosen(hosts, name, processes=False) as twin:
-        found = probe(twin)
-        print(json.dumps(found) if as_json else table(found, twin.cluster))
+    if hosts is not None:
+        check(Cluster.parse(hosts))
+        if lacking := missing():
+            raise UsageError(f"hosts with links cannot be made here: {'; '.join(lacking)}")
+    try:
+        with _chosen(hosts, name, processes=False) as twin:
+            found = probe(twin, _say)
+            print(json.dumps(found) if as_json else table(found, twin.cluster))
+    except UsageError as error:
+        if isinstance(error.__cause__, NetworkError):  # without the advice to do without links, which are the point
+            raise UsageError(f"hosts with links cannot be made here: {error.__cause__}") from error
+        raise
 
 
 def _found(name: str | None) -> Twin:
@@ -208,29 +252,72 @@ def _chosen(hosts: str | None, name: str | None, processes: bool) -> Iterator[Tw
     from cordee.twin.registry import Registry
     from cordee.twin.twin import Twin
 
-    if hosts is None:
-        yield _found(name)
-        return
-    if name is not None:
+    if hosts is not None and name is not None:
         raise UsageError("--hosts makes a new twin, --name takes one that is up: give one of them")
-    twin = Twin.up(Cluster.parse(hosts), Registry(), processes=processes)
+    with _handled(_stop):
+        if hosts is None:
+            yield _found(name)
+            return
+        twin = Twin.up(Cluster.parse(hosts), Registry(), processes=processes)
+        try:
+            yield twin
+        finally:
+            with _handled(lambda number, frame: None):  # it takes a moment, and is what was asked for
+                twin.down()
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Whoever asks us to end is heard by `handler`, unless `nohup` has said that we shall not listen."""
+    numbers = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
-        yield twin
+        yield
     finally:
-        twin.down()
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """By an error, so that what was made is removed on the way out."""
+    raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
 
 def _signal(kind: Literal["kill", "pause", "resume"], worker: int, name: str | None, folder: Path | None) -> None:
-    from cordee.twin.run import Faults, seen_of
+    from cordee.twin.faults import Faults
     from cordee.twin.schedule import Signal
+    from cordee.twin.seen import seen_of
 
     twin = _found(name)
-    Faults(twin, seen_of(twin, folder), 0, _say).do(Signal(kind, worker))
+    Faults(twin, seen_of(twin, folder), 0, _say).by_hand(Signal(kind, worker))
+
+
+def _report_anew(folder: Path) -> None:
+    """What was put on record after the hosts had written their report belongs there too."""
+    report, events = folder / "report.html", folder / "events.jsonl"
+    if report.is_file() and events.is_file() and report.stat().st_mtime_ns < events.stat().st_mtime_ns:
+        from cordee.watch.report import write_report
+
+        write_report(folder)
+
+
+def _tell_way_on(code: int, folder: Path) -> None:
+    """How to go on with a run that ended early: the hosts' own commands are gone with their names and their token."""
+    from cordee.runtime.folder import saved_step
+
+    step = saved_step(folder)
+    if step is not None and code not in (0, *(error.code for error in AGAIN)):
+        _say(f"to go on after step {step}: the same `cordee twin run` with --out {folder} --resume")
 
 
 def _text(schedule: str) -> str:
     """What a file of this name says, if there is one; otherwise it is the schedule."""
     if not os.path.isfile(schedule):  # unlike a Path's, it takes a text that is too long to be a name
+        looks_like_one = len(schedule.split()) == 1 or "/" in schedule
+        if looks_like_one and ":" not in schedule and not schedule.lstrip().startswith("#"):
+            raise UsageError(
+                f"--schedule {schedule}: there is no such file, and it is no statement such as `at step 30: cut b`"
+            )
         return schedule
     try:
         return Path(schedule).read_text()

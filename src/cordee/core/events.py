@@ -77,7 +77,11 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "validation": "value of each metric by name",
         "ms": "how long the evaluation took",
     },
-    "checkpoint": {"step": "the step it holds", "ms": "how long the training stood still for it"},
+    "checkpoint": {
+        "step": "the step it holds; the record is written when all of it is on disk",
+        "ms": "how long the training stood still for it",
+        "at": "since when, in the launcher's clock",
+    },
     "failure": {"worker": "who was lost", "host": "where", "reason": "what was seen", "left": "workers that are left"},
     "regroup": {
         "generation": "number of the new group",
@@ -87,6 +91,10 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
     "links": {"links": "from host, to host, Mbit/s and round trip in ms of each link that was measured at the start"},
     "fault": {"what": "what was done to the cluster on purpose, by `cordee twin`"},
     "warning": {"message": "what to know"},
+    "attempt": {
+        "code": "exit code of a start that was to go on with the run, and ended before it did",
+        "message": "what the user was told",
+    },
     "result": {"result": "what result.json says"},
     "end": {"reason": "why the run ended, in a word", "code": "exit code", "message": "what the user was told"},
 }
@@ -140,6 +148,11 @@ class EventLog:
                 self._append(lines.encode())
             except OSError as error:
                 raise self._storage_error(error) from None
+
+    def forget(self) -> None:
+        """Drop what was to be written later."""
+        with self._lock:
+            self._waiting.clear()
 
     def close(self) -> None:
         """Write what is left and close the file; a second call does nothing."""

@@ -35,6 +35,8 @@ class Channel:
         self.worker = worker
         self.at = "starting"
         self.on_break: Callable[[], None] = lambda: None
+        self.before_end: Callable[[], None] = lambda: None
+        """What is left to do when the run ends early; see `part`."""
         self.stop_reason: str | None = None
         self.recorded = -1
         """The last step that the hub had on record when this generation began."""
@@ -54,6 +56,8 @@ class Channel:
         self._best_round_trip = float("inf")
         self._silence = Silence(HUB_SILENCE_S if address.tls else None)
         self._closed = threading.Event()
+        self._aborted = threading.Event()
+        self._parting = threading.Lock()
         self._threads = [
             threading.Thread(target=loop, name=f"cordee-{loop.__name__.strip('_')}", daemon=True)
             for loop in (self._listen, self._beat)
@@ -121,6 +125,18 @@ class Channel:
         self._wait(lambda: self._farewell or self._broken >= generation, deadline_s, "the other workers to finish")
         return self._farewell
 
+    def heed(self) -> None:
+        """Asked with every step: if the run was ended from elsewhere, go no further; this process is about to end."""
+        while self._aborted.is_set():
+            time.sleep(STALL_S)
+
+    def part(self) -> None:
+        """The run ends early: do what is left to do, once; whoever calls while it is being done waits for it."""
+        with self._parting:
+            left, self.before_end = self.before_end, lambda: None
+            with contextlib.suppress(Exception):  # it has failed already, and that is what is told
+                left()
+
     def close(self) -> None:
         """Send what is left and hang up, once the hub has read it.
 
@@ -175,8 +191,9 @@ class Channel:
         if "beat" in message:
             self._set_clock(float(message["beat"]))
         elif "abort" in message:
-            self.flush()
-            _end(WorkerFailed.code)
+            self._aborted.set()
+            # On a thread of its own: the hub may have more to say while a file is being written.
+            threading.Thread(target=self._give_up, name="cordee-parting", daemon=True).start()
         elif "put_out" in message:
             _end(PutOut.code, f"cordee: worker {self.worker} was put out: {message['put_out']}")
         elif "stop" in message:
@@ -197,6 +214,11 @@ class Channel:
             elif "farewell" in message:
                 self._farewell = True
             self._turn.notify_all()
+
+    def _give_up(self) -> None:
+        self.part()
+        self.flush()
+        _end(WorkerFailed.code)
 
     def _set_clock(self, hub_time: float) -> None:
         now = time.time()

@@ -260,6 +260,8 @@ class Hub:
             else:
                 if kind == "step":
                     self._recorded = max(self._recorded, int(content["step"]))
+                elif kind == "failed":  # the run ends: nobody goes on without this one
+                    self._ending = True
                 self._notify((kind, peer.number, content))
 
     def _notify(self, notice: tuple[str, int, Message]) -> None:

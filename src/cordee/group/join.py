@@ -9,6 +9,7 @@ import secrets
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,18 @@ class Joined:
 
 
 _current: Joined | None = None
+_refusal: CordeeError | None = None
+
+
+@contextlib.contextmanager
+def refusing(error: CordeeError) -> Iterator[None]:
+    """Raise this to whoever asks for a place in here: code that is only looked at must not train."""
+    global _refusal
+    former, _refusal = _refusal, error
+    try:
+        yield
+    finally:
+        _refusal = former
 
 
 def set_current(joined: Joined | None) -> None:
@@ -54,6 +67,8 @@ def join(world: World, *, record: bool = False, brief: Message | None = None) ->
 
     `record`: rank 0 will read the hub's notices; otherwise they are dropped. `brief`: what rank 0 tells all others.
     """
+    if _refusal is not None:
+        raise _refusal
     if _current is not None:
         return _current
     if world.size == 1:

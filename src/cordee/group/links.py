@@ -6,6 +6,7 @@ an all-reduce does. Of each host the first worker measures; the others wait.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from cordee.group.patience import LOOK_S
 from cordee.group.rope import Rope
 
 PINGS = 12
@@ -103,14 +105,26 @@ def _names(rope: Rope, host: str) -> Sequence[str] | None:
 
 def _exchange(rope: Rope, ask: Callable[[], float], source: int) -> float:
     """What `ask` measures, while we answer `source`; 0 if somebody was lost."""
-    answering = threading.Thread(target=_answer, args=(rope, source), name="cordee-links", daemon=True)
-    answering.start()
-    try:
-        return ask()
-    except RuntimeError:
-        return 0.0
-    finally:
-        answering.join(rope.deadline_s)
+    found: list[float] = []
+    tasks = (lambda: found.append(ask()), lambda: _answer(rope, source))
+    threads = [threading.Thread(target=_quietly, args=(task,), name="cordee-links", daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+    lost_at = None
+    while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+            thread.join(LOOK_S / 2)
+        if rope.broken:
+            lost_at = lost_at or time.monotonic()
+            if time.monotonic() - lost_at > LOOK_S:  # gloo does not say so to those who wait in mid-message
+                rope.stuck = True
+                break
+    return found[0] if found else 0.0
+
+
+def _quietly(task: Callable[[], Any]) -> None:
+    with contextlib.suppress(RuntimeError):  # somebody was lost, and everybody is told so by other ways
+        task()
 
 
 def _lane(rope: Rope, source: int, target: int) -> Any:
@@ -167,18 +181,15 @@ def _end(rope: Rope, target: int) -> None:
 
 def _answer(rope: Rope, source: int) -> None:
     lane, size, word = _lane(rope, source, rope.rank), torch.zeros(1, dtype=torch.int64), torch.zeros(1).byte()
-    try:
-        while True:
-            lane.recv([size], source, _SIZE).wait()
-            if not int(size):
-                return
-            go = lane.recv([word], source, _GO)
-            data = lane.recv([torch.empty(int(size), dtype=torch.uint8)], source, _DATA)
-            lane.send([torch.zeros(1).byte()], source, _READY).wait()
-            go.wait()
-            began = time.perf_counter()
-            data.wait()
-            spent = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-            lane.send([spent], source, _ANSWER).wait()
-    except RuntimeError:
-        return  # somebody was lost: whoever waits for us is told by the same way
+    while True:
+        lane.recv([size], source, _SIZE).wait()
+        if not int(size):
+            return
+        go = lane.recv([word], source, _GO)
+        data = lane.recv([torch.empty(int(size), dtype=torch.uint8)], source, _DATA)
+        lane.send([torch.zeros(1).byte()], source, _READY).wait()
+        go.wait()
+        began = time.perf_counter()
+        data.wait()
+        spent = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
+        lane.send([spent], source, _ANSWER).wait()

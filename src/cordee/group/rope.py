@@ -23,6 +23,7 @@ from cordee.core.errors import CordeeError, WaitedTooLong
 from cordee.group import nccl
 from cordee.group.channel import Channel
 from cordee.group.form import make_gloo, unless_broken
+from cordee.group.patience import Stuck, await_work, keep_for_ever
 from cordee.group.roster import Go
 from cordee.group.shared import Shared, open_shared
 from cordee.group.sockets import open_sockets, shut
@@ -89,6 +90,8 @@ class Rope:
         self._near: Shared | None = None
         self._sockets_before: dict[int, str] | None = None
         self._sockets: dict[int, str] = {}
+        self.stuck = False
+        """Whether a thread of a group waits for somebody who was lost: such a group cannot be taken apart."""
         self._tears = 0
         if channel is not None:
             channel.on_break = self._free
@@ -178,15 +181,26 @@ class Rope:
 
     def wait(self, work: Any) -> bool:
         """Wait for one collective; False if it did not come to its end."""
+        if self.stuck:
+            return False
         started = time.perf_counter()
         try:
-            work.wait()
+            self._await(work)
             return True
+        except Stuck:
+            return False
         except RuntimeError as error:
             self._ponder(error, time.perf_counter() - started)
             return False
         finally:
             self.blocked_s += time.perf_counter() - started
+
+    def _await(self, work: Any) -> None:
+        try:
+            await_work(work, lambda: self.broken)
+        except Stuck:
+            self.stuck = True
+            raise
 
     # ------------------------------------------------------------- agreements
 
@@ -220,24 +234,25 @@ class Rope:
         """
         first = self.members[0]
         flat = [tensor.detach().contiguous() for tensor in tensors]
-        raw = [tensor.reshape(-1).view(torch.uint8) for tensor in flat if tensor.numel()]
-        while not self.settle(self._start_sharing(raw) if self.size > 1 else (), raw):
-            pass
+        own = [tensor.reshape(-1).view(torch.uint8) for tensor in flat if tensor.numel()]
+        if self.size == 1:
+            self.settle((), own)
+            return True
+        while True:  # not into our own: of what a lost member sent, a part may have come
+            raw = [one.clone() if self.rank == 0 else torch.empty_like(one) for one in own]
+            if self.settle(self._start_sharing(raw), raw):  # held, in case that somebody needs it handed over
+                break
         with torch.no_grad():
+            for mine, copy in zip(own, raw, strict=True):
+                mine.copy_(copy)
             for tensor, copy in zip(tensors, flat, strict=True):
                 if copy.data_ptr() != tensor.data_ptr():
                     tensor.copy_(copy)
-        if self.size > 1:  # whoever gets them handed over must get them as they are now
-            self.keep([one.clone() for one in raw])
         return self.members[0] == first
 
     def _start_sharing(self, tensors: Sequence[Tensor]) -> list[Any]:
         # A broadcast ends here before it has reached everybody; a sum does not, which makes it an agreement.
         return [*(self._start_broadcast(tensor, 0) for tensor in tensors), self.start_sum(torch.zeros(1))]
-
-    def keep(self, copies: Sequence[Tensor]) -> None:
-        """Hold these for a peer that may need the last result: the original is about to be changed."""
-        self._held = copies
 
     def finish(self) -> bool:
         """Leave together: True when nobody has anything left to agree on, False after a regrouping."""
@@ -326,7 +341,7 @@ class Rope:
         if not behind and self.worker != go.giver:  # has it already, but a broadcast is for all
             awaited = [torch.empty_like(tensor) for tensor in self._held]
         for tensor in self._held if self.worker == go.giver else awaited:
-            self._start_broadcast(tensor, go.members.index(go.giver), force=True).wait()
+            self._await(self._start_broadcast(tensor, go.members.index(go.giver), force=True))
         return behind
 
     def _start_broadcast(self, tensor: Tensor, root: int, *, force: bool = False) -> Any:
@@ -373,4 +388,7 @@ class Rope:
         self._sockets_before = None
         shut(self._sockets)
         self._sockets = {}
+        if self.stuck:
+            keep_for_ever(self._group, self._layers)
+            self.stuck = False
         self._group = self._layers = self._nccl = self._shared = self._near = None

@@ -168,11 +168,19 @@ def holders(number: int, proc: Path = Path("/proc")) -> list[str]:
     found = []
     for folder in sorted(proc.glob("[0-9]*"), key=lambda one: int(one.name)) if wanted else []:
         try:
-            if any(os.readlink(one) in wanted for one in (folder / "fd").iterdir()):
+            if any(_leads_to(one) in wanted for one in (folder / "fd").iterdir()):
                 found.append(f"{(folder / 'comm').read_text(encoding='utf-8').strip()} (process {folder.name})")
         except OSError:
             continue  # another user's, or ended
     return found
+
+
+def _leads_to(descriptor: Path) -> str:
+    """What a descriptor of a process stands for; empty if it was closed while we looked, as the others are not."""
+    try:
+        return os.readlink(descriptor)
+    except OSError:
+        return ""
 
 
 def listening(number: int, table: str) -> set[str]:

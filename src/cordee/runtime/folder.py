@@ -10,8 +10,9 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from cordee.core.errors import CordeeError, StorageError, UsageError
+from cordee.core.errors import CheckpointError, CordeeError, StorageError, UsageError
 from cordee.core.events import read_events
 from cordee.runtime.wording import COMMAND, Wording
 
@@ -32,7 +33,10 @@ class Hold:
             try:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             except OSError as error:
-                raise StorageError(f"cannot write {self._path.absolute()}: {error.strerror}") from error
+                raise StorageError(
+                    f"cannot write {self._path.absolute()}: {error.strerror}. Choose another folder with "
+                    f"{wording.option('out')}"
+                ) from error
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -74,12 +78,71 @@ class Hold:
         return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
 
 
+def is_held(folder: Path) -> bool | None:
+    """Whether a process of this machine writes into a run's folder; None where that cannot be told from here."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return False  # whoever holds a folder has made the file first
+    except OSError:
+        return None
+    try:
+        host = os.read(file, 1000).decode(errors="replace").strip().rpartition(" on ")[2]
+        if host != socket.gethostname():
+            return None  # not every file system shows the locks of other machines
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False
+
+
+# ------------------------------------------------------------- whether to begin there
+
+
+def make(folder: Path, wording: Wording = COMMAND) -> None:
+    """Make the folder of a run, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        files = [path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()]
+        why = f"{files[0].absolute()} is a file" if files else error.strerror
+        raise StorageError(
+            f"cannot make the folder {folder.absolute()}: {why}. Choose another folder with {wording.option('out')}"
+        ) from error
+
+
+def check(folder: Path, *, resume: bool, script: bool, wording: Wording = COMMAND) -> None:
+    """Refuse to go on with nothing, and to begin where a run is."""
+    name = wording.option("out")
+    if resume and not _is_resumable(folder):
+        raise CheckpointError(
+            f"{folder} holds no checkpoint to go on with: start without {wording.flag('resume')}, "
+            f"or name the run's folder with {name}"
+        )
+    if not resume and is_begun(folder):
+        on = "" if script or not _is_resumable(folder) else f"go on with it by {wording.flag('resume')}, or "
+        raise UsageError(f"{folder} holds a run already: {on}choose another folder with {name}")
+
+
 # ------------------------------------------------------------- what is in it
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether the folder holds a run that could be gone on with, or one that has ended."""
+    """Whether the folder holds a run that could be gone on with, one that has ended, or a script's."""
+    return _is_resumable(folder) or _is_scripts(folder)
+
+
+def _is_resumable(folder: Path) -> bool:
     return any(folder.glob("checkpoints/step-*")) or (folder / "result.json").exists()
+
+
+def _is_scripts(folder: Path) -> bool:
+    """Whether a script trained here, or came to its end: its record is all that we have of it."""
+    return "job" not in _about(folder) and (_records(folder, "step") or _records(folder, "end", code=0))
 
 
 def saved_step(folder: Path) -> int | None:
@@ -90,11 +153,29 @@ def saved_step(folder: Path) -> int | None:
 
 def former_settings(folder: Path) -> dict[str, str]:
     """The settings of the job with which the run in this folder was started last; none if nobody wrote them down."""
-    try:
-        found = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("settings", {})
-    except (OSError, ValueError, AttributeError):
-        return {}
+    found = _about(folder).get("settings", {})
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What `run.json` says; nothing if it is not there, or damaged."""
+    try:
+        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _records(folder: Path, name: str, **fields: Any) -> bool:
+    """Whether such an event is on record; yes if nobody can tell."""
+    wanted = {"event": name, **fields}
+    try:
+        events = read_events(folder / "events.jsonl")
+        return any(all(event.get(key) == value for key, value in wanted.items()) for event in events)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, CordeeError):
+        return True
 
 
 # ------------------------------------------------------------- a start that came to nothing
@@ -106,18 +187,9 @@ def tidied(folder: Path, *, ours: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if ours and not is_begun(folder) and not _stepped(folder):
+        if ours and not is_begun(folder) and not _records(folder, "step"):
             _remove(folder)
         raise
-
-
-def _stepped(folder: Path) -> bool:
-    try:
-        return any(event["event"] == "step" for event in read_events(folder / "events.jsonl"))
-    except FileNotFoundError:
-        return False
-    except (OSError, CordeeError):
-        return True  # nobody knows, so it stays
 
 
 def _remove(folder: Path) -> None:

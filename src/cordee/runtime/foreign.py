@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from cordee.core.errors import CordeeError, Interrupted
 from cordee.core.world import World
 from cordee.group.hub import Hub
-from cordee.runtime.launch import Launch
+from cordee.runtime.folder import saved_step
+from cordee.runtime.launch import GOES_ON, Launch
 from cordee.runtime.recorder import Listener, Recorder
 from cordee.runtime.resources import devices, keep_memory
 
@@ -25,7 +26,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
     launch.settle(lambda message: listen({"event": "warning", "message": message}))
     if world.rank != 0:
         return _run(launch, world, None, job)
-    recorder = Recorder(launch.out, resume=launch.resume, listen=listen, wording=launch.wording)
+    recorder = launch.recorder(listen)
     try:
         return _run(launch, world, recorder, job)
     finally:
@@ -52,14 +53,22 @@ def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | Non
         device = devices(world.local_size, launch.device)[world.local_rank]
         joined.rope.deadline_s = launch.deadline_s
         session = Session(joined.rope, plan=launch.plan, seed=job.seed, device=device)
-        outcome = run_job(job, session, out=launch.out, resume=launch.resume)
+        try:
+            outcome = run_job(job, session, out=launch.out, resume=launch.resume)
+        except BaseException:
+            if joined.rope.channel is not None:
+                joined.rope.channel.part()
+                joined.rope.channel.flush()
+            raise
         result = outcome.result
         joined.rope.close()
         if outcome.interrupted:
-            name, out = launch.wording.flag("resume"), launch.wording.option("out", str(launch.out))
-            error = Interrupted(f"stopped with a checkpoint; to go on: start it again with {name} and {out}")
+            error = Interrupted("stopped with a checkpoint")
     except CordeeError as raised:
         error = raised
+    if isinstance(error, GOES_ON) and saved_step(launch.out) is not None:
+        name, out = launch.wording.flag("resume"), launch.wording.option("out", str(launch.out))
+        error.args = (f"{str(error).rstrip('.')}; to go on: start it again with {name} and {out}",)
     if keeper is not None:
         result = keeper.end(error)
     if error is not None:

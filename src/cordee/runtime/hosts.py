@@ -7,6 +7,7 @@ watch over their own workers. Every worker keeps a connection of its own to the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import queue
 import socket
@@ -23,6 +24,7 @@ from cordee.group.hub import BEAT_S, HUB_SILENCE_S, Hub
 from cordee.group.join import own_address_towards
 from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address, Connection, Message, connect
+from cordee.runtime.doctor_network import holders, judge_port
 from cordee.runtime.launch import Launch, Supervisor, how_it_ended, run
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
@@ -83,15 +85,15 @@ def run_on_hosts(launch: Launch, meeting: Meeting, listen: Listener) -> dict[str
     brief = {"settings": launch.taken_over}
     try:
         hub = Hub(address, expected=0, nodes=meeting.nodes, workers_here=launch.workers, brief=brief)
-    except RendezvousError:
-        return _follow(launch, address, listen)
+    except RendezvousError as error:
+        return _follow(launch, address, listen, error.__cause__)
     return _coordinate(launch, hub, meeting.nodes, listen)
 
 
 def _coordinate(launch: Launch, hub: Hub, nodes: int, listen: Listener) -> dict[str, Any]:
     with contextlib.ExitStack() as ends:
         ends.callback(hub.close)
-        recorder = Recorder(launch.out, resume=launch.resume, listen=listen, wording=launch.wording)
+        recorder = launch.recorder(listen)
         ends.callback(recorder.close)
         nursery = Nursery(hub.notices)
         ends.callback(nursery.close)
@@ -221,12 +223,26 @@ def _reach(address: Address, who: Message, patience: _Patience) -> tuple[Connect
             time.sleep(0.2)
 
 
-def _follow(launch: Launch, address: Address, listen: Listener) -> dict[str, Any]:
+def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | None) -> CordeeError:
+    """Why we could not join at an address; if we could not listen there either, because it is taken, by whom it is."""
+    if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+        return error  # it is another host's
+    taken = judge_port(address.port, cause, holders(address.port))
+    # Whoever does not even understand us is no peer without the token, but a program of another kind.
+    kind = type(error) if error.__cause__ is None else RendezvousError
+    stop = "" if str(error).endswith("?") else "."
+    return kind(f"{error}{stop} Port {taken.found}. {taken.advice}")
+
+
+def _follow(launch: Launch, address: Address, listen: Listener, taken: BaseException | None) -> dict[str, Any]:
     notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]] = queue.SimpleQueue()
     nursery = Nursery(notices)
     try:
         patience = _Patience(lambda message: listen({"event": "warning", "message": message}))
-        link = _Link(address, launch.workers, socket.gethostname(), patience)
+        try:
+            link = _Link(address, launch.workers, socket.gethostname(), patience)
+        except (RendezvousError, SecurityError) as error:
+            raise not_a_launcher(error, address, taken) from error
         try:
             place = link.wait_assigned(patience)
             first, total = int(place["assign"]), int(place["total"])

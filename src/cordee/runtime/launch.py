@@ -17,7 +17,9 @@ from typing import Any
 
 from cordee.core.errors import (
     CordeeError,
+    DivergedError,
     Interrupted,
+    StorageError,
     UsageError,
     WaitedTooLong,
     WorkerFailed,
@@ -42,6 +44,10 @@ IDLE_S = 0.5
 """How long to wait for news before looking whether there is anything to do."""
 END_S = 10.0
 """How long workers may take to end after everything is done."""
+PART_S = 2.0
+"""How long they may take after something failed, unless one has a checkpoint to write to its end."""
+GOES_ON = (DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, StorageError, Interrupted)
+"""What a run may be gone on with after, from its last checkpoint."""
 RECORDED = ("job", "worker", "step", "times", "usage", "plan", "result", "epoch", "checkpoint", "warning", "links")
 """What workers say for the record."""
 
@@ -89,6 +95,11 @@ class Launch:
             return self
         return self.told(former_settings(self.out))
 
+    def recorder(self, listen: Listener) -> Recorder:
+        """The record of this run, which holds its folder."""
+        script = self.target.kind == "script"
+        return Recorder(self.out, resume=self.resume, listen=listen, wording=self.wording, script=script)
+
     def begin(self, recorder: Recorder, workers: int) -> None:
         """Write down what starts, on `workers` workers of all hosts, and say what it took over."""
         target = self.target
@@ -106,9 +117,14 @@ class Launch:
     def going_on(self) -> str:
         """How to go on with this run from its last checkpoint, in the user's own words; empty if there is none."""
         step = saved_step(self.out)
-        if step is None or self.target.kind == "script":
+        if step is None or self.target.kind == "script" or not self.wording.way_on:
             return ""
         return f"to go on after step {step}: {self.again()}"
+
+    def name_way_on(self, error: CordeeError) -> None:
+        """Let what ended the run say how to go on with it, if there is a checkpoint."""
+        if on := self.going_on():
+            error.args = (f"{str(error).rstrip('.')}; {on}",)
 
     def again(self) -> str:
         """The command, or the call, that resumes this run as it was started. Its folder remembers the settings."""
@@ -165,7 +181,7 @@ def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict
     launch.check()
     launch.settle(lambda message: listen({"event": "warning", "message": message}))
     with contextlib.ExitStack() as ends:
-        recorder = Recorder(launch.out, resume=launch.resume, listen=listen, wording=launch.wording)
+        recorder = launch.recorder(listen)
         ends.callback(recorder.close)
         hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=launch.workers)
         ends.callback(hub.close)
@@ -189,24 +205,33 @@ class Supervisor:
         self._interrupts = 0
         self._error: CordeeError | None = None
         self._finished = False
+        self._ends_by = 0.0
+        """Until when workers are waited for when the run is over."""
 
     def watch(self) -> dict[str, Any]:
         """Until all workers have ended."""
         # A handler runs between any two lines of ours, so it only leaves a word.
         with _signals(lambda: self._hub.notices.put(("interrupt", -1, {}))):
             while not self._finished and self._error is None:
-                due = self._nursery.look()
                 try:
-                    self._notice(*self._hub.notices.get(timeout=IDLE_S if due is None else due))
-                    while not self._finished and self._error is None:
-                        self._notice(*self._hub.notices.get_nowait())
-                except queue.Empty:
-                    pass
-                except KeyboardInterrupt:
-                    self._interrupt()
-                self._recorder.flush()
+                    self._listen()
+                    self._recorder.flush()
+                except StorageError as error:  # the record cannot be written
+                    self._error = self._error or error
             self._wind_up()
         return self._conclude()
+
+    def _listen(self) -> None:
+        """Take what has come, or wait a moment for it."""
+        due = self._nursery.look()
+        try:
+            self._notice(*self._hub.notices.get(timeout=IDLE_S if due is None else due))
+            while not self._finished and self._error is None:
+                self._notice(*self._hub.notices.get_nowait())
+        except queue.Empty:
+            pass
+        except KeyboardInterrupt:
+            self._interrupt()
 
     def _notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
         if kind == "joined":
@@ -236,7 +261,7 @@ class Supervisor:
                 f"({self._launch.wording.option('workers')}), or raise the limit"
             )
         elif kind == "nursery_gone":
-            self._error = self._workers_lost("the process that starts workers was ended, and the workers with it")
+            self._error = WorkersLost("the process that starts workers was ended, and the workers with it")
         elif kind == "broken":
             self._error = CordeeError(f"a defect of Cordée, please report it: {content['message']}")
         elif kind == "interrupt":
@@ -262,11 +287,7 @@ class Supervisor:
         host = content["host"] or self._hosts.get(worker, "")
         self._recorder.notice("lost", worker, {**content, "host": host, "reason": reason})
         if content["left"] == 0:
-            self._error = self._workers_lost(f"no worker is left; the last one, worker {worker}, was lost: {reason}")
-
-    def _workers_lost(self, what: str) -> WorkersLost:
-        on = self._launch.going_on()
-        return WorkersLost("; ".join(filter(None, [what, on])))
+            self._error = WorkersLost(f"no worker is left; the last one, worker {worker}, was lost: {reason}")
 
     def _interrupt(self) -> None:
         self._interrupts += 1
@@ -276,29 +297,47 @@ class Supervisor:
             self._hub.ask_to_stop("interrupted")
         else:
             kept = "" if self._launch.target.kind == "script" else ", without a last checkpoint"
-            self._error = Interrupted("; ".join(filter(None, [f"stopped at once{kept}", self._launch.going_on()])))
+            self._error = Interrupted(f"stopped at once{kept}")
 
     def _wind_up(self) -> None:
-        """Let the workers end, then see that they have; what they still said belongs to the record."""
+        """Let the workers end, then see that they have."""
         if self._error is not None:
             self._hub.abort(str(self._error))
-        self._nursery.wait(END_S if self._error is None else 2.0)
+        self._ends_by = time.monotonic() + (END_S if self._error is None else PART_S)
+        while not self._nursery.wait(max(0.0, min(0.1, self._ends_by - time.monotonic()))):
+            self._hear_out()
+            if time.monotonic() >= self._ends_by:
+                break
         self._nursery.close()
+        self._hear_out()
+
+    def _hear_out(self) -> None:
+        """What workers still say belongs to the record; whoever writes a checkpoint is given time for it."""
         while True:
             try:
                 kind, worker, content = self._hub.notices.get_nowait()
             except queue.Empty:
                 return
             if kind in RECORDED:
-                self._recorder.notice(kind, worker, content)
+                with contextlib.suppress(StorageError):  # the disk may be what the run failed for
+                    self._recorder.notice(kind, worker, content)
+            elif kind == "saving" and not isinstance(self._error, Interrupted):
+                self._ends_by = time.monotonic() + content["seconds"]
+            elif kind == "interrupt" and self._error is not None:
+                self._ends_by = 0.0
 
     def _conclude(self) -> dict[str, Any]:
         if self._error is None and self._interrupts:
             script = self._launch.target.kind == "script"
-            kept = "what it had to save was up to the script" if script else self._launch.going_on()
-            how = "stopped" if script else "stopped with a checkpoint"
-            self._error = Interrupted("; ".join(filter(None, [how, kept])))
-        result = self._recorder.end(self._error)
+            self._error = Interrupted(
+                "stopped; what it had to save was up to the script" if script else "stopped with a checkpoint"
+            )
+        if isinstance(self._error, GOES_ON):
+            self._launch.name_way_on(self._error)
+        try:
+            result = self._recorder.end(self._error)
+        except StorageError as error:
+            raise self._error or error from None
         if self._error is not None:
             raise self._error
         return result

@@ -13,12 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import CheckpointError, CordeeError, StorageError, UsageError
+from cordee.core.errors import CordeeError, StorageError
 from cordee.core.events import EVENTS, EventLog, count_events, jsonable
 from cordee.core.plan import Plan
 from cordee.core.times import TimeSplit
 from cordee.core.usage import Resources
-from cordee.runtime.folder import Hold, is_begun
+from cordee.runtime.folder import Hold, check, make
 from cordee.runtime.wording import COMMAND, Wording
 
 Listener = Callable[[dict[str, Any]], None]
@@ -27,9 +27,16 @@ Listener = Callable[[dict[str, Any]], None]
 class Recorder:
     """The files of one run: `run.json`, `events.jsonl`, `result.json`."""
 
-    def __init__(self, out: Path, *, resume: bool, listen: Listener, wording: Wording = COMMAND) -> None:
-        """Make the folder and hold it. A folder that holds a run is only touched to go on with it."""
+    def __init__(
+        self, out: Path, *, resume: bool, listen: Listener, wording: Wording = COMMAND, script: bool = False
+    ) -> None:
+        """Make the folder and hold it. A folder that holds a run is only touched to go on with it.
+
+        What a start to `resume` says waits until its job is there and the checkpoint is accepted: one that ends before
+        leaves the run as it was. A `script` saves in its own way, so it begins anew in another folder.
+        """
         self.out = out
+        self._waits = resume
         self._listen = listen
         self._last_step = 0
         self._lost_at: float | None = None
@@ -39,14 +46,11 @@ class Recorder:
         self._resources = Resources()
         self._run: dict[str, Any] = {}
         if not out.is_dir():  # refused before anything is made
-            _check(out, resume, wording)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot make the folder {out.absolute()}: {error.strerror}") from error
+            check(out, resume=resume, script=script, wording=wording)
+        make(out, wording)
         self._hold = Hold(out, wording)
-        try:
-            _check(out, resume, wording)  # not before we hold it: somebody may be training there
+        try:  # not before we hold it: somebody may be training there
+            check(out, resume=resume, script=script, wording=wording)
             if not resume:  # of a start that came to nothing
                 (out / "events.jsonl").unlink(missing_ok=True)
             self._events = EventLog(out / "events.jsonl")
@@ -57,12 +61,14 @@ class Recorder:
 
     def close(self) -> None:
         """Let go of the folder, however the run ended."""
+        if self._waits:
+            self._events.forget()
         with contextlib.suppress(CordeeError):  # what could not be written was told where it happened
             self._events.close()
         self._hold.release()
 
     def begin(self, *, target: str, plan: Plan, workers: int, resume: bool, settings: Mapping[str, str]) -> None:
-        """Write down what is about to run."""
+        """Write down what is about to run; of a run that goes on, once it does."""
         self._run = {
             "target": target,
             "settings": dict(settings),
@@ -74,18 +80,20 @@ class Recorder:
             | {"python": platform.python_version()},
             "started": time.time(),
         }
-        self._write_json("run.json", self._run)
+        if not self._waits:
+            self._write_json("run.json", self._run)
         self.event("start", workers=workers, plan=str(plan), resume=resume)
 
     def event(self, name: str, /, *, later: bool = False, **fields: Any) -> None:
         """One event, into the file (at the latest with the next `flush`) and to the listener."""
-        self._events.write(name, later=later, **fields)
+        self._events.write(name, later=later or self._waits, **fields)
         with contextlib.suppress(OSError):  # a terminal that was closed: whoever looked on is gone, the run goes on
             self._listen({"event": name, **fields})
 
     def flush(self) -> None:
         """Write what waits; called several times a second."""
-        self._events.flush()
+        if not self._waits:
+            self._events.flush()
 
     def notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
         """Something that the hub or a worker said."""
@@ -105,6 +113,7 @@ class Recorder:
         elif kind == "job":
             self._last_step = content["steps"]
             self._run["job"] = content
+            self._waits = False
             self._write_json("run.json", self._run)
             known: dict[str, Any] = {name: content.get(name) for name in EVENTS["job"]}
             self.event("job", **known)
@@ -139,6 +148,9 @@ class Recorder:
 
     def end(self, error: CordeeError | None) -> dict[str, Any]:
         """Write the result and close."""
+        if self._waits and error is not None:
+            self._leave_as_it_was(error)
+            return {}
         reason, code = ("completed", 0) if error is None else (error.title, error.code)
         result = dict(self.result or {})
         if self.result is not None:
@@ -152,6 +164,13 @@ class Recorder:
         self._events.close()
         return result
 
+    def _leave_as_it_was(self, error: CordeeError) -> None:
+        """The run did not go on: its record keeps one line of this start, and its files nothing."""
+        self._events.forget()
+        self._waits = False
+        self.event("attempt", code=error.code, message=str(error))
+        self._events.close()
+
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         path = self.out / name
         temporary = path.with_suffix(".tmp")
@@ -160,22 +179,6 @@ class Recorder:
             os.replace(temporary, path)
         except OSError as error:
             raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
-
-
-def _check(out: Path, resume: bool, wording: Wording) -> None:
-    """Refuse to go on with nothing, and to begin where a run is."""
-    begun = is_begun(out)
-    name = wording.option("out")
-    if resume and not begun:
-        raise CheckpointError(
-            f"{out} holds no checkpoint to go on with: start without {wording.flag('resume')}, "
-            f"or name the run's folder with {name}"
-        )
-    if not resume and begun:
-        raise UsageError(
-            f"{out} holds a run already: go on with it by {wording.flag('resume')}, "
-            f"or choose another folder with {name}"
-        )
 
 
 def _version(name: str) -> str:

@@ -13,6 +13,8 @@ class Wording:
     """Whether `cordee.train(...)` started the run, and no command."""
     more: tuple[str, ...] = ()
     """Words of the command that a launch knows nothing of: where hosts meet."""
+    way_on: bool = True
+    """Whether a message says how to go on with a run; `cordee twin run` says it itself."""
 
     def option(self, name: str, value: object = None) -> str:
         """`--workers 3` or `workers=3`; without a value only its name, `--workers` or `workers=`."""

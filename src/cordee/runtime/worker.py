@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cordee.core.errors import CordeeError, JobError, WorkerFailed
+from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed
 from cordee.core.plan import Plan
 from cordee.group import links
 from cordee.group.channel import Channel
@@ -78,13 +78,10 @@ def _use(spec: WorkerSpec) -> None:
 
 def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None:
     target = spec.target
+    sys.argv = [target.path, *target.arguments]  # those of the fork server are nobody's business
     if target.kind == "script":
-        sys.argv = [target.path, *target.arguments]
         sys.path.insert(0, str(Path(target.path).resolve().parent))
-        left = _run_script(target.path)
-        if rope.position == 0 and spec.worker == 0 and rope.channel is not None:
-            hint = "it defines `job`: use cordee train" if "job" in left else "every worker ran it alone"
-            rope.channel.post("warning", {"message": f"{target.path} opened no cordee.session(); {hint}"})
+        _see(_run_script(target.path), spec, rope)
         while not rope.finish():
             pass
         return
@@ -94,6 +91,19 @@ def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None
         run_trial(job, session, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
     else:
         run_job(job, session, out=Path(spec.out), resume=spec.resume)
+
+
+def _see(left: dict[str, Any], spec: WorkerSpec, rope: Rope) -> None:
+    """A script that opened no session was not trained, though it may have done something else."""
+    if rope.position:
+        return
+    path = spec.target.path
+    if isinstance(left.get("job"), Job) or callable(left.get("job")):
+        raise UsageError(
+            f"{path} opened no cordee.session() and defines `job`, so it is a job: use cordee train {path}"
+        )
+    if spec.worker == 0 and rope.channel is not None:
+        rope.channel.post("warning", {"message": f"{path} opened no cordee.session(); every worker ran it alone"})
 
 
 def _run_script(path: str) -> dict[str, Any]:
@@ -139,6 +149,8 @@ def _fail(channel: Channel, error: BaseException) -> int:
     code = error.code if isinstance(error, CordeeError) else WorkerFailed.code
     name = type(error).__name__ if known else WorkerFailed.__name__
     channel.post("failed", {"error": name, "message": message, "traceback": text, "code": code})
+    channel.flush()
+    channel.part()
     channel.close()
     return code
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -65,23 +66,51 @@ class Checkpoints:
         self.last: Saved | None = None
         """The latest save that this object finished."""
         self._pending: Future[Saved] | None = None
+        self._step = 0
         _sweep(self.folder)
 
     def save(
-        self, snapshot: Snapshot, *, step: int, metrics: Mapping[str, float] | None = None, wait: bool = False
+        self,
+        snapshot: Snapshot,
+        *,
+        step: int,
+        metrics: Mapping[str, float] | None = None,
+        wait: bool = False,
+        on_saved: Callable[[Saved], None] = lambda saved: None,
     ) -> None:
-        """Write a checkpoint in the background, after the one before it; an earlier save's error is raised here."""
+        """Write a checkpoint in the background, after the one before it; an earlier save's error is raised here.
+
+        `on_saved` is called by the thread that writes, once the checkpoint stands.
+        """
         self._settle(block=True)
-        self._pending = Future()
+
+        def work() -> Saved:
+            saved = self._write(snapshot, step, dict(metrics or {}))
+            on_saved(saved)
+            return saved
+
+        self._step, self._pending = step, Future()
         # A daemon: a disk that no longer answers must not keep the process from ending.
-        Thread(
-            target=_fulfil,
-            args=(self._pending, lambda: self._write(snapshot, step, dict(metrics or {}))),
-            name="cordee-checkpoint",
-            daemon=True,
-        ).start()
+        Thread(target=_fulfil, args=(self._pending, work), name="cordee-checkpoint", daemon=True).start()
         if wait:
             self._settle(block=True)
+
+    @property
+    def under_way(self) -> int | None:
+        """The step whose checkpoint is being written at this moment; None if none is."""
+        pending = self._pending
+        return self._step if pending is not None and not pending.done() else None
+
+    def await_end(self, seconds: float) -> bool:
+        """Give the save under way so long to end; False if it has not. Any thread may ask, and no error is raised."""
+        pending = self._pending
+        return pending is None or not wait_for([pending], seconds).not_done
+
+    @property
+    def problem(self) -> BaseException | None:
+        """What went wrong with a save that has ended and that nobody was told of yet."""
+        pending = self._pending
+        return pending.exception() if pending is not None and pending.done() else None
 
     def check(self) -> None:
         """Raise the error of a save that has ended, without waiting for one that has not."""

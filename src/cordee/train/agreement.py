@@ -35,11 +35,11 @@ def agree_on(rope: Rope, given: Mapping[str, Any]) -> None:
     words = {name: json.dumps(value, default=str) for name, value in given.items()}
     digest = torch.frombuffer(bytearray(hashlib.sha256(repr(words).encode()).digest()), dtype=torch.uint8).double()
     while True:
-        sums = torch.stack([digest, digest**2])
+        sums = torch.cat([digest, digest**2, torch.ones(1, dtype=torch.float64)])
         if rope.agree([sums]):
             break
-    of_digest, of_square = sums
-    if not torch.equal(of_square * rope.size, of_digest**2):  # equal, and only then, if all numbers are
+    of_digest, of_square = sums[:-1].chunk(2)
+    if not torch.equal(of_square * sums[-1], of_digest**2):  # equal, and only then, if all numbers are
         raise JobError(_difference(rope, words))
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import JobError
+from cordee.group.join import refusing
 from cordee.train.job import Job
 from cordee.train.spelling import nearest
 
@@ -21,11 +24,32 @@ MODULE_NAME = "cordee_job"
 
 def load_job(path: Path, settings: Mapping[str, str]) -> Job:
     """The job that the file defines as `job`, a `Job` or a function that makes one, with these settings."""
+    with _as_a_job(path):
+        return _load(path, settings)
+
+
+@contextlib.contextmanager
+def _as_a_job(path: Path) -> Iterator[None]:
+    """The file's lines see no arguments of ours, open no session, and do not end this process."""
+    script = JobError(f"{path} opens cordee.session(), so it is a script and no job: use cordee run {path}")
+    arguments, sys.argv = sys.argv, [str(path)]
+    try:
+        with refusing(script):
+            yield
+    except SystemExit as end:
+        raise JobError(
+            f"{path} ended itself with sys.exit({end.code!r}) before it had made a job.{_hint(path)}"
+        ) from end
+    finally:
+        sys.argv = arguments
+
+
+def _load(path: Path, settings: Mapping[str, str]) -> Job:
     module = _import(path)
     found = getattr(module, "job", None)
     if found is None:
         names = [name for name, value in vars(module).items() if isinstance(value, Job)]
-        hint = f" It defines {', '.join(names)}: rename it to job" if names else ""
+        hint = f" It defines {', '.join(names)}: rename it to job" if names else _hint(path)
         raise JobError(
             f"{path} does not define `job`: expected job = cordee.Job(...) or def job(...) -> cordee.Job.{hint}"
         )
@@ -38,6 +62,24 @@ def load_job(path: Path, settings: Mapping[str, str]) -> Job:
         )
     job = found.replace(name=path.stem) if found.name == "job" else found
     return job.replace(**{name: _field_value(job, name, text) for name, text in left.items()}) if left else job
+
+
+def _hint(path: Path) -> str:
+    """What to do with a file that calls cordee.session() somewhere; empty for any other."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    imported = {
+        alias.asname or alias.name: alias.name
+        for node in nodes
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module == "cordee")
+        for alias in node.names
+    }
+    ways = {f"{name}.session" for name, what in imported.items() if what == "cordee"}
+    ways |= {name for name, what in imported.items() if what == "session"}
+    return f" It calls cordee.session(): a script is started with cordee run {path}" if ways & called else ""
 
 
 def _import(path: Path) -> Any:

@@ -46,14 +46,11 @@ class Outcome:
 def run_job(job: Job, session: Session, *, out: Path, resume: bool = False) -> Outcome:
     """Train `job` in `session`, with its files in `out`; every worker of the run calls this."""
     training = _Training(job, session, out, resume=resume)
-    if (channel := session.rope.channel) is None:
-        return training.run()
-    channel.before_end = training.part
-    try:
-        return training.run()
-    except BaseException:
-        channel.part()  # where another launcher started us, nobody else would
-        raise
+    if session.rope.channel is not None:
+        session.rope.channel.before_end = training.part
+    training.start()
+    training.train()
+    return training.end()
 
 
 class _Training:
@@ -79,16 +76,11 @@ class _Training:
         self._samples_before = 0
         self._validated_at = -1
 
-    def run(self) -> Outcome:
-        """From the start to the end."""
-        self.start()
-        self.train()
-        return self.end()
-
     def part(self) -> None:
         """The run ends early, here or on another worker: tell what is known, see through what is being written."""
         self.session.reporter.send()
         self._saver.see_through()
+        self.session.reporter.send_timing()  # a step that was just being committed when the news came
 
     # ------------------------------------------------------------- start
 

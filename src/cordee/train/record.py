@@ -250,6 +250,7 @@ class Reporter:
             if now - self._usage_at > USAGE_EVERY_S:
                 self._usage_at = now
                 self.send_usage()
+        rope.channel.heed()
 
     def send(self) -> None:
         """Send all that there is to say, at the end; also from another thread, when the run ends early."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import count
 from typing import Any
 
 from cordee.core.errors import UsageError
@@ -18,13 +19,20 @@ from cordee.core.errors import UsageError
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 MOST_HOSTS = 250
 """They share one network of 8 bits."""
-SLOWEST_BIT_S, FASTEST_BIT_S = 8e3, 100e9
+SLOWEST_BIT_S, FASTEST_BIT_S = 100e3, 100e9
+"""What waits at a slower link keeps a host's signs of life back for longer than the others wait for them, 3 s. Measured
+behind a full queue: 2 s at 100 kbit, 3 s at 64 kbit, 6 s at 32 kbit."""
 LEAST_CPU = 0.01
+MOST_WORKERS = 4096
+"""Of a host: more than that is a slip of the fingers, and would fill the machine with processes."""
 _RATE = re.compile(r"(\d{1,12}(?:\.\d+)?)(kbit|mbit|gbit)(?:/s)?", re.ASCII)
+_CPU = re.compile(r"\d{1,12}(?:\.\d+)?|\.\d+", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}")
 _NAME = re.compile(r"[a-z][a-z0-9]{0,10}")
 _KEYWORDS = {"at", "every", "step", "steps", "worker", "random", "host", "and", "net"}
 """Words of the schedule language, which a host's name would be mistaken for."""
+_LOOPBACK = {"localhost", "localdomain", "loopback"}
+"""Names by which every machine calls itself: a host of such a name would never be reached by the others."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +67,28 @@ class Cluster:
         """Groups of equal hosts, separated by commas: `COUNT x KEY=VALUE ...`; `1 x` may be left out."""
         hosts: list[Host] = []
         for group in text.split(","):
-            count, settings = _read_group(group, text)
+            number, settings = _read_group(group, text)
             named = settings.pop("name", None)
-            if named is not None and count > 1:
-                raise UsageError(f"hosts {group.strip()!r}: {count} hosts cannot have one name; leave name= out")
-            for _ in range(count):
-                hosts.append(Host(name=str(named) if named else letters(len(hosts)), **settings))
-                if len(hosts) > MOST_HOSTS:
-                    raise UsageError(f"hosts {text!r}: at most {MOST_HOSTS} hosts can be emulated")
-        names = [host.name for host in hosts]
+            if named is not None and number > 1:
+                raise UsageError(f"hosts {group.strip()!r}: {number} hosts cannot have one name; leave name= out")
+            if len(hosts) + number > MOST_HOSTS:
+                raise UsageError(f"hosts {text!r}: at most {MOST_HOSTS} hosts can be emulated")
+            hosts += [Host(name=str(named) if named else "", **settings)] * number
+        names = [host.name for host in hosts if host.name]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"hosts {text!r}: {', '.join(twice)} is the name of two hosts")
-        return cls(tuple(hosts))
+        return cls(tuple(_named(hosts)))
 
     @classmethod
     def from_dicts(cls, hosts: list[dict[str, Any]]) -> Cluster:
-        """From what `to_dicts` gave."""
+        """From what `to_dicts` gave; `ValueError` for anything else, such as what a newer version writes."""
+        if not isinstance(hosts, list) or not all(isinstance(host, dict) for host in hosts):
+            raise ValueError("hosts is no list of hosts")
+        for host in hosts:
+            if odd := sorted(set(host) ^ set(_KINDS)):
+                raise ValueError(f"a host has {', '.join(_KINDS)}; {', '.join(odd)} is missing or unknown")
+            if wrong := [key for key, kinds in _KINDS.items() if type(host[key]) not in kinds]:
+                raise ValueError(f"{wrong[0]} of a host is {host[wrong[0]]!r}")
         return cls(tuple(Host(**host) for host in hosts))
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -137,19 +151,28 @@ def written_rate(rate: float | None) -> str:
     return f"{rate / UNITS[unit]:.12g}{unit}"
 
 
+def _named(hosts: list[Host]) -> Iterator[Host]:
+    """Those without a name get the letter of their place, or the next one that is free."""
+    taken = {host.name for host in hosts}
+    for place, host in enumerate(hosts):
+        name = host.name or next(free for number in count(place) if (free := letters(number)) not in taken)
+        taken.add(name)
+        yield replace(host, name=name)
+
+
 def _read_group(group: str, text: str) -> tuple[int, dict[str, Any]]:
     words = group.split()
     if not words:
         raise UsageError(f"hosts {text!r}: nothing between two commas; expected such as {EXAMPLE!r}")
-    count = 1
+    number = 1
     if len(words) > 1 and words[1] in ("x", "×", "*"):
         if not _COUNT.fullmatch(words[0]) or int(words[0]) < 1:
             raise UsageError(f"hosts {group.strip()!r}: {words[0]!r} x: expected how many, a whole number from 1")
-        count, words = int(words[0]), words[2:]
+        number, words = int(words[0]), words[2:]
     elif _COUNT.fullmatch(words[0]):
         if len(words) > 1:
             raise UsageError(f"hosts {group.strip()!r}: expected `{words[0]} x {words[1]} ...`")
-        count, words = int(words[0]), []
+        number, words = int(words[0]), []
     settings: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -158,18 +181,15 @@ def _read_group(group: str, text: str) -> tuple[int, dict[str, Any]]:
         if key in settings:
             raise UsageError(f"hosts {group.strip()!r}: {key} is given twice")
         settings[key] = read_setting(key, value)
-    if count < 1:
+    if number < 1:
         raise UsageError(f"hosts {group.strip()!r}: at least 1 host is needed")
-    return count, settings
+    return number, settings
 
 
 def _read_cpu(text: str) -> float | None:
     if text == "max":
         return None
-    try:
-        cpu = float(text)
-    except ValueError:
-        cpu = 0.0
+    cpu = float(text) if _CPU.fullmatch(text) else 0.0
     if not LEAST_CPU <= cpu <= 1024:
         raise UsageError(f"cpu={text}: expected cores' worth of processor time from {LEAST_CPU}, such as 0.25, or max")
     return cpu
@@ -181,13 +201,18 @@ def _read_link(text: str) -> float | None:
     found = _RATE.fullmatch(text.lower())
     rate = float(round(float(found[1]) * UNITS[found[2]])) if found else 0.0
     if not SLOWEST_BIT_S <= rate <= FASTEST_BIT_S:
-        raise UsageError(f"link={text}: expected a speed from 8kbit to 100gbit, such as 100mbit, or max")
+        late = (
+            ". Behind what waits at a slower one, a host's signs of life come too late"
+            if 0 < rate < SLOWEST_BIT_S
+            else ""
+        )
+        raise UsageError(f"link={text}: expected a speed from 100kbit to 100gbit, such as 100mbit, or max{late}")
     return rate
 
 
 def _read_workers(text: str) -> int:
-    if not _COUNT.fullmatch(text) or int(text) < 1:
-        raise UsageError(f"workers={text}: expected a whole number from 1")
+    if not _COUNT.fullmatch(text) or not 1 <= int(text) <= MOST_WORKERS:
+        raise UsageError(f"workers={text}: expected a whole number from 1 to {MOST_WORKERS}")
     return int(text)
 
 
@@ -196,6 +221,8 @@ def _read_name(text: str) -> str:
         raise UsageError(
             f"name={text}: expected up to 11 small letters and digits, a letter first, no word of a schedule"
         )
+    if text in _LOOPBACK:
+        raise UsageError(f"name={text}: by this name every host calls itself, so that no other is reached by it")
     return text
 
 
@@ -206,4 +233,11 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "workers": _read_workers,
     "name": _read_name,
 }
-assert set(_READERS) == {one.name for one in fields(Host)}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "cpu": (float, int, type(None)),
+    "link": (float, int, type(None)),
+    "workers": (int,),
+}
+"""What a record of a host holds."""
+assert set(_READERS) == set(_KINDS) == {one.name for one in fields(Host)}

@@ -1,6 +1,6 @@
 """Run as a process of its own: become a process of an emulated host, then the command that is to run there.
 
-`python -m cordee.twin.enter NAMESPACE HOSTNAME HOSTS_FILE GROUP [--tied=PARENT] -- COMMAND ...`. Only the standard
+`python -I enter.py NAMESPACE HOSTNAME HOSTS_FILE GROUP [--tied=PARENT] -- COMMAND ...`. Only the standard
 library: it runs before everything that a host does, and must not cost what importing PyTorch costs.
 """
 
@@ -19,6 +19,8 @@ PARENT_DEATH = 1
 """prctl's request for a signal when the parent ends."""
 TIED = "--tied="
 MARK = "CORDEE_TWIN_HOST"
+RUN = "CORDEE_TWIN_RUN"
+"""In the environment of what `cordee twin run` and `probe` start: whose it is."""
 
 
 def mark_of(hosts: Path, hostname: str) -> str:
@@ -52,6 +54,8 @@ def main(words: list[str]) -> None:
         _must(libc.prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0), "be tied to its parent")
         if os.getppid() != int(parent):
             sys.exit("the twin has ended already")
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -6,8 +6,9 @@ all may use the same addresses, and what a killed one leaves behind has names th
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from cordee.core.errors import UsageError
@@ -103,22 +104,51 @@ def removing(twin: str, hosts: Sequence[str]) -> list[Command]:
     return [*cables, *spaces]
 
 
-def execute(commands: Sequence[Command], *, check: bool = True) -> None:
-    """Run them one after the other; without `check` failures do not matter.
+def left(twin: str) -> dict[str, tuple[int, int]]:
+    """The namespaces of a twin that are there, each with what the kernel knows it by."""
+    found = {}
+    for path in (NAMESPACES / switch_of(twin), *NAMESPACES.glob(namespace_of(twin, "*"))):
+        with contextlib.suppress(OSError):
+            found[path.name] = _number(path)
+    return found
+
+
+def inhabitants(numbers: Collection[tuple[int, int]]) -> set[int]:
+    """The processes in such namespaces; also in those that have lost their names."""
+    found = set()
+    for folder in Path("/proc").iterdir() if numbers else ():
+        with contextlib.suppress(OSError, ValueError):  # gone, somebody else's, or no process
+            if _number(folder / "ns" / "net") in numbers:
+                found.add(int(folder.name))
+    return found
+
+
+def execute(commands: Sequence[Command], *, check: bool = True) -> list[str]:
+    """Run them one after the other; without `check` failures are returned.
 
     They inherit the registry's lock: if we are killed, nobody sweeps before the one that is under way has ended.
     """
+    failures = []
     for command in commands:
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=COMMAND_S, check=False, close_fds=False
             )
+            why = f"`{' '.join(command)}` failed: {' '.join(done.stderr.split()) or done.returncode}"
         except OSError as error:
+            done, why = None, f"{command[0]} could not be started: {error.strerror}"
+        except subprocess.TimeoutExpired:
+            done, why = None, f"`{' '.join(command)}` did not end within {COMMAND_S:.0f} s"
+        if done is None or done.returncode != 0:
             if check:
-                raise NetworkError(f"{command[0]} could not be started: {error.strerror}") from error
-            continue
-        if check and done.returncode != 0:
-            raise NetworkError(f"`{' '.join(command)}` failed: {' '.join(done.stderr.split()) or done.returncode}")
+                raise NetworkError(why)
+            failures.append(why)
+    return failures
+
+
+def _number(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _port(host: str) -> str:

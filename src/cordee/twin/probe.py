@@ -2,44 +2,90 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from cordee.core.errors import CordeeError
+from cordee.core.errors import CordeeError, UsageError
+from cordee.twin import network
 from cordee.twin.cluster import Cluster, written_rate
+from cordee.twin.faults import Say
+from cordee.twin.own import Own, held, wait_for
 from cordee.twin.run import Asked, commands
 from cordee.twin.twin import Twin
 
 PORT = 29399
 LONGEST_S = 600.0
+_FIRST_WORD_S, _WORD_EVERY_S = 2.0, 10.0
+_TOGETHER_S = 3.0
+"""How long the others may take to end after one that failed: they may have more to say."""
 
 
-def probe(twin: Twin) -> dict[str, Any]:
+def check(cluster: Cluster) -> None:
+    """Refuse a cluster without a link between two hosts."""
+    if len(cluster.hosts) < 2:
+        raise UsageError("the probe measures links between hosts: expected at least two, such as --hosts 2")
+
+
+def probe(twin: Twin, say: Say) -> dict[str, Any]:
     """All links, both ways at once, and a sum over all hosts: `{"links": [[from, to, Mbit/s, ms], ...], ...}`."""
-    file = twin.entry.folder / "probe.json"
-    file.unlink(missing_ok=True)
-    out = twin.entry.folder / "probe-run"
-    asked = Asked("run", Path(__file__).with_name("probing.py"), out, (str(file),), PORT)
-    with contextlib.ExitStack() as stack:
-        said = stack.enter_context((twin.entry.folder / "probe.log").open("w+"))
-        running = [
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
-            for command in commands(twin, asked).values()
-        ]
-        try:
-            codes = [process.wait(LONGEST_S) for process in running]
-        finally:
-            for process in running:
-                process.kill()
-                process.wait()
-        if any(codes) or not file.exists():
-            said.seek(0)
-            raise CordeeError(f"the probe ended with codes {codes}: {said.read().strip()[-1000:]}")
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
+    check(twin.cluster)
+    if why := twin.lacking("link"):
+        raise UsageError(f"there is nothing to measure: {why}")
+    if cut := cut_off(_cables(twin), twin.cluster.names):
+        raise UsageError(
+            f"the link of host {' and '.join(cut)} is cut: `cordee twin mend {cut[0]} --name {twin.name}` first"
+        )
+    with held(twin, "probe"):
+        file, out = twin.entry.folder / "probe.json", twin.entry.folder / "probe-run"
+        file.unlink(missing_ok=True)
+        shutil.rmtree(out, ignore_errors=True)
+        asked = Asked("run", Path(__file__).with_name("probing.py"), out, (str(file),), PORT)
+        own = Own()
+        with (twin.entry.folder / "probe.log").open("wb+") as log:
+            try:
+                for host, command in commands(twin, asked).items():
+                    own.start(host, command, log)
+                codes = wait(list(own.hosts.values()), log, say)
+            finally:
+                own.end()
+                own.wait(_TOGETHER_S)
+            if any(codes) or not file.exists():
+                raise CordeeError(f"the probe ended with codes {codes}: {_said(log)[-1000:] or 'it said nothing'}")
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+
+def wait(
+    processes: Sequence[subprocess.Popen[bytes]], log: IO[bytes], say: Say, longest_s: float = LONGEST_S
+) -> list[int | None]:
+    """The exit codes once all have ended, or soon after one has failed; `CordeeError` after `longest_s`."""
+    began, told = time.monotonic(), -_WORD_EVERY_S
+    while any(process.poll() is None for process in processes):
+        seconds = time.monotonic() - began
+        if seconds > longest_s:
+            raise CordeeError(f"the probe did not end within {longest_s:g} s. Its last words: {_last(log)}")
+        if seconds >= _FIRST_WORD_S and seconds - told >= _WORD_EVERY_S:
+            say(f"measuring, {seconds:.0f} s so far: {_last(log)}")
+            told = seconds
+        if any(process.poll() for process in processes):
+            wait_for(processes, _TOGETHER_S)
+            break
+        time.sleep(0.05)
+    return [process.poll() for process in processes]
+
+
+def cut_off(cables: str, hosts: Sequence[str]) -> list[str]:
+    """The hosts whose cable is pulled, by what `ip -o link` says of the switch: `4: to-b@if2: <BROADCAST,UP> ...`."""
+    flags = {}
+    for line in cables.splitlines():
+        _, name, rest = line.split(maxsplit=2)
+        flags[name.partition("@")[0].rstrip(":")] = rest.partition(">")[0].lstrip("<").split(",")
+    return [host for host in hosts if "UP" not in flags.get(f"to-{host}", ["UP"])]
 
 
 def table(found: dict[str, Any], cluster: Cluster) -> str:
@@ -54,3 +100,22 @@ def table(found: dict[str, Any], cluster: Cluster) -> str:
         f"all-reduce of {summed['bytes'] / 1e6:.1f} MB: {summed['mbit_s']:.2f} Mbit/s over each link, both ways"
     )
     return "\n".join(lines)
+
+
+def _cables(twin: Twin) -> str:
+    """What `ip` says of the switch; nothing if it does not say it."""
+    words = ["ip", "-n", network.switch_of(twin.name), "-o", "link", "show"]
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, timeout=network.COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return said.stdout
+
+
+def _said(log: IO[bytes]) -> str:
+    """All that the hosts have said so far; they write into the same open file, so its place is left alone."""
+    return Path(log.name).read_text(errors="replace").strip()
+
+
+def _last(log: IO[bytes]) -> str:
+    return (_said(log).splitlines() or ["the hosts are starting"])[-1]

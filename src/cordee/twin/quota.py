@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -21,7 +22,7 @@ class Quotas:
     """The control groups of a twin's hosts."""
 
     def __init__(self, twin: str, root: Path = ROOT) -> None:
-        """Nothing is made yet; without control groups everything but `make` does nothing."""
+        """Nothing is made yet; without control groups there are no processes, and nothing is removed."""
         self._twin = twin
         self._place: Place | None = place("cpu", root)
 
@@ -30,14 +31,21 @@ class Quotas:
         """Why there are no quotas here; empty if there are."""
         if self._place is None:
             return "no control group for processor time is mounted"
+        if self._place.version == 2 and "cpu" not in _words(self._place.mount / "cgroup.controllers"):
+            return f"the cpu controller is not available below {self._place.mount}"
         return "" if os.access(self._place.mount, os.W_OK) else f"{self._place.mount} cannot be written"
 
     def folder(self, host: str) -> Path | None:
         """A host's group."""
         return self._place.mount / namespace_of(self._twin, host) if self._place is not None else None
 
+    def group(self, host: str) -> Path | None:
+        """It, if it is there and ours: another user may have a twin of the same name."""
+        folder = self.folder(host)
+        return folder if folder is not None and _own(folder) else None
+
     def make(self, host: str, cpu: float | None) -> None:
-        """Make a host's group and give it its quota."""
+        """Make a host's group and give it its quota; `CordeeError` if that cannot be."""
         folder = self.folder(host)
         if folder is None or self._place is None:
             raise CordeeError(f"host {host} cannot have a CPU share: {self.missing}")
@@ -45,40 +53,59 @@ class Quotas:
             if self._place.version == 2:
                 _pass_on(self._place.mount)
             folder.mkdir(exist_ok=True)
-            self.limit(host, cpu)
         except OSError as error:
             raise CordeeError(f"{folder} cannot be made: {error.strerror}") from error
+        self.limit(host, cpu)
 
     def limit(self, host: str, cpu: float | None) -> None:
-        """Change a host's quota, at once."""
+        """Change a host's quota, at once; if that cannot be, it has the one that it had."""
         folder = self.folder(host)
-        if folder is None or self._place is None or not folder.exists():
-            return
+        if folder is None or self._place is None:
+            raise CordeeError(f"host {host} cannot have a CPU share: {self.missing}")
+        if self.group(host) is None:
+            raise CordeeError(f"host {host} has no CPU share: there is no group {folder} of this user's")
         period, quota = quota_of(cpu)
         if self._place.version == 2:
-            (folder / "cpu.max").write_text(f"{'max' if quota is None else quota} {period}")
-            return
-        (folder / "cpu.cfs_quota_us").write_text("-1")  # a period alone may not fit to the quota that was
-        (folder / "cpu.cfs_period_us").write_text(str(period))
-        (folder / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
+            files = {"cpu.max": f"{'max' if quota is None else quota} {period}"}
+        else:
+            files = {"cpu.cfs_period_us": str(period), "cpu.cfs_quota_us": str(-1 if quota is None else quota)}
+        before = {name: text for name in files if (text := " ".join(_words(folder / name)))}
+        try:
+            _write(folder, files)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                _write(folder, before)
+            asked = "no limit" if cpu is None else f"cpu={cpu:g}"
+            raise CordeeError(f"host {host} cannot have {asked}: {error.strerror}. {self._advice(error)}") from error
+
+    def _advice(self, error: OSError) -> str:
+        if error.errno != errno.EINVAL or self._place is None:
+            return "Leave cpu= out, or make the control groups writable"
+        return f"The group {self._place.mount}, or one above it, has a smaller quota: give less"
 
     def processes(self, host: str) -> list[int]:
-        """The processes of a host."""
-        folder = self.folder(host)
-        try:
-            return [int(word) for word in (folder / "cgroup.procs").read_text().split()] if folder else []
-        except OSError:
-            return []
+        """The processes of a host, as far as they have a number here."""
+        folder = self.group(host)
+        # Those of another PID namespace are shown as 0, which to `kill` means all our own.
+        return [int(word) for word in _words(folder / "cgroup.procs") if word != "0"] if folder else []
+
+    def left(self) -> list[Path]:
+        """The groups of this twin that are there."""
+        found = self._place.mount.glob(namespace_of(self._twin, "*")) if self._place is not None else ()
+        return sorted(filter(_own, found))
 
     def remove(self, host: str) -> None:
-        """Remove a host's group; its processes have ended."""
-        folder = self.folder(host)
+        """Remove a host's group. Its processes have ended; one that has come since is ended too."""
         deadline = time.monotonic() + _ENDING_S
-        while folder is not None and folder.exists() and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
+        while (folder := self.group(host)) is not None:
+            try:
                 folder.rmdir()
-                return
-            time.sleep(0.01)  # the kernel takes a moment to forget a process that has ended
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    inside = ", ".join(_words(folder / "cgroup.procs")) or "none"
+                    raise CordeeError(f"{folder} cannot be removed: {error.strerror}; processes: {inside}") from error
+                end_all(self.processes(host))
+                time.sleep(0.01)  # the kernel takes a moment to forget a process that has ended
 
 
 def quota_of(cpu: float | None) -> tuple[int, int | None]:
@@ -104,6 +131,27 @@ def marked(mark: str) -> set[int]:
             if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found.add(int(folder.name))
     return found
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    if "cpu.cfs_period_us" in files:
+        (folder / "cpu.cfs_quota_us").write_text("-1")  # a period alone may not fit to the quota that was
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+def _own(folder: Path) -> bool:
+    try:
+        return folder.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
 
 
 def _pass_on(mount: Path) -> None:

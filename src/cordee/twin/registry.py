@@ -12,16 +12,19 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cordee.core.errors import CordeeError, UsageError
 from cordee.twin.cluster import Cluster
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,11}")
+_RECORD, _LOCK = "twin.json", ".lock"
+_UNFINISHED = re.compile(rf"{re.escape(_RECORD)}\.(\d+\.)?new")
+"""A record that was being written."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,18 @@ class Owner:
 
     pid: int
     started: int
+    space: str = ""
+    """The PID namespace in which it has this number; empty in records that do not say it."""
 
     @classmethod
     def me(cls) -> Owner:
         """This process."""
-        return cls(os.getpid(), _started(os.getpid()) or 0)
+        return cls(os.getpid(), _started(os.getpid()) or 0, _pid_space())
 
     @property
     def alive(self) -> bool:
-        """Whether it is still there."""
-        return _started(self.pid) == self.started
+        """Whether it is still there; of one in another PID namespace, a container's, nobody here can say it is not."""
+        return (self.space not in ("", _pid_space())) or _started(self.pid) == self.started
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,27 @@ class Entry:
         return self.folder / "hosts"
 
 
+@dataclass(frozen=True)
+class Damaged:
+    """A record that says nothing to us; it is kept, for the twin itself may be up."""
+
+    folder: Path
+    why: str
+
+    @property
+    def name(self) -> str:
+        """What the twin is called."""
+        return self.folder.name
+
+    def __str__(self) -> str:
+        """What is wrong, and what to do."""
+        return (
+            f"twin {self.name}: {self.folder / _RECORD} {self.why}. If another version of Cordée made this twin, take "
+            f"it down with that one. Otherwise end what is there by hand (`ip netns list` shows cordee-{self.name}...) "
+            f"and remove the folder {self.folder}"
+        )
+
+
 class Registry:
     """The folder of all twins of this user."""
 
@@ -75,12 +101,20 @@ class Registry:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone among the commands that make or remove twins."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.folder.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise CordeeError(f"{self.folder} is not private to this user: remove it")
-        with (self.folder / "lock").open("w") as lock:
+        """Alone among the commands that make, change or remove twins; not to be nested."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise CordeeError(f"the folder of twins {self.folder} cannot be made: {error.strerror}") from error
+        # Not through a link, which anybody may put where temporary files are: what lies here is removed, one day.
+        found = self.folder.lstat()
+        private = found.st_uid == os.geteuid() and found.st_mode & 0o777 == 0o700
+        if not stat.S_ISDIR(found.st_mode) or not private:
+            what = "a folder of this user's own that is private to this user (mode 700), not a link"
+            raise CordeeError(f"{self.folder} is not {what}: remove it, or move it away")
+        with (self.folder / _LOCK).open("w") as lock:
             os.set_inheritable(lock.fileno(), True)  # a command that we started holds it too, should we be killed
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -95,6 +129,8 @@ class Registry:
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
+            if folder.is_symlink() or not folder.is_dir():
+                raise UsageError(f"{folder} is no twin and in the way of one: remove it, or another --name") from None
             raise UsageError(f"there is a twin {name} already: cordee twin down {name}, or another --name") from None
         entry = Entry(name, cluster, owner, namespaces, folder)
         self.keep(entry)
@@ -102,48 +138,103 @@ class Registry:
 
     def keep(self, entry: Entry) -> None:
         """Write it down as it is now."""
+        owner = entry.owner
         content = {
             "hosts": entry.cluster.to_dicts(),
-            "owner": [entry.owner.pid, entry.owner.started] if entry.owner else None,
+            "owner": [owner.pid, owner.started, owner.space] if owner else None,
             "namespaces": entry.namespaces,
         }
-        new = entry.folder / "twin.json.new"
+        new = entry.folder / f"{_RECORD}.{os.getpid()}.new"
         new.write_text(json.dumps(content))
-        new.replace(entry.folder / "twin.json")
+        new.replace(entry.folder / _RECORD)
 
     def entries(self) -> list[Entry]:
-        """All that are on record."""
-        if not self.folder.exists():
-            return []
-        return [entry for folder in sorted(self.folder.iterdir()) if (entry := _read(folder)) is not None]
+        """All that are on record, less those whose record cannot be read."""
+        return [one for one in self._read() if isinstance(one, Entry)]
+
+    def damaged(self) -> list[Damaged]:
+        """Those whose record cannot be read."""
+        return [one for one in self._read() if isinstance(one, Damaged)]
 
     def find(self, name: str | None) -> Entry:
         """The twin of this name; without one, the only one."""
-        entries = self.entries()
-        chosen = [entry for entry in entries if name in (None, entry.name)]
+        everything = self._read()
+        chosen = [one for one in everything if name in (None, one.name)]
         if len(chosen) == 1:
+            if isinstance(chosen[0], Damaged):
+                raise CordeeError(str(chosen[0]))
             return chosen[0]
-        names = ", ".join(entry.name for entry in entries)
-        if not entries:
+        names = ", ".join(one.name for one in everything)
+        if not everything:
             raise UsageError("there is no twin here: make one with `cordee twin up --hosts ...`")
         if name is None:
             raise UsageError(f"there are several twins: say which with --name. There are {names}")
         raise UsageError(f"there is no twin {name!r}; there is {names}")
 
     def remove(self, entry: Entry) -> None:
-        """Everything of it is gone."""
-        shutil.rmtree(entry.folder, ignore_errors=True)
+        """Everything of it is gone. The record goes last: without it, nobody would dare to remove the rest."""
+        try:
+            if (entry.folder / _RECORD).exists():
+                for one in list(entry.folder.iterdir()):
+                    if one.name != _RECORD:
+                        shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink(missing_ok=True)
+                (entry.folder / _RECORD).unlink(missing_ok=True)
+            elif entry.folder.exists():
+                for one in filter(_unfinished, list(entry.folder.iterdir())):
+                    one.unlink(missing_ok=True)
+            if entry.folder.exists():
+                entry.folder.rmdir()
+        except OSError as error:
+            raise CordeeError(f"twin {entry.name}: {error.filename} cannot be removed: {error.strerror}") from error
+
+    def _read(self) -> list[Entry | Damaged]:
+        try:
+            folders = sorted(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        return [_read(one) for one in folders if _NAME.fullmatch(one.name) and one.is_dir() and not one.is_symlink()]
 
 
-def _read(folder: Path) -> Entry | None:
+def _read(folder: Path) -> Entry | Damaged:
     try:
-        content: dict[str, Any] = json.loads((folder / "twin.json").read_text())
-    except NotADirectoryError:
-        return None
-    except (OSError, ValueError):  # killed between its folder and its file: nothing was made yet
+        text = (folder / _RECORD).read_text()
+    except FileNotFoundError:
+        strange = [one.name for one in _content(folder) if not _unfinished(one)]
+        if strange:
+            return Damaged(folder, f"is not there, but {', '.join(sorted(strange)[:3])} is")
+        # Killed between its folder and its file: nothing was made yet.
         return Entry(folder.name, Cluster(()), Owner(0, -1), False, folder)
-    owner = Owner(*content["owner"]) if content["owner"] else None
-    return Entry(folder.name, Cluster.from_dicts(content["hosts"]), owner, bool(content["namespaces"]), folder)
+    except (OSError, ValueError) as error:
+        return Damaged(folder, f"cannot be read: {error}")
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict) or set(content) != {"hosts", "owner", "namespaces"}:
+            raise ValueError("expected hosts, owner and namespaces")
+        if not isinstance(content["namespaces"], bool):
+            raise ValueError("namespaces is neither true nor false")
+        cluster = Cluster.from_dicts(content["hosts"])
+        return Entry(folder.name, cluster, _owner(content["owner"]), content["namespaces"], folder)
+    except (ValueError, RecursionError) as error:
+        return Damaged(folder, f"is not a record of a twin ({error or 'nonsense'})")
+
+
+def _owner(content: object) -> Owner | None:
+    if content is None:
+        return None
+    if isinstance(content, list) and [type(one) for one in content] in ([int, int], [int, int, str]):
+        return Owner(*content)
+    raise ValueError("owner is no process")
+
+
+def _content(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # removed while we look
+        return []
+
+
+def _unfinished(file: Path) -> bool:
+    return bool(_UNFINISHED.fullmatch(file.name)) and file.is_file()
 
 
 def _started(pid: int) -> int | None:
@@ -153,3 +244,11 @@ def _started(pid: int) -> int | None:
         return int(fields[19]) if fields[0] not in "ZX" else None
     except (OSError, IndexError, ValueError):
         return None
+
+
+def _pid_space() -> str:
+    """In which a number means this process and no other."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from cordee.core.errors import UsageError
+from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.events import append_event
 from cordee.twin.cluster import Cluster, read_setting
-from cordee.twin.schedule import Action, Cut, KillHost, Mend, Progress, Schedule, Set, Signal, choose
+from cordee.twin.faults import Faults, Say
+from cordee.twin.own import Own, held, wait_for
+from cordee.twin.schedule import Cut, Mend, Progress, Schedule, Set
+from cordee.twin.seen import Seen
 from cordee.twin.statements import place
 from cordee.twin.twin import Twin
 
 LOOK_EVERY_S = 0.02
 _LEAVING_S, _LEFT_S = 20.0, 5.0
 """How long the other hosts may take to end after a run that ended well, and after one that did not."""
+_TOGETHER_S = 3.0
+"""What ends one host before they meet may be about to end the first too, which then says so itself."""
 _LISTENING_S = 60.0
-_HEAD = 200
-"""So many bytes hold the time of the first event, which tells two files apart."""
-_SIGNALS = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "resume": signal.SIGCONT}
-
-Say = Callable[[str], None]
+_MEETING = "the hosts of a twin find each other by themselves"
+_GIVEN = {
+    "--workers": 'each host has its own number of workers, such as --hosts "2 x workers=2"',
+    **dict.fromkeys(("--rendezvous", "--nodes", "--token-file", "--trusted-network"), _MEETING),
+}
+"""Options of `cordee train` that the twin gives to each host, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -43,59 +47,8 @@ class Asked:
     options: tuple[str, ...] = ()
     """For each host's command, as they stand."""
     port: int = 29400
-
-
-@dataclass
-class Seen:
-    """What a run's folder tells while it is being written."""
-
-    folder: Path
-    step: int = 0
-    stepped: bool = False
-    """Whether a step of this start is on record."""
-    began: float | None = None
-    """When the first worker was there, by the clock that events are stamped with."""
-    workers: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Host and process of each worker that is in the run."""
-    _head: bytes = b""
-    """How the file of a former start begins."""
-    _read: int = 0
-    _rest: bytes = b""
-
-    def look(self) -> None:
-        """Read what is new."""
-        with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as file:
-            if file.read(len(self._head)) != self._head:  # the former start came to nothing: its file was replaced
-                self._head, self._read, self._rest = b"", 0, b""
-            file.seek(self._read)
-            new = file.read()
-            self._read += len(new)
-            *lines, self._rest = (self._rest + new).split(b"\n")
-            for line in lines:
-                self._take(json.loads(line))
-
-    def skip(self) -> None:
-        """What is there now belongs to a former start."""
-        with contextlib.suppress(FileNotFoundError):
-            former = (self.folder / "events.jsonl").read_bytes()
-            self._read = former.rfind(b"\n") + 1  # whoever goes on with it cuts off a line that was left unfinished
-            self._head = former[: min(self._read, _HEAD)]
-
-    def progress(self) -> Progress:
-        """How far it has come."""
-        return Progress(self.step, time.time() - self.began if self.began is not None else 0.0)
-
-    def _take(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "step":
-            self.step, self.stepped = int(event["step"]), True
-        elif kind == "job":
-            self.step = int(event["steps"])  # not 0 when it is resumed
-        elif kind == "worker":
-            self.began = self.began or float(event["time"])
-            self.workers[int(event["worker"])] = (str(event["host"]), int(event["pid"]))
-        elif kind == "failure":
-            self.workers.pop(int(event["worker"]), None)
+    behind: tuple[str, ...] = ()
+    """What stands behind `--`: a script's own, whatever it looks like."""
 
 
 def commands(twin: Twin, asked: Asked) -> dict[str, list[str]]:
@@ -114,8 +67,16 @@ def commands(twin: Twin, asked: Asked) -> dict[str, list[str]]:
             words += ["--token-file", str(twin.entry.token_file), "--trusted-network"]
         # The target last but for the options: to `cordee run` what follows its script belongs to the script.
         target = [str(asked.target), *asked.options] if asked.command == "run" else [*asked.options, str(asked.target)]
+        target += ["--", *asked.behind] if asked.behind else []
         result[host.name] = twin.command(host.name, [*words, *target])
     return result
+
+
+def check_options(options: Sequence[str]) -> None:
+    """Refuse options of a host's command that the twin gives itself."""
+    for name in (word.partition("=")[0] for word in options):
+        if name in _GIVEN:
+            raise UsageError(f"{name} cannot be given here: {_GIVEN[name]}")
 
 
 def threads_of(cluster: Cluster, host: str) -> int:
@@ -142,130 +103,117 @@ def check_possible(schedule: Schedule, twin: Twin) -> None:
 
 
 def run(twin: Twin, asked: Asked, schedule: Schedule, *, seed: int = 0, say: Say) -> int:
-    """Start it on all hosts, let the faults happen, and wait for its end; the exit code of the first host."""
-    seen = Seen(asked.out)
-    seen.skip()
-    (twin.entry.folder / "run").write_text(str(asked.out.resolve()))
-    faults = Faults(twin, seen, seed, say)
-    with _started(twin, asked) as hosts, _passed_on(first := hosts[twin.cluster.names[0]]):
-        before = seen.progress()
-        while first.poll() is None:
+    """Start it on all hosts, let the faults happen, and wait for its end; the exit code of the first host.
+
+    If a host is lost before they meet, it is that host's exit code. One run at a time on a twin.
+    """
+    with held(twin, "run"):
+        seen = Seen(asked.out)
+        seen.skip()
+        (twin.entry.folder / "run").write_text(str(asked.out.resolve()))
+        faults = Faults(twin, seen, seed, say)
+        with _started(twin, asked) as own, _passed_on(first := own.hosts[twin.cluster.names[0]]) as asked_to_end:
+            reached, absent = _follow(twin, own, schedule, faults, seen, say)
+            if absent is None and asked_to_end and not seen.met:
+                raise Interrupted("stopped before the run began")
+            for message in missed(schedule, seen.first, reached) if seen.began is not None else ():
+                say(message)
+                append_event(asked.out / "events.jsonl", "warning", message=message)
+            if absent is None:
+                # Not for those that something was done to: whoever is cut off waits for a while before it gives up.
+                own.wait(_LEAVING_S if first.returncode == 0 else _LEFT_S, but=faults.struck)
+                _tell_ends(twin, own, faults.struck, say)
+        if absent is not None:
+            return own.hosts[absent].returncode or CordeeError.code
+        return first.returncode
+
+
+def missed(schedule: Schedule, first: int, reached: Progress) -> list[str]:
+    """A sentence for each statement that nothing came of, in a start that went from step `first` to `reached`."""
+    said = []
+    for rule in schedule.missed(Progress(first), reached):
+        later = not rule.when.timed and rule.when.after(first) is None
+        why = f"this start began after step {first}" if later else "the run ended before"
+        said.append(f"did not happen, {why}: {rule}")
+    return said
+
+
+def _follow(
+    twin: Twin, own: Own, schedule: Schedule, faults: Faults, seen: Seen, say: Say
+) -> tuple[Progress, str | None]:
+    """Until the first host's command ends; how far the run came, and the host that was lost before they met."""
+    first = own.hosts[twin.cluster.names[0]]
+    before, absent = Progress(), None
+    while first.poll() is None:
+        due, before = seen.due(schedule, before)
+        for action in due:
+            faults.do(action)
+        lost = [host for host, process in own.hosts.items() if process is not first and process.poll() is not None]
+        if absent is None and not seen.met and lost:
+            wait_for([first], _TOGETHER_S)
             seen.look()
-            now = seen.progress()
-            if not seen.stepped:
-                before = Progress(now.step, before.seconds)
-            for action in schedule.due(before, now):
-                faults.do(action)
-            before = now
-            time.sleep(LOOK_EVERY_S)
-        _wait_for(list(hosts.values()), _LEAVING_S if first.returncode == 0 else _LEFT_S)
-        if first.returncode < 0:  # it could not say so itself
-            say(f"host {twin.cluster.names[0]}, which coordinates, was ended by signal {-first.returncode}")
-        for host, process in hosts.items():
-            if process is not first and process.poll() != 0 and host not in faults.struck:
-                code = process.poll()
-                how = "had to be ended" if code is None else f"ended with code {code}"
-                say(f"host {host} {how}: {_last_line(twin, host)}")
-    return first.returncode
+            if first.poll() is None and not seen.met:
+                absent = lost[0]
+                how = _ended(own.hosts[absent].returncode)
+                say(f"host {absent} {how} before the hosts had met: {_last_line(twin, absent)}")
+                first.terminate()  # it would wait for ten minutes
+        time.sleep(LOOK_EVERY_S)
+    return before, absent
 
 
-class Faults:
-    """Does what a schedule, or a person, says; and writes down that it was done."""
-
-    def __init__(self, twin: Twin, seen: Seen, seed: int, say: Say) -> None:
-        """Nothing has happened. `seed` decides who `random` is."""
-        self._twin, self._seen, self._seed, self._say = twin, seen, seed, say
-        self._drawn = 0
-        self.struck: set[str] = set()
-        """Hosts that something was done to: how they end is no news."""
-
-    def do(self, action: Action) -> None:
-        """One action, now."""
-        what = str(action)
-        if isinstance(action, Signal):
-            what = self._signal(action)
-        elif isinstance(action, Cut):
-            self.struck.add(action.host)
-            self._twin.cut(action.host)
-        elif isinstance(action, Mend):
-            self._twin.mend(action.host)
-        elif isinstance(action, KillHost):
-            self.struck.add(action.host)
-            self._twin.end_processes(action.host)
-        elif isinstance(action, Set):
-            self._twin.set(action.host, {key: read_setting(key, text) for key, text in action.settings})
-        self._say(f"step {self._seen.step}: {what}")
-        append_event(self._seen.folder / "events.jsonl", "fault", what=what)
-
-    def _signal(self, action: Signal) -> str:
-        workers = self._seen.workers
-        number = action.worker
-        if number is None:
-            self._drawn += 1
-            if not workers:
-                return f"{action.kind} random worker: there is none"
-            number = choose(self._seed, self._drawn, sorted(workers))
-        if number not in workers:
-            return f"{action.kind} worker {number}: it is not there any more"
-        said, pid = workers[number]
-        # A host that is no namespace goes by the machine's name; the number alone could be another process's by now.
-        names = sorted(self._twin.cluster.names, key=lambda name: name != said)
-        host = next((name for name in names if pid in self._twin.processes(name)), None)
-        if host is None:
-            return f"{action.kind} worker {number}: process {pid} is not there any more"
-        self.struck.add(host)
-        os.kill(pid, _SIGNALS[action.kind])
-        return f"{action.kind} worker {number} (process {pid} on {host})"
+def _tell_ends(twin: Twin, own: Own, struck: set[str], say: Say) -> None:
+    """How the hosts ended, unless they said so themselves or something was done to them."""
+    for host, process in own.hosts.items():
+        code = process.poll()
+        if host == twin.cluster.names[0]:
+            if code is not None and code < 0:
+                say(f"host {host}, which coordinates, {_ended(code)}")
+        elif code != 0 and host not in struck:
+            say(f"host {host} {_ended(code)}: {_last_line(twin, host)}")
 
 
-def seen_of(twin: Twin, folder: Path | None = None) -> Seen:
-    """The run that goes on on a twin: the one that `twin run` started, or the one in `folder`."""
-    if folder is None:
-        try:
-            folder = Path((twin.entry.folder / "run").read_text())
-        except OSError:
-            raise UsageError(f"no run was started on twin {twin.name} by `cordee twin run`: say --run FOLDER") from None
-    seen = Seen(folder)
-    seen.look()
-    return seen
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "had to be ended"
+    return f"ended with code {code}" if code >= 0 else f"was ended by signal {-code}"
 
 
 @contextlib.contextmanager
-def _started(twin: Twin, asked: Asked) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def _started(twin: Twin, asked: Asked) -> Iterator[Own]:
     """The command on every host: the first one speaks on our terminal, the others into a file."""
     with contextlib.ExitStack() as stack:
-        hosts: dict[str, subprocess.Popen[bytes]] = {}
+        own = Own()
         one_address = len(twin.cluster.hosts) > 1 and not twin.entry.namespaces
         if one_address and _listening(asked.port):
             raise UsageError(f"port {asked.port} of this machine is in use: choose another with --port")
         try:
             for host, command in commands(twin, asked).items():
-                log = stack.enter_context(_log(twin, host).open("wb")) if hosts else None
-                # Sessions of their own: Ctrl-C reaches the first host alone, as it would with machines.
-                hosts[host] = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
-                if one_address and len(hosts) == 1:  # whoever listens first coordinates
-                    _await_listening(hosts[host], asked.port)
-            yield hosts
+                log = stack.enter_context(_log(twin, host).open("wb")) if own.hosts else None
+                process = own.start(host, command, log)
+                if one_address and len(own.hosts) == 1:  # whoever listens first coordinates
+                    _await_listening(process, asked.port)
+            yield own
         finally:
-            for host in hosts:
-                twin.end_processes(host)
-            _wait_for(list(hosts.values()), _LEAVING_S)
+            own.end()
+            own.wait(_LEAVING_S)
 
 
 @contextlib.contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """What asks us to end is passed on; we end when it has."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """What asks us to end is passed on; we end when it has. The signals that came."""
+    came: list[int] = []
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: it shall outlive its terminal
+        numbers.append(signal.SIGHUP)
 
     def pass_on(number: int, frame: object) -> None:
+        came.append(number)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -281,13 +229,6 @@ def _listening(port: int) -> bool:
     """Whether somebody listens at this port of the machine; nobody is disturbed by a connection."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
-
-
-def _wait_for(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _log(twin: Twin, host: str) -> Path:

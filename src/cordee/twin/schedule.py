@@ -119,6 +119,10 @@ class Schedule:
         passed = [(moment, rule) for rule in self.rules for moment in _passed(rule.when, before, now)]
         return [action for _, rule in sorted(passed, key=lambda one: one[0]) for action in rule.actions]
 
+    def missed(self, begin: Progress, end: Progress) -> list[Rule]:
+        """The rules that never became due on the way from `begin` to `end`."""
+        return [rule for rule in self.rules if not any(True for _ in _passed(rule.when, begin, end))]
+
     def next_s(self, now: Progress) -> float | None:
         """Seconds until the next rule that goes by time; None when there is none. Steps may be due earlier."""
         moments = [rule.when.after(now.seconds) for rule in self.rules if rule.when.timed]

@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import CordeeError, UsageError
 from cordee.group.token import write_token
-from cordee.twin import network
+from cordee.twin import enter, network
 from cordee.twin.cluster import Cluster
-from cordee.twin.enter import TIED, mark_of
 from cordee.twin.quota import Quotas, end_all, marked
 from cordee.twin.registry import Entry, Owner, Registry
 
 _ENDING_S = 15.0
+HOSTS_FILE = Path("/etc/hosts")
 
 
 def missing() -> list[str]:
@@ -31,6 +31,8 @@ def missing() -> list[str]:
     absent = [program for program in ("ip", "tc") if shutil.which(program) is None]
     if absent:
         found.append(f"the program{'s' * (len(absent) > 1)} {' and '.join(absent)} (install iproute2)")
+    if not HOSTS_FILE.exists():
+        found.append(f"the file {HOSTS_FILE}, in whose place a host sees its own (an empty one will do)")
     return found
 
 
@@ -64,11 +66,19 @@ class Twin:
                 if stays:  # not before it is whole: what a killed one leaves is swept
                     twin._keep(replace(twin.entry, owner=None))
             except BaseException as error:
-                twin._remove()
+                with contextlib.suppress(CordeeError):  # what cannot be removed now stays on record
+                    twin._remove()
                 if isinstance(error, network.NetworkError):
                     raise UsageError(f"hosts with links cannot be made here: {error}. {_instead(cluster)}") from error
                 raise
         return twin
+
+    @classmethod
+    def all(cls, registry: Registry) -> list[Twin]:
+        """All that are up, after what others have left was removed."""
+        with registry.locked():
+            sweep(registry)
+            return [cls(entry, registry) for entry in registry.entries()]
 
     @property
     def name(self) -> str:
@@ -81,7 +91,7 @@ class Twin:
         return self.entry.cluster
 
     def down(self) -> None:
-        """End everything that runs there, and remove it."""
+        """End everything that runs there, and remove it; `CordeeError` if something of it stays, with its record."""
         with self._registry.locked():
             self._remove()
 
@@ -90,36 +100,26 @@ class Twin:
     def command(self, host: str, command: Sequence[str], *, tied: bool = True) -> list[str]:
         """What to start so that `command` runs on `host`; `tied`: it ends with this process."""
         name = self.cluster.host(host).name
-        group = self._quotas.folder(name)
+        group = self._quotas.group(name)
         space = str(network.NAMESPACES / network.namespace_of(self.name, name)) if self.entry.namespaces else ""
-        entering = [space, name, str(self.entry.hosts_file), str(group) if group and group.exists() else ""]
-        flags = [f"{TIED}{os.getpid()}"] if tied else []
-        return [sys.executable, "-m", "cordee.twin.enter", *entering, *flags, "--", *command]
+        entering = [space, name, str(self.entry.hosts_file), str(group) if group else ""]
+        flags = [f"{enter.TIED}{os.getpid()}"] if tied else []
+        # Isolated, and by its path: as root it must not take modules from the folder in which somebody typed this.
+        return [sys.executable, "-I", enter.__file__, *entering, *flags, "--", *command]
 
     def processes(self, host: str) -> list[int]:
         """What runs on a host."""
         found = set(self._quotas.processes(host))
-        if self.entry.namespaces and shutil.which("ip"):
-            said = subprocess.run(
-                ["ip", "netns", "pids", network.namespace_of(self.name, host)],
-                capture_output=True,
-                text=True,
-                timeout=network.COMMAND_S,
-                check=False,
-            )
-            found |= {int(word) for word in said.stdout.split()}
-        elif not self.entry.namespaces:
-            found |= marked(mark_of(self.entry.hosts_file, host))
+        if self.entry.namespaces:
+            space = network.namespace_of(self.name, host)
+            found |= network.inhabitants([number for name, number in self._spaces().items() if name == space])
+        else:
+            found |= marked(enter.mark_of(self.entry.hosts_file, host))
         return sorted(found)
 
     def end_processes(self, host: str) -> None:
         """End everything on a host at once, as if it had lost its power."""
-        deadline = time.monotonic() + _ENDING_S
-        while pids := self.processes(host):
-            end_all(pids)
-            if time.monotonic() > deadline:
-                raise CordeeError(f"processes {pids} of host {host} do not end")
-            time.sleep(0.01)
+        _end(lambda: self.processes(host), f"of host {host}")
 
     # ------------------------------------------------------------- what can be done to it
 
@@ -127,14 +127,19 @@ class Twin:
         """Change a host's link or CPU share, while it works."""
         if odd := sorted(set(settings) - {"link", "cpu"}):
             raise UsageError(f"{', '.join(odd)} of a host cannot be changed while it is up; link and cpu can")
-        changed = self.cluster.changed(host, settings)
-        for key in settings:
-            self._needs(key)
-        if "cpu" in settings:
-            self._quotas.limit(host, settings["cpu"])
-        if "link" in settings:
-            network.execute(network.limiting(self.name, changed.host(host)))
-        self._keep(replace(self.entry, cluster=changed))
+        with self._registry.locked():
+            # Read again: what another command has changed meanwhile, of another host, stays so.
+            self.entry = self._registry.find(self.name)
+            self.cluster.host(host)
+            for key in settings:
+                self._needs(key)
+            for key, value in settings.items():
+                changed = self.cluster.changed(host, {key: value})
+                if key == "cpu":
+                    self._quotas.limit(host, value)
+                else:
+                    network.execute(network.limiting(self.name, changed.host(host)))
+                self._keep(replace(self.entry, cluster=changed))
 
     def cut(self, host: str) -> None:
         """Nothing goes to or from this host any more; its connections do not know it."""
@@ -168,21 +173,48 @@ class Twin:
         if self.entry.namespaces:
             network.execute(network.making(self.name, self.cluster))
         for host in self.cluster.hosts:
-            if not self._quotas.missing:
-                self._quotas.make(host.name, host.cpu)
-            elif host.cpu is not None:
+            if host.cpu is not None and self._quotas.missing:
                 raise UsageError(f"host {host.name} cannot have cpu={host.cpu:g}: {self._quotas.missing}. Leave it out")
+            # A group without a quota helps to find processes, but a twin can do without it.
+            with contextlib.suppress(*(() if host.cpu is not None else (CordeeError,))):
+                self._quotas.make(host.name, host.cpu)
             if host.link is not None and not self.entry.namespaces:
                 raise UsageError(f"host {host.name} cannot have a link: it is a mere process. Leave link= out")
 
+    def _spaces(self) -> dict[str, tuple[int, int]]:
+        """Its namespaces that are there. Mere processes have none: those of this name are another user's."""
+        return network.left(self.name) if self.entry.namespaces else {}
+
     def _remove(self) -> None:
+        numbers = self._spaces()
+
+        def everybody() -> list[int]:
+            # By number too: whoever comes while it is removed is in a namespace that has no name any more.
+            return sorted(network.inhabitants(numbers.values()).union(*map(self.processes, self.cluster.names)))
+
+        if os.getpid() in everybody():
+            raise UsageError(f"this command runs on a host of twin {self.name} and would end itself: give it outside")
         for host in self.cluster.names:
             self.end_processes(host)
-        if self.entry.namespaces:
-            network.execute(network.removing(self.name, self.cluster.names), check=False)
+        removing = network.removing(self.name, self.cluster.names) if self.entry.namespaces else []
+        failures = network.execute(removing, check=False)
+        _end(everybody, f"of twin {self.name}")
         for host in self.cluster.names:
             self._quotas.remove(host)
+        if left := [*sorted(self._spaces()), *map(str, self._quotas.left())]:
+            why = "; ".join(list(dict.fromkeys(failures))[:3]) or "they are not those of its record"
+            raise CordeeError(f"twin {self.name} is not gone: {', '.join(left)} could not be removed ({why})")
         self._registry.remove(self.entry)
+
+
+def _end(look: Callable[[], list[int]], whose: str) -> None:
+    """Until there are none."""
+    deadline = time.monotonic() + _ENDING_S
+    while pids := look():
+        end_all(pids)
+        if time.monotonic() > deadline:
+            raise CordeeError(f"processes {pids} {whose} do not end")
+        time.sleep(0.01)
 
 
 def sweep(registry: Registry) -> list[str]:

@@ -22,13 +22,20 @@ class Piece(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Steps of which the reports of lost workers never came."""
+    """Steps of which some workers' reports never came."""
 
-    workers: frozenset[int]
-    """Whose they may be; if it is one, they are."""
+    present: frozenset[int]
+    """Workers that were there and so took part in them, though nobody knows with how many samples each."""
+    lost: frozenset[int]
+    """Lost workers of which somebody took part in them."""
     steps: int
     samples: int
     """What these steps held beyond what others reported."""
+
+    @property
+    def only(self) -> bool:
+        """Whether it is one worker's reports that are missing: then it is known what they would have said."""
+        return len(self.present) + len(self.lost) == 1
 
 
 class Accounts:
@@ -49,12 +56,14 @@ class Accounts:
         """Those of the lost that may have taken part in the steps to come."""
         self.ready: float | None = None
         """When the last worker was ready for its first step, in the launcher's clock; None before that is known."""
+        self._members = frozenset(workers)
         self._split = BlockSplit(self._on_block)
-        self._split.expect(workers)
+        self._split.expect(self._members)
 
     def expect(self, workers: Iterable[int]) -> None:
         """From here on these take part."""
-        self._split.expect(workers)
+        self._members = frozenset(workers)
+        self._split.expect(self._members)
 
     def lose(self, worker: int) -> None:
         """A worker is gone; what it did not report will not come any more."""
@@ -79,6 +88,11 @@ class Accounts:
         self._split.finish()
         while self._waiting:
             self._settle(*self._waiting.popleft())
+        if self._committed:  # nobody reported them: the run was killed before anybody could
+            lost = frozenset(self._doubtful)
+            present = self._members - self._lost
+            self._on_missing(Missing(present, lost, len(self._committed), sum(self._committed.values())))
+            self._committed.clear()
 
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         if self.ready is None:
@@ -96,9 +110,11 @@ class Accounts:
             self._on_piece(piece)
             if piece.whole:
                 self._doubtful &= blocks.keys()
-            elif self._lost - blocks.keys():
-                suspects = frozenset(self._doubtful - blocks.keys() or self._lost - blocks.keys())
-                self._on_missing(Missing(suspects, _end(piece.first, piece.blocks) - piece.first, missing))
+                continue
+            present = frozenset(self._members - self._lost - blocks.keys())
+            lost = frozenset(self._doubtful - blocks.keys() or (() if present else self._lost - blocks.keys()))
+            if present or lost:
+                self._on_missing(Missing(present, lost, _end(piece.first, piece.blocks) - piece.first, missing))
 
     def _pieces(self, first: int, blocks: Mapping[int, Block]) -> Iterator[tuple[Piece, int]]:
         """The block in parts that are whole and parts that are not, and how many samples each lacks."""

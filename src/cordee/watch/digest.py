@@ -1,8 +1,8 @@
 """From a run's folder to its summary: one pass over the events, in memory that does not grow with the run.
 
-Only the lengths of the steps are all kept (eight bytes a step), because percentiles need them. The run may still be
-going on, may have been killed, or may have been resumed several times: then its events have several sections, each from
-a `start` to an `end`, or to whatever was written last.
+Only the length of every step and its samples are kept (sixteen bytes a step), because percentiles need them, and a step
+that is done again is to count once. The run may still be going on, may have been killed, or may have been resumed
+several times: then its events have several sections, each from a `start` to an `end`, or to whatever was written last.
 """
 
 from __future__ import annotations
@@ -86,6 +86,9 @@ class Digest:
         self._long: dict[int, int] = {}
         """Losses of this start: from the place of the incident to that of the step in which it happened."""
         self._step_samples = 0
+        """Of all steps, those that were done again included."""
+        self._held = array("q")
+        """Samples of each step that stands: one that is done again takes the place of the first."""
         self._losses, self._pace = Thinner(LOSS_ROWS), Thinner(PACE_ROWS)
         self._metrics, self._saves = Thinner(EPOCH_ROWS), Thinner(EPOCH_ROWS)
         self._metric_names: dict[str, None] = {}
@@ -103,7 +106,7 @@ class Digest:
         take = getattr(self, f"_on_{event['event']}", None)
         if event["event"] == "start":
             self._close_section()
-        elif self._starts:
+        elif self._starts and event["event"] != "attempt":  # which is no part of the run
             self._heard = max(self._heard, event["time"])
         if take is not None:
             take(event)
@@ -175,6 +178,7 @@ class Digest:
         self._job = event
         self._resumed(event["steps"])
         self._step = event["steps"]
+        del self._held[self._step :]
 
     def _on_plan(self, event: Mapping[str, Any]) -> None:
         self._plan = event
@@ -187,6 +191,10 @@ class Digest:
         code = event["code"]
         text = event["reason"] if not code else f"ended: {event['reason']} (exit code {code})"
         self._add("end", event["time"], text)
+
+    def _on_attempt(self, event: Mapping[str, Any]) -> None:
+        text = f"an attempt to resume came to nothing: {event['message']} (exit code {event['code']})"
+        self._add("attempt", event["time"], text, seconds=self._running(self._heard))
 
     # ------------------------------------------------------------- training
 
@@ -212,6 +220,8 @@ class Digest:
         self._lengths.append(event["ms"])
         self._accounts.commit(self._step, event["samples"])
         self._step_samples += event["samples"]
+        del self._held[self._step - 1 :]
+        self._held.append(event["samples"])
 
     def _on_epoch(self, event: Mapping[str, Any]) -> None:
         self._epochs = event["epoch"] + 1
@@ -226,7 +236,7 @@ class Digest:
     def _on_checkpoint(self, event: Mapping[str, Any]) -> None:
         self._count["checkpoint"] += 1
         self._other_s["saving"] += event["ms"] / 1e3
-        self._saves.row(event["step"], self._stepped).note("ms", event["ms"])
+        self._saves.row(event["step"], self._running(event.get("at") or event["time"])).note("ms", event["ms"])
 
     # ------------------------------------------------------------- workers
 
@@ -278,9 +288,8 @@ class Digest:
             return
         if undated:
             self._undated.append(len(self._incidents))
-        self._incidents.append(
-            Incident(kind, moment, self._running(moment), more.pop("step", self._step), text, **more)
-        )
+        seconds = more.pop("seconds", self._running(moment))
+        self._incidents.append(Incident(kind, moment, seconds, more.pop("step", self._step), text, **more))
 
     # ------------------------------------------------------------- what has come together
 
@@ -310,7 +319,7 @@ class Digest:
             steps=int(result.get("steps", self._step)),
             last_step=job.get("last_step"),
             epochs=int(result.get("epochs", self._epochs)),
-            samples=int(result.get("samples", self._step_samples)),
+            samples=int(result.get("samples", sum(self._held))),
             loss=result.get("loss", self._loss),
             validation=result.get("validation") or self._validation,
             test=result.get("test") or {},

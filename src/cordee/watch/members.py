@@ -34,6 +34,7 @@ class _Member:
     """Those of its steps whose times it reported."""
     samples: int = 0
     at_least: bool = False
+    samples_at_least: bool = False
     time_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     last: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Time, processor time and bytes of the last reading that gave a rate."""
@@ -113,14 +114,17 @@ class Members:
             begin = end
 
     def did_unreported(self, missing: Missing) -> None:
-        """Steps of which the reports of lost workers never came."""
-        for worker in missing.workers:
+        """Steps of which some workers' reports never came."""
+        for worker in missing.present | missing.lost:
             member = self._of(worker)
-            if len(missing.workers) == 1:
+            if worker in missing.present or missing.only:
                 member.steps += missing.steps
-                member.samples += missing.samples
             else:
                 member.at_least = True
+            if missing.only:
+                member.samples += missing.samples
+            else:
+                member.samples_at_least = True
 
     def used(self, worker: int, event: Mapping[str, Any], now: float) -> None:
         """What a worker has used since it was started."""
@@ -170,6 +174,7 @@ class Members:
             timed=member.timed,
             samples=member.samples,
             at_least=member.at_least,
+            samples_at_least=member.samples_at_least,
             time_s={part: round(seconds, 4) for part, seconds in member.time_s.items()},
             cpu_s=round(member.cpu_s, 3),
             cpu_cores=round(member.cpu_s / there_s, 3) if there_s else 0.0,

@@ -18,7 +18,7 @@ from cordee.watch.plots import metric_names, plot_data, shown_numbers
 from cordee.watch.summary import Summary
 from cordee.watch.words import duration, large, milliseconds, plural
 
-SIGNS = {"completed": "✓", "interrupted": "⏸", "failed": "✕", "running": "●", "unknown": "?"}
+SIGNS = {"completed": "✓", "interrupted": "⏸", "failed": "✕", "killed": "✕", "running": "●", "unknown": "?"}
 WORDS = {"running": "going on", "unknown": "no end on record"}
 _MOUNTAIN = (
     '<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M1 20 9 6l4 7 3-5 7 12z" fill="none" stroke="currentColor" '

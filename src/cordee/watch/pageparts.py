@@ -11,7 +11,6 @@ from cordee.watch.plots import shown, shown_numbers, spans_of
 from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
-    at_least,
     called,
     cause,
     duration,
@@ -22,6 +21,8 @@ from cordee.watch.words import (
     milliseconds,
     percent,
     plural,
+    samples_of,
+    steps_of,
     verdict,
 )
 
@@ -35,6 +36,7 @@ KINDS = {
     "failure": "worker lost",
     "regroup": "regrouped",
     "resume": "resumed",
+    "attempt": "not resumed",
     "fault": "done on purpose",
     "links": "links measured",
     "warning": "note",
@@ -129,8 +131,13 @@ def _worker_bar(one: Worker, starts: int) -> str:
     return (
         f'<div class="group"><div class="who">{called(one, starts)}{lost}<small>{text(where)}</small></div>'
         f"{_stack(one.time_s)}"
-        f'<div class="ms">{text(milliseconds(one.step_ms))} a step</div></div>'
+        f'<div class="ms">{text(milliseconds(one.step_ms))} a step{_known(one)}</div></div>'
     )
+
+
+def _known(one: Worker) -> str:
+    """Of how many steps a bar tells, if not of all."""
+    return f"<small>{one.timed:,} of {one.steps:,} steps known</small>" if one.timed < one.steps else ""
 
 
 def _key(parts: Mapping[str, float]) -> str:
@@ -240,7 +247,7 @@ def workers_table(summary: Summary) -> str:
     rows = []
     for one in shown(summary):
         values: list[object] = [f"{one.worker}{' ✕ lost' if one.lost else ''}", *([one.start] if several else [])]
-        values += [one.host, _device(one), one.pid or "–", at_least(one, one.steps), at_least(one, one.samples)]
+        values += [one.host, _device(one), one.pid or "–", steps_of(one), samples_of(one)]
         values += [duration(one.cpu_s), f"{one.cpu_cores:.2f}"]
         values += [amount(one.memory_mb * 2**20), *([amount(one.gpu_mb * 2**20)] if gpus else [])]
         values += [amount(one.bytes_sent), duration(one.hours * 3600)]

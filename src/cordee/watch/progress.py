@@ -51,7 +51,8 @@ class Progress:
         self._say(f"starting {workers} worker{'s' if workers > 1 else ''}, plan: {event['plan']}")
 
     def _on_plan(self, event: dict[str, Any]) -> None:
-        self._say(f"the script's own plan: {Plan.from_dict(event['plan'])} ({event['faithfulness']})")
+        result = "another result than" if event["faithfulness"] == "statistical" else "the same result as"
+        self._say(f"the script's own plan: {Plan.from_dict(event['plan'])} ({result} in one process)")
 
     def _on_job(self, event: dict[str, Any]) -> None:
         self._total = event["last_step"]

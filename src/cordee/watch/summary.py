@@ -66,9 +66,11 @@ class Worker:
     start: int = 1
     """Which start of the run, from 1."""
     timed: int = 0
-    """Steps whose times it reported: a lost worker takes the last ones with it."""
+    """Steps whose times it reported: whoever is killed takes the last ones with it."""
     at_least: bool = False
-    """Whether `steps` and `samples` may be more: several were lost together, and nobody knows whose the rest were."""
+    """Whether `steps` may be more: several were lost together, and nobody knows whose the rest were."""
+    samples_at_least: bool = False
+    """Whether `samples` may be more: the reports of several are missing."""
 
     @property
     def measured_s(self) -> float:
@@ -128,7 +130,10 @@ class Summary:
     name: str
     folder: str
     state: str
-    """`completed`, `interrupted`, `failed`, `running`, or `unknown` when no end is on record and nothing was heard."""
+    """`completed`, `interrupted`, `failed`, `running`, or `unknown` when no end is on record and nothing was heard.
+
+    `killed` when no end is on record and nobody holds the folder, which `cordee report` sees on the run's own machine.
+    """
     reason: str
     code: int | None
     started: float

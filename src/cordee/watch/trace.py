@@ -149,7 +149,7 @@ class _Tracer:
         self._steps = steps
         self._step = 0
         self._after = 0.0
-        """When the last step, and what followed it, was over."""
+        """When the last step was over."""
         self._starts = 0
         self._open: dict[int, tuple[Stamp, float]] = {}
         """The last step of each worker, and where it begins: it is written when it is known where it must end."""
@@ -209,16 +209,14 @@ class _Tracer:
         if event["step"] in self._steps:
             values = {f"validation {name}": value for name, value in event["validation"].items()}
             self._out.instant("epoch", self._since(event["time"]), f"epoch {event['epoch'] + 1}")
-            self._between(f"evaluation after epoch {event['epoch'] + 1}", event["ms"], **values)
+            name = f"evaluation after epoch {event['epoch'] + 1}"
+            self._out.slice((RUN, BETWEEN), name, self._after, event["ms"] / 1e3, **values)
 
     def _on_checkpoint(self, event: Mapping[str, Any]) -> None:
         if event["step"] in self._steps:
             self._out.instant("checkpoint", self._since(event["time"]), f"step {event['step']}")
-            self._between("saving", event["ms"], step=event["step"])
-
-    def _between(self, name: str, ms: float, **arguments: Any) -> None:
-        self._out.slice((RUN, BETWEEN), name, self._after, ms / 1e3, **arguments)
-        self._after += ms / 1e3
+            began = self._since(event.get("at") or event["time"])
+            self._out.slice((RUN, BETWEEN), "saving", began, event["ms"] / 1e3, step=event["step"])
 
     def _on_failure(self, event: Mapping[str, Any]) -> None:
         if self._shown():

@@ -9,6 +9,8 @@ from cordee.watch.summary import Summary, Worker
 
 NOTICEABLE = 0.10
 """Waiting below this share of the time is not worth a word."""
+MOSTLY = 0.9
+"""If the times of so many steps are known, those of the others would change little."""
 
 
 def duration(seconds: float) -> str:
@@ -65,9 +67,20 @@ def called(one: Worker, starts: int) -> str:
     return f"worker {one.worker}" + (f", start {one.start}" if starts > 1 else "")
 
 
-def at_least(one: Worker, count: int) -> str:
-    """A count of what a worker did, which may be more if its last reports were lost."""
-    return f"{'≥ ' if one.at_least else ''}{count:,}"
+def steps_of(one: Worker) -> str:
+    """How many steps a worker took part in: at least so many, if its last reports were lost."""
+    return f"{'≥ ' if one.at_least else ''}{one.steps:,}"
+
+
+def samples_of(one: Worker) -> str:
+    """How many samples a worker computed: at least so many, if its last reports were lost."""
+    return f"{'≥ ' if one.samples_at_least else ''}{one.samples:,}"
+
+
+def step_length(one: Worker) -> str:
+    """How long a worker's steps took, and of how many that is known, if not of all."""
+    known = f" ({one.timed:,} of {one.steps:,} steps known)" if one.timed < one.steps else ""
+    return milliseconds(one.step_ms) + known
 
 
 def plural(count: int, thing: str) -> str:
@@ -83,7 +96,11 @@ def ending(summary: Summary, now: float) -> str:
     if summary.state == "interrupted":
         return f"It was interrupted after {duration(summary.running_s)}; --resume goes on with it."
     if summary.state == "failed":
-        return f"It failed after {duration(summary.running_s)}: {summary.reason} (exit code {summary.code})."
+        # Without a full stop: what was told may end with a command.
+        return f"It failed after {duration(summary.running_s)} (exit code {summary.code}): {summary.reason}"
+    if summary.state == "killed":
+        on = " --resume goes on with it." if summary.checkpoints else ""
+        return f"It was killed after {duration(summary.running_s)}: its process is gone, and no end is on record.{on}"
     if not summary.heard:
         return "It has not started."
     ago = duration(max(0.0, now - summary.heard))
@@ -119,7 +136,8 @@ def _capital(text: str) -> str:
 def verdict(workers: Sequence[Worker]) -> str:
     """Who is slow and why, from where the time of the steps went; empty if nothing is known.
 
-    Of several starts it is the one whose steps took longest: workers of different starts did not share any.
+    Of several starts it is the one with the most steps whose times are known, the last of equal ones: workers of
+    different starts did not share any.
     """
     starts: dict[int, list[Worker]] = {}
     for one in workers:
@@ -127,9 +145,16 @@ def verdict(workers: Sequence[Worker]) -> str:
             starts.setdefault(one.start, []).append(one)
     if not starts:
         return ""
-    number = max(starts, key=lambda start: max(one.measured_s for one in starts[start]))
+    number = max(starts, key=lambda start: (max(one.timed for one in starts[start]), start))
     said = _verdict(starts[number])
-    return f"In start {number}: {said[:1].lower()}{said[1:]}" if max(one.start for one in workers) > 1 else said
+    known = max(one.timed for one in starts[number])
+    steps = {start: max(one.steps for one in workers if one.start == start) for start in {one.start for one in workers}}
+    if max(steps) > 1:
+        told = f"In start {number}, which did {steps[number]:,} of all {sum(steps.values()):,} steps"
+        said = f"{told}: {said[:1].lower()}{said[1:]}"
+    if known < MOSTLY * steps[number]:
+        said += f" (This is judged by {known:,} of {plural(steps[number], 'step')}: the times of the others are lost.)"
+    return said
 
 
 def _verdict(measured: Sequence[Worker]) -> str:

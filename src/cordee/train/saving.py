@@ -1,0 +1,88 @@
+"""The checkpoints of a training: written by the worker that speaks for all, and seen through if the run ends early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import CheckpointError
+from cordee.group.channel import Channel
+from cordee.state.checkpoint import Checkpoints
+from cordee.state.naming import Snapshot
+from cordee.train.job import Save
+
+MOST_S = 120.0
+"""How long a checkpoint may still take when the run has failed already: the disk may be what failed."""
+WORD_AFTER_S = 2.0
+"""After so long somebody who waits wants to know for what."""
+
+
+class Saver:
+    """Writes checkpoints into a folder, by a rule, and says so in the record when they stand."""
+
+    def __init__(self, folder: Path, rule: Save, channel: Channel | None) -> None:
+        """Nothing is written or read yet."""
+        self._folder, self._rule, self._channel = folder, rule, channel
+        self._made: Checkpoints | None = None
+        self.step = -1
+        """The step of the last checkpoint that was begun; -1 if it has to be written again."""
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        if self._made is None:
+            self._made = Checkpoints(self._folder, keep_last=self._rule.keep_last, keep_best=self._rule.keep_best)
+        return self._made
+
+    def latest(self) -> Snapshot:
+        """The newest intact checkpoint."""
+        path = self._checkpoints.latest_intact()
+        if path is None:
+            raise CheckpointError(f"--resume: there is no intact checkpoint in {self._folder}; start without it")
+        return self._checkpoints.read(path)
+
+    def write(self, step: int, capture: Callable[[], Snapshot], metrics: Mapping[str, float]) -> None:
+        """Begin to write the checkpoint of this step, once the one before it stands; its error is raised here."""
+        if step == self.step:
+            return
+        self.step = step
+        began = time.perf_counter()
+        at = time.time() + (self._channel.clock_offset_s if self._channel is not None else 0.0)
+        self._checkpoints.close()
+        snapshot = capture()
+        record = {"step": step, "ms": round((time.perf_counter() - began) * 1e3, 3), "at": round(at, 6)}
+        self._checkpoints.save(
+            snapshot, step=step, metrics=metrics, on_saved=lambda saved: self._post("checkpoint", record)
+        )
+
+    def close(self) -> None:
+        """Wait for the checkpoint under way, and raise its error."""
+        self._checkpoints.close()
+
+    def see_through(self, *, most_s: float = MOST_S, word_s: float = WORD_AFTER_S) -> None:
+        """The run ends early: let the checkpoint under way come to its end, and say so if it does not."""
+        step = self._made.under_way if self._made is not None else None
+        if self._made is None or step is None:
+            return
+        what = f"the checkpoint of step {step}"
+        self._post("saving", {"step": step, "seconds": most_s + WORD_AFTER_S}, now=True)  # and our last words
+        ended = self._made.await_end(word_s)
+        if not ended:
+            bound = f"at most {most_s:.0f} s; Ctrl-C gives it up"
+            self._warn(f"before the run ends: waiting for {what}, which is still being written ({bound})")
+            ended = self._made.await_end(most_s - word_s)
+        if not ended:
+            self._warn(f"{what} was not written within {most_s:.0f} s, and is given up")
+        elif self._made.problem is not None:
+            self._warn(f"{what} was not written: {self._made.problem}")
+
+    def _warn(self, message: str) -> None:
+        self._post("warning", {"message": message}, now=True)
+
+    def _post(self, kind: str, content: dict[str, Any], *, now: bool = False) -> None:
+        if self._channel is None:
+            return
+        self._channel.post(kind, content)
+        if now:
+            self._channel.flush()

@@ -1,0 +1,102 @@
+"""What a run's folder tells about the run while it is being written, and what of a schedule became due meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import UsageError
+from cordee.twin.schedule import Action, Progress, Schedule
+from cordee.twin.twin import Twin
+
+_HEAD = 200
+"""So many bytes hold the time of the first event, which tells two files apart."""
+
+
+@dataclass
+class Seen:
+    """What a run's folder tells while it is being written."""
+
+    folder: Path
+    step: int = 0
+    first: int = 0
+    """The step that this start began with: not 0 when it is resumed."""
+    began: float | None = None
+    """When the first worker was there, by the clock that events are stamped with."""
+    met: bool = False
+    """Whether all hosts are there: from then on the first one notices by itself who goes away."""
+    ended: bool = False
+    workers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Host and process of each worker that is in the run."""
+    _head: bytes = b""
+    """How the file of a former start begins."""
+    _read: int = 0
+    _rest: bytes = b""
+
+    def look(self) -> None:
+        """Read what is new."""
+        with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as file:
+            if file.read(len(self._head)) != self._head:  # the former start came to nothing: its file was replaced
+                self._head, self._read, self._rest = b"", 0, b""
+            file.seek(self._read)
+            new = file.read()
+            self._read += len(new)
+            *lines, self._rest = (self._rest + new).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+
+    def skip(self) -> None:
+        """What is there now belongs to a former start."""
+        with contextlib.suppress(FileNotFoundError):
+            former = (self.folder / "events.jsonl").read_bytes()
+            self._read = former.rfind(b"\n") + 1  # whoever goes on with it cuts off a line that was left unfinished
+            self._head = former[: min(self._read, _HEAD)]
+
+    def progress(self) -> Progress:
+        """How far it has come."""
+        return Progress(self.step, time.time() - self.began if self.began is not None else 0.0)
+
+    def due(self, schedule: Schedule, before: Progress) -> tuple[list[Action], Progress]:
+        """Look; what became due since `before`, and how far it has come. A run that has ended is left in peace."""
+        self.look()
+        if self.ended:
+            return [], before
+        now = self.progress()
+        # Between two looks a resumed run may say where it begins and take its first steps: those before are not ours.
+        return schedule.due(Progress(max(before.step, self.first), before.seconds), now), now
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "start":
+            self.workers.clear()
+            self.met, self.ended = True, False
+        elif kind == "step":
+            self.step = int(event["step"])
+        elif kind == "job":
+            self.step = self.first = int(event["steps"])
+        elif kind == "worker":
+            self.began = self.began or float(event["time"])
+            self.workers[int(event["worker"])] = (str(event["host"]), int(event["pid"]))
+        elif kind == "failure":
+            self.workers.pop(int(event["worker"]), None)
+        elif kind == "end":
+            self.workers.clear()
+            self.ended = True
+
+
+def seen_of(twin: Twin, folder: Path | None = None) -> Seen:
+    """The run that goes on on a twin: the one that `twin run` started, or the one in `folder`."""
+    if folder is None:
+        try:
+            folder = Path((twin.entry.folder / "run").read_text())
+        except OSError:
+            raise UsageError(f"no run was started on twin {twin.name} by `cordee twin run`: say --run FOLDER") from None
+    if not (folder / "events.jsonl").is_file():
+        raise UsageError(f"{folder} holds no run that has begun: there is no events.jsonl in it")
+    seen = Seen(folder)
+    seen.look()
+    return seen

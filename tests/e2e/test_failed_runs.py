@@ -1,0 +1,179 @@
+"""A run that fails keeps the checkpoint that was being written, counts what its workers did, and says how to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cordee.core import errors
+from cordee.watch.digest import summarise
+from cordee.watch.words import verdict
+from harness import DEADLINE_S, Run, command, run_script, start, train
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+JOB = """
+import time
+from pathlib import Path
+import torch
+from torch import nn
+import cordee
+from cordee.state import checkpoint
+
+HERE = Path(__file__).parent
+BROKEN = (HERE / "broken").exists()
+write = checkpoint.write_folder
+diverges = False
+
+def slowly(*given, **more):
+    deadline = time.monotonic() + 60
+    while not (HERE / "failed").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep({after})
+    return write(*given, **more)
+
+if BROKEN:
+    checkpoint.write_folder = slowly  # a disk that takes its time, until after the run has failed
+
+class Fails(cordee.Callback):
+    def on_step(self, session, step):
+        global diverges
+        diverges = BROKEN and {how!r} == "diverges" and step.number == 5
+        if BROKEN and {how!r} == f"worker {{session.rank}} fails" and step.number == 6:
+            (HERE / "failed").touch()
+            raise LookupError("no luck at step 7")
+
+def loss(output, target):
+    if diverges and output.requires_grad:
+        (HERE / "failed").touch()
+        return output.sum() * float("nan")
+    return nn.functional.cross_entropy(output, target)
+
+job = cordee.Job(
+    model=lambda: nn.Linear(64, 10), loss=loss, data=cordee.data.digits(), batch=250, epochs=3, callbacks=[Fails()],
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+)
+"""
+
+
+def write_job(folder: Path, how: str, after: float) -> Path:
+    (folder / "job.py").write_text(JOB.format(how=how, after=after))
+    (folder / "broken").touch()
+    return folder / "job.py"
+
+
+@pytest.mark.parametrize(
+    ("how", "after", "error", "steps"),
+    [
+        ("worker 0 fails", 0.3, errors.WorkerFailed, 7),
+        ("worker 1 fails", 2.5, errors.WorkerFailed, 7),
+        ("diverges", 0.3, errors.DivergedError, 6),
+    ],
+)
+def test_a_run_that_fails_can_be_gone_on_with(
+    how: str, after: float, error: type[errors.CordeeError], steps: int, tmp_path: Path
+) -> None:
+    """In step 7, while the checkpoint of the first epoch is being written."""
+    out = tmp_path / "run"
+    first = ["train", str(write_job(tmp_path, how, after)), "--out", str(out), "--workers", "2"]
+    failed = command(*first)
+    assert failed.returncode == error.code, failed.stderr
+    waits = "note: before the run ends: waiting for the checkpoint of step 6, which is still being written"
+    assert (waits in failed.stderr) == (after > 2)
+
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000006"]
+    assert [event["step"] for event in Run(out).of("checkpoint")] == [6]
+    summary = summarise(out)
+    assert [one.steps for one in summary.workers] == [steps] * 2
+    assert all(one.timed >= 6 for one in summary.workers)  # of the seventh the other one may not have told yet
+    assert not Run(out).of("failure") and not Run(out).of("regroup")
+    assert sum(one.samples for one in summary.workers) == summary.samples
+    assert "judged" not in verdict(summary.workers)
+
+    said, _, way_on = failed.stderr.rstrip().splitlines()[-1].partition("; to go on after step 6: ")
+    assert said.startswith("cordee: ") and shlex.split(way_on) == ["cordee", *first, "--resume"]
+    assert Run(out).of("end")[0]["message"].endswith(way_on)
+    (tmp_path / "broken").unlink()
+    ended = command(*shlex.split(way_on)[1:])
+    assert ended.returncode == 0, ended.stderr
+    assert Run(out).result["steps"] == 18
+
+
+SCRIPT = """
+import torch
+import cordee
+
+model = torch.nn.Linear(64, 10)
+with cordee.session() as s:
+    s.prepare(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in s.batches(cordee.data.digits().train, batch=250, epochs=3):
+        if s.number == 11 and s.rank == 1:
+            raise LookupError("no luck after step 11")
+        s.backward(torch.nn.functional.cross_entropy(model(batch.x), batch.y))
+        s.step(optimizer)
+"""
+
+
+def test_a_script_that_fails_is_counted_too(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with pytest.raises(errors.WorkerFailed, match=r"no luck after step 11$"):  # what it saved is the script's affair
+        run_script(tmp_path / "script.py", tmp_path / "run", workers=2)
+    summary = summarise(tmp_path / "run")
+    assert summary.steps >= 10  # of the last one the other worker may not have told yet
+    assert all(one.timed >= 10 for one in summary.workers)
+
+
+LARGE = """
+import torch
+from torch import nn
+import cordee
+
+job = cordee.Job(
+    model=lambda: nn.Sequential(nn.Linear(64, 300), nn.Linear(300, 10)), loss=nn.functional.cross_entropy, batch=101,
+    data=cordee.data.digits(), optimizer=lambda params: torch.optim.SGD(params, lr=0.01), epochs=3,
+)
+"""
+
+
+def test_a_disk_that_fills_up_leaves_a_way_on(small_disk: Path, tmp_path: Path) -> None:
+    """The first checkpoint fits, the second does not; and once not even the record can be written any more."""
+    job, out = tmp_path / "job.py", small_disk / "run"
+    job.write_text(LARGE)
+    first = ["train", str(job), "--out", str(out), "--workers", "2"]
+    ended = command(*first)
+    assert ended.returncode == errors.StorageError.code, ended.stderr
+    assert f"; to go on after step 15: cordee {shlex.join(first)} --resume\n" in ended.stderr
+    shutil.rmtree(out)
+
+    def fill(event: dict[str, Any]) -> None:
+        if event["event"] == "checkpoint":
+            with contextlib.suppress(OSError), (small_disk / "other").open("wb", buffering=0) as file:
+                while file.write(bytes(1024)):
+                    pass
+
+    with pytest.raises(errors.StorageError, match=r"events\.jsonl could not be written.*; to go on after step \d+: "):
+        train("steady", out, workers=2, listen=fill, delay=0.02, epochs=5)
+
+
+def test_a_checkpoint_that_takes_too_long_can_be_given_up(tmp_path: Path) -> None:
+    """It does not stand, so it is neither counted nor named."""
+    out = tmp_path / "run"
+    job = write_job(tmp_path, "worker 0 fails", 300.0)
+    said = tmp_path / "said"
+    with said.open("w") as file, start("train", job, "--out", out, "--workers", "2", stderr=file) as process:
+        deadline = time.monotonic() + DEADLINE_S
+        while "Ctrl-C gives it up" not in said.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == errors.WorkerFailed.code
+    assert "to go on" not in said.read_text()
+    assert not list((out / "checkpoints").glob("step-*"))
+    assert summarise(out).checkpoints == 0

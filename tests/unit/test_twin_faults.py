@@ -1,0 +1,281 @@
+"""Which faults a run suffers and which it does not, whose processes end with it, and what is measured of links."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cordee.core.errors import CordeeError, UsageError
+from cordee.core.events import read_events
+from cordee.core.plan import Plan
+from cordee.runtime.launch import Launch
+from cordee.runtime.spec import Target
+from cordee.runtime.wording import Wording
+from cordee.twin import probe
+from cordee.twin.cluster import Cluster
+from cordee.twin.faults import Faults
+from cordee.twin.own import Own, held
+from cordee.twin.registry import Registry
+from cordee.twin.run import Asked, check_options, commands, missed, run
+from cordee.twin.schedule import Progress, Schedule, Signal
+from cordee.twin.seen import Seen, seen_of
+from cordee.twin.twin import Twin
+from harness import DEADLINE_S
+from records import event, start, step, write
+
+SLEEP = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(1000)"]
+OFFSPRING = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+away = subprocess.Popen([*sleep[:2], f"import subprocess; print(subprocess.Popen({sleep!r}).pid, flush=True)"],
+                        start_new_session=True)
+away.wait()
+time.sleep(1000)
+"""
+"""Says the number of a process that has another session and whose parent has ended."""
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Twin]:
+    """Hosts a and b, which are mere processes."""
+    made = Twin.up(Cluster.parse("2"), Registry(tmp_path / "twins"), processes=True)
+    try:
+        yield made
+    finally:
+        made.down()
+
+
+@contextlib.contextmanager
+def sleeping(twin: Twin, host: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process on a host."""
+    with subprocess.Popen(twin.command(host, SLEEP), stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"here\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def faults_on_record(folder: Path) -> list[str]:
+    return [one["what"] for one in read_events(folder / "events.jsonl") if one["event"] == "fault"]
+
+
+# ------------------------------------------------------------- what is due
+
+
+def test_a_resumed_run_does_not_suffer_what_is_long_past(tmp_path: Path) -> None:
+    """Though where it begins and its first step were read in one look."""
+    schedule = Schedule.parse("at step 3: cut b; every 10 steps: mend b; at step 21: kill host b")
+    write(tmp_path, [*start(0.0, 2), *(step(2.0, number) for number in range(1, 21))])
+    seen = Seen(tmp_path)
+    seen.skip()
+    assert seen.due(schedule, Progress()) == ([], Progress())
+    write(tmp_path, [*start(9.0, 2, resume=True, steps=20), step(12.0, 21)])
+    due, now = seen.due(schedule, Progress())
+    assert ([str(action) for action in due], now.step) == (["kill host b"], 21)
+
+
+def test_a_run_that_has_ended_suffers_nothing_more(tmp_path: Path) -> None:
+    schedule = Schedule.parse("at step 3: cut b; at step 4: mend b")
+    seen = Seen(write(tmp_path, [*start(0.0, 2), *(step(2.0, number) for number in range(1, 4))]))
+    due, now = seen.due(schedule, Progress())
+    assert [str(action) for action in due] == ["cut b"]
+    write(tmp_path, [step(2.1, 4), event("end", 2.2, reason="completed", code=0, message="")])
+    assert seen.due(schedule, now) == ([], now)
+    assert (seen.ended, seen.workers) == (True, {})
+    assert missed(schedule, 0, now) == ["did not happen, the run ended before: at step 4: mend b"]
+
+
+def test_what_never_came_is_named() -> None:
+    schedule = Schedule.parse(
+        "at step 3: cut b; at step 25: mend b; every 10 steps: kill worker 1\n"
+        "at step 99999: cut b and kill host b; every 40 steps: mend b\n"
+        "at 0 s: cut b; at 1 min: mend b; every 1 s: mend b"
+    )
+    assert missed(schedule, 20, Progress(30, 2.5)) == [
+        "did not happen, this start began after step 20: at step 3: cut b",
+        "did not happen, the run ended before: at step 99999: cut b and kill host b",
+        "did not happen, the run ended before: every 40 steps: mend b",
+        "did not happen, the run ended before: at 60 s: mend b",
+    ]
+    assert missed(Schedule.parse("at step 3: cut b"), 0, Progress(3)) == []
+
+
+# ------------------------------------------------------------- workers that are not there
+
+
+def test_a_worker_that_ends_while_it_is_looked_for(
+    processes: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, said = Seen(write(tmp_path / "out", start(0.0, 0))), list[str]()
+    with sleeping(processes, "b") as process:
+        seen.workers[1] = ("b", process.pid)
+
+        def alive_until_asked(pid: int) -> bool:
+            process.kill()
+            process.wait(DEADLINE_S)
+            return True
+
+        monkeypatch.setattr("cordee.twin.faults._lives", alive_until_asked)
+        Faults(processes, seen, 0, said.append).do(Signal("kill", 1))
+    expected = f"kill worker 1: process {process.pid} is not there any more"
+    assert said == [f"step 0: {expected}"]
+    assert faults_on_record(tmp_path / "out") == [expected]
+
+
+def test_by_hand_only_what_is_there_is_signalled(processes: Twin, tmp_path: Path) -> None:
+    out = write(tmp_path / "out", start(0.0, 0))
+    with sleeping(processes, "b") as process:
+        write(out, [event("worker", 1.0, worker=1, host="b", pid=process.pid, device="cpu", threads=1)])
+        faults = Faults(processes, seen_of(processes, out), 0, lambda message: None)
+        with pytest.raises(
+            UsageError, match=rf"pause worker 7: it is not there any more\. Workers of the run in {out}: 1"
+        ):
+            faults.by_hand(Signal("pause", 7))
+        faults.by_hand(Signal("kill", 1))
+        # Its parent has not asked for the exit code yet: there is still a process of this number, but no worker.
+        until(lambda: "\nState:\tZ" in Path(f"/proc/{process.pid}/status").read_text())
+        with pytest.raises(UsageError, match=f"kill worker 1: process {process.pid} is not there any more"):
+            faults.by_hand(Signal("kill", 1))
+        process.wait(DEADLINE_S)
+        with pytest.raises(UsageError, match=f"resume worker 1: process {process.pid} is not there any more"):
+            faults.by_hand(Signal("resume", 1))
+    assert faults_on_record(out) == [f"kill worker 1 (process {process.pid} on b)"]
+    write(out, [event("end", 2.0, reason="completed", code=0, message="")])
+    with pytest.raises(UsageError, match=f"kill worker 1: the run in {out} has ended"):
+        Faults(processes, seen_of(processes, out), 0, lambda message: None).by_hand(Signal("kill", 1))
+    with pytest.raises(UsageError, match=r"nowhere holds no run that has begun: there is no events\.jsonl in it"):
+        seen_of(processes, tmp_path / "nowhere")
+
+
+def test_the_workers_of_a_run_are_those_of_its_last_start(tmp_path: Path, processes: Twin) -> None:
+    write(tmp_path, [*start(0.0, 3), step(2.0, 1), *start(9.0, 2, resume=True, steps=1)])
+    assert sorted(seen_of(processes, tmp_path).workers) == [0, 1]
+
+
+# ------------------------------------------------------------- whose processes
+
+
+def test_one_run_at_a_time(processes: Twin, tmp_path: Path) -> None:
+    with held(processes, "run"):
+        with held(processes, "probe"):
+            pass
+        refusal = pytest.raises(UsageError, match=f"a run goes on on twin {processes.name}: wait for its end")
+        with refusal, held(processes, "run"):
+            raise AssertionError("two at once")
+    with held(processes, "run"):
+        pass
+
+
+def test_a_second_run_touches_nothing(processes: Twin, tmp_path: Path) -> None:
+    asked = Asked("train", Path("job.py"), tmp_path / "out")
+    with sleeping(processes, "b") as other, held(processes, "run"):
+        with pytest.raises(UsageError, match="a run goes on on twin"):
+            run(processes, asked, Schedule(), say=print)
+        assert processes.processes("b") == [other.pid] and processes.processes("a") == []
+        assert not (processes.entry.folder / "run").exists()
+
+
+def test_a_run_ends_its_own_processes_and_no_others(processes: Twin) -> None:
+    own = Own()
+    with sleeping(processes, "b") as other, (processes.entry.folder / "b.log").open("wb") as log:
+        first = own.start("b", processes.command("b", [sys.executable, "-c", OFFSPRING]), log)
+        until(lambda: Path(log.name).read_text().endswith("\n"))
+        away = int(Path(log.name).read_text())
+        assert {first.pid, away, other.pid} <= set(processes.processes("b"))
+        own.end()
+        assert first.wait(DEADLINE_S) == -9
+        assert processes.processes("b") == [other.pid]
+
+
+def test_what_python_ignores_is_not_ignored_by_the_command(processes: Twin) -> None:
+    command = processes.command("a", ["grep", "SigIgn", "/proc/self/status"])
+    ignored = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1], 16)
+    assert ignored & (1 << 12 | 1 << 24) == 0, "SIGPIPE, SIGXFSZ"
+
+
+# ------------------------------------------------------------- options, words
+
+
+def test_what_the_twin_gives_itself_is_refused() -> None:
+    check_options(["--set", "workers=2", "--threads", "2", "--resume"])
+    for option in ("--workers", "--workers=2"):
+        with pytest.raises(UsageError, match=r'--workers cannot be given here: .* --hosts "2 x workers=2"'):
+            check_options(["--resume", option, "2"])
+    with pytest.raises(UsageError, match="--rendezvous cannot be given here: the hosts of a twin find each other"):
+        check_options(["--rendezvous", "a:1"])
+
+
+def test_what_stands_behind_two_dashes_stays_there(processes: Twin) -> None:
+    asked = Asked("run", Path("loop.py"), Path("out"), ("--threads", "1"), behind=("--workers", "3"))
+    for words in commands(processes, asked).values():
+        assert words[-6:] == ["loop.py", "--threads", "1", "--", "--workers", "3"]
+
+
+def test_on_a_twin_the_hosts_do_not_say_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-7").mkdir(parents=True)
+    said = [
+        Launch(Target("job", "job.py"), 1, Plan(), tmp_path, wording=Wording(way_on=way_on)).going_on()
+        for way_on in (True, False)
+    ]
+    assert said[0].startswith("to go on after step 7: cordee train job.py") and said[1] == ""
+
+
+# ------------------------------------------------------------- the probe
+
+
+def test_hosts_that_are_cut_off_are_seen() -> None:
+    said = (
+        "1: lo: <LOOPBACK> mtu 65536 qdisc noop state DOWN\n"
+        "2: bridge: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc noqueue state UP\n"
+        "3: to-a@if2: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc noqueue master bridge state UP\n"
+        "4: to-b@if2: <BROADCAST,MULTICAST> mtu 1500 qdisc noqueue master bridge state DOWN\n"
+    )
+    assert probe.cut_off(said, ["a", "b", "c"]) == ["b"]
+    assert probe.cut_off("", ["a", "b"]) == []
+
+
+def test_there_is_nothing_to_measure(processes: Twin) -> None:
+    with pytest.raises(UsageError, match="expected at least two, such as --hosts 2"):
+        probe.check(Cluster.parse("1"))
+    with pytest.raises(UsageError, match=f"nothing to measure: the hosts of twin {processes.name} are mere processes"):
+        probe.probe(processes, print)
+
+
+def test_a_probe_that_takes_long_says_so_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_FIRST_WORD_S", 0.0)
+    said = list[str]()
+    with (tmp_path / "log").open("wb+") as log, subprocess.Popen(SLEEP, stdout=log) as process:
+        try:
+            until(lambda: (tmp_path / "log").read_text() == "here\n")
+            with pytest.raises(CordeeError, match=r"the probe did not end within 0\.3 s\. Its last words: here"):
+                probe.wait([process], log, said.append, longest_s=0.3)
+        finally:
+            process.kill()
+    assert said[0] == "measuring, 0 s so far: here"
+
+
+def test_a_probe_does_not_wait_for_those_who_wait_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_TOGETHER_S", 0.1)
+    with (
+        (tmp_path / "log").open("wb+") as log,
+        subprocess.Popen(SLEEP, stdout=log) as waits,
+        subprocess.Popen(["sh", "-c", "exit 3"]) as fails,
+    ):
+        try:
+            assert probe.wait([waits, fails], log, print) == [None, 3]
+        finally:
+            waits.kill()

@@ -1,0 +1,101 @@
+"""What a twin needs in order to be made, and what it can do without."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+
+from cordee.core.errors import CordeeError, UsageError
+from cordee.twin.cluster import Cluster
+from cordee.twin.quota import Quotas
+from cordee.twin.registry import Owner, Registry
+from cordee.twin.twin import Twin, missing
+
+TREE = {
+    "proc/self/cgroup": "0::/\n",
+    "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+}
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "twins")
+
+
+@pytest.fixture
+def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where twins of this test find control groups of version 2: in a tree of plain files."""
+    for name, content in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    mount = tmp_path / "sys/fs/cgroup"
+    mount.mkdir(parents=True)
+    monkeypatch.setattr("cordee.twin.twin.Quotas", lambda name: Quotas(name, tmp_path))
+    return mount
+
+
+@pytest.mark.parametrize(
+    ("controllers", "why"),
+    [
+        ("memory", "host a cannot have cpu=0.5: the cpu controller is not available below .*cgroup. Leave it out"),
+        ("memory cpu", "cordee-.*-a cannot be made: No such file"),  # it is not to be passed on to groups below
+    ],
+)
+def test_control_groups_matter_only_to_hosts_with_a_share(
+    registry: Registry, mount: Path, controllers: str, why: str
+) -> None:
+    (mount / "cgroup.controllers").write_text(controllers)
+    made = Twin.up(Cluster.parse("2"), registry, processes=True)
+    try:
+        assert [one.name for one in registry.entries()] == [made.name]
+        with pytest.raises(
+            CordeeError, match=r"host a has no CPU share|no CPU share can be changed: the cpu controller"
+        ):
+            made.set("a", {"cpu": 0.5})
+        with pytest.raises(CordeeError, match=why):
+            Twin.up(Cluster.parse("cpu=0.5"), registry, processes=True)
+        assert [one.name for one in registry.entries()] == [made.name], "nothing is left of the one that was refused"
+    finally:
+        made.down()
+    assert registry.entries() == []
+
+
+def test_what_a_host_sees_its_own_file_in_place_of_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = missing()
+    monkeypatch.setattr("cordee.twin.twin.HOSTS_FILE", tmp_path / "hosts")
+    assert missing() == [
+        *before,
+        f"the file {tmp_path / 'hosts'}, in whose place a host sees its own (an empty one will do)",
+    ]
+    (tmp_path / "hosts").write_text("")
+    assert missing() == before
+
+
+def test_all_twins_are_those_that_are_left_after_sweeping(registry: Registry) -> None:
+    lost, stays = f"u{secrets.token_hex(4)}", f"u{secrets.token_hex(4)}"
+    with registry.locked():
+        registry.add(lost, Cluster.parse("1"), Owner(os.getpid(), -1), namespaces=False)
+        registry.add(stays, Cluster.parse("1"), None, namespaces=False)
+        (registry.folder / "bad").mkdir()
+        (registry.folder / "bad" / "twin.json").write_text("[]")
+    assert [one.name for one in Twin.all(registry)] == [stays]
+    assert sorted(one.name for one in registry.folder.iterdir()) == sorted([".lock", "bad", stays])
+
+
+def test_a_change_finds_the_record_as_it_is_now(registry: Registry, mount: Path) -> None:
+    (mount / "cgroup.controllers").write_text("cpu")
+    (mount / "cgroup.subtree_control").write_text("cpu")
+    made = Twin.up(Cluster.parse("2"), registry, name="x", processes=True)
+    other = Twin(registry.find("x"), registry)
+    made.set("a", {"cpu": 0.5})
+    other.set("b", {"cpu": 0.25})
+    assert str(registry.find("x").cluster) == "name=a cpu=0.5, name=b cpu=0.25"
+    registry.remove(made.entry)
+    with pytest.raises(UsageError, match="there is no twin here"):
+        made.set("a", {"cpu": 1.0})
+    assert registry.entries() == []
