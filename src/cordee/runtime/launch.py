@@ -253,7 +253,8 @@ class Supervisor:
             self._error = WaitedTooLong(
                 f"worker {worker} on {self._hosts.get(worker, 'this host')} waited longer than "
                 f"{self._launch.deadline_s:g} s ({content['awaited']}). Where the others were: {others or 'gone'}. "
-                "If a step really takes so long, allow more with --deadline"
+                "If a step really takes so long, allow more with --deadline. If a worker has left its loop before the "
+                "others, by break or return, let all leave it after the same step: s.wish_stop = True"
             )
         elif kind == "unborn":
             self._error = WorkersLost(
