@@ -22,8 +22,6 @@ while time.monotonic() - began < 3:
     pass
 print((time.process_time() - used) / (time.monotonic() - began))
 """
-TRIES = 3
-"""Others may use the processor at the same moment, and then nobody gets what he was given."""
 
 
 @pytest.mark.slow
@@ -31,32 +29,26 @@ TRIES = 3
 @pytest.mark.parametrize("rate", ["10mbit", "100mbit", "1000mbit"])
 def test_links_reach_their_nominal_speed_both_ways_at_once(rate: str, able: None, tmp_path: Path) -> None:
     nominal = read_setting("link", rate) / 1e6
-    for _ in range(TRIES):
-        command = [sys.executable, "-m", "cordee", "twin", "probe", "--hosts", f"4 x link={rate}", "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-        found = json.loads(done.stdout)
-        assert [(one, other) for one, other, *_ in found["links"]] == [
-            (one, other) for one in "abcd" for other in "abcd" if one != other
-        ]
-        parts = [speed / nominal for _, _, speed, _ in found["links"]] + [found["allreduce"]["mbit_s"] / nominal]
-        if 0.9 <= min(parts) <= max(parts) <= 1.0:
-            return
-    pytest.fail(f"of the nominal speed: {parts}")
+    command = [sys.executable, "-m", "cordee", "twin", "probe", "--hosts", f"4 x link={rate}", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    found = json.loads(done.stdout)
+    assert [(one, other) for one, other, *_ in found["links"]] == [
+        (one, other) for one in "abcd" for other in "abcd" if one != other
+    ]
+    parts = [speed / nominal for _, _, speed, _ in found["links"]] + [found["allreduce"]["mbit_s"] / nominal]
+    assert 0.9 <= min(parts) <= max(parts) <= 1.0, parts
 
 
 @pytest.mark.slow
 def test_a_quarter_of_a_core_for_all_processes_of_a_host(up: Up) -> None:
     twin = up("cpu=0.25").made
     for count in (1, 2):
-        for _ in range(TRIES):
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            words = twin.command("a", [sys.executable, "-c", BUSY])
-            running = [subprocess.Popen(words, **pipes) for _ in range(count)]  # type: ignore[call-overload]
-            assert all(process.stdout.readline() == "ready\n" for process in running)
-            for process in running:
-                process.stdin.write("x")
-                process.stdin.flush()
-            used = sum(float(process.communicate(timeout=DEADLINE_S)[0]) for process in running)
-            if 0.22 <= used <= 0.28:
-                break
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        words = twin.command("a", [sys.executable, "-c", BUSY])
+        running = [subprocess.Popen(words, **pipes) for _ in range(count)]  # type: ignore[call-overload]
+        assert all(process.stdout.readline() == "ready\n" for process in running)
+        for process in running:
+            process.stdin.write("x")
+            process.stdin.flush()
+        used = sum(float(process.communicate(timeout=DEADLINE_S)[0]) for process in running)
         assert 0.22 <= used <= 0.28, f"{count} processes"

@@ -20,9 +20,15 @@ COMMAND_S = 20.0
 NAMESPACES = Path("/run/netns")
 """Where ip keeps namespaces that have a name."""
 _INSIDE = "eth0"
-_LEAST_BURST, _BURST_S = 25_000, 0.005
+_LEAST_BURST, _BURST_S = 6_000, 0.005
 """A token bucket of 5 ms, and of some packets, reaches the nominal speed and does not let much more pass at once."""
-_QUEUE_MS = 50
+_QUEUE_S, _QUEUE, _LONGEST_QUEUE_S = 0.05, 500_000, 1.0
+"""What may wait: 50 ms, or on a slow link 500 kB, of which a sender uses about 150 (Linux holds it back before a queue
+overflows, as before a network card), but not more than a second."""
+_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
+_STEADY = f"{{ echo cubic > {_CONTROL} || echo reno > {_CONTROL}; }} 2>/dev/null || true"
+"""BBR, which some machines use by default, takes itself for slow behind a token bucket, and sends at 0.6 to 0.97 of its
+speed. The usual way of TCP does not; where a namespace may not choose cubic, reno is always there."""
 
 Command = tuple[str, ...]
 
@@ -71,6 +77,7 @@ def making(twin: str, cluster: Cluster) -> list[Command]:
             ("ip", "-n", space, "address", "add", address, "dev", _INSIDE),
             ("ip", "-n", space, "link", "set", "dev", "lo", "up"),
             ("ip", "-n", space, "link", "set", "dev", _INSIDE, "up"),
+            ("ip", "netns", "exec", space, "sh", "-c", _STEADY),
         ]
         commands += limiting(twin, host) if host.link is not None else []
     return commands
@@ -81,8 +88,10 @@ def limiting(twin: str, host: Host) -> list[Command]:
     ends = ((namespace_of(twin, host.name), _INSIDE), (switch_of(twin), _port(host.name)))
     if host.link is None:
         return [("tc", "-n", space, "qdisc", "replace", "dev", device, "root", "pfifo") for space, device in ends]
-    burst = max(_LEAST_BURST, round(host.link / 8 * _BURST_S))
-    bucket = ("tbf", "rate", f"{host.link:.0f}bit", "burst", str(burst), "latency", f"{_QUEUE_MS}ms")
+    byte_s = host.link / 8
+    burst = max(_LEAST_BURST, round(byte_s * _BURST_S))
+    queue = max(byte_s * _QUEUE_S, min(_QUEUE, byte_s * _LONGEST_QUEUE_S))
+    bucket = ("tbf", "rate", f"{host.link:.0f}bit", "burst", str(burst), "limit", str(burst + round(queue)))
     return [("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *bucket) for space, device in ends]
 
 
