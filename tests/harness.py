@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,6 +105,14 @@ def start(*arguments: str | Path, **more: Any) -> subprocess.Popen[str]:
 
 
 # ------------------------------------------------------------- comparing
+
+
+def until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    """Wait until `what()` is true."""
+    deadline = time.monotonic() + deadline_s
+    while not what():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.01)
 
 
 def assert_same(run: Run, reference: Run, *, loss: float = 1e-12, tensor: float | None = 1e-9) -> None:

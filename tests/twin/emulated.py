@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from cordee.core.cgroup import place
 from cordee.twin.registry import Entry, Registry
 from cordee.twin.twin import Twin
-from harness import DEADLINE_S, command
+from harness import DEADLINE_S, command, until
 
 JOB = """
 import time
@@ -85,14 +84,6 @@ class Emulated:
 
 Up = Callable[[str], Emulated]
 """Makes a twin of such hosts: what the fixture `up` gives."""
-
-
-def until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-    """Wait until `what()` is true."""
-    deadline = time.monotonic() + deadline_s
-    while not what():
-        assert time.monotonic() < deadline, "waited for too long"
-        time.sleep(0.01)
 
 
 def free_port() -> str:

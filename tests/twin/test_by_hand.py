@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from cordee.core.cgroup import place
-from harness import DEADLINE_S, command, start
-from twin.emulated import Up, left, namespaces, until
+from harness import DEADLINE_S, command, start, until
+from twin.emulated import Up, left, namespaces
 
 SERVE = """
 import socket, sys

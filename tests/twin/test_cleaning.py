@@ -17,8 +17,8 @@ import pytest
 
 from cordee.twin.registry import Registry
 from cordee.twin.twin import Twin
-from harness import DEADLINE_S, command, start
-from twin.emulated import Emulated, await_entry, cables, free_port, left, namespaces, until
+from harness import DEADLINE_S, command, start, until
+from twin.emulated import Emulated, await_entry, cables, free_port, left, namespaces
 
 HOSTS = "2 x cpu=0.5 link=10mbit"
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from twin.emulated import Emulated, Up, until
+from harness import until
+from twin.emulated import Emulated, Up
 
 RECEIVE = """
 import socket, threading, time

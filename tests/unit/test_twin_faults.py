@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,11 @@ from cordee.twin import probe
 from cordee.twin.cluster import Cluster
 from cordee.twin.faults import Faults
 from cordee.twin.own import Own, held
-from cordee.twin.registry import Registry
 from cordee.twin.run import Asked, check_options, commands, missed, run
 from cordee.twin.schedule import Progress, Schedule, Signal
 from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
-from harness import DEADLINE_S
+from harness import DEADLINE_S, until
 from records import event, start, step, write
 
 SLEEP = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(1000)"]
@@ -41,16 +39,6 @@ time.sleep(1000)
 """Says the number of a process that has another session and whose parent has ended."""
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Twin]:
-    """Hosts a and b, which are mere processes."""
-    made = Twin.up(Cluster.parse("2"), Registry(tmp_path / "twins"), processes=True)
-    try:
-        yield made
-    finally:
-        made.down()
-
-
 @contextlib.contextmanager
 def sleeping(twin: Twin, host: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process on a host."""
@@ -60,13 +48,6 @@ def sleeping(twin: Twin, host: str) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
-
-
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def faults_on_record(folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cordee.cli.twin import down
 from cordee.core.errors import CordeeError, UsageError
 from cordee.twin.cluster import Cluster
 from cordee.twin.quota import Quotas
@@ -98,4 +99,26 @@ def test_a_change_finds_the_record_as_it_is_now(registry: Registry, mount: Path)
     registry.remove(made.entry)
     with pytest.raises(UsageError, match="there is no twin here"):
         made.set("a", {"cpu": 1.0})
+    assert registry.entries() == []
+
+
+def test_what_cannot_be_removed_does_not_keep_the_others(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second", "third"):
+        Twin.up(Cluster.parse("1"), registry, name=name, stays=True, processes=True)
+    really = Twin.down
+
+    def stuck(twin: Twin) -> None:
+        if twin.name != "second":
+            raise CordeeError(f"twin {twin.name} is not gone")
+        really(twin)
+
+    monkeypatch.setattr("cordee.twin.registry.Registry", lambda: registry)
+    monkeypatch.setattr(Twin, "down", stuck)
+    with pytest.raises(CordeeError, match="twin first is not gone; twin third is not gone"):
+        down(everything=True)
+    assert capsys.readouterr().out == "twin second is gone\n"
+    monkeypatch.setattr(Twin, "down", really)
+    down(everything=True)
     assert registry.entries() == []

@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from cordee.twin.run import Asked, check, check_possible, commands, threads_of
 from cordee.twin.schedule import Cut, KillHost, Schedule, Set, Signal
 from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
-from harness import DEADLINE_S, stat_of
+from harness import DEADLINE_S, stat_of, until
 from records import T0, event, start, step, worker, write
 
 JOB = Asked("train", Path("job.py"), Path("out"))
@@ -35,16 +34,6 @@ def twin_of(text: str, folder: Path, *, namespaces: bool = True) -> Twin:
     registry = Registry(folder / "twins")
     with registry.locked():
         return Twin(registry.add("t", Cluster.parse(text), None, namespaces=namespaces), registry)
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Twin]:
-    """Hosts a and b, which are mere processes."""
-    made = Twin.up(Cluster.parse("2"), Registry(tmp_path / "twins"), processes=True)
-    try:
-        yield made
-    finally:
-        made.down()
 
 
 @contextlib.contextmanager
@@ -59,13 +48,6 @@ def sleeping(twin: Twin, host: str) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             twin.end_processes(host)
-
-
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # ------------------------------------------------------------- what is typed on each host

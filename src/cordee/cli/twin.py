@@ -185,10 +185,17 @@ def down(
         raise UsageError(f"{' and '.join(given)}: expected one of them")
     registry = Registry()
     twins = Twin.all(registry) if everything else [_found(name or option)]
+    kept: list[CordeeError] = []
     for twin in twins:
-        twin.down()
-        print(f"twin {twin.name} is gone")
-    if everything and (kept := registry.damaged()):
+        try:
+            twin.down()
+            print(f"twin {twin.name} is gone")
+        except CordeeError as error:  # the others go nevertheless
+            kept.append(error)
+    kept += [CordeeError(str(one)) for one in registry.damaged()] if everything else []
+    if len(kept) == 1:
+        raise kept[0]
+    if kept:
         raise CordeeError("; ".join(map(str, kept)))
 
 

@@ -1,0 +1,22 @@
+"""What several unit tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cordee.twin.cluster import Cluster
+from cordee.twin.registry import Registry
+from cordee.twin.twin import Twin
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Twin]:
+    """Hosts a and b, which are mere processes."""
+    made = Twin.up(Cluster.parse("2"), Registry(tmp_path / "twins"), processes=True)
+    try:
+        yield made
+    finally:
+        made.down()
