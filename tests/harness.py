@@ -104,15 +104,15 @@ def start(*arguments: str | Path, **more: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "cordee", *map(str, arguments)], text=True, **{**pipes, **more})
 
 
-# ------------------------------------------------------------- comparing
-
-
 def until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     """Wait until `what()` is true."""
     deadline = time.monotonic() + deadline_s
     while not what():
         assert time.monotonic() < deadline, "waited for too long"
         time.sleep(0.01)
+
+
+# ------------------------------------------------------------- comparing
 
 
 def assert_same(run: Run, reference: Run, *, loss: float = 1e-12, tensor: float | None = 1e-9) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,14 @@ def test_a_file_that_was_taken_away_is_not_taken_for_the_lock(tmp_path: Path, mo
     second.release()
     second.release()
     Hold(tmp_path).release()
+
+
+def test_a_glance_at_a_folder_does_not_keep_a_run_from_it(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("process 1 that was killed\n")
+    with (tmp_path / LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        threading.Timer(0.05, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        Hold(tmp_path).release()
 
 
 def test_a_folder_is_let_go_when_a_start_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -60,12 +61,33 @@ class Many(Noisy):
         return list(zip(places, drawn, strict=True))
 
 
+class Elsewhere(Noisy):
+    """Draws from Python's and NumPy's generators, from sample `first` on."""
+
+    @staticmethod
+    def drawn() -> torch.Tensor:
+        return torch.tensor([random.random(), random.gauss(0, 1), np.random.rand(), *np.random.randn(2)])
+
+    def __getitem__(self, place: int) -> tuple[int, torch.Tensor]:
+        return place, self.drawn() if place >= self.first else torch.zeros(5)
+
+
+class ManyElsewhere(Elsewhere):
+    """Gives several samples at once."""
+
+    def __getitems__(self, places: list[int]) -> list[tuple[int, torch.Tensor]]:
+        return [self[place] for place in places]
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "one by one": Noisy,
     "subset": lambda: TorchSubset(Noisy(), range(SAMPLES)),  # type: ignore[arg-type]
     "many": Many,
     "own collate": lambda: DatasetSource(Noisy(), lambda some: tuple(map(torch.stack, zip(*wide(some), strict=True)))),
     "now and then": lambda: Noisy(first=900),
+    "elsewhere": Elsewhere,
+    "many elsewhere": ManyElsewhere,
+    "now and then elsewhere": lambda: Elsewhere(first=900),
 }
 
 
@@ -102,16 +124,30 @@ def test_one_that_begins_to_draw_late_is_seen() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_draws_of_an_epoch_are_the_same_ahead_or_not() -> None:
+def test_generators_that_no_sample_draws_from_are_left_alone() -> None:
+    random.seed(3)
+    np.random.seed(3)
+    expected = random.random(), np.random.rand()
+    random.seed(3)
+    np.random.seed(3)
+    source = as_source(Noisy())
+    drawn(source, range(100))
+    assert (random.random(), np.random.rand()) == expected
+    drawn(source, range(100, 200))
+    assert random.random() != expected[0]
+
+
+@pytest.mark.parametrize("kind", [Noisy, Elsewhere])
+def test_draws_of_an_epoch_are_the_same_ahead_or_not(kind: type[Noisy]) -> None:
     found = []
     for ahead in (False, True):
-        with Loader(as_source(Noisy()), ahead=ahead, seed=5) as loader:
+        with Loader(as_source(kind()), ahead=ahead, seed=5) as loader:
             for step in range(4):
                 loader.request(step, np.arange(10 * step, 10 * step + 10), epoch=step // 2)
             found.append(torch.cat([loader.take(step).fields[1] for step in range(4)]))
             found.append(loader.take_now(np.arange(10), epoch=1).fields[1])
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
-    assert torch.equal(found[0][:20], drawn(as_source(Noisy()), range(20), seed=5))
+    assert torch.equal(found[0][:20], drawn(as_source(kind()), range(20), seed=5))
 
 
 class OneAtATime:

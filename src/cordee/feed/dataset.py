@@ -6,18 +6,23 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data import Subset as TorchSubset
 
 from cordee.core.errors import DataError
+from cordee.feed.content import content_of
 from cordee.feed.permute import Ids
-from cordee.feed.reading import SampleDraws, reading
+from cordee.feed.reading import SampleDraws, places_of_others, reading
 from cordee.feed.source import Fields, check_ids, digest_of
 
 Collate = Callable[[list[Any]], Fields]
 """Makes a batch of a list of samples."""
 
 _WATCHED = 256  # samples; where none of them draws a random number, one of each batch is watched from then on
+
+_LOOKED = 16
+"""So many, from first to last, are read once to see whether they draw from Python's or NumPy's generator."""
 
 
 class DatasetSource:
@@ -36,22 +41,19 @@ class DatasetSource:
         if len(dataset) < 1:
             raise DataError(f"the dataset {kind} is empty: at least 1 sample is needed")
         self.dataset = dataset
+        self.fingerprint = digest_of([f"{type(dataset).__qualname__} {len(dataset)}".encode(), _told(dataset)])
+        """Made of its type, its length, and its own `fingerprint` if it has one, else of what it holds now."""
         self._collate: Collate = collate or default_collate
         self._get_many: Callable[[list[int]], list[Any]] | None = _many(dataset)
         self._seen = 0
         self._draws = False
-        """Whether samples were seen to draw random numbers."""
+        """Whether samples were seen to draw random numbers of torch's."""
+        self._others: bool | None = None
+        """Whether they draw Python's or NumPy's; not known before some were read."""
 
     def __len__(self) -> int:
         """The length of the dataset."""
         return len(self.dataset)
-
-    @property
-    def fingerprint(self) -> str:
-        """The dataset's own `fingerprint`, else its type and length: samples may be augmented at random."""
-        kind = type(self.dataset)
-        own = getattr(self.dataset, "fingerprint", "")
-        return digest_of([f"{kind.__qualname__} {len(self)} {own}".encode()])
 
     def buffers(self, count: int, *, pin: bool = False) -> None:
         """None: collating makes its own tensors."""
@@ -62,13 +64,26 @@ class DatasetSource:
             raise ValueError("a dataset cannot make a batch of no samples: ask for at least 1")
         check_ids(ids, len(self))
         with reading():
-            draws = SampleDraws()
-            samples = self._samples(ids.tolist(), draws)
-            if self._collate is default_collate:
-                return self._stacked(samples)
-            draws.turn_to(-1 - int(ids[0]))  # no sample's own
-            with draws:
-                return self._collate(samples)
+            if self._others is not None:
+                return self._read(ids)
+            # Once, at the beginning: later on it may be the training that draws, in another thread.
+            before = places_of_others()
+            fields = self._read(ids)
+            if places_of_others() == before:
+                self._samples(
+                    np.linspace(0, len(self) - 1, min(_LOOKED, len(self))).astype(int).tolist(), SampleDraws()
+                )
+            self._others = places_of_others() != before
+            return self._read(ids) if self._others else fields
+
+    def _read(self, ids: Ids) -> Fields:
+        draws = SampleDraws(others=bool(self._others))
+        samples = self._samples(ids.tolist(), draws)
+        if self._collate is default_collate:
+            return self._stacked(samples)
+        draws.turn_to(-1 - int(ids[0]))  # no sample's own
+        with draws:
+            return self._collate(samples)
 
     def _stacked(self, samples: list[Any]) -> Fields:
         try:
@@ -83,7 +98,7 @@ class DatasetSource:
             ) from error
 
     def _samples(self, ids: list[int], draws: SampleDraws) -> list[Any]:
-        if self._get_many is not None and not self._draws:
+        if self._get_many is not None and not self._draws and not self._others:
             with draws:
                 samples = self._get_many(ids)
             if not draws.used:
@@ -101,6 +116,11 @@ class DatasetSource:
     def _sample(self, place: int, draws: SampleDraws) -> Any:
         draws.turn_to(place)
         return self.dataset[place] if self._get_many is None else self._get_many([place])[0]
+
+
+def _told(dataset: Any) -> bytes:
+    own = getattr(dataset, "fingerprint", None)
+    return (content_of(dataset) if own is None else str(own)).encode()
 
 
 def _form(sample: Any) -> str:

@@ -6,15 +6,19 @@ one, as `random_split` makes them: while a loader's thread reads ahead for the t
 A dataset may draw random numbers, as torchvision's transforms do, from torch's one generator, from which the model
 draws at the same time in another thread: who comes first is chance, and the run is another one every time. So a sample
 draws from a generator that begins anew for it, by seed, epoch and sample: the same numbers whoever reads it, and when.
+Python's `random` and NumPy's `np.random` have one generator each for all threads, and nobody can stand in between: for
+datasets that draw from them, they begin anew for each sample.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -57,12 +61,26 @@ def reading(seed: int = 0, epoch: int = 0, *, deadline_s: float = 300.0) -> Iter
         _turn.release()
 
 
+def begin_others(bits: int) -> None:
+    """Let Python's and NumPy's generators begin anew, for all threads."""
+    random.seed(bits)
+    np.random.seed(bits & 0xFFFF_FFFF)
+
+
+def places_of_others() -> tuple[Any, ...]:
+    """Where they stand: it changes with every draw, whoever draws."""
+    _, words, next_gauss = random.getstate()
+    of_numpy: Any = np.random.get_state(legacy=False)
+    return words[-1], next_gauss, of_numpy["state"].get("pos", of_numpy), of_numpy.get("gauss")
+
+
 class SampleDraws(TorchFunctionMode):
     """In here, torch draws on the CPU from a generator that belongs to the sample at hand; only in this thread."""
 
-    def __init__(self) -> None:
-        """Draws of the seed and epoch that are read."""
+    def __init__(self, *, others: bool = False) -> None:
+        """Draws of the seed and epoch that are read; `others`: Python's and NumPy's too, in all threads."""
         super().__init__()
+        self._others = others
         self._key: tuple[int, int] = getattr(_here, "key", None) or (0, 0)
         self._sample = 0
         self._generator: torch.Generator | None = None
@@ -72,6 +90,8 @@ class SampleDraws(TorchFunctionMode):
     def turn_to(self, sample: int) -> None:
         """What is drawn from now on belongs to this sample."""
         self._sample, self._generator = sample, None
+        if self._others:
+            begin_others(self._bits())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Called by torch for every function of its own."""
@@ -82,11 +102,13 @@ class SampleDraws(TorchFunctionMode):
 
     def _own(self) -> torch.Generator:
         if self._generator is None:
-            (bits,) = random_bits(1, "dataset", *self._key, self._sample)
             self._generator = torch.Generator()
-            self._generator.manual_seed(bits >> 1)
+            self._generator.manual_seed(self._bits() >> 1)
             self.used = True
         return self._generator
+
+    def _bits(self) -> int:
+        return random_bits(1, "dataset", *self._key, self._sample)[0]
 
 
 def _on_cpu(args: Any, kwargs: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ OURS = ("report.html", "events.jsonl", "run.json")
 """What a start writes before the first step."""
 UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What file systems answer that know no locks."""
+GLANCE_S = 0.3
+"""Whoever only looks whether a folder is held holds it for a moment himself."""
 
 
 class Hold:
@@ -29,6 +32,7 @@ class Hold:
     def __init__(self, folder: Path, wording: Wording = COMMAND) -> None:
         """Take it; refused with the name of whoever has it."""
         self._path = folder / LOCK
+        deadline = time.monotonic() + GLANCE_S
         while True:
             try:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -42,6 +46,9 @@ class Hold:
             except BlockingIOError:
                 holder = os.read(self._file, 1000).decode(errors="replace").strip()
                 os.close(self._file)
+                if time.monotonic() < deadline:
+                    time.sleep(GLANCE_S / 20)
+                    continue
                 raise UsageError(
                     f"{folder} is still being trained by {holder or 'another process'}: wait for its end, or choose "
                     f"another folder with {wording.option('out')}"

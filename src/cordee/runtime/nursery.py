@@ -25,6 +25,7 @@ START_S = 120.0
 """How long a fresh server may take to import everything."""
 STOP_S = 10.0
 """How long a warm server may take to end."""
+HASHES = "PYTHONHASHSEED"
 STOPPED_S = 0.08
 """A worker that is stopped (SIGSTOP, a debugger) for so long is put out."""
 
@@ -105,6 +106,7 @@ class Nursery:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the launcher alone
+            env=_environment(),
         )
         theirs.close()
         return ours
@@ -141,6 +143,11 @@ class Nursery:
         self._notices.put(("nursery_gone", -1, {}))
 
 
+def _environment() -> dict[str, str]:
+    """Of a server, and so of its workers: a set of words has the same order on all hosts and in all starts."""
+    return {HASHES: "0", **os.environ}
+
+
 # ------------------------------------------------------------- warm servers
 
 
@@ -150,9 +157,10 @@ def warm_path() -> Path:
     newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
     # Workers inherit from the server where they may run and whom they can reach, so it must be as for ourselves.
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "pid")]
-    variable = os.environ.get("ONEDNN_MAX_CPU_ISA", "")  # read when torch is loaded, so it must be as for ourselves too
+    # Read when torch is loaded, and when Python starts, so they must be as for ourselves too.
+    variables = [_environment().get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", HASHES)]
     identity = (
-        f"{variable}|{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
+        f"{variables}|{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
     )
     return _warm_folder() / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
 
@@ -192,6 +200,7 @@ def start_warm(minutes: float) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
+        env=_environment(),
     )
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:

@@ -15,6 +15,7 @@ import torch
 
 from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed
 from cordee.core.plan import Plan
+from cordee.feed.reading import begin_others
 from cordee.group import links
 from cordee.group.channel import Channel
 from cordee.group.join import Joined, set_current
@@ -81,6 +82,7 @@ def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None
     sys.argv = [target.path, *target.arguments]  # those of the fork server are nobody's business
     if target.kind == "script":
         sys.path.insert(0, str(Path(target.path).resolve().parent))
+        begin_others(0)  # what it draws without a seed, to split data for instance, is the same on all workers
         _see(_run_script(target.path), spec, rope)
         while not rope.finish():
             pass

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import JobError
+from cordee.feed.reading import begin_others
 from cordee.group.join import refusing
 from cordee.train.job import Job
 from cordee.train.spelling import nearest
@@ -23,7 +24,11 @@ MODULE_NAME = "cordee_job"
 
 
 def load_job(path: Path, settings: Mapping[str, str]) -> Job:
-    """The job that the file defines as `job`, a `Job` or a function that makes one, with these settings."""
+    """The job that the file defines as `job`, a `Job` or a function that makes one, with these settings.
+
+    What it draws at random without a seed, to split data for instance, is the same on all workers and in all starts.
+    """
+    begin_others(0)  # torch's begins with the same number everywhere by itself
     with _as_a_job(path):
         return _load(path, settings)
 

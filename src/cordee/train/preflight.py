@@ -34,6 +34,12 @@ USUAL_CAUSES = (
     "statistics of its batch"
 )
 
+UNSTEADY = (
+    "samples of the training data are others each time they are read, so the result depends on who reads them: they "
+    "seem to draw from a generator of their own, or to change with what was read before. Let them draw from torch, "
+    "random or np.random without a generator: there a sample draws the same in the same epoch, whoever reads it"
+)
+
 
 def preflight(job: Job, model: nn.Module, source: Source, ids_of: Callable[[int], object], device: str = "cpu") -> None:
     """Raise `ModelError` or `MixingError` with an explanation; model, gradients and random state stay as they were."""
@@ -55,6 +61,17 @@ def preflight(job: Job, model: nn.Module, source: Source, ids_of: Callable[[int]
                 buffer.copy_(kept)
         for module, training in modes:
             module.training = training
+
+
+def is_steady(source: Source, ids: Ids) -> bool:
+    """Whether samples are the same each time they are read, as far as these tell."""
+    one, other = (_tensors(source.gather(ids)) for _ in range(2))
+    return len(one) == len(other) and all(map(_alike, one, other))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    same = torch.equal(one, other)
+    return same or (one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
 
 
 class _Parts:
@@ -81,14 +98,18 @@ class _Parts:
 
 def _lengths(fields: Fields) -> list[int]:
     """Of all tensors of a batch; of one without dimensions it is -1."""
-    lengths = []
+    return [len(tensor) if tensor.dim() else -1 for tensor in _tensors(fields)]
+
+
+def _tensors(fields: Fields) -> list[Tensor]:
+    found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        lengths.append(len(tensor) if tensor.dim() else -1)
+        found.append(tensor)
         return tensor
 
     map_tensors(note, fields)
-    return lengths
+    return found
 
 
 def _check(job: Job, model: nn.Module, parts: _Parts) -> None:
