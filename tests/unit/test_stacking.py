@@ -16,16 +16,16 @@ from cordee.feed.dataset import DatasetSource
 @pytest.mark.parametrize(
     ("samples", "told"),
     [
-        ([torch.zeros(22), torch.zeros(4)], "they are of shape (22,) and of shape (4,)"),
-        ([(torch.zeros(2), 1), (torch.zeros(3), 0)], "they are of (shape (2,), int) and of (shape (3,), int)"),
-        ([{"x": np.zeros(2)}, {"y": np.zeros(2)}], "they are of {x: shape (2,)} and of {y: shape (2,)}"),
-        ([[1, 2, 3, 4], [1, 2, 3, 4, 5]], "they are of 4 x int and of 5 x int"),
-        ([None, None], "they are NoneType"),
-        ([object(), object()], "they are object"),
+        ([torch.zeros(22), torch.zeros(4)], "sample 0 is shape (22,), sample 1 is shape (4,)."),
+        ([(torch.zeros(2), 1), (torch.zeros(3), 0)], "sample 0 is (shape (2,), int), sample 1 is (shape (3,), int)."),
+        ([{"x": np.zeros(2)}, {"y": np.zeros(2)}], "sample 0 is {x: shape (2,)}, sample 1 is {y: shape (2,)}."),
+        ([[1, 2, 3, 4], [1, 2, 3, 4, 5]], "sample 0 is 4 x int, sample 1 is 5 x int."),
+        ([None, None], "sample 0 is NoneType."),
+        ([object(), object()], "sample 0 is object."),
     ],
 )
 def test_samples_that_do_not_stack(samples: list[Any], told: str) -> None:
     source = DatasetSource(samples)
     with pytest.raises(DataError, match=re.escape(told) + ".*collate="):
-        source.gather(np.arange(2))
+        source.gather(np.arange(len(samples)))
     assert DatasetSource(samples, collate=len).gather(np.arange(2)) == 2

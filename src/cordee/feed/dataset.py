@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data import Subset as TorchSubset
 
 from cordee.core.errors import DataError
@@ -19,7 +19,6 @@ from cordee.feed.source import Fields, check_ids, digest_of
 Collate = Callable[[list[Any]], Fields]
 """Makes a batch of a list of samples."""
 
-_WATCHED = 256  # samples; where none of them draws a random number, one of each batch is watched from then on
 
 _LOOKED = 16
 """So many, from first to last, are read once to see whether they draw from Python's or NumPy's generator."""
@@ -45,7 +44,7 @@ class DatasetSource:
         """Made of its type, its length, and its own `fingerprint` if it has one, else of what it holds now."""
         self._collate: Collate = collate or default_collate
         self._get_many: Callable[[list[int]], list[Any]] | None = _many(dataset)
-        self._seen = 0
+        self._plain = _is_plain(dataset)
         self._draws = False
         """Whether samples were seen to draw random numbers of torch's."""
         self._others: bool | None = None
@@ -80,18 +79,20 @@ class DatasetSource:
         draws = SampleDraws(others=bool(self._others))
         samples = self._samples(ids.tolist(), draws)
         if self._collate is default_collate:
-            return self._stacked(samples)
+            return self._stacked(samples, ids)
         draws.turn_to(-1 - int(ids[0]))  # no sample's own
         with draws:
             return self._collate(samples)
 
-    def _stacked(self, samples: list[Any]) -> Fields:
+    def _stacked(self, samples: list[Any], ids: Ids) -> Fields:
         try:
             batch: Fields = default_collate(samples)
             return batch
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
-            forms = list(dict.fromkeys(map(_form, samples)))
-            seen = f"they are of {forms[0]} and of {forms[1]}" if len(forms) > 1 else f"they are {forms[0]}"
+            forms = {
+                _form(sample): place for sample, place in zip(reversed(samples), reversed(ids.tolist()), strict=True)
+            }
+            seen = ", ".join(f"sample {place} is {form}" for form, place in list(forms.items())[:-3:-1])
             raise DataError(
                 f"samples of {type(self.dataset).__name__} cannot be stacked to a batch: {seen}. Give a function that "
                 "makes a batch of a list of samples, by padding for instance: cordee.data.dataset(..., collate=...)"
@@ -104,18 +105,26 @@ class DatasetSource:
             if not draws.used:
                 return samples
             self._draws = True  # what a sample draws must not depend on those beside it: once more, each by itself
-        # To follow what a sample draws makes every call of torch in it dearer, by as much as a cheap one takes.
-        watched = len(ids) if self._draws or self._seen < _WATCHED else 1
-        self._seen += len(ids)
-        with draws:
-            samples = [self._sample(place, draws) for place in ids[:watched]]
-        self._draws |= draws.used
-        with draws if self._draws else nullcontext():
-            return samples + [self._sample(place, draws) for place in ids[watched:]]
+        # To follow what a sample draws makes every call of torch in it dearer, by a microsecond or two; but one in a
+        # thousand that draws must be seen too.
+        with nullcontext() if self._plain else draws:
+            return [self._sample(place, draws) for place in ids]
 
     def _sample(self, place: int, draws: SampleDraws) -> Any:
         draws.turn_to(place)
-        return self.dataset[place] if self._get_many is None else self._get_many([place])[0]
+        try:
+            return self.dataset[place] if self._get_many is None else self._get_many([place])[0]
+        except Exception as error:
+            # As `add_note` does, which Python has since 3.11.
+            vars(error).setdefault("__notes__", []).append(f"in sample {place} of {type(self.dataset).__name__}")
+            raise
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Whether no code of the user's makes its samples, so that nothing draws."""
+    if type(dataset) in (TorchSubset, ConcatDataset):
+        return all(map(_is_plain, dataset.datasets if type(dataset) is ConcatDataset else [dataset.dataset]))
+    return type(dataset) is TensorDataset
 
 
 def _told(dataset: Any) -> bytes:

@@ -147,7 +147,8 @@ def _fail(channel: Channel, error: BaseException) -> int:
     """Tell the launcher what happened; it speaks to the user, once."""
     known = isinstance(error, CordeeError)
     text = "" if known else "".join(traceback.format_exception(type(error), error, _user_part(error)))
-    message = str(error) if known else f"{type(error).__name__}: {error}"
+    notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    message = str(error) if known else f"{type(error).__name__}: {error}{notes}"
     code = error.code if isinstance(error, CordeeError) else WorkerFailed.code
     name = type(error).__name__ if known else WorkerFailed.__name__
     channel.post("failed", {"error": name, "message": message, "traceback": text, "code": code})

@@ -115,12 +115,25 @@ def _difference(rope: Rope, words: dict[str, str]) -> str:
 
 
 def _both(name: str, first: str, other: str) -> str:
-    """Of a table only what differs."""
-    sides: list[Any] = [side if side == "nothing" else json.loads(side) for side in (first, other)]
-    if all(isinstance(side, dict) for side in sides):
-        differing = [key for key in {**sides[0], **sides[1]} if sides[0].get(key) != sides[1].get(key)]
-        sides = [", ".join(f"{key} {side.get(key)}" for key in differing) for side in sides]
-    return f"{name}: {sides[0]} and {sides[1]}"
+    sides = [side if side == "nothing" else json.loads(side) for side in (first, other)]
+    return f"{name}: {' and '.join(differing(*sides))}"
+
+
+def differing(first: Any, other: Any) -> tuple[str, str]:
+    """Both in words; of tables, and of several of them, only what differs."""
+    if isinstance(first, dict) and isinstance(other, dict):
+        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+        one, two = (", ".join(f"{name} {side.get(name)}" for name in names) for side in (first, other))
+        return one, two
+    if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
+        pairs = [differing(*pair) for pair in zip(first, other, strict=True) if pair[0] != pair[1]]
+        return "; ".join(one for one, _ in pairs), "; ".join(two for _, two in pairs)
+    return str(first), str(other)
+
+
+def settings_of(optimizer: Optimizer) -> Any:
+    """Its numbers, in a form that a file gives back as it was."""
+    return json.loads(json.dumps(of_optimizer(optimizer)["optimizer's settings"], default=str))
 
 
 def _gathered(rope: Rope, words: dict[str, str]) -> list[dict[str, str]] | None:

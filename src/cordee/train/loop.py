@@ -22,7 +22,7 @@ from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
-from cordee.train.agreement import agree_on, of_job
+from cordee.train.agreement import agree_on, differing, of_job, settings_of
 from cordee.train.devices import fuse, training_loss
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job, Resolved
@@ -105,12 +105,13 @@ class _Training:
         self.model = session.prepare(model, compile=False)
         if job.start_from is not None and snapshot is None and session.rope.members[0] != first:
             raise CheckpointError("the worker that read start_from was lost before everybody had it: start again")
-        self.optimizer = job.optimizer(self.model.parameters())
+        self.optimizer = job.optimizer(list(self.model.parameters()))  # some go through them twice, to make groups
+        self._untrained()
         for group in self.optimizer.param_groups:
             group["lr"] = group["lr"] * self.resolved.lr_factor
         if session.plan.fused:
             fuse(self.optimizer, self.model)
-        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
+        self._settings = settings_of(self.optimizer)
         self.schedule = job.schedule(self.optimizer) if job.schedule else None
         session.reducer_of(self.optimizer)
         if snapshot is not None:
@@ -120,6 +121,15 @@ class _Training:
         if (idle := session.size - self.resolved.batch) > 0:
             told = f"a step has {self.resolved.batch} samples for {session.size} workers: {idle} have nothing to do"
             session.tell("warning", {"message": told})
+
+    def _untrained(self) -> None:
+        """Say which parameters the optimizer was not given, though they ask for gradients."""
+        given = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        names = [name for name, one in self.model.named_parameters() if one.requires_grad and id(one) not in given]
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            told = f"the optimizer was not given {', '.join(names[:3])}{more}: they stay as they are"
+            self.session.tell("warning", {"message": told})
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -156,11 +166,11 @@ class _Training:
         self.patience.take_up(extra["patience"])
         self.validation = extra["validation"]
         self.session.precision.take_up(extra.get("precision", {}))
-        if extra.get("rates", self._rates) != self._rates:
-            rates = [", ".join(f"{rate:g}" for rate in one) for one in (extra["rates"], self._rates)]
+        if (saved := extra.get("settings", self._settings)) != self._settings:
+            before, now = differing(saved, self._settings)
             message = (
-                f"the job asks for learning rate {rates[1]}, but the run goes on with {rates[0]}, which it began with: "
-                "an optimizer is resumed as it was saved. start_from= takes only the weights"
+                f"the job asks for {now}, but the run goes on with {before}, which it began with: an optimizer is "
+                "resumed as it was saved. start_from= takes only the weights"
             )
             self.session.tell("warning", {"message": message})
         self.session.last = Committed(**extra["last"]) if extra["last"] is not None else None
@@ -301,7 +311,7 @@ class _Training:
             validation=self.validation,
             asked=self._asked(),
             precision=self.session.precision.to_dict(),
-            rates=self._rates,
+            settings=self._settings,
             last=asdict(self.session.last) if self.session.last is not None else None,
         )
 
