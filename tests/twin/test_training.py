@@ -107,6 +107,19 @@ def test_a_worker_is_killed_and_a_host_is_cut_off(able: None, warm: int, job: Pa
     assert run.events[-1]["message"] == never and never in (out / "report.html").read_text()
 
 
+def test_what_another_host_wrote_is_brought_to_the_first(able: None, warm: int, job: Path, tmp_path: Path) -> None:
+    """Once no worker of the first host is left; the checkpoints too, so that it can be gone on with from the last."""
+    out = tmp_path / "out" / "run"
+    words = ["twin", "run", job, "--hosts", "2", "--out", out]
+    done = command(*words, "--set", "epochs=1", "--schedule", "at step 3: kill worker 0")
+    assert done.returncode == 0, done.stderr
+    assert "step-00000015, model.safetensors" in done.stderr and "brought to" in done.stderr
+    assert Run(out).result["steps"] == 15
+    assert_same(Run(out), train(job, tmp_path / "alone", epochs=1))
+    run = train(job, out, resume=True, epochs=2)
+    assert_same(run, train(job, tmp_path / "alone again"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_unequal_hosts_train_as_one_process(able: None, warm: int, job: Path, tmp_path: Path) -> None:

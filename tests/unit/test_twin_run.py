@@ -18,6 +18,7 @@ from cordee.twin import enter
 from cordee.twin.cluster import Cluster
 from cordee.twin.enter import MARK
 from cordee.twin.faults import Faults
+from cordee.twin.home import bring_home
 from cordee.twin.registry import Registry
 from cordee.twin.run import Asked, check, check_possible, commands, threads_of
 from cordee.twin.schedule import Cut, KillHost, Schedule, Set, Signal
@@ -318,6 +319,7 @@ def test_a_host_ends_with_whoever_started_it(processes: Twin, tmp_path: Path) ->
 import subprocess
 from pathlib import Path
 from cordee.twin.faults import Faults
+from cordee.twin.home import bring_home
 from cordee.twin.registry import Registry
 from cordee.twin.run import Asked, check, check_possible, commands, threads_of
 from cordee.twin.twin import Twin
@@ -355,3 +357,25 @@ def test_a_command_that_is_not_there(processes: Twin) -> None:
 def test_a_mere_host_knows_which_it_is(processes: Twin) -> None:
     done = subprocess.run(processes.command("a", ["printenv", MARK]), capture_output=True, text=True, check=True)
     assert done.stdout == f"{processes.entry.folder / 'a'}\n"
+
+
+def test_what_other_hosts_wrote_is_brought_home(tmp_path: Path) -> None:
+    out, far = tmp_path / "out", tmp_path / "far"
+    for folder, number in ((out, 3), (far, 3), (far, 6)):
+        made = folder / "checkpoints" / f"step-{number:08}"
+        made.mkdir(parents=True)
+        (made / "checkpoint.json").write_text(folder.name)
+    for folder in (out, far):
+        (folder / "model.safetensors").write_text(folder.name)
+        (folder / "events.jsonl").write_text(folder.name)
+    for path in (out / "model.safetensors", far / "checkpoints" / "step-00000003"):
+        os.utime(path, (1, 1))
+    assert bring_home([tmp_path / "never", far], out) == ["step-00000006", "model.safetensors"]
+    assert [
+        (out / "checkpoints" / name / "checkpoint.json").read_text() for name in ("step-00000003", "step-00000006")
+    ] == [
+        "out",
+        "far",
+    ]
+    assert (out / "model.safetensors").read_text() == "far" and (out / "events.jsonl").read_text() == "out"
+    assert bring_home([far], out) == []

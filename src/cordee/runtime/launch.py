@@ -327,12 +327,16 @@ class Supervisor:
             elif kind == "interrupt" and self._error is not None:
                 self._ends_by = 0.0
 
+    def _what_was_saved(self) -> str:
+        if self._launch.target.kind == "script":
+            return "; what it had to save was up to the script"
+        if (step := self._recorder.saved) in (None, saved_step(self._launch.out)):
+            return " with a checkpoint"
+        return f"; the checkpoint of step {step} is on the host of the worker that wrote it, in the folder given there"
+
     def _conclude(self) -> dict[str, Any]:
         if self._error is None and self._interrupts:
-            script = self._launch.target.kind == "script"
-            self._error = Interrupted(
-                "stopped; what it had to save was up to the script" if script else "stopped with a checkpoint"
-            )
+            self._error = Interrupted(f"stopped{self._what_was_saved()}")
         if isinstance(self._error, GOES_ON):
             self._launch.name_way_on(self._error)
         try:

@@ -41,6 +41,8 @@ class Recorder:
         self._last_step = 0
         self._lost_at: float | None = None
         self.failures = 0
+        self.saved: int | None = None
+        """The step of the last checkpoint that stands, on whatever host."""
         self.result: dict[str, Any] | None = None
         self._times = TimeSplit()
         self._resources = Resources()
@@ -135,7 +137,10 @@ class Recorder:
             self._own_plan(content)
         elif kind == "result":
             self.result = content
-        elif kind in ("epoch", "checkpoint", "warning", "links"):
+        elif kind == "checkpoint":
+            self.saved = content["step"]
+            self.event(kind, **content)
+        elif kind in ("epoch", "warning", "links"):
             self.event(kind, **content)
 
     def _own_plan(self, content: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.events import append_event
 from cordee.twin.cluster import Cluster, read_setting
 from cordee.twin.faults import Faults, Say
+from cordee.twin.home import bring_home
 from cordee.twin.own import Own, held, wait_for
 from cordee.twin.schedule import Cut, Mend, Progress, Schedule, Set
 from cordee.twin.seen import Seen
@@ -57,9 +59,8 @@ def commands(twin: Twin, asked: Asked) -> dict[str, list[str]]:
     meeting = cluster.names[0] if twin.entry.namespaces else "127.0.0.1"
     result = {}
     for host in cluster.hosts:
-        out = asked.out if host.name == cluster.names[0] else twin.entry.folder / f"out-{host.name}"
         words = [sys.executable, "-m", "cordee", asked.command]
-        words += ["--workers", str(host.workers), "--out", str(out)]
+        words += ["--workers", str(host.workers), "--out", str(_out(twin, asked, host.name))]
         if "--threads" not in asked.options:
             words += ["--threads", str(threads_of(cluster, host.name))]
         if len(cluster.hosts) > 1:
@@ -70,6 +71,11 @@ def commands(twin: Twin, asked: Asked) -> dict[str, list[str]]:
         target += ["--", *asked.behind] if asked.behind else []
         result[host.name] = twin.command(host.name, [*words, *target])
     return result
+
+
+def _out(twin: Twin, asked: Asked, host: str) -> Path:
+    """A host's folder of the run; the first one's is the user's."""
+    return asked.out if host == twin.cluster.names[0] else twin.entry.folder / f"out-{host}"
 
 
 def check_options(options: Sequence[str]) -> None:
@@ -110,7 +116,7 @@ def run(twin: Twin, asked: Asked, schedule: Schedule, *, seed: int = 0, say: Say
     with held(twin, "run"):
         seen = Seen(asked.out)
         seen.skip()
-        (twin.entry.folder / "run").write_text(str(asked.out.resolve()))
+        _clear(twin, asked, say)
         faults = Faults(twin, seen, seed, say)
         with _started(twin, asked) as own, _passed_on(first := own.hosts[twin.cluster.names[0]]) as asked_to_end:
             reached, absent = _follow(twin, own, schedule, faults, seen, say)
@@ -123,9 +129,26 @@ def run(twin: Twin, asked: Asked, schedule: Schedule, *, seed: int = 0, say: Say
                 # Not for those that something was done to: whoever is cut off waits for a while before it gives up.
                 own.wait(_LEAVING_S if first.returncode == 0 else _LEFT_S, but=faults.struck)
                 _tell_ends(twin, own, faults.struck, say)
+        _bring(twin, asked, say)
         if absent is not None:
             return own.hosts[absent].returncode or CordeeError.code
         return first.returncode
+
+
+def _clear(twin: Twin, asked: Asked, say: Say) -> None:
+    """Nothing of a former run stays on the hosts; if it is this one that goes on, what they wrote comes with it."""
+    former, now = twin.entry.folder / "run", str(asked.out.resolve())
+    if former.is_file() and former.read_text() == now:
+        _bring(twin, asked, say)
+    for host in twin.cluster.names[1:]:
+        shutil.rmtree(_out(twin, asked, host), ignore_errors=True)
+    former.write_text(now)
+
+
+def _bring(twin: Twin, asked: Asked, say: Say) -> None:
+    folders = [_out(twin, asked, host) for host in twin.cluster.names[1:]]
+    if names := bring_home(folders, asked.out):
+        say(f"other hosts wrote {', '.join(names)}: brought to {asked.out}")
 
 
 def missed(schedule: Schedule, first: int, reached: Progress) -> list[str]:
