@@ -19,7 +19,12 @@ Event = dict[str, Any]
 
 
 def event(name: str, at: float, /, **fields: Any) -> Event:
-    """One record, `at` seconds after the beginning; its fields are those of the table, all of them."""
+    """One record, `at` seconds after the beginning; its fields are those of the table, all of them.
+
+    What also says when it happened did so when it was written, if nothing else is given.
+    """
+    if "at" in EVENTS[name]:
+        fields.setdefault("at", round(T0 + at, 6))
     assert set(fields) == set(EVENTS[name]), f"{name}: {sorted(set(fields) ^ set(EVENTS[name]))}"
     return {"event": name, "time": round(T0 + at, 6), **fields}
 

@@ -94,7 +94,9 @@ def test_the_launcher_is_killed(training: Training, tmp_path: Path) -> None:
         run.launcher.kill()
         run.launcher.wait(DEADLINE_S)
         _assert_gone(run.everybody)
+    assert not (tmp_path / "run/report.html").exists()  # nobody was left to write it
     shown = command("report", tmp_path / "run")
+    assert f"report: {tmp_path / 'run/report.html'}" in shown.stdout
     assert "steady: It was killed after" in shown.stdout and "pill killed" in (tmp_path / "run/report.html").read_text()
 
 

@@ -58,7 +58,7 @@ def a_run(folder: Path) -> Path:
     made += [step(2.1, 1, loss=3.0), step(2.2, 2, loss=2.0)]
     made += [times(2.2, 0, 0, [2.06, 2.16], (10.0, 40.0, 40.0, 0.0), 6)]
     made += [times(2.2, 1, 0, [2.09, 2.19], (10.0, 70.0, 10.0, 0.0), 6)]
-    made += [event("failure", 2.25, worker=1, host="here", reason="killed", left=1)]
+    made += [event("failure", 2.3, worker=1, host="here", reason="killed", left=1, at=T0 + 2.25)]
     made += [event("regroup", 2.26, generation=2, workers=[0], ms=10.0), step(2.4, 3, samples=12, ms=200.0)]
     made += [times(2.4, 0, 2, [2.36], (10.0, 40.0, 0.0, 0.0), 12)]
     made += [epoch(2.5, 0, 3, {"accuracy": 0.25}, ms=30.0), event("checkpoint", 2.65, step=3, ms=5.0, at=T0 + 2.45)]

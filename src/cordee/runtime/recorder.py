@@ -37,6 +37,7 @@ class Recorder:
         """
         self.out = out
         self._waits = resume
+        self._script = script
         self._listen = listen
         self._last_step = 0
         self._lost_at: float | None = None
@@ -47,6 +48,11 @@ class Recorder:
         self._times = TimeSplit()
         self._resources = Resources()
         self._run: dict[str, Any] = {}
+        self._first = 0
+        """The worker that writes the run's files, besides this record."""
+        self._hosts: dict[int, str] = {}
+        self._writes_on = ""
+        """The host where it does."""
         if not out.is_dir():  # refused before anything is made
             check(out, resume=resume, script=script, wording=wording)
         make(out, wording)
@@ -82,6 +88,7 @@ class Recorder:
             | {"python": platform.python_version()},
             "started": time.time(),
         }
+        self._writes_on = self._run["host"]
         if not self._waits:
             self._write_json("run.json", self._run)
         self.event("start", workers=workers, plan=str(plan), resume=resume)
@@ -109,6 +116,8 @@ class Recorder:
         elif kind == "worker":
             self._resources.came(worker)
             self.event("worker", worker=worker, **content)
+            self._hosts[worker] = content["host"]
+            self._see_who_writes()
         elif kind == "usage":
             self._resources.used(worker, content)
             self._events.write("usage", later=True, worker=worker, **content)
@@ -123,16 +132,10 @@ class Recorder:
             self.failures += 1
             self._resources.left(worker)
             self._lost_at = self._lost_at or content["at"]
-            self.event("failure", worker=worker, **{name: content[name] for name in ("host", "reason", "left")})
+            seen = {name: content[name] for name in ("host", "reason", "left")}
+            self.event("failure", worker=worker, **seen, at=_time_of_day(content["at"]))
         elif kind == "go":
-            self._times.expect(content["members"])
-            if content["generation"] == 1:
-                return
-            since, self._lost_at = self._lost_at, None
-            elapsed = 0.0 if since is None else (content["at"] - since) * 1e3
-            self.event(
-                "regroup", generation=content["generation"], workers=list(content["members"]), ms=round(elapsed, 1)
-            )
+            self._go(content)
         elif kind == "plan":
             self._own_plan(content)
         elif kind == "result":
@@ -142,6 +145,33 @@ class Recorder:
             self.event(kind, **content)
         elif kind in ("epoch", "warning", "links"):
             self.event(kind, **content)
+
+    def _go(self, content: dict[str, Any]) -> None:
+        """A group has formed."""
+        members = list(content["members"])
+        self._times.expect(members)
+        if content["generation"] > 1:
+            since, self._lost_at = self._lost_at, None
+            ms = 0.0 if since is None else round((content["at"] - since) * 1e3, 1)
+            at = _time_of_day(content["at"])
+            self.event("regroup", generation=content["generation"], workers=members, ms=ms, at=at)
+        self._first = members[0]
+        self._see_who_writes()
+
+    def _see_who_writes(self) -> None:
+        """Say so if the run's files come to another host from now on."""
+        host = self._hosts.get(self._first, self._writes_on)
+        if host == self._writes_on:
+            return
+        self._writes_on, who = host, f"worker {self._first} on {host}"
+        if self._script:
+            message = f"{who} has rank 0 from now on: what the script saves as rank 0 is there, on {host}"
+        else:
+            message = (
+                f"{who} writes checkpoints and the trained model from now on: "
+                f"there, in the folder that --out names on {host}"
+            )
+        self.event("warning", message=message)
 
     def _own_plan(self, content: dict[str, Any]) -> None:
         """A script's session says by which plan it trains; news if that is not what the record says already."""
@@ -184,6 +214,11 @@ class Recorder:
             os.replace(temporary, path)
         except OSError as error:
             raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
+
+
+def _time_of_day(moment: float) -> float:
+    """A moment of the hub's clock, which nobody sets, as seconds since 1970."""
+    return round(time.time() - (time.monotonic() - moment), 6)
 
 
 def _version(name: str) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from cordee.core.plan import Plan
 from cordee.watch.accounts import Accounts, Missing, Piece
 from cordee.watch.latency import latency, usual
 from cordee.watch.members import Members
-from cordee.watch.summary import Curve, Incident, Summary
-from cordee.watch.thin import Row, Thinner, column
+from cordee.watch.summary import Incident, Summary
+from cordee.watch.thin import Thinner, curve, pace
 from cordee.watch.words import duration
 
 LOSS_ROWS = 2000
@@ -95,19 +96,34 @@ class Digest:
         self._other_s = dict.fromkeys(("start", "evaluation", "saving"), 0.0)
         self._count: Counter[str] = Counter()
         self._incidents: list[Incident] = []
-        self._undated: list[int] = []
-        """Incidents whose step is not known before the next one is."""
+        self._undated: dict[int, float] = {}
+        """Incidents whose step is not known yet: the first one that is committed after this moment comes after them."""
+        self._notes: list[Mapping[str, Any]] = []
+        """Until the next event tells whether they belong to a start that follows, such as waiting for other hosts."""
         self._present: set[int] = set()
         self._members: Members | None = None
         self._accounts = self._new_accounts()
 
     def take(self, event: Mapping[str, Any]) -> None:
         """One event."""
-        take = getattr(self, f"_on_{event['event']}", None)
+        if event["event"] in ("warning", "fault"):
+            self._notes.append(event)
+            return
         if event["event"] == "start":
             self._close_section()
-        elif self._starts and event["event"] != "attempt":  # which is no part of the run
+        else:
+            self._take_notes()
+        self._take(event)
+
+    def _take_notes(self) -> None:
+        for event in self._notes:
+            self._take(event)
+        self._notes.clear()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        if self._starts and event["event"] not in ("start", "attempt"):  # an attempt is no part of the run
             self._heard = max(self._heard, event["time"])
+        take = getattr(self, f"_on_{event['event']}", None)
         if take is not None:
             take(event)
 
@@ -121,8 +137,8 @@ class Digest:
         return Accounts(self._present, self._on_piece, self._on_missing)
 
     def _running(self, moment: float) -> float:
-        """A time of day as seconds of running."""
-        return round(self._offset + max(0.0, moment - self._began), 4)
+        """A time of day as seconds of running; what comes before a start is said to come with it."""
+        return round(self._offset + (max(0.0, moment - self._began) if self._starts else 0.0), 4)
 
     # ------------------------------------------------------------- sections
 
@@ -157,6 +173,8 @@ class Digest:
         self._offset = self._running(self._heard)
         self._began = self._heard
         self._workers.all_leave(self._starts, self._offset)
+        for place in self._undated:  # no step came after them
+            self._incidents[place] = dataclasses.replace(self._incidents[place], step=self._step)
         self._undated.clear()
         self._long.clear()
 
@@ -199,11 +217,11 @@ class Digest:
     # ------------------------------------------------------------- training
 
     def _on_step(self, event: Mapping[str, Any]) -> None:
-        at = event.get("at") or event["time"]
+        at = _at(event)
         if self._start_s is None:
             self._start_s = max(0.0, at - event["ms"] / 1e3 - self._began)
-        while self._undated and self._incidents[self._undated[0]].time < at:
-            place = self._undated.pop(0)
+        for place in [place for place, moment in self._undated.items() if moment < at]:
+            del self._undated[place]
             one = self._incidents[place]
             ms = one.ms
             if one.kind == "failure":
@@ -214,9 +232,9 @@ class Digest:
         if not self._metrics.rows:  # a loop of one's own does not say when an epoch ends
             self._epochs = event["epoch"] + (0 if self._job else 1)
         self._losses.row(self._step, self._stepped).note("loss", event["loss"])
-        pace = self._pace.row(self._step, self._stepped)
-        pace.note("ms", event["ms"])
-        pace.note("samples", event["samples"])
+        row = self._pace.row(self._step, self._stepped)
+        row.note("ms", event["ms"])
+        row.note("samples", event["samples"])
         self._lengths.append(event["ms"])
         self._accounts.commit(self._step, event["samples"])
         self._step_samples += event["samples"]
@@ -236,7 +254,7 @@ class Digest:
     def _on_checkpoint(self, event: Mapping[str, Any]) -> None:
         self._count["checkpoint"] += 1
         self._other_s["saving"] += event["ms"] / 1e3
-        self._saves.row(event["step"], self._running(event.get("at") or event["time"])).note("ms", event["ms"])
+        self._saves.row(event["step"], self._running(_at(event))).note("ms", event["ms"])
 
     # ------------------------------------------------------------- workers
 
@@ -260,8 +278,9 @@ class Digest:
         worker, host = event["worker"], event["host"] or ""
         where = f" on {host}" if host else ""
         text = f"worker {worker}{where} was lost: {event['reason']}; {event['left']} left"
-        self._add("failure", event["time"], text, worker=worker, host=host, undated=True)
-        self._workers.lose(worker, host, event["reason"], self._running(event["time"]))
+        # The step in which it was lost may have been done already: it is the next group that has to do one anew.
+        self._add("failure", _at(event), text, worker=worker, host=host, undated=math.inf)
+        self._workers.lose(worker, host, event["reason"], self._running(_at(event)))
         self._present.discard(worker)
         self._accounts.lose(worker)
 
@@ -270,7 +289,8 @@ class Digest:
         self._accounts.expect(self._present)
         members = ", ".join(map(str, event["workers"][:16])) + (", …" if len(event["workers"]) > 16 else "")
         text = f"going on with workers {members}"
-        self._add("regroup", event["time"], text, ms=event["ms"], undated=True)
+        self._undated = {place: min(moment, _at(event)) for place, moment in self._undated.items()}
+        self._add("regroup", _at(event), text, ms=event["ms"], undated=_at(event))
 
     def _on_warning(self, event: Mapping[str, Any]) -> None:
         self._add("warning", event["time"], event["message"])
@@ -282,12 +302,12 @@ class Digest:
         links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event["links"][:8]]
         self._add("links", event["time"], ", ".join(links) + (", …" if len(event["links"]) > 8 else ""))
 
-    def _add(self, kind: str, moment: float, text: str, *, undated: bool = False, **more: Any) -> None:
+    def _add(self, kind: str, moment: float, text: str, *, undated: float | None = None, **more: Any) -> None:
         self._count[kind] += 1
         if self._count[kind] > MOST_OF_A_KIND:
             return
-        if undated:
-            self._undated.append(len(self._incidents))
+        if undated is not None:
+            self._undated[len(self._incidents)] = undated
         seconds = more.pop("seconds", self._running(moment))
         self._incidents.append(Incident(kind, moment, seconds, more.pop("step", self._step), text, **more))
 
@@ -295,6 +315,7 @@ class Digest:
 
     def summary(self, folder: Path, run: Mapping[str, Any], now: float) -> Summary:
         """All of it; no event can be taken afterwards."""
+        self._take_notes()
         self._close_section()
         job = run.get("job") or self._job
         whole_s = sum(self._lengths) / 1e3
@@ -338,12 +359,12 @@ class Digest:
             workers=workers,
             incidents=tuple(sorted(self._incidents, key=lambda one: one.time)),
             left_out=sum(max(0, count - MOST_OF_A_KIND) for kind, count in self._count.items() if kind != "checkpoint"),
-            losses=_curve(
+            losses=curve(
                 self._losses.rows, loss=("loss", "mean"), loss_low=("loss", "low"), loss_high=("loss", "high")
             ),
-            pace=_pace(self._pace.rows),
-            metrics=_curve(self._metrics.rows, **{name: (name, "mean") for name in self._metric_names}),
-            saves=_curve(self._saves.rows, ms=("ms", "mean")),
+            pace=pace(self._pace.rows),
+            metrics=curve(self._metrics.rows, **{name: (name, "mean") for name in self._metric_names}),
+            saves=curve(self._saves.rows, ms=("ms", "mean")),
             split=self._workers.split(),
             usage=self._workers.usage(),
         )
@@ -359,6 +380,11 @@ class Digest:
         return word, str(self._ended["reason"]) + (f": {message}" if message else ""), code
 
 
+def _at(event: Mapping[str, Any]) -> float:
+    """When it happened; records of former versions may only say when it was written."""
+    return float(event.get("at") or event["time"])
+
+
 def _written(plan: object) -> str:
     """A plan as it stands in `run.json`."""
     if not isinstance(plan, Mapping):
@@ -367,22 +393,3 @@ def _written(plan: object) -> str:
         return str(Plan.from_dict(plan))
     except PlanError:  # of another version
         return ",".join(f"{key}={value}" for key, value in plan.items())
-
-
-def _curve(rows: Sequence[Row], /, **columns: tuple[str, str]) -> Curve:
-    """The rows as a curve with these columns, each a name and what to take of it."""
-    return Curve(
-        step=tuple(row.step for row in rows),
-        seconds=tuple(row.seconds for row in rows),
-        redone=tuple(row.redone for row in rows),
-        values={name: column(rows, *what) for name, what in columns.items()},
-    )
-
-
-def _pace(rows: Sequence[Row]) -> Curve:
-    curve = _curve(rows, ms=("ms", "mean"), ms_low=("ms", "low"), ms_high=("ms", "high"))
-    samples, ms = column(rows, "samples", "sum"), column(rows, "ms", "sum")
-    throughput = tuple(
-        1e3 * one / spent if one is not None and spent else None for one, spent in zip(samples, ms, strict=True)
-    )
-    return dataclasses.replace(curve, values={"throughput": throughput, **curve.values})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any
+
+from cordee.watch.summary import Curve
 
 Cells = dict[Any, list[float]]
 """What a row has gathered, by name."""
@@ -140,3 +143,23 @@ def column(rows: Sequence[Row], name: Hashable, what: str) -> tuple[float | None
         "high": lambda cell: cell[3],
     }[what]
     return tuple(None if (cell := row.cells.get(name)) is None else pick(cell) for row in rows)
+
+
+def curve(rows: Sequence[Row], /, **columns: tuple[str, str]) -> Curve:
+    """The rows as a curve with these columns, each a name and what to take of it."""
+    return Curve(
+        step=tuple(row.step for row in rows),
+        seconds=tuple(row.seconds for row in rows),
+        redone=tuple(row.redone for row in rows),
+        values={name: column(rows, *what) for name, what in columns.items()},
+    )
+
+
+def pace(rows: Sequence[Row]) -> Curve:
+    """How long steps took, and how many samples a second that was."""
+    lengths = curve(rows, ms=("ms", "mean"), ms_low=("ms", "low"), ms_high=("ms", "high"))
+    samples, ms = column(rows, "samples", "sum"), column(rows, "ms", "sum")
+    throughput = tuple(
+        1e3 * one / spent if one is not None and spent else None for one, spent in zip(samples, ms, strict=True)
+    )
+    return dataclasses.replace(lengths, values={"throughput": throughput, **lengths.values})

@@ -220,14 +220,14 @@ class _Tracer:
 
     def _on_failure(self, event: Mapping[str, Any]) -> None:
         if self._shown():
-            self._out.instant(
-                "failure", self._since(event["time"]), f"worker {event['worker']} was lost: {event['reason']}"
-            )
+            at = self._since(event.get("at") or event["time"])
+            self._out.instant("failure", at, f"worker {event['worker']} was lost: {event['reason']}")
 
     def _on_regroup(self, event: Mapping[str, Any]) -> None:
         self._split.expect(event["workers"])
         if self._shown():
-            self._out.instant("regroup", self._since(event["time"]), f"workers {event['workers']}")
+            at = self._since(event.get("at") or event["time"])
+            self._out.instant("regroup", at, f"workers {event['workers']}")
 
     def _on_fault(self, event: Mapping[str, Any]) -> None:
         if self._shown():

@@ -1,0 +1,74 @@
+"""What the recorder makes of what the hub says."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cordee.core.events import read_events
+from cordee.core.plan import Plan
+from cordee.runtime import recorder as module
+from cordee.runtime.recorder import Recorder
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of this host."""
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "a")
+    return "a"
+
+
+def recorded(folder: Path, notices: list[tuple[str, int, dict[str, Any]]], *, script: bool = False) -> list[Any]:
+    """The events of a run of which the hub says this."""
+    made = Recorder(folder, resume=False, listen=lambda event: None, script=script)
+    made.begin(target="job.py", plan=Plan(), workers=3, resume=False, settings={})
+    for notice in notices:
+        made.notice(*notice)
+    made.close()
+    return list(read_events(folder / "events.jsonl"))
+
+
+def came(worker: int, host: str) -> tuple[str, int, dict[str, Any]]:
+    return "worker", worker, {"host": host, "pid": 1, "device": "cpu", "threads": 1}
+
+
+def lost(worker: int, host: str, at: float = 0.0) -> tuple[str, int, dict[str, Any]]:
+    return "lost", worker, {"host": host, "reason": "killed", "left": 2, "at": at}
+
+
+def go(generation: int, *members: int, at: float = 0.0) -> tuple[str, int, dict[str, Any]]:
+    return "go", 0, {"generation": generation, "members": members, "target": 1, "giver": None, "at": at}
+
+
+def test_a_loss_says_when_it_was_seen_and_a_group_when_it_went_on(tmp_path: Path) -> None:
+    """The launcher waits for the exit status before it writes; the hub's clock is not the time of day."""
+    before, now = time.time(), time.monotonic()
+    events = recorded(tmp_path, [go(1, 0, 1, 2), lost(1, "a", now - 9.0), go(2, 0, 2, at=now - 7.5)])
+    failure, regroup = events[-2:]
+    assert failure["time"] >= before and failure["at"] == pytest.approx(before - 9.0, abs=1.0)
+    assert regroup["at"] - failure["at"] == pytest.approx(1.5, abs=0.1) and regroup["ms"] == 1500.0
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_the_files_come_to_another_host(script: bool, host: str, tmp_path: Path) -> None:
+    notices = [go(1, 0, 1, 2, 3), came(0, host), came(1, host), came(2, "b"), came(3, "c")]
+    notices += [lost(0, host), go(2, 1, 2, 3), lost(3, "c"), go(3, 1, 2)]  # still on this host
+    assert not [one for one in recorded(tmp_path / "here", notices, script=script) if one["event"] == "warning"]
+    notices += [lost(1, host), go(4, 2), go(5, 2)]
+    events = recorded(tmp_path / "there", notices, script=script)
+    (warning,) = (one["message"] for one in events if one["event"] == "warning")
+    assert [one["event"] for one in events[-3:]] == ["regroup", "warning", "regroup"]
+    assert warning == (
+        "worker 2 on b has rank 0 from now on: what the script saves as rank 0 is there, on b"
+        if script
+        else "worker 2 on b writes checkpoints and the trained model from now on: "
+        "there, in the folder that --out names on b"
+    )
+
+
+def test_the_first_worker_was_lost_before_the_others_introduced_themselves(host: str, tmp_path: Path) -> None:
+    events = recorded(tmp_path, [lost(0, host), go(1, 1, 2), came(1, "b"), came(2, "b")])
+    assert [one["event"] for one in events] == ["start", "failure", "worker", "warning", "worker"]
