@@ -26,6 +26,8 @@ NO_PROGRAMS = {**os.environ, "PATH": "/nowhere"}
         (["--hosts", "2 x link=fast"], "link=fast: expected a speed from 100kbit to 100gbit"),
         (["--name", "x"], "--hosts makes a new twin, --name takes one that is up: give one of them"),
         (["--nonsense", "--schedule", "every: cut b"], "schedule, line 1, after word 1 'every'"),
+        (["--port", "0"], "--port 0: expected a whole number from 1 to 65535"),
+        (["--schedule", "/tmp"], "--schedule /tmp: it is a folder; expected a file, or a statement such as"),
         (["--schedule", "faults.txt"], "--schedule faults.txt: there is no such file, and it is no statement such as"),
         (["--schedule", "my jobs/faults"], "--schedule my jobs/faults: there is no such file"),
         (["--workers", "2"], "--workers cannot be given here: each host has its own number of workers, such as"),
@@ -42,7 +44,7 @@ def test_nonsense_is_refused_before_anything_is_made(words: list[str], message: 
 
 def test_a_schedule_in_a_file_is_read(job: Path, tmp_path: Path) -> None:
     file = tmp_path / "faults.txt"
-    file.write_text("# two faults\n\nat step 3: cut b\nat step 4: mendd b\n")
+    file.write_text("\ufeff# two faults\n\nat step 3: cut b\nat step 4: mendd b\n")
     done = command("twin", "run", job, "--hosts", "2", "--schedule", file, env=NO_PROGRAMS)
     assert done.returncode == 2 and "schedule, line 4, word 4 'mendd'" in done.stderr
     file.write_bytes(b"\xff\xfe at step 3")
@@ -75,11 +77,11 @@ def test_a_probe_needs_links(job: Path) -> None:
     alone = command("twin", "probe", "--hosts", "1", env=NO_PROGRAMS)
     assert alone.returncode == 2 and "expected at least two, such as --hosts 2" in alone.stderr
     done = command("twin", "probe", "--hosts", "2", env=NO_PROGRAMS)
-    assert done.returncode == 2 and "the programs ip and tc (install iproute2)" in done.stderr
+    assert done.returncode == 2 and "the programs ip and tc are missing (install iproute2)" in done.stderr
     assert "--processes" not in done.stderr, "an option that it does not have"
 
 
 def test_what_is_missing_is_said_and_what_is_possible_is_offered(job: Path) -> None:
     done = command("twin", "run", job, "--hosts", "2 x link=10mbit", env=NO_PROGRAMS)
-    assert done.returncode == 2 and "the programs ip and tc (install iproute2)" in done.stderr
+    assert done.returncode == 2 and "the programs ip and tc are missing (install iproute2)" in done.stderr
     assert "What is possible, once link= " in done.stderr and done.stderr.rstrip().endswith("--processes")

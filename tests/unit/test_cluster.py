@@ -58,8 +58,8 @@ def test_what_is_printed_is_read_back() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "nothing between two commas; expected such as '2 x cpu=0.75"),
-        ("2 x cpu=1,,2", "nothing between two commas"),
+        ("", "hosts '': at least 1 host is needed, such as '2 x cpu=0.75"),
+        ("2 x cpu=1,,2", "nothing between two commas; expected such as '2 x cpu=0.75"),
         ("2,", "nothing between two commas"),
         ("0", "at least 1 host is needed"),
         ("0 x cpu=1", "'0' x: expected how many, a whole number from 1"),
@@ -112,6 +112,7 @@ def test_a_setting_is_read(key: str, text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("key", "texts", "message"),
     [
+        ("cpu", ["0", "2000"], "processor time from 0.01 to 1024, such as 0.25"),
         ("cpu", ["0", "0.009", "-1", "1025", "nan", "inf", "half", ""], "expected cores' worth of processor time"),
         ("cpu", ["1_0", "\uff11", "\u0663", "1e1", "+1", "1."], "expected cores' worth of processor time"),
         ("link", ["0", "10", "99.999kbit", "101gbit", "10mb", "-1mbit", "1e9", "mbit", "٣mbit"], "expected a speed"),

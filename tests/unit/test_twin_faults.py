@@ -152,12 +152,21 @@ def test_the_workers_of_a_run_are_those_of_its_last_start(tmp_path: Path, proces
 
 def test_one_run_at_a_time(processes: Twin, tmp_path: Path) -> None:
     with held(processes, "run"):
-        with held(processes, "probe"):
-            pass
         refusal = pytest.raises(UsageError, match=f"a run goes on on twin {processes.name}: wait for its end")
         with refusal, held(processes, "run"):
             raise AssertionError("two at once")
     with held(processes, "run"):
+        pass
+
+
+def test_a_probe_and_a_run_would_disturb_each_other(processes: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Twin, "lacking", lambda twin, what: "")
+    (processes.entry.folder / "run").write_text("/runs/first")
+    with held(processes, "run"), pytest.raises(UsageError, match=r"a run \(/runs/first\) goes on on twin"):
+        probe.probe(processes, print)
+    with held(processes, "probe"), pytest.raises(UsageError, match="a probe goes on on twin"), held(processes, "run"):
+        raise AssertionError("two at once")
+    with held(processes, "probe"):
         pass
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cordee.cli.twin import down
-from cordee.core.errors import CordeeError, UsageError
+from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.twin.cluster import Cluster
 from cordee.twin.quota import Quotas
 from cordee.twin.registry import Owner, Registry
@@ -71,7 +71,7 @@ def test_what_a_host_sees_its_own_file_in_place_of_must_be_there(
     monkeypatch.setattr("cordee.twin.twin.HOSTS_FILE", tmp_path / "hosts")
     assert missing() == [
         *before,
-        f"the file {tmp_path / 'hosts'}, in whose place a host sees its own (an empty one will do)",
+        f"the file {tmp_path / 'hosts'} is missing, in whose place a host sees its own (an empty one will do)",
     ]
     (tmp_path / "hosts").write_text("")
     assert missing() == before
@@ -100,6 +100,43 @@ def test_a_change_finds_the_record_as_it_is_now(registry: Registry, mount: Path)
     with pytest.raises(UsageError, match="there is no twin here"):
         made.set("a", {"cpu": 1.0})
     assert registry.entries() == []
+
+
+def test_whoever_asks_to_end_while_a_twin_is_made_is_heard(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a group that cannot be made does no harm to a host without a share."""
+
+    def stopped(*words: object) -> None:
+        raise Interrupted("stopped by SIGTERM")
+
+    monkeypatch.setattr(Quotas, "make", stopped)
+    with pytest.raises(Interrupted):
+        Twin.up(Cluster.parse("2"), registry, processes=True)
+    assert registry.entries() == []
+
+
+def test_a_twin_whose_removal_was_killed_is_swept(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not whole any more; one that could not be removed is left as it was."""
+    name = f"u{secrets.token_hex(4)}"
+    made = Twin.up(Cluster.parse("1"), registry, name=name, stays=True, processes=True)
+
+    def ends(error: BaseException) -> None:
+        def raises(twin: Twin, host: str) -> None:
+            raise error
+
+        monkeypatch.setattr(Twin, "end_processes", raises)
+
+    ends(CordeeError("processes do not end"))
+    with pytest.raises(CordeeError, match="processes do not end"):
+        made.down()
+    assert registry.find(name).owner is None
+    ends(KeyboardInterrupt())  # as near to SIGKILL as a test may come: nothing is done on the way out
+    with pytest.raises(KeyboardInterrupt):
+        made.down()
+    monkeypatch.undo()
+    assert registry.find(name).owner == Owner.me()
+    monkeypatch.setattr(Owner, "alive", False)
+    assert Twin.all(registry) == [] and registry.entries() == []
+    made.down()  # what is gone may be taken down again
 
 
 def test_what_cannot_be_removed_does_not_keep_the_others(

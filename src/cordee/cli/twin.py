@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Literal
 
+    from cordee.twin.schedule import Cut, Mend, Set
     from cordee.twin.twin import Twin
 
 app = typer.Typer(name="twin", help="A cluster emulated on this machine.", no_args_is_help=True)
@@ -38,10 +40,12 @@ AGAIN = (UsageError, JobError, DataError, PlanError, ModelError, MixingError, Ch
 HOSTS_HELP = 'The hosts, such as "2 x cpu=0.75 link=100mbit, 1 x cpu=0.25 link=10mbit".'
 Hosts = Annotated[str | None, typer.Option(help=HOSTS_HELP, show_default=False)]
 Name = Annotated[str | None, typer.Option(help="Which twin. Default: the only one.", show_default=False)]
-HostName = Annotated[str, typer.Argument(help="Name of a host: a, b, c, ...", show_default=False)]
-Worker = Annotated[int, typer.Argument(help="Number of a worker, from 0.", show_default=False)]
+HostName = Annotated[str, typer.Argument(help="Name of a host, such as b.", show_default=False)]
+Worker = Annotated[str, typer.Argument(help="Number of a worker, from 0.", show_default=False)]
 RunFolder = Annotated[Path | None, typer.Option("--run", help="Folder of the run. Default: that of `twin run`.")]
 Processes = Annotated[bool, typer.Option("--processes", help="Hosts that are mere processes: no links, no root.")]
+MORE_WORDS = {"allow_extra_args": True}
+"""They are refused in our own words."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
@@ -60,7 +64,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: a new one under runs/.")] = None,
     name: Annotated[str | None, typer.Option(help="A twin that is up. Default: a new one, removed at the end.")] = None,
     script: Annotated[bool, typer.Option("--script", help="It is a script with a loop of its own.")] = False,
-    port: Annotated[int, typer.Option(help="Where the hosts meet, on the first of them.")] = 29400,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the hosts meet, on the first of them.")] = 29400,
     processes: Processes = False,
 ) -> None:
     """Train a job on an emulated cluster.
@@ -128,46 +132,60 @@ def set_(
 ) -> None:
     """Change a host's link or CPU share while it works; `max` takes a limit away."""
     from cordee.twin.cluster import read_setting
+    from cordee.twin.schedule import Set
+    from cordee.twin.statements import SETTINGS, refused
 
     pairs = [text.partition("=") for text in settings]
-    for key, equals, _ in pairs:
+    for key, equals, value in pairs:
         if not equals:
             raise UsageError(f"{key!r} is not key=value; expected such as link=10mbit or cpu=0.1")
+        if key not in SETTINGS:
+            expected = "link or cpu: nothing else of a host can be changed while it is up"
+            raise refused(f"{key}={value}", expected, key, SETTINGS)
         if [one for one, _, _ in pairs].count(key) > 1:
             raise UsageError(f"{key} is given twice. Keep one of them.")
     twin = _found(name)
     twin.set(host, {key: read_setting(key, value) for key, _, value in pairs})
     print(twin.cluster.host(host))
+    _record(twin, Set(host, tuple((key, value) for key, _, value in pairs)))
 
 
 @app.command()
 def cut(host: HostName, name: Name = None) -> None:
     """Pull a host's cable."""
-    _found(name).cut(host)
+    from cordee.twin.schedule import Cut
+
+    twin = _found(name)
+    twin.cut(host)
+    _record(twin, Cut(host))
 
 
 @app.command()
 def mend(host: HostName, name: Name = None) -> None:
     """Put a host's cable back."""
-    _found(name).mend(host)
+    from cordee.twin.schedule import Mend
+
+    twin = _found(name)
+    twin.mend(host)
+    _record(twin, Mend(host))
 
 
-@app.command()
-def kill(worker: Worker, name: Name = None, run: RunFolder = None) -> None:
+@app.command(context_settings=MORE_WORDS)
+def kill(context: typer.Context, worker: Worker, name: Name = None, run: RunFolder = None) -> None:
     """Kill a worker of the run that goes on there, with SIGKILL."""
-    _signal("kill", worker, name, run)
+    _signal("kill", [worker, *context.args], name, run)
 
 
-@app.command()
-def pause(worker: Worker, name: Name = None, run: RunFolder = None) -> None:
+@app.command(context_settings=MORE_WORDS)
+def pause(context: typer.Context, worker: Worker, name: Name = None, run: RunFolder = None) -> None:
     """Stop a worker without ending it (SIGSTOP)."""
-    _signal("pause", worker, name, run)
+    _signal("pause", [worker, *context.args], name, run)
 
 
-@app.command()
-def resume(worker: Worker, name: Name = None, run: RunFolder = None) -> None:
+@app.command(context_settings=MORE_WORDS)
+def resume(context: typer.Context, worker: Worker, name: Name = None, run: RunFolder = None) -> None:
     """Let a paused worker go on (SIGCONT)."""
-    _signal("resume", worker, name, run)
+    _signal("resume", [worker, *context.args], name, run)
 
 
 @app.command()
@@ -290,13 +308,31 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
 
-def _signal(kind: Literal["kill", "pause", "resume"], worker: int, name: str | None, folder: Path | None) -> None:
+def _signal(kind: Literal["kill", "pause", "resume"], words: list[str], name: str | None, folder: Path | None) -> None:
     from cordee.twin.faults import Faults
     from cordee.twin.schedule import Signal
     from cordee.twin.seen import seen_of
 
+    if not re.fullmatch("[0-9]{1,9}", " ".join(words)):
+        scheduled = f"{kind} {words[0]}" in ("kill host", "kill random", "pause random")
+        only = f"; `{kind} {words[0]}` is for schedules alone" if scheduled else ""
+        expected = f"expected the number of a worker, such as `cordee twin {kind} 1`"
+        raise UsageError(f"{kind} {' '.join(words)}: {expected}{only}")
     twin = _found(name)
-    Faults(twin, seen_of(twin, folder), 0, _say).by_hand(Signal(kind, worker))
+    Faults(twin, seen_of(twin, folder), 0, _say).by_hand(Signal(kind, int(words[0])))
+
+
+def _record(twin: Twin, action: Cut | Mend | Set) -> None:
+    """Put what a person has done to a host on the record of the run that goes on there, if one does."""
+    from cordee.twin.faults import Faults
+    from cordee.twin.own import goes_on, run_of
+    from cordee.twin.seen import Seen
+
+    folder = run_of(twin)
+    if folder is not None and goes_on(twin, "run"):
+        seen = Seen(folder)
+        seen.look()
+        Faults(twin, seen, 0, _say).done_by_hand(action)
 
 
 def _report_anew(folder: Path) -> None:
@@ -319,6 +355,10 @@ def _tell_way_on(code: int, folder: Path) -> None:
 
 def _text(schedule: str) -> str:
     """What a file of this name says, if there is one; otherwise it is the schedule."""
+    if os.path.isdir(schedule):
+        raise UsageError(
+            f"--schedule {schedule}: it is a folder; expected a file, or a statement such as `at step 30: cut b`"
+        )
     if not os.path.isfile(schedule):  # unlike a Path's, it takes a text that is too long to be a name
         looks_like_one = len(schedule.split()) == 1 or "/" in schedule
         if looks_like_one and ":" not in schedule and not schedule.lstrip().startswith("#"):
@@ -327,7 +367,7 @@ def _text(schedule: str) -> str:
             )
         return schedule
     try:
-        return Path(schedule).read_text()
+        return Path(schedule).read_text(encoding="utf-8-sig")  # with or without the mark that some editors begin with
     except (OSError, ValueError) as error:
         raise UsageError(f"--schedule {schedule}: it cannot be read as text ({error})") from error
 

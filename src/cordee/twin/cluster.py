@@ -22,7 +22,7 @@ MOST_HOSTS = 250
 SLOWEST_BIT_S, FASTEST_BIT_S = 100e3, 100e9
 """What waits at a slower link keeps a host's signs of life back for longer than the others wait for them, 3 s. Measured
 behind a full queue: 2 s at 100 kbit, 3 s at 64 kbit, 6 s at 32 kbit."""
-LEAST_CPU = 0.01
+LEAST_CPU, MOST_CPU = 0.01, 1024
 MOST_WORKERS = 4096
 """Of a host: more than that is a slip of the fingers, and would fill the machine with processes."""
 _RATE = re.compile(r"(\d{1,12}(?:\.\d+)?)(kbit|mbit|gbit)(?:/s)?", re.ASCII)
@@ -66,6 +66,8 @@ class Cluster:
     def parse(cls, text: str) -> Cluster:
         """Groups of equal hosts, separated by commas: `COUNT x KEY=VALUE ...`; `1 x` may be left out."""
         hosts: list[Host] = []
+        if not text.strip():
+            raise UsageError(f"hosts {text!r}: at least 1 host is needed, such as {EXAMPLE!r}")
         for group in text.split(","):
             number, settings = _read_group(group, text)
             named = settings.pop("name", None)
@@ -190,8 +192,10 @@ def _read_cpu(text: str) -> float | None:
     if text == "max":
         return None
     cpu = float(text) if _CPU.fullmatch(text) else 0.0
-    if not LEAST_CPU <= cpu <= 1024:
-        raise UsageError(f"cpu={text}: expected cores' worth of processor time from {LEAST_CPU}, such as 0.25, or max")
+    if not LEAST_CPU <= cpu <= MOST_CPU:
+        raise UsageError(
+            f"cpu={text}: expected cores' worth of processor time from {LEAST_CPU} to {MOST_CPU}, such as 0.25, or max"
+        )
     return cpu
 
 

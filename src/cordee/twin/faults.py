@@ -63,6 +63,11 @@ class Faults:
             there = ", ".join(map(str, sorted(self._seen.workers))) or "none"
             raise UsageError(f"{error}. Workers of the run in {self._seen.folder}: {there}") from None
 
+    def done_by_hand(self, action: Cut | Mend | Set) -> None:
+        """A person has done this to a host: it belongs to the record, unless the run has ended."""
+        if not self._seen.ended:
+            self._record(str(action))
+
     def _record(self, what: str) -> None:
         self._say(f"step {self._seen.step}: {what}")
         append_event(self._seen.folder / "events.jsonl", "fault", what=what)

@@ -9,7 +9,8 @@ import secrets
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import IO
+from pathlib import Path
+from typing import IO, Literal, get_args
 
 from cordee.core.errors import CordeeError, UsageError
 from cordee.twin.enter import RUN
@@ -17,23 +18,53 @@ from cordee.twin.quota import end_all, marked
 from cordee.twin.twin import Twin
 
 _ENDING_S = 15.0
+Held = Literal["run", "probe"]
 
 
 @contextlib.contextmanager
-def held(twin: Twin, what: str) -> Iterator[None]:
-    """One `run`, one `probe` at a time on a twin; the kernel lets go when this process ends, however it ends."""
+def held(twin: Twin, what: Held) -> Iterator[None]:
+    """A `run` or a `probe`, one at a time on a twin; the kernel lets go when this process ends, however it ends."""
+    with _lock(twin, what) as lock:
+        mine = _taken(lock, fcntl.LOCK_EX)
+        for one in get_args(Held):
+            if (not mine) if one == what else goes_on(twin, one):
+                named = f"a {one} ({run_of(twin)})" if one == "run" and run_of(twin) else f"a {one}"
+                raise UsageError(
+                    f"{named} goes on on twin {twin.name}: wait for its end, or make another twin with `cordee twin up`"
+                )
+        yield
+
+
+def goes_on(twin: Twin, what: Held) -> bool:
+    """Whether somebody holds it."""
+    with _lock(twin, what) as lock:
+        return not _taken(lock, fcntl.LOCK_SH)
+
+
+def run_of(twin: Twin) -> Path | None:
+    """The folder of the last run that `cordee twin run` has started there."""
     try:
-        lock = (twin.entry.folder / f"{what}.lock").open("w")
+        return Path((twin.entry.folder / "run").read_text())
+    except OSError:
+        return None
+
+
+def _lock(twin: Twin, what: Held) -> IO[str]:
+    try:
+        return (twin.entry.folder / f"{what}.lock").open("w")
     except OSError as error:
         raise UsageError(f"twin {twin.name} is not there any more ({error.strerror})") from error
-    with lock:
+
+
+def _taken(lock: IO[str], how: int) -> bool:
+    """Whether we have it now; asked twice, because others take it for a moment to see whether somebody has it."""
+    for wait_s in (0.05, 0.0):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            return True
         except BlockingIOError:
-            raise UsageError(
-                f"a {what} goes on on twin {twin.name}: wait for its end, or make another twin with `cordee twin up`"
-            ) from None
-        yield
+            time.sleep(wait_s)
+    return False
 
 
 class Own:

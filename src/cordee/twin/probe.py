@@ -36,11 +36,11 @@ def probe(twin: Twin, say: Say) -> dict[str, Any]:
     check(twin.cluster)
     if why := twin.lacking("link"):
         raise UsageError(f"there is nothing to measure: {why}")
-    if cut := cut_off(_cables(twin), twin.cluster.names):
-        raise UsageError(
-            f"the link of host {' and '.join(cut)} is cut: `cordee twin mend {cut[0]} --name {twin.name}` first"
-        )
     with held(twin, "probe"):
+        if cut := cut_off(_cables(twin), twin.cluster.names):
+            raise UsageError(
+                f"the link of host {' and '.join(cut)} is cut: `cordee twin mend {cut[0]} --name {twin.name}` first"
+            )
         file, out = twin.entry.folder / "probe.json", twin.entry.folder / "probe-run"
         file.unlink(missing_ok=True)
         shutil.rmtree(out, ignore_errors=True)

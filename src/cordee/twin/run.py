@@ -25,12 +25,16 @@ from cordee.twin.statements import place
 from cordee.twin.twin import Twin
 
 LOOK_EVERY_S = 0.02
+PASSED_ON = signal.SIGTERM
+"""To a run it says what Ctrl-C does, and a host that is still importing ends without a stack trace."""
 _LEAVING_S, _LEFT_S = 20.0, 5.0
 """How long the other hosts may take to end after a run that ended well, and after one that did not."""
 _TOGETHER_S = 3.0
 """What ends one host before they meet may be about to end the first too, which then says so itself."""
 _LISTENING_S = 60.0
 _MEETING = "the hosts of a twin find each other by themselves"
+_REPEATED = "cordee: the run was ended: "
+"""How the last line of a host begins that tells what the first one has told."""
 _GIVEN = {
     "--workers": 'each host has its own number of workers, such as --hosts "2 x workers=2"',
     **dict.fromkeys(("--rendezvous", "--nodes", "--token-file", "--trusted-network"), _MEETING),
@@ -120,8 +124,8 @@ def run(twin: Twin, asked: Asked, schedule: Schedule, *, seed: int = 0, say: Say
         faults = Faults(twin, seen, seed, say)
         with _started(twin, asked) as own, _passed_on(first := own.hosts[twin.cluster.names[0]]) as asked_to_end:
             reached, absent = _follow(twin, own, schedule, faults, seen, say)
-            if absent is None and asked_to_end and not seen.met:
-                raise Interrupted("stopped before the run began")
+            if absent is None and asked_to_end and first.returncode == -PASSED_ON:  # it could not say so itself
+                raise Interrupted(_stopped(seen))
             for message in missed(schedule, seen.first, reached) if seen.began is not None else ():
                 say(message)
                 append_event(asked.out / "events.jsonl", "warning", message=message)
@@ -191,8 +195,16 @@ def _tell_ends(twin: Twin, own: Own, struck: set[str], say: Say) -> None:
         if host == twin.cluster.names[0]:
             if code is not None and code < 0:
                 say(f"host {host}, which coordinates, {_ended(code)}")
-        elif code != 0 and host not in struck:
-            say(f"host {host} {_ended(code)}: {_last_line(twin, host)}")
+        elif code != 0 and host not in struck and not (last := _last_line(twin, host)).startswith(_REPEATED):
+            say(f"host {host} {_ended(code)}: {last}")
+
+
+def _stopped(seen: Seen) -> str:
+    """What came of a run whose first host a signal has ended."""
+    seen.look()
+    if not seen.met:
+        return "stopped before the run began"
+    return f"stopped after step {seen.step}" if seen.step > seen.first else "stopped before its first step"
 
 
 def _ended(code: int | None) -> str:
@@ -215,6 +227,8 @@ def _started(twin: Twin, asked: Asked) -> Iterator[Own]:
                 process = own.start(host, command, log)
                 if one_address and len(own.hosts) == 1:  # whoever listens first coordinates
                     _await_listening(process, asked.port)
+                    if process.poll() is not None:  # the next one would coordinate in its place
+                        break
             yield own
         finally:
             own.end()
@@ -223,7 +237,7 @@ def _started(twin: Twin, asked: Asked) -> Iterator[Own]:
 
 @contextlib.contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """What asks us to end is passed on; we end when it has. The signals that came."""
+    """What asks us to end is passed on, as SIGTERM; we end when it has. The signals that came."""
     came: list[int] = []
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: it shall outlive its terminal
@@ -232,7 +246,7 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     def pass_on(number: int, frame: object) -> None:
         came.append(number)
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+            process.send_signal(PASSED_ON)
 
     before = {number: signal.signal(number, pass_on) for number in numbers}
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import UsageError
+from cordee.twin.own import run_of
 from cordee.twin.schedule import Action, Progress, Schedule
 from cordee.twin.twin import Twin
 
@@ -91,10 +92,9 @@ class Seen:
 def seen_of(twin: Twin, folder: Path | None = None) -> Seen:
     """The run that goes on on a twin: the one that `twin run` started, or the one in `folder`."""
     if folder is None:
-        try:
-            folder = Path((twin.entry.folder / "run").read_text())
-        except OSError:
-            raise UsageError(f"no run was started on twin {twin.name} by `cordee twin run`: say --run FOLDER") from None
+        folder = run_of(twin)
+        if folder is None:
+            raise UsageError(f"no run was started on twin {twin.name} by `cordee twin run`: say --run FOLDER")
     if not (folder / "events.jsonl").is_file():
         raise UsageError(f"{folder} holds no run that has begun: there is no events.jsonl in it")
     seen = Seen(folder)

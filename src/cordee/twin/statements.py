@@ -33,6 +33,7 @@ _UNITS = {"s": (1, 1), "ms": (1, 1000), "min": (60, 1)}
 _QUANTITY = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(?P<unit>[a-z]*)", re.ASCII | re.IGNORECASE)
 _HOST = re.compile(r"(?!and$)[a-z0-9][a-z0-9_.-]*", re.IGNORECASE | re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,15}")
+MOST = 10**15 - 1
 
 
 def read_rules(text: str) -> tuple[Rule, ...]:
@@ -78,6 +79,8 @@ class Word(NamedTuple):
 
     def whole(self, least: int, meaning: str) -> int:
         """The whole number of at least `least` that this is."""
+        if re.fullmatch(r"[0-9]+", self.text) and not _WHOLE.fullmatch(self.text):
+            raise self.refused(f"{meaning}, a whole number from {least} to {MOST}")
         if not _WHOLE.fullmatch(self.text) or int(self.text) < least:
             raise self.refused(f"{meaning}, a whole number of at least {least}")
         return int(self.text)

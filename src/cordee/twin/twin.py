@@ -7,12 +7,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import CordeeError, UsageError
+from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.group.token import write_token
 from cordee.twin import enter, network
 from cordee.twin.cluster import Cluster
@@ -30,9 +30,10 @@ def missing() -> list[str]:
         found.append("this user is not root, who alone may make network namespaces (sudo cordee twin ...)")
     absent = [program for program in ("ip", "tc") if shutil.which(program) is None]
     if absent:
-        found.append(f"the program{'s' * (len(absent) > 1)} {' and '.join(absent)} (install iproute2)")
+        what = f"programs {' and '.join(absent)} are" if len(absent) > 1 else f"program {absent[0]} is"
+        found.append(f"the {what} missing (install iproute2)")
     if not HOSTS_FILE.exists():
-        found.append(f"the file {HOSTS_FILE}, in whose place a host sees its own (an empty one will do)")
+        found.append(f"the file {HOSTS_FILE} is missing, in whose place a host sees its own (an empty one will do)")
     return found
 
 
@@ -93,7 +94,15 @@ class Twin:
     def down(self) -> None:
         """End everything that runs there, and remove it; `CordeeError` if something of it stays, with its record."""
         with self._registry.locked():
-            self._remove()
+            stays = self.entry.owner is None and self.entry.folder.exists()
+            if stays:  # ours from now on: if we are killed on the way, the next command removes the rest
+                self._keep(replace(self.entry, owner=Owner.me()))
+            try:
+                self._remove()
+            except CordeeError:
+                if stays and self.entry.folder.exists():
+                    self._keep(replace(self.entry, owner=None))
+                raise
 
     # ------------------------------------------------------------- what runs there
 
@@ -176,7 +185,7 @@ class Twin:
             if host.cpu is not None and self._quotas.missing:
                 raise UsageError(f"host {host.name} cannot have cpu={host.cpu:g}: {self._quotas.missing}. Leave it out")
             # A group without a quota helps to find processes, but a twin can do without it.
-            with contextlib.suppress(*(() if host.cpu is not None else (CordeeError,))):
+            with contextlib.nullcontext() if host.cpu is not None else _tolerated():
                 self._quotas.make(host.name, host.cpu)
             if host.link is not None and not self.entry.namespaces:
                 raise UsageError(f"host {host.name} cannot have a link: it is a mere process. Leave link= out")
@@ -222,10 +231,21 @@ def sweep(registry: Registry) -> list[str]:
     swept = []
     for entry in registry.entries():
         if entry.owner is not None and not entry.owner.alive:
-            with contextlib.suppress(CordeeError):  # what cannot be removed now stays on record
+            with _tolerated():  # what cannot be removed now stays on record
                 Twin(entry, registry)._remove()
                 swept.append(entry.name)
     return swept
+
+
+@contextlib.contextmanager
+def _tolerated() -> Iterator[None]:
+    """What fails here does no harm; whoever asks us to end is heard nevertheless."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except CordeeError:
+        pass
 
 
 def _instead(cluster: Cluster) -> str:
