@@ -109,6 +109,7 @@ def test_a_setting_without_a_value(tmp_path: Path) -> None:
             "import torch, cordee\njob = cordee.Job(model=torch.nn.Linear(1, 1), data=None, optimizer=None)\n",
             ("model", "lambda"),
         ),
+        (JOB.format(loss="nn.MSELoss", data=DIGITS), ("class MSELoss", "nn.MSELoss()")),
     ],
 )
 def test_a_file_without_a_job(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
@@ -170,6 +171,23 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
         "epochs=3",
     )
     assert_refused(ended, errors.DivergedError, "step", "learning rate")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ("optimizer=lambda params: None", ("optimizer: the function gave None", "torch.optim.Optimizer")),
+        (
+            "schedule=lambda sgd: torch.optim.lr_scheduler.OneCycleLR(sgd, 0.1, total_steps=14)",
+            ("total_steps=14", "15 times"),
+        ),
+    ],
+)
+def test_a_function_that_makes_what_does_not_fit(fields: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    job.write_text(job.read_text() + f"\nmade = job\ndef job():\n    return made().replace({fields})\n")
+    ended = command("train", job, "--workers", "2", "--out", tmp_path / "run")
+    assert_refused(ended, errors.JobError, *words)
 
 
 # ------------------------------------------------------------- plan and workers

@@ -51,6 +51,8 @@ DIFFERENT: dict[str, Callable[[int], Any]] = {
     "samples": lambda seed: Held(rows=[(numbers(seed + place, 4), place) for place in range(COUNT)]),
     "by file": lambda seed: Held(label={f"{place}.png": place % (2 + seed) for place in range(COUNT)}),
     "own": lambda seed: Held(fingerprint=f"version {seed}"),
+    "rows by name": lambda seed: Held(rows=[{"x": place, "y": place % (2 + seed)} for place in range(COUNT)]),
+    "a list": lambda seed: [(numbers(seed + place, 4), place) for place in range(COUNT)],
 }
 SAME: dict[str, Callable[[int], Any]] = {
     "folder": lambda seed: Held(root=f"/data{seed}", files=[f"/data{seed}/{place}.png" for place in range(COUNT)]),

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from cordee.core.errors import CheckpointError, UsageError
-from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
+from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program
 from cordee.state.load import load, read_weights
 from cordee.state.naming import capture, fingerprint
 from cordee.state.recipe import Recipe, verb_named
@@ -178,6 +178,30 @@ class Boxed(nn.Module):
 class Random(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.randn(x.shape)
+
+
+def test_a_model_is_traced_as_it_is_called(tmp_path: Path) -> None:
+    """Whatever fields a batch has, and whatever goes wrong after the call or with other ways to call it."""
+    model, fields = Forms(), {"first": torch.randn(4, 4), "second": torch.randn(4, 4)}
+
+    def objective() -> torch.Tensor:
+        assert not model.training
+        found: torch.Tensor = model({"a": fields["first"], "b": fields["second"]}, scale=3.0)["no such output"]
+        return found
+
+    args, kwargs = called_with(model, lambda: fields["x"], objective, lambda: model(None))
+    assert args[0]["b"] is fields["second"] and kwargs == {"scale": 3.0}
+    assert model.training and model.calls == 0 and not model._forward_pre_hooks
+    save(tmp_path, model, *args, **kwargs)
+    batch = {"a": torch.randn(2, 4), "b": torch.randn(2, 4)}
+    assert torch.equal(load(tmp_path)(batch, scale=3.0)["out"], model.eval()(batch, scale=3.0)["out"])
+
+
+def test_a_model_that_is_not_called_as_a_whole() -> None:
+    model = mlp()
+    with pytest.raises(CheckpointError, match=r"does not call it as a whole, .* The training .* not affected"):
+        called_with(model, lambda: model[1](torch.zeros(1, 12)), lambda: {}["x"])
+    assert not model._forward_pre_hooks
 
 
 @pytest.mark.parametrize("kind", [Branches, FixedBatch, Boxed, Random])

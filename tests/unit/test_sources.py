@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from cordee.core.errors import DataError
 from cordee.feed import data
@@ -287,8 +287,31 @@ def test_a_dataset_that_can_only_be_iterated_is_refused() -> None:
         def __iter__(self) -> Any:
             return iter(())
 
-    with pytest.raises(DataError, match="map-style"):
-        data.dataset(Stream())
+    for give in (data.dataset, data.as_data):
+        with pytest.raises(DataError, match=r"Stream can only be iterated: .* map-style"):
+            give(Stream())
+    with pytest.raises(DataError, match=r"generator can only be iterated: .* map-style"):
+        data.as_data({"train": (pair for pair in [(X, Y)])})
+
+
+def test_of_a_loader_its_dataset_is_wanted() -> None:
+    for give in (data.dataset, data.as_data):
+        with pytest.raises(DataError, match=r"batch=.*: give loader\.dataset$"):
+            give(DataLoader(Squares()))
+    with pytest.raises(DataError, match=r"give cordee\.data\.dataset\(loader\.dataset, collate=loader\.collate_fn\)$"):
+        data.as_data({"train": DataLoader(Squares(), collate_fn=list)})
+
+
+def test_a_list_of_samples() -> None:
+    pairs = [(X[place], int(Y[place])) for place in range(10)]
+    x, y = data.as_data(pairs).train.gather(IDS)
+    assert torch.equal(x, torch.from_numpy(X[IDS])) and y.tolist() == [30, 0, 30, 90]
+    named = data.as_data({"train": [{"a": x, "b": y} for x, y in pairs]}).train.gather(IDS)
+    assert named["b"].tolist() == [30, 0, 30, 90]
+    for unclear in ([X, Y], [(X, Y), (X, Y)], (pairs, pairs), [*pairs, X], []):
+        with pytest.raises(DataError, match=r"samples in a list or tuple: cordee\.data\.dataset\(samples\)"):
+            data.as_data(unclear)
+    assert len(data.dataset([X, Y]).train) == 2
 
 
 def test_what_counts_as_data() -> None:

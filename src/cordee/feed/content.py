@@ -20,6 +20,8 @@ def content_of(dataset: Any) -> str:
 
     Shorter ones may be anything, but those inside them count, and so do datasets that it is made of.
     """
+    if isinstance(dataset, list | tuple):
+        return digest_of(part.encode() for part in _parts(dataset, 1, _DEPTH))
     return digest_of(_of_attributes(dataset, _DEPTH))
 
 
@@ -49,6 +51,8 @@ def _of_entry(value: Any) -> str:
     """One of a list; of a text only what follows the last slash, for the same files may lie in another folder."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return _of_array(value)
+    if isinstance(value, Mapping):
+        value = list(value.items())
     if isinstance(value, list | tuple):
         return str([_of_entry(one) for one in value[:_MEMBERS]])
     if isinstance(value, np.generic):

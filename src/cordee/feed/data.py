@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from cordee.core.errors import DataError
 from cordee.feed.arrays import Array, ArraySource
@@ -136,7 +136,7 @@ def dataset(train: Any, validation: Any = None, test: Any = None, *, collate: Co
 
 
 def as_data(given: Any) -> Data:
-    """What a job was given as data: a `Data`, a source, a dataset, (x, y), a dict of arrays or a dict of sets."""
+    """What a job was given as data: a `Data`, a dict of sets, or what `as_source` takes."""
     if isinstance(given, Data):
         return given
     if isinstance(given, Mapping) and "train" in given and set(given) <= {"train", "validation", "test"}:
@@ -145,7 +145,7 @@ def as_data(given: Any) -> Data:
 
 
 def as_source(given: Any) -> Source:
-    """One set of samples: a source, a dataset, an array, (x, y) or a dict of arrays."""
+    """One set of samples: a source, a dataset, an array, (x, y), a dict of arrays or a list of samples."""
     if isinstance(given, Source):
         return given
     if isinstance(given, np.ndarray | torch.Tensor):
@@ -158,19 +158,30 @@ def as_source(given: Any) -> Source:
         and all(isinstance(part, np.ndarray | torch.Tensor) for part in given)
     ):
         return _xy(*given)
-    if (
-        hasattr(given, "__getitem__")
-        and hasattr(given, "__len__")
-        and not isinstance(given, tuple | list | str | bytes)
-    ):
+    indexed = hasattr(given, "__getitem__") and hasattr(given, "__len__")
+    plain = isinstance(given, tuple | list | str | bytes)
+    if _is_samples(given) or (not plain and (indexed or hasattr(given, "__iter__"))):
         return _from_dataset(given, None)
+    listed = "; samples in a list or tuple: cordee.data.dataset(samples)" if isinstance(given, tuple | list) else ""
     raise DataError(
         f"data of type {type(given).__name__} is not understood: give one of cordee.data's, a PyTorch map-style "
-        "dataset, or arrays (x, y)"
+        f"dataset, or arrays (x, y){listed}"
     )
 
 
+def _is_samples(given: Any) -> bool:
+    """Whether it can only be a list of samples: [x, y] may be arrays, [(x, y), (x, y)] sets for training and test."""
+    return isinstance(given, list) and len(given) > 3 and all(isinstance(one, tuple | Mapping) for one in given)
+
+
 def _from_dataset(given: Any, collate: Collate | None) -> Source:
+    if isinstance(given, DataLoader):
+        own = given.collate_fn is not default_collate
+        give = "cordee.data.dataset(loader.dataset, collate=loader.collate_fn)" if own else "loader.dataset"
+        raise DataError(
+            f"a DataLoader makes batches of its own, which is the job's affair here (batch=..., shuffle=...): "
+            f"give {give}"
+        )
     if (
         type(given) is TensorDataset and collate is None
     ):  # its samples lie in arrays: gathered much faster than collated

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,48 @@ def save_program(path: Path, model: nn.Module, args: Sequence[Any], kwargs: Mapp
             state = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
             _compare(model, Program(recipe, state, constants), example)
         except Exception as problem:
-            said = (str(problem).strip().splitlines() or [""])[0]
-            reason = said if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {said}"
-            raise CheckpointError(
-                f"the model cannot be saved as a program. {reason.rstrip('.')}. Its weights are not affected; "
-                "load them with cordee.load(run, model=...)."
-            ) from problem
+            raise _not_saved(problem) from problem
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in constants.items()}
     header = {"program": json.dumps(recipe.to_json(), allow_nan=False), "torch": torch.__version__}
     size = len(header["program"]) + tensor_bytes(content.values())
     replace_file(path, size, lambda file: write_tensors(file, content, header))
+
+
+def called_with(model: nn.Module, *ways: Callable[[], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the first of these ways that calls `model` gives to it, in evaluation mode; the call itself does not happen.
+
+    So a model is traced as its job uses it, whatever the fields of a batch are called. `CheckpointError` if none does.
+    """
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((args, kwargs))
+        raise _SeenError
+
+    hook = model.register_forward_pre_hook(see, prepend=True, with_kwargs=True)
+    try:
+        with _evaluation(model), torch.no_grad():
+            for way in ways:
+                with suppress(Exception):  # ours, or one of a way that does not work
+                    way()
+                if calls:
+                    return calls[0]
+    finally:
+        hook.remove()
+    raise _not_saved(CheckpointError("the job's objective does not call it as a whole, by model(...)."))
+
+
+class _SeenError(Exception):
+    """The call of a model was seen: nothing more is needed of it."""
+
+
+def _not_saved(problem: Exception) -> CheckpointError:
+    said = (str(problem).strip().splitlines() or [""])[0]
+    reason = said if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {said}"
+    return CheckpointError(
+        f"the model cannot be saved as a program. {reason.rstrip('.')}. The training and its weights are not affected; "
+        "load them with cordee.load(run, model=...)."
+    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from cordee.core.errors import JobError
 from cordee.feed.data import Data, as_data
@@ -99,14 +100,17 @@ class Job:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, naming field and value."""
-        for name in ("model", "optimizer"):
-            if not callable(getattr(self, name)) or isinstance(getattr(self, name), nn.Module):
+        for name, takes in (("model", ""), ("optimizer", " params"), ("schedule", " optimizer")):
+            value = getattr(self, name)
+            if (not callable(value) or isinstance(value, nn.Module)) and (name, value) != ("schedule", None):
                 raise JobError(
-                    f"{name}={getattr(self, name)!r}: expected a function that makes it, "
-                    f"because every worker makes its own: {name}=lambda{' params' if name == 'optimizer' else ''}: ..."
+                    f"{name}={value!r}: expected a function that makes it, because every worker makes its own: "
+                    f"{name}=lambda{takes}: ..."
                 )
         if (self.loss is None) == (self.objective is None):
             raise JobError("a job needs either loss=f(output, target) or objective=f(model, batch)")
+        _function("loss", self.loss, "(output, target)")
+        _function("objective", self.objective, "(model, batch)")
         if not isinstance(self.metrics, Mapping):
             raise JobError(f"metrics={self.metrics!r}: expected a dict from names to metrics")
         if "loss" in self.metrics:
@@ -156,6 +160,50 @@ class Job:
             steps_per_epoch=self.steps_per_epoch,
         )
 
+    def make_model(self) -> nn.Module:
+        """A new model of this job."""
+        made = self.model()
+        if not isinstance(made, nn.Module):
+            raise _made_wrong("model", made, "a torch.nn.Module")
+        return made
+
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
+        """The optimizer of this model; its function gets a list, to go through as often as it likes for its groups."""
+        made = self.optimizer(list(model.parameters()))
+        if not isinstance(made, Optimizer):
+            raise _made_wrong("optimizer", made, "a torch.optim.Optimizer")
+        return made
+
+    def make_schedule(self, optimizer: Optimizer) -> LRScheduler | None:
+        """The schedule of this optimizer, if the job has one."""
+        if self.schedule is None:
+            return None
+        made = self.schedule(optimizer)
+        if not all(callable(getattr(made, name, None)) for name in ("step", "state_dict", "load_state_dict")):
+            raise _made_wrong("schedule", made, "a schedule of torch.optim.lr_scheduler")
+        if needed := _needed(made.step):
+            raise JobError(
+                f"schedule: {type(made).__name__} moves on by a value ({', '.join(needed)}), but a job's schedule goes "
+                "by the number of steps or epochs alone. Take one that does (CosineAnnealingLR, MultiStepLR, ...), "
+                "with stop=Stop(metric='loss') if the run should end when validation gets no better; or write a loop "
+                "of your own (cordee.session), which may step it as it likes"
+            )
+        return made
+
+    def check_schedule(self, schedule: LRScheduler | None, steps: int | None, steps_per_epoch: int) -> None:
+        """Refuse a schedule that ends before the run does, which is after so many `steps` (None: nobody knows)."""
+        if steps is None or not isinstance(schedule, OneCycleLR):  # others of PyTorch's have no end
+            return
+        total = schedule.total_steps
+        moves = steps if self.schedule_per == "step" else steps // steps_per_epoch
+        if total < moves:
+            raise JobError(
+                f"schedule: {type(schedule).__name__} ends after total_steps={total}, but it moves on {moves} times in "
+                f"this run, once every {self.schedule_per} (schedule_per={self.schedule_per!r}). Give it total_steps="
+                f"{moves}, or end the run with it: stop=Stop(steps=...), epochs=... (A run that is resumed keeps the "
+                "schedule that it began with.)"
+            )
+
     def compute(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Loss and output for one batch."""
         if self.objective is not None:
@@ -194,6 +242,30 @@ class Resolved:
 
     batch: int
     lr_factor: float
+
+
+def _function(name: str, value: Any, given: str) -> None:
+    """Refuse a class, of which calling it would only make an instance, and what cannot be called."""
+    if isinstance(value, type):
+        short = f"nn.{value.__name__}" if value.__module__.startswith("torch.nn.") else value.__name__
+        raise JobError(f"{name} is the class {value.__name__}: expected a function or an instance, {short}()")
+    if value is not None and not callable(value):
+        raise JobError(f"{name}={value!r}: expected a function of {given}")
+
+
+def _made_wrong(name: str, made: Any, expected: str) -> JobError:
+    if made is None:
+        return JobError(f"{name}: the function gave None, expected {expected}. Is its return missing?")
+    gave = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
+    return JobError(f"{name}: the function gave {gave}, expected {expected}")
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """What it cannot be called without."""
+    asked = inspect.signature(function).parameters.values()
+    return [
+        one.name for one in asked if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
 
 
 def _whole(name: str, value: Any) -> None:

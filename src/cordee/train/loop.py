@@ -18,7 +18,7 @@ from cordee.feed.batch import Batch
 from cordee.feed.data import Data
 from cordee.feed.order import Order
 from cordee.feed.source import Source, map_tensors
-from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
+from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
@@ -94,7 +94,7 @@ class _Training:
         self.resolved = job.resolve(started_with) if snapshot is None else Resolved(**snapshot.extra["resolved"])
         self.order = job.order(self.resolved)
         torch.manual_seed(job.seed)
-        model = job.model().to(session.device)
+        model = job.make_model().to(session.device)
         if job.start_from is not None and snapshot is None and session.rank == 0:
             load_weights(model, *read_weights(Path(job.start_from)))
         if job.preflight:
@@ -105,17 +105,18 @@ class _Training:
         self.model = session.prepare(model, compile=False)
         if job.start_from is not None and snapshot is None and session.rope.members[0] != first:
             raise CheckpointError("the worker that read start_from was lost before everybody had it: start again")
-        self.optimizer = job.optimizer(list(self.model.parameters()))  # some go through them twice, to make groups
+        self.optimizer = job.make_optimizer(self.model)
         self._untrained()
         for group in self.optimizer.param_groups:
             group["lr"] = group["lr"] * self.resolved.lr_factor
         if session.plan.fused:
             fuse(self.optimizer, self.model)
         self._settings = settings_of(self.optimizer)
-        self.schedule = job.schedule(self.optimizer) if job.schedule else None
+        self.schedule = job.make_schedule(self.optimizer)
         session.reducer_of(self.optimizer)
         if snapshot is not None:
             self._take_up(snapshot)
+        job.check_schedule(self.schedule, self._last_step(), self.order.steps)
         self._samples_before = session.ledger.samples
         session.tell("job", self._describe())
         if (idle := session.size - self.resolved.batch) > 0:
@@ -342,7 +343,8 @@ class _Training:
             fields = map_tensors(lambda tensor: tensor.to(self.session.device), self.data.train.gather(ids))
             batch = Batch(ids, fields)
             try:
-                save_program(self.out / PROGRAM, self.model, (batch.x,))
+                ways = (lambda: self.job.compute(self.model, batch), lambda: self.model(batch.x))
+                save_program(self.out / PROGRAM, self.model, *called_with(self.model, *ways))
             except CordeeError as error:
                 self.session.tell("warning", {"message": str(error)})
 
