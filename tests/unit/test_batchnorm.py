@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
-from cordee.sync.batchnorm import StepState, bind
+from cordee.sync.batchnorm import StepState, backward_from, bind, meeting_points, set_aside, together
 
 CHANNELS = 6
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -122,11 +123,11 @@ def drawn(shape: Sequence[int], seed: int = 0) -> Tensor:
 
 
 def worst(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).abs().max())
+    return float((one.double() - other.double()).detach().abs().max())
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shares", [(3, 5), (1, 0, 6, 1)], ids=["two", "four, one of them empty"])
+@pytest.mark.parametrize("shares", [(3, 5), (6, 0, 1, 1)], ids=["two", "four, one of them empty"])
 @pytest.mark.parametrize(
     ("inner", "place"),
     [
@@ -241,3 +242,139 @@ def test_a_gather_that_fails_makes_the_step_void_and_everything_stays_finite(sil
     outcome = Outcome(layer, x, torch.ones_like(x))
     assert state.void
     assert outcome.out.isfinite().all() and outcome.d_x.isfinite().all()
+
+
+# ------------------------------------------------------------- torch's SyncBatchNorm
+
+
+def test_sync_batchnorm_is_a_batchnorm_like_others() -> None:
+    x, upstream = drawn((8, CHANNELS, 3)), drawn((8, CHANNELS, 3), 1)
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(layer_for(x).double())
+    parts = shared_out(layer, x, upstream, (3, 5))
+    plain = Outcome(layer, x, upstream)
+    out, d_x, _ = whole(parts, (3, 5))
+    torch.testing.assert_close(out, plain.out, rtol=0, atol=1e-12)
+    torch.testing.assert_close(d_x, plain.d_x, rtol=0, atol=1e-12)
+    torch.testing.assert_close(parts[1].layer.running_var, layer.running_var, rtol=0, atol=1e-12)
+
+
+def test_sync_batchnorm_of_each_replica_has_the_statistics_of_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, layer = drawn((5, CHANNELS)), nn.SyncBatchNorm(CHANNELS).double()
+    wanted = nn.BatchNorm1d(CHANNELS).double()(x)
+    assert bind(layer, "replica", Lost(), StepState()) == 1
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)  # as a script for DDP leaves it
+    torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_sync_batchnorm_with_a_forward_of_its_own_is_refused() -> None:
+    class Own(nn.SyncBatchNorm):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).relu()
+
+    with pytest.raises(ModelError, match="Own"):
+        bind(Own(CHANNELS), "exact", Lost(), StepState())
+
+
+# ------------------------------------------------------------- a share whose loss weighs nothing
+
+
+def test_a_loss_that_weighs_nothing_is_left_out_though_its_gradient_is_not_a_number() -> None:
+    """There is a way past the second layer: what is NaN there must not meet what others say of the first."""
+    first, second, unused = (layer_for(drawn((2, CHANNELS))).double() for _ in range(3))
+    table = Table(2)
+    for _ in range(Table.ROUNDS):
+        seat, state = Seat(table, 0), StepState()
+        for layer in (first, second, unused):
+            layer.zero_grad()
+            bind(layer, "exact", seat, state)
+        for turn in (3, 4):  # what another share gathers of its gradients, which come after three layers' statistics
+            table.parts[turn, 1] = torch.ones(2, CHANNELS, dtype=torch.float64)
+        x = drawn((4, CHANNELS)).requires_grad_()
+        hidden = first(x)
+        unused(hidden)
+        points = meeting_points(((second(hidden) + hidden) * 0).sum() / 0)
+        assert len(points) == 2
+        backward_from(points)
+    assert x.grad is not None and x.grad.isfinite().all() and x.grad.any()
+    assert not any(parameter.grad.any() for parameter in second.parameters() if parameter.grad is not None)
+    assert not table.parts[3, 0].any() and table.parts[4, 0].any()
+
+
+def test_where_no_layer_is_over_the_global_batch_no_gradients_meet() -> None:
+    model = nn.Sequential(nn.Linear(CHANNELS, CHANNELS), nn.BatchNorm1d(CHANNELS))
+    assert meeting_points(model(torch.randn(4, CHANNELS)).sum()) == []
+
+
+# ------------------------------------------------------------- without running statistics
+
+
+def test_evaluated_together_a_layer_without_running_statistics_has_those_of_the_whole_batch() -> None:
+    x = drawn((8, CHANNELS, 2))
+    layer = layer_for(x, track_running_stats=False).double().eval()
+    table, outs = Table(3), []
+    for _ in range(Table.ROUNDS):
+        outs.clear()
+        for number, rows in enumerate((slice(0, 3), slice(3, 8), slice(0, 1))):
+            mine, seat, state = copy.deepcopy(layer), Seat(table, number), StepState(silent=True, void=True)
+            bind(mine, "exact", seat, state)
+            with together(mine, seat) as now:
+                assert now is state and now.together and not now.void
+                now.silent = number == 2
+                outs.append(mine(x[rows]))
+            assert state == StepState(silent=True, void=True)
+    torch.testing.assert_close(torch.cat(outs[:2]), layer(x), rtol=0, atol=1e-12)
+    outside = mine(x[:3])  # by itself: nobody can be asked
+    torch.testing.assert_close(outside, layer(x[:3]), rtol=0, atol=1e-12)
+
+
+def test_layers_with_running_statistics_ask_nobody_in_evaluation() -> None:
+    layer, rope = nn.BatchNorm1d(CHANNELS), Lost()
+    bind(layer, "exact", rope, StepState())
+    with together(layer.eval(), rope) as state:
+        assert not state.together
+        layer(torch.randn(4, CHANNELS))
+    assert not state.void
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_set_aside_no_layer_mixes_samples_and_nothing_stays(affine: bool) -> None:
+    layer = nn.BatchNorm1d(CHANNELS, affine=affine, track_running_stats=False).double().eval()
+    x = drawn((4, CHANNELS))
+    with set_aside(layer):
+        torch.testing.assert_close(layer(input=x)[:1], layer(x[:1]))
+    assert not list(layer.buffers()) and not layer._forward_pre_hooks
+    assert worst(layer(x)[:2], layer(x[:2])) > 0.1
+
+
+# ------------------------------------------------------------- one value per channel
+
+ONE_VALUE = f"BatchNorm over {CHANNELS} channels got one value per channel.*drop_last=True"
+
+
+def test_a_global_batch_of_one_value_is_refused_by_everybody() -> None:
+    table = Table(2)
+    for number, silent in ((0, False), (1, True)):
+        table.parts[0, number] = torch.tensor([0.0] * 2 * CHANNELS + [float(not silent)], dtype=torch.float64)
+        table.parts[0, 1 - number] = torch.tensor([0.0] * 2 * CHANNELS + [float(silent)], dtype=torch.float64)
+        layer = nn.BatchNorm1d(CHANNELS)
+        bind(layer, "exact", Seat(table, number), StepState(silent=silent))
+        with pytest.raises(ModelError, match=ONE_VALUE):
+            layer(torch.randn(1, CHANNELS))
+
+
+def test_one_worker_refuses_it_in_the_same_words() -> None:
+    layer = nn.BatchNorm1d(CHANNELS)
+    for _ in range(2):
+        assert bind(layer, "exact", Rope(), StepState()) == 0
+    assert len(layer._forward_pre_hooks) == 1 and type(layer) is nn.BatchNorm1d
+    with pytest.raises(ModelError, match=ONE_VALUE):
+        layer(torch.randn(1, CHANNELS))
+    layer(torch.randn(1, CHANNELS, 2))
+    layer.eval()(torch.randn(1, CHANNELS))
+
+
+def test_a_share_of_one_value_is_refused_where_every_share_counts_by_itself() -> None:
+    layer = nn.BatchNorm1d(CHANNELS)
+    bind(layer, "replica", Lost(), StepState())
+    with pytest.raises(ModelError, match=ONE_VALUE):
+        layer(torch.randn(1, CHANNELS))

@@ -38,10 +38,11 @@ def contrast(out: Tensor, y: Tensor) -> Tensor:
     [
         nn.Linear(6, 3),
         nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+        nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU(), nn.Linear(8, 3)),
         nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
         nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)),
     ],
-    ids=["linear", "batchnorm", "dropout", "layernorm"],
+    ids=["linear", "batchnorm", "batchnorm without running statistics", "dropout", "layernorm"],
 )
 def test_a_mean_over_samples_passes_and_leaves_no_trace(model: nn.Module) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -1,8 +1,8 @@
 """BatchNorm over the global batch: every sample is normalised with the statistics of all samples of the step.
 
 Counts, means and variances of the shares are gathered (one small collective) and merged by the parallel variance
-formula, which stays exact where sums of squares would cancel. Shares weigh by their count; an empty share's borrowed
-sample counts nothing.
+formula, which stays exact where sums of squares would cancel. Shares weigh by their count, whatever their loss weighs;
+an empty share's borrowed sample counts nothing.
 
 What is per channel is gathered and merged on the CPU in float64, wherever the activations are: it is small, and a mean
 that is large against its deviation is not rounded on the way. What is per element is left to the kernels of torch's
@@ -11,13 +11,17 @@ own BatchNorm, each of which reads the activations once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import CheckpointFunction
 
 from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
@@ -40,6 +44,8 @@ class StepState:
     """This replica's share is empty: its borrowed sample counts nothing."""
     void: bool = False
     """A collective of this step failed: its result will not be used."""
+    together: bool = False
+    """All workers evaluate shares of the same batches: layers without running statistics may ask each other."""
 
 
 class _Exact(_BatchNorm):
@@ -49,8 +55,9 @@ class _Exact(_BatchNorm):
     step_state: StepState
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or self.rope.size == 1:
-            return super().forward(input)
+        if self.rope.size == 1 or not (self.training or (self.step_state.together and _of_batch(self))):
+            _refuse_one_value(self, (input,), {})
+            return _BatchNorm.forward(self, input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         statistics = _global_statistics(input.detach(), self.rope, self.step_state)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
@@ -78,7 +85,9 @@ class _Replica(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         if not (self.training and self.step_state.silent):
-            return super().forward(input)
+            _refuse_one_value(self, (input,), {})
+            # torch's own SyncBatchNorm would ask everybody if the script has made a process group.
+            return _BatchNorm.forward(self, input) if isinstance(self, nn.SyncBatchNorm) else super().forward(input)
         mean = self.running_mean if self.running_mean is not None else input.new_zeros(input.shape[1])
         variance = self.running_var if self.running_var is not None else input.new_ones(input.shape[1])
         return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
@@ -87,21 +96,23 @@ class _Replica(_BatchNorm):
 def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState, *, compiled: bool = False) -> int:
     """Give every BatchNorm layer the statistics of the plan (`exact`, `replica`); returns how many there are.
 
-    One worker has the global batch to itself and needs nothing. In a `compiled` model the layers that communicate are
-    left as they are.
+    torch's SyncBatchNorm is a BatchNorm like others. One worker has the global batch to itself: its layers stay as they
+    are, and only refuse what several would refuse. In a `compiled` model the layers that communicate are left as they
+    are.
     """
     if rope.size == 1 and not any(isinstance(module, _Exact | _Replica) for module in model.modules()):
+        for module in _layers(model):
+            if _refuse_one_value not in module._forward_pre_hooks.values():
+                module.register_forward_pre_hook(_refuse_one_value, with_kwargs=True)
         return 0
     kind = {"exact": _Exact, "replica": _Replica}[mode]
     count = 0
-    for module in model.modules():
-        if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm):
-            continue
+    for module in _layers(model):
         if isinstance(module, _Exact | _Replica):  # of a former session
             module.rope, module.step_state = rope, step_state
         else:
             plain = type(module)
-            if mode == "exact" and plain.forward is not _BatchNorm.forward:
+            if mode == "exact" and plain.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
                 raise ModelError(
                     f"{plain.__name__} is a BatchNorm with a forward of its own, which statistics over the global "
                     "batch would replace. Put what it adds into a layer of its own, or use the plan batchnorm=replica"
@@ -112,6 +123,107 @@ def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState, *, comp
             type(module).forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign, no-untyped-call]
         count += 1
     return count
+
+
+@contextmanager
+def together(model: nn.Module, rope: Rope) -> Iterator[StepState]:
+    """All members of `rope` evaluate shares of the same batches in here, with the same passes through the model.
+
+    Layers without running statistics normalise by their batch in evaluation too, which is then that of all shares. If
+    there are any, the state says `together`: empty shares have to compute along, silently.
+    """
+    ours = (one for one in _layers(model) if isinstance(one, _Exact) and one.rope is rope and _of_batch(one))
+    state = next((one.step_state for one in ours), None) if rope.size > 1 else None
+    if state is None:
+        yield StepState()
+        return
+    kept = state.silent, state.void
+    state.silent, state.void, state.together = False, False, True
+    try:
+        yield state
+    finally:
+        (state.silent, state.void), state.together = kept, False
+
+
+@contextmanager
+def set_aside(model: nn.Module) -> Iterator[None]:
+    """In here layers without running statistics have fixed ones, so that in evaluation mode no layer mixes samples."""
+    layers = _layers(model)
+    bare = [module for module in layers if _of_batch(module)]
+    hooks = [module.register_forward_pre_hook(_refuse_one_value, with_kwargs=True) for module in layers]
+    hooks += [module.register_forward_pre_hook(_fix_statistics, with_kwargs=True) for module in bare]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in bare:
+            module.running_mean = module.running_var = None
+
+
+def meeting_points(loss: Tensor) -> list[GradientEdge]:
+    """Where the backward pass of `loss` meets that of other shares: its layers over the global batch.
+
+    Behind them the samples of a share have gradients though its loss has none. Checkpointed activations may hide such
+    layers, which are computed anew in the backward pass.
+    """
+    found, seen, ahead = [], set(), [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if getattr(node, "_forward_cls", None) in (_Normalise, CheckpointFunction):
+            found.append(GradientEdge(node, 0))
+        ahead += [following for following, _ in node.next_functions]
+    return found
+
+
+def backward_from(points: Sequence[GradientEdge]) -> None:
+    """The backward pass of a share whose loss weighs nothing: what other shares' losses say of its samples.
+
+    It begins behind the loss, whose own gradient may be NaN (0/0, a mean over nothing).
+    """
+    nothing = []
+    for point in points:
+        like = point.node._input_metadata[0]  # of the output, whose gradient comes in
+        nothing.append(torch.zeros(like.shape, dtype=like.dtype, device=like.device))
+    torch.autograd.backward(points, nothing)
+
+
+def _layers(model: nn.Module) -> list[_BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def _of_batch(layer: _BatchNorm) -> bool:
+    """Whether it normalises by its batch in evaluation too, for want of running statistics."""
+    return layer.running_mean is None and layer.running_var is None
+
+
+def _given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    found: Tensor = args[0] if args else kwargs["input"]
+    return found
+
+
+def _fix_statistics(layer: _BatchNorm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    like = layer.weight if layer.weight is not None else _given(args, kwargs)
+    layer.running_mean, layer.running_var = like.new_zeros(layer.num_features), like.new_ones(layer.num_features)
+
+
+def _refuse_one_value(layer: _BatchNorm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Say of one value per channel what `_global_statistics` says of it."""
+    if layer.training or _of_batch(layer):
+        x = _given(args, kwargs)
+        if x.dim() > 1 and x.numel() == x.shape[1]:
+            raise _one_value(x)
+
+
+def _one_value(x: Tensor) -> ModelError:
+    return ModelError(
+        f"BatchNorm over {x.shape[1]} channels got one value per channel, where a variance needs two or more: a batch "
+        "(with batchnorm=replica a share) of one sample. If it is what is left over at the end of an epoch, leave it "
+        "out with Job(drop_last=True), or choose another batch (for validation and test: eval_batch)"
+    )
 
 
 def _channels(tensor: Tensor) -> tuple[list[int], list[int]]:
@@ -136,6 +248,8 @@ def _global_statistics(x: Tensor, rope: Rope, state: StepState) -> _Statistics:
     table = torch.stack(everybody)
     counts, means, variances = table[:, -1:], *table[:, :-1].chunk(2, dim=1)
     total = float(counts.sum())
+    if total == 1.0:  # everybody knows it, so everybody says it
+        raise _one_value(x)
     mean = (means * counts).sum(0) / total
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
     return _Statistics(mean, variance, total)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from cordee.feed.order import Order
 from cordee.feed.share import Share
 from cordee.feed.source import Source
 from cordee.group.rope import Rope
+from cordee.sync.batchnorm import together
 from cordee.train.feeder import Feeder, Slot
 from cordee.train.gather import Regrouped
 from cordee.train.metrics import Tally, tally_of
@@ -37,13 +39,13 @@ def evaluate(
         tallies = {name: tally_of(name, metric) for name, metric in metrics.items()}
         losses = torch.zeros(3, dtype=torch.float64)  # weighted sum of losses, weight, samples
         with _Evaluating(model):
-            _walk(model, source, rope, batch, judge, tallies, losses, weigh)
+            void = _walk(model, source, rope, batch, judge, tallies, losses, weigh)
         try:
-            for tally in tallies.values():
+            for tally in tallies.values() if not void else ():
                 tally.merge(rope)
         except Regrouped:
             continue
-        if rope.agree([losses, *(tensor for tally in tallies.values() for tensor in tally.tensors())]):
+        if _agree(rope, [losses, *(tensor for tally in tallies.values() for tensor in tally.tensors())], void=void):
             break
     if int(losses[2]) != len(source):
         raise DataError(f"evaluated {int(losses[2])} samples of {len(source)}: a defect of Cordée, please report it")
@@ -60,13 +62,15 @@ def predict(model: nn.Module, source: Source, rope: Rope, *, batch: int = 256) -
         for step in range(order.steps):
             while True:
                 mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
-                with _Evaluating(model):
+                with _Evaluating(model), together(model, rope) as state:
+                    state.silent = mine.borrowed
                     output = model(mine.x)
+                    void = state.void
                 whole = torch.zeros((order.size(step), *output.shape[1:]), dtype=output.dtype)
                 if not mine.borrowed:
                     whole[mine.positions.start : mine.positions.stop] = output.cpu()  # type: ignore[union-attr]
                 generation = rope.generation
-                agreed = rope.agree([whole])
+                agreed = _agree(rope, [whole], void=void)
                 if rope.generation != generation:
                     feeder.forget()
                 if agreed:
@@ -99,6 +103,11 @@ def _device_of(model: nn.Module) -> str:
     return next((str(parameter.device) for parameter in model.parameters()), "cpu")
 
 
+def _agree(rope: Rope, tensors: Sequence[Tensor], *, void: bool) -> bool:
+    """Add up over all members; `void`: a collective failed in the forward pass, so this is not to be used."""
+    return rope.settle((), tensors, void=True) if void else rope.agree(tensors)
+
+
 def _walk(
     model: nn.Module,
     source: Source,
@@ -108,16 +117,22 @@ def _walk(
     tallies: Mapping[str, Tally],
     losses: Tensor,
     weigh: Callable[[Batch], float] | None,
-) -> None:
-    """My share of every batch, once; no collective in here, so unequal shares wait for nobody."""
+) -> bool:
+    """My share of every batch, once; True if that was for nothing, because a peer was lost.
+
+    No collective in here, so unequal shares wait for nobody, unless layers need statistics of the whole batch.
+    """
     order = Order(len(source), batch, shuffle="none")
     feeder = Feeder(source, order, Share(), rope, device=_device_of(model))
-    try:
+    with closing(feeder), together(model, rope) as state:
         for step in range(order.steps):
             mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
+            if mine.borrowed and not state.together:
+                continue
+            state.silent = mine.borrowed
+            loss, output = judge(model, mine)
             if mine.borrowed:
                 continue
-            loss, output = judge(model, mine)
             if loss is not None:
                 weight = float(weigh(mine)) if weigh else float(len(mine))
                 losses += torch.tensor(
@@ -126,5 +141,4 @@ def _walk(
             losses[2] += len(mine)
             for tally in tallies.values():
                 tally.update(output, mine.y)
-    finally:
-        feeder.close()
+        return state.void

@@ -20,6 +20,7 @@ from cordee.core.errors import CordeeError, JobError, MixingError, ModelError
 from cordee.feed.batch import Batch
 from cordee.feed.permute import Ids
 from cordee.feed.source import Fields, Source, map_tensors
+from cordee.sync.batchnorm import set_aside
 from cordee.train.fields import shapes
 from cordee.train.job import Job
 from cordee.train.metrics import tally_of
@@ -50,7 +51,7 @@ def preflight(job: Job, model: nn.Module, source: Source, ids_of: Callable[[int]
     random_state = torch.get_rng_state()
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), set_aside(model):
             warnings.simplefilter("ignore")  # what goes on into training is said there, once
             _check(job, model, _Parts(job, source, ids, device))
     finally:

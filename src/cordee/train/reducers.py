@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
+from cordee.sync.batchnorm import backward_from
 from cordee.train.agreement import agree_on, of_optimizer
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -105,3 +107,12 @@ def backward_for_nothing(loss: Tensor, parameters: list[nn.Parameter]) -> None:
         loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
     for parameter, gradient in zip(parameters, kept, strict=True):
         parameter.grad = gradient
+
+
+def backward_of_share(loss: Tensor, factor: float, met: Sequence[GradientEdge]) -> None:
+    """Run the backward pass of a loss that counts `factor` times; from `met` on, if the loss weighs nothing."""
+    if met:
+        backward_from(met)
+        return
+    wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
+    wide.backward(torch.full_like(wide, factor))  # type: ignore[no-untyped-call]

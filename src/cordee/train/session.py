@@ -32,7 +32,7 @@ from cordee.feed.share import Share
 from cordee.group.join import join
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
-from cordee.sync.batchnorm import StepState, bind
+from cordee.sync.batchnorm import StepState, bind, meeting_points
 from cordee.train.agreement import agree_on, of_loop, of_model
 from cordee.train.buffers import BufferKeeper
 from cordee.train.devices import lay_out, seed_draws
@@ -41,7 +41,7 @@ from cordee.train.feeder import Feeder, Slot, Weigh
 from cordee.train.guard import Guard
 from cordee.train.precision import Precision, Readings
 from cordee.train.record import Committed, Ledger, Reporter, from_limbs, to_limbs
-from cordee.train.reducers import Reducers, backward_for_nothing
+from cordee.train.reducers import Reducers, backward_for_nothing, backward_of_share
 from cordee.train.weight import GlobalWeight
 
 
@@ -222,7 +222,8 @@ class Session:
         batch = self._current()
         weight = None if self._state.void else self._weight.total()
         self._state.void |= weight is None
-        silent = batch.weight == 0
+        met = meeting_points(loss) if weight and not batch.weight and not batch.borrowed else []
+        silent = batch.weight == 0 and not met
         self._backwards += 1
         self._guard.backward()
         early = self._reducers.only() if batch.last and not self._state.void else None
@@ -232,14 +233,13 @@ class Session:
         if silent:
             backward_for_nothing(loss, self._reducers.parameters(self.models))
         factor = batch.weight / weight if weight else 0.0
-        if not silent:
+        if batch.weight:
             self._losses.add(loss, factor)
         if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
             early.ride_along(self._extras)
             early.arm()
         if not silent:
-            wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
-            wide.backward(torch.full_like(wide, factor * self.precision.scale))  # type: ignore[no-untyped-call]
+            backward_of_share(loss, factor * self.precision.scale, met)
         if early is not None:
             early.filled()
 
@@ -319,7 +319,7 @@ class Session:
         batch.last = last
         self._batch = batch
         self._backwards = 0
-        self._state.silent = batch.weight == 0
+        self._state.silent = batch.borrowed
         if not batch.borrowed:
             self._count += len(batch)
             self._digest += delivered(batch.ids, batch.positions)
