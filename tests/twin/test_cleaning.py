@@ -101,7 +101,8 @@ def test_fifty_killed_twins_leave_nothing(able: None, job: Path, tmp_path: Path)
     draw = random.Random()
     for number in range(50):
         run_killed_after(draw.uniform(0, (0.1, 0.5, 2.0, 8.0)[number % 4]), job, tmp_path / str(number))
-    found = [up_killed_after(draw.uniform(0, 0.6)) for _ in range(20)]
+    # On a quiet machine it is whole after a tenth of a second, on a busy one later.
+    found = [up_killed_after(draw.uniform(0, (0.1, 0.6)[number % 2])) for number in range(20)]
     assert not all(found)
 
 
