@@ -18,7 +18,7 @@ from cordee.core.events import append_event
 from cordee.twin.cluster import Cluster, read_setting
 from cordee.twin.faults import Faults, Say
 from cordee.twin.home import bring_home
-from cordee.twin.own import Own, held, wait_for
+from cordee.twin.own import Own, held, run_of, wait_for
 from cordee.twin.schedule import Cut, Mend, Progress, Schedule, Set
 from cordee.twin.seen import Seen
 from cordee.twin.statements import place
@@ -141,12 +141,12 @@ def run(twin: Twin, asked: Asked, schedule: Schedule, *, seed: int = 0, say: Say
 
 def _clear(twin: Twin, asked: Asked, say: Say) -> None:
     """Nothing of a former run stays on the hosts; if it is this one that goes on, what they wrote comes with it."""
-    former, now = twin.entry.folder / "run", str(asked.out.resolve())
-    if former.is_file() and former.read_text() == now:
+    now = asked.out.resolve()
+    if run_of(twin) == now:
         _bring(twin, asked, say)
     for host in twin.cluster.names[1:]:
         shutil.rmtree(_out(twin, asked, host), ignore_errors=True)
-    former.write_text(now)
+    (twin.entry.folder / "run").write_text(str(now))
 
 
 def _bring(twin: Twin, asked: Asked, say: Say) -> None:
