@@ -23,7 +23,8 @@ from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
 from cordee.train.agreement import agree_on, differing, of_job, settings_of
-from cordee.train.devices import fuse, training_loss
+from cordee.train.compiling import training_loss
+from cordee.train.devices import fuse
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job, Resolved
 from cordee.train.precision import widened

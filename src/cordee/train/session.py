@@ -298,9 +298,7 @@ class Session:
             taken: Iterator[Batch] = map(feeder.take, slots)
         else:
             ready = [feeder.take(one, ahead=one is slots[-1]) for one in slots]
-            for batch in ready:
-                batch.weight = 0.0 if batch.borrowed else float(weigh(batch))
-            self._weight.announce(sum(batch.weight for batch in ready))
+            self._weight.weigh(ready, weigh)
             taken = iter(ready)
         for one, batch in zip(slots, taken, strict=True):
             self._give(batch, last=one is slots[-1])
@@ -347,6 +345,9 @@ class Session:
     def _commit(self, optimizer: Optimizer, reducer: Reducer, extras: list[float], clip: float | None) -> None:
         loss, stop, asked, save, count = extras[:5]
         batch = self._current()
+        if self._weight.nothing:
+            reducer.clear()
+            loss = 0.0
         if not math.isfinite(loss):
             raise diverged(loss, self._number, batch, self._feeder)
         finite = reducer.treat(scale=self.precision.scale, clip=clip)
