@@ -95,5 +95,9 @@ class _Package(ModuleType):
     def train(self, module: ModuleType) -> None:
         """Leave the folder where imports find it, in `sys.modules`."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name, as ordinary modules do under cloudpickle: functions of a sent job use the name `cordee`."""
+        return importlib.import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package

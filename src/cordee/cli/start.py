@@ -121,6 +121,8 @@ def _show(result: dict[str, object], folder: Path, report: Path | None) -> None:
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:
             print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    if isinstance(best := result.get("best"), dict):
+        print(f"model: the {result['model']} one; best {best['metric']} {best['value']:.4f} after step {best['step']}")
     if result.get("ended"):
         print(f"ended: {result['ended']}")
     times = result.get("time_s")

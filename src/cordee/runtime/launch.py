@@ -380,7 +380,8 @@ def _private_file(content: bytes | None) -> Iterator[int | None]:
         return
     descriptor = os.memfd_create("cordee-job")
     try:
-        os.write(descriptor, content)
+        with os.fdopen(os.dup(descriptor), "wb") as file:  # in parts, as a system call writes less than 2 GiB
+            file.write(content)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -135,8 +135,10 @@ def _receive_job(descriptor: int) -> Job:
     """A job from a notebook, over a private pipe of the user's own: the only place where anything is unpickled."""
     import cloudpickle
 
-    with os.fdopen(descriptor, "rb") as pipe:
-        pipe.seek(0)
+    with open(f"/proc/self/fd/{descriptor}", "rb") as pipe:  # opened anew: workers would share the place in the file
+        os.close(descriptor)
+        paths: list[str] = cloudpickle.load(pipe)
+        sys.path[:] = list(dict.fromkeys([*paths, *sys.path]))  # modules are imported as in the process that sent it
         job = cloudpickle.load(pipe)
     if not isinstance(job, Job):
         raise JobError(f"expected a cordee.Job, got {type(job).__name__}")
