@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import CordeeError, WaitedTooLong
+from cordee.core.interpreter import python_module
 from cordee.runtime.forkserver import READY, receive, send
 from cordee.runtime.spec import WorkerSpec
 
@@ -102,7 +103,7 @@ class Nursery:
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cordee.runtime.forkserver", str(theirs.fileno())],
+            python_module("cordee.runtime.forkserver", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the launcher alone
@@ -158,7 +159,7 @@ def warm_path() -> Path:
     # Workers inherit from the server where they may run and whom they can reach, so it must be as for ourselves.
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "pid")]
     # Read when torch is loaded, and when Python starts, so they must be as for ourselves too.
-    variables = [_environment().get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", HASHES)]
+    variables = [_environment().get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "PYTHONPATH", HASHES)]
     identity = (
         f"{variables}|{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
     )
@@ -196,7 +197,7 @@ def start_warm(minutes: float) -> int:
     path = warm_path()
     path.unlink(missing_ok=True)  # of one that was killed: its file would say that the new one serves already
     process = subprocess.Popen(
-        [sys.executable, "-m", "cordee.runtime.forkserver", str(path), str(minutes)],
+        python_module("cordee.runtime.forkserver", str(path), str(minutes)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
