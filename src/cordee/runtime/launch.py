@@ -8,6 +8,7 @@ import queue
 import secrets
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -171,6 +172,7 @@ class Launch:
                     environment=dict(os.environ),
                     deadline_s=self.deadline_s,
                     device=on[local],
+                    search=tuple(map(os.path.abspath, sys.path)) if self.target.kind == "sent" else (),
                 )
             )
         return specs
