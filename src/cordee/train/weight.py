@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from cordee.group.rope import Gathering, Rope
+from cordee.group.gathering import Gathering
+from cordee.group.rope import Rope
 
 
 class GlobalWeight:
