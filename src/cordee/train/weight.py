@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from cordee.feed.batch import Batch
-from cordee.group.rope import Gathering, Rope
+from cordee.group.gathering import Gathering
+from cordee.group.rope import Rope
 from cordee.train.feeder import Weigh
 from cordee.train.precision import Readings
 
