@@ -21,7 +21,7 @@ from cordee.feed.source import Source, map_tensors
 from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
-from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
+from cordee.state.naming import Snapshot, capture, load_weights, restore
 from cordee.train.agreement import agree_on, differing, of_job, same_as_saved, settings_of
 from cordee.train.best import Best
 from cordee.train.compiling import training_loss
@@ -114,6 +114,7 @@ class _Training:
             group["lr"] = group["lr"] * self.resolved.lr_factor
         if session.plan.fused:
             fuse(self.optimizer, self.model)
+        self.optimizer.register_step_pre_hook(lambda *_: self._saver.before_update())
         self._settings = settings_of(self.optimizer)
         self.schedule = job.make_schedule(self.optimizer)
         session.reducer_of(self.optimizer)
@@ -304,7 +305,7 @@ class _Training:
 
     def _capture(self) -> Snapshot:
         epoch, step = self.next
-        return capture(self.model, {"main": self.optimizer}, self._schedules()).with_extra(
+        return capture(self.model, {"main": self.optimizer}, self._schedules(), live=True).with_extra(
             epoch=epoch,
             step=step,
             resolved=asdict(self.resolved),
@@ -326,6 +327,7 @@ class _Training:
         test = {}
         if self.data.test is not None and self.interrupted is None:
             test = self._evaluate("test", self.data.test)
+        self._saver.before_update()
         self._call("on_end")
         self.session.agree_buffers()
         while True:
@@ -333,7 +335,7 @@ class _Training:
             if self.session.rank == 0:
                 if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
                     self._write_last()
-                self._write_model()
+                result["params_sha256"] = self._write_model()
                 if self.session.ledger.lost or self.session.ledger.repeated:
                     self.session.tell("warning", {"message": self.session.ledger.told()})
                 self.session.tell("result", result)
@@ -353,8 +355,8 @@ class _Training:
         self._saver.close()
         return self._saver
 
-    def _write_model(self) -> None:
-        save_model(self.out / WEIGHTS, capture(self.model))
+    def _write_model(self) -> str:
+        checksum = save_model(self.out / WEIGHTS, capture(self.model, live=True))
         if self.interrupted is None:
             ids = self._first_ids(3)
             fields = map_tensors(lambda tensor: tensor.to(self.session.device), self.data.train.gather(ids))
@@ -364,6 +366,7 @@ class _Training:
                 save_program(self.out / PROGRAM, self.model, *called_with(self.model, *ways))
             except CordeeError as error:
                 self.session.tell("warning", {"message": str(error)})
+        return checksum
 
     def _result(self, test: dict[str, float], brought_back: bool) -> dict[str, Any]:
         session, timing = self.session, self.session.reporter.timing
@@ -388,7 +391,6 @@ class _Training:
             "steps_skipped": session.skipped,
             "samples_lost": session.ledger.lost,
             "samples_repeated": session.ledger.repeated,
-            "params_sha256": fingerprint(capture(self.model).weights()),
             "other_s": {kind: round(seconds, 4) for kind, seconds in session.reporter.aside_s.items()},
         }
 
