@@ -12,13 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from cordee.core.errors import CheckpointError, CordeeError
+from cordee.core.errors import CheckpointError
 from cordee.core.world import World
 from cordee.feed.batch import Batch
 from cordee.feed.data import Data
 from cordee.feed.order import Order
-from cordee.feed.source import Source, map_tensors
-from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program
+from cordee.feed.source import Source
+from cordee.state.export import WEIGHTS, save_model
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot, capture, load_weights, restore
@@ -27,6 +27,7 @@ from cordee.train.best import Best
 from cordee.train.compiling import training_loss
 from cordee.train.devices import fuse
 from cordee.train.evaluate import evaluate
+from cordee.train.exporting import write_program
 from cordee.train.job import Job, Resolved
 from cordee.train.precision import widened
 from cordee.train.preflight import SAMPLES, UNSTEADY, is_steady, preflight
@@ -331,16 +332,25 @@ class _Training:
         self._call("on_end")
         self.session.agree_buffers()
         while True:
-            result = self._result(test, brought_back)
+            checksum = self._write_files(brought_back) if self.session.rank == 0 else ""
+            result = {**self._result(test, brought_back), "params_sha256": checksum}
             if self.session.rank == 0:
-                if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
-                    self._write_last()
-                result["params_sha256"] = self._write_model()
                 if self.session.ledger.lost or self.session.ledger.repeated:
                     self.session.tell("warning", {"message": self.session.ledger.told()})
                 self.session.tell("result", result)
             if self.session.leave():
                 return Outcome(result, self.interrupted)
+
+    def _write_files(self, brought_back: bool) -> str:
+        """The last checkpoint, the model and its program; the checksum of its weights."""
+        with self.session.reporter.aside("saving"):
+            if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
+                self._write_last()
+            checksum = save_model(self.out / WEIGHTS, capture(self.model, live=True))
+        if self.interrupted is None:
+            with self.session.reporter.aside("tracing"):
+                write_program(self.job, self.session, self.model, self.out, self._first_ids(3))
+        return checksum
 
     def _bring_back_best(self) -> bool:
         """Put the best model in the place of the last, of which a checkpoint stands before: a run goes on with that."""
@@ -354,19 +364,6 @@ class _Training:
         self._write_checkpoint()
         self._saver.close()
         return self._saver
-
-    def _write_model(self) -> str:
-        checksum = save_model(self.out / WEIGHTS, capture(self.model, live=True))
-        if self.interrupted is None:
-            ids = self._first_ids(3)
-            fields = map_tensors(lambda tensor: tensor.to(self.session.device), self.data.train.gather(ids))
-            batch = Batch(ids, fields)
-            try:
-                ways = (lambda: self.job.compute(self.model, batch), lambda: self.model(batch.x))
-                save_program(self.out / PROGRAM, self.model, *called_with(self.model, *ways))
-            except CordeeError as error:
-                self.session.tell("warning", {"message": str(error)})
-        return checksum
 
     def _result(self, test: dict[str, float], brought_back: bool) -> dict[str, Any]:
         session, timing = self.session, self.session.reporter.timing
