@@ -211,9 +211,10 @@ app.add_typer(twin.app)
 
 def main() -> None:
     """The `cordee` command."""
-    from cordee.runtime.streams import outlive_terminal
+    from cordee.runtime.streams import fill_closed, outlive_terminal
 
     interrupts.end_at_once()
+    fill_closed()
     outlive_terminal()
     interrupts.leave(_run(sys.argv[1:]))
 
