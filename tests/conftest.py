@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,6 +15,22 @@ from typing import Any
 import pytest
 
 from harness import DEADLINE_S, Run, stat_of, train
+
+
+def pytest_configure() -> None:
+    """What the commands under test inherit is the same under `nohup`, in the background and without a terminal.
+
+    A signal that is ignored stays so in child processes; one with a handler of Python's begins there as by default.
+    """
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.umask(0o022)
+    with contextlib.suppress(OSError):
+        os.fstat(0)
+        return
+    assert os.open(os.devnull, os.O_RDONLY) == 0
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cordee.core import interrupts
 from cordee.core.cgroup import cpu_quota
 from cordee.core.errors import JobError
 from cordee.core.plan import Plan
@@ -88,9 +90,11 @@ def train(
     shown = Progress()
     world = World.from_env()
     tell = shown if progress else lambda event: None
-    with tidied(folder, ours=out is None), reported(folder, tell, tell=progress) as listen:
+    foreign = world.source not in ("alone", "cordee")
+    heeding = contextlib.nullcontext() if foreign else interrupts.counted()
+    with heeding, tidied(folder, ours=out is None), reported(folder, tell, tell=progress) as listen:
         try:
-            if world.source not in ("alone", "cordee"):
+            if foreign:
                 from cordee.runtime.foreign import run_foreign
 
                 return Result(folder, run_foreign(launch, world, listen, None if is_file else job))  # type: ignore[arg-type]
