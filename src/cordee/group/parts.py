@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-SHARED_AT_ONCE = 64 * 2**20
-"""Bytes that a receiver needs beside the tensors themselves, and a copy of one that does not lie in one piece."""
+SHARED_AT_ONCE = 16 * 2**20
+"""Bytes that this takes beside the tensors themselves, and beside a copy of one that does not lie in one piece."""
 
 
 @dataclass
@@ -28,13 +28,11 @@ class Part:
 
     @torch.no_grad()
     def put(self, raw: Sequence[Tensor]) -> None:
-        """Write these bytes into the tensors; nothing is to be done where they are its own."""
+        """Write these bytes into the tensors."""
         for mine, given in zip(self.own, raw, strict=True):
-            if mine is not given:
-                mine.copy_(given)
-        if self.own is not raw:
-            for tensor, copy in self.copies:
-                tensor.copy_(copy)
+            mine.copy_(given)
+        for tensor, copy in self.copies:
+            tensor.copy_(copy)
 
 
 def in_parts(tensors: Sequence[Tensor], most: int) -> Iterator[Part]:

@@ -93,6 +93,11 @@ class Rope:
         return len(self.members)
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether sums go through memory that all members share."""
+        return self._shared is not None
+
+    @property
     def broken(self) -> bool:
         """Whether a member of this generation was lost."""
         return self.channel is not None and self.channel.is_broken(self.generation)
@@ -106,7 +111,7 @@ class Rope:
         self.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
         group = self._nccl if self._nccl is not None and tensor.is_cuda else self._group
         try:
-            if self._shared is not None and self._shared.takes(tensor):
+            if self._shared is not None and self._shared.fits(tensor):
                 return self._shared.post(tensor)
             return group.allreduce([tensor])
         except RuntimeError:
@@ -226,21 +231,22 @@ class Rope:
         False if the first member was lost meanwhile, so that these may be another one's.
         """
         first = self.members[0]
-        for part in in_parts(tensors if self.size > 1 else (), SHARED_AT_ONCE):
+        for part in in_parts(tensors, SHARED_AT_ONCE):
             self._share(part)
-        while not self.agree([torch.zeros(1)]):  # all have everything: none of it need be held for a member behind
-            pass
         return self.members[0] == first
 
     def _share(self, part: Part) -> None:
         """One agreement: the first member's bytes on all members."""
+        if self.size == 1:
+            self.settle((), ())
+            return
         while True:  # not into our own: of what a lost member sent, a part may have come
-            raw = part.own if self.rank == 0 else [torch.empty_like(one) for one in part.own]
+            raw = [one.clone() if self.rank == 0 else torch.empty_like(one) for one in part.own]
             # A broadcast ends here before it has reached all members; a sum does not, which makes it an agreement.
             works = [*(self._start_broadcast(one, 0) for one in raw), self.start_sum(torch.zeros(1))]
             if self.settle(works, raw):  # held, in case that a member needs it handed over
-                break
-        part.put(raw)
+                part.put(raw)
+                return
 
     def finish(self) -> bool:
         """Leave together: True when nobody has anything left to agree on, False after a regrouping."""

@@ -4,16 +4,18 @@ The loss of each share was scaled by its weight over the weight of the global ba
 replicas is the gradient of the mean over the global batch, whatever the shares. A few numbers ride along in the last
 bucket (loss, wishes to stop, digests), so that a step needs no collective of its own for them.
 
-Two sets of buckets take turns: a replica that is a step ahead still holds the reduced gradient of the last step, and
-can hand it to a peer that lost it, while its hooks already fill the other set. Memory: two gradients, and a third
-during the update of an optimizer that is not PyTorch's own; those that the backward pass makes are let go one by one as
-they are copied, so that it uses the same memory again and again.
+A replica that is a step ahead still holds the reduced gradient of the last step, and can hand it to a peer that lost
+it. Small gradients have two sets of buckets for that, which take turns: while one is held, hooks fill the other. Large
+ones have one set; before it is filled again all replicas have told each other that they have the last result, by a sum
+of one number that runs beside the next forward pass.
+
+Memory: two small gradients or one large one, and another during the update of an optimizer that is not PyTorch's own;
+those that the backward pass makes are let go one by one as they are copied, so that it uses the same memory again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,27 +28,19 @@ from torch.optim import optimizer as torch_optimizer
 from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
 from cordee.sync import sparse
+from cordee.sync.buckets import Bucket, grouped, make_bucket
 from cordee.sync.sparse import is_sparse
 
-FIRST_BUCKET_MB = 1.0
-"""The first bucket is small, so that the wire is busy early."""
+SHARED_BUCKET_MB = 4.0
+"""What travels through shared memory is there twice meanwhile."""
+SMALL_BYTES = 4 * 2**20
+"""Gradients of so many bytes in all have two sets of buckets."""
 FINITE, NOT_FINITE = 1.0, 2.0
 """What became of a gradient that was treated."""
 _LATE = 2.0**12
 """Rides along for a parameter whose gradient is sparse though it lies in a bucket; more than there are replicas."""
 Extras = Callable[[], Sequence[float]]
 """Gives the numbers that ride along; always as many."""
-
-
-@dataclass
-class _Bucket:
-    """Some parameters of one type and device, and their gradients side by side in flat memory, twice."""
-
-    parameters: list[nn.Parameter]
-    flats: list[Tensor]
-    views: list[list[Tensor]]
-    missing: int = 0
-    work: Any = None
 
 
 class Reducer:
@@ -58,8 +52,8 @@ class Reducer:
         self.rope = rope
         self.overlap = overlap
         self._bucket_mb = bucket_mb
-        self._buckets: list[_Bucket] = []
-        self._places: list[tuple[_Bucket, int] | None] = []
+        self._buckets: list[Bucket] = []
+        self._places: list[tuple[Bucket, int] | None] = []
         """Where each parameter lies: its bucket, and its number in it; None for those with sparse gradients."""
         self._sparse: set[int] = set()
         """The numbers of parameters with sparse gradients, which lie in no bucket."""
@@ -72,8 +66,11 @@ class Reducer:
         """The backward pass for which it was armed has come to its end."""
         self._generation = 0
         """The rope's, when the sums of this step were begun."""
+        self._sets = 2
         self._turn = self._kept = 0
         """The set in use, and the one that holds the last result, until there is a new one."""
+        self._told: tuple[int, Any] | None = None
+        """The sum by which all replicas say that they have the last result, and its generation, until it has come."""
         self._seen: set[int] = set()
         self._reader: Optimizer | None = None
         """The optimizer that was seen to read gradients without writing into them."""
@@ -94,8 +91,7 @@ class Reducer:
         """The next backward pass is the last one of this step: hooks may send what is complete."""
         self._armed = self.overlap and self.rope.size > 1 and bool(self._buckets)
         self._filled = False
-        if self._armed:
-            self._begin()
+        self._armed = self._armed and self._begin()
 
     def filled(self) -> None:
         """The backward pass for which it was armed is over: what has no gradient by now gets none."""
@@ -157,8 +153,9 @@ class Reducer:
         if not self._buckets and not self._build(len(self._extras())):
             self.rope.settle((), (), void=True)
             return None
-        if not self._armed:
-            self._begin()
+        if not self._armed and not self._begin():
+            self.rope.settle((), (), void=True)
+            return None
         self._armed = False
         own = [self.parameters[number] for number in sorted(self._sparse)]
         rows = sparse.add_up(own, self.rope) if own else []
@@ -167,9 +164,12 @@ class Reducer:
         works = [bucket.work for bucket in self._buckets]
         result = [*(bucket.flats[self._turn] for bucket in self._buckets), self._treated[self._turn]]
         self._launched = 0
+        generation = self.rope.generation
         if not self.rope.settle(works, result, void=void):
             return None
         self._kept = self._turn
+        if self._sets == 1 and generation == self.rope.generation:  # a new generation begins with the result everywhere
+            self._told = generation, self.rope.start_sum(torch.zeros(1))
         if self._found_late():
             return None
         for parameter, gradient in zip(own, rows or (), strict=True):
@@ -203,13 +203,13 @@ class Reducer:
     def update(self, optimizer: Optimizer) -> None:
         """Let the optimizer step; a peer that is behind still gets what was agreed on, whatever it does to gradients.
 
-        One of PyTorch's own that was seen to read only gets the buckets themselves. Any other gets copies, which it may
-        write into, also unseen (`p.grad.data`), or keep as its state, though the buckets are filled anew later.
+        One of PyTorch's own gets the buckets themselves if it was seen to read only, or if all peers have the result.
+        Any other gets copies, which it may write into, also unseen (`p.grad.data`), or keep as its state.
         """
         if self.rope.size == 1:
             optimizer.step()
             return
-        if optimizer is self._reader and _is_torchs_own(optimizer):
+        if _is_torchs_own(optimizer) and (optimizer is self._reader or (self._sets == 1 and self._all_have())):
             given = [bucket.flats[self._turn] for bucket in self._buckets]
         else:
             for parameter in self.parameters:
@@ -232,8 +232,19 @@ class Reducer:
 
     # ------------------------------------------------------------- inside
 
-    def _begin(self) -> None:
-        self._turn = 1 - self._kept
+    def _all_have(self) -> bool:
+        """Wait until all replicas have the last result, which need not be held any more; False on a broken rope."""
+        if self._told is not None and self._told[0] == self.rope.generation:
+            if self._told[1] is None or not self.rope.wait(self._told[1]):
+                return False
+            self._told = None
+        return True
+
+    def _begin(self) -> bool:
+        """A new sum begins, over what was held; False on a broken rope."""
+        if self._sets == 1 and not self._all_have():
+            return False
+        self._turn = (self._kept + 1) % self._sets
         self._launched = 0
         self._generation = self.rope.generation
         self._seen.clear()
@@ -241,6 +252,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.work = None
+        return True
 
     def _on_gradient(self, number: int, parameter: nn.Parameter) -> None:
         if not self._armed or (found := self._places[number]) is None:
@@ -312,28 +324,21 @@ class Reducer:
                     parameter.grad = None
 
     def _build(self, extras: int) -> bool:
-        """Group the parameters, last first: roughly the order in which their gradients come. False: broken rope."""
+        """Take memory for the gradients; False on a broken rope."""
         found = sparse.find(self.parameters, self.rope)
         if found is None:
             return False
         self._sparse |= found
-        groups: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-        closed: list[list[nn.Parameter]] = []
         dense = [parameter for number, parameter in enumerate(self.parameters) if number not in self._sparse]
-        for parameter in reversed(dense):
-            group = groups.setdefault((parameter.dtype, parameter.device), [])
-            group.append(parameter)
-            limit = self._bucket_mb if closed else min(FIRST_BUCKET_MB, self._bucket_mb)
-            if sum(p.nbytes for p in group) >= limit * 2**20:  # a large one is sent while the others are computed
-                closed.append(list(group))
-                group.clear()
-        closed += [group for group in groups.values() if group]
+        self._sets = 2 if sum(parameter.nbytes for parameter in dense) <= SMALL_BYTES else 1
+        self._turn = self._kept = 0
+        closed = grouped(dense, min(self._bucket_mb, SHARED_BUCKET_MB if self.rope.shares_memory else self._bucket_mb))
         last = closed[-1][0] if closed else None
         if last is None or last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
             closed.append([])  # the rider needs a bucket that is exact and near
         riders = extras + len(self.parameters)
         for group in closed:
-            self._buckets.append(_make_bucket(group, riders if group is closed[-1] else 0))
+            self._buckets.append(make_bucket(group, riders if group is closed[-1] else 0, self._sets))
         places = {id(p): (bucket, place) for bucket in self._buckets for place, p in enumerate(bucket.parameters)}
         self._places = [places.get(id(parameter)) for parameter in self.parameters]
         self._riders = [flat[-riders:].numpy() for flat in self._buckets[-1].flats]
@@ -358,29 +363,6 @@ def _bound(gradients: list[Tensor], clip: float) -> Tensor:
     for device in {gradient.device for gradient in gradients}:
         torch._foreach_mul_([one for one in gradients if one.device == device], factor.to(device))
     return factor
-
-
-def _make_bucket(group: list[nn.Parameter], riders: int) -> _Bucket:
-    """Memory for the gradients of `group` and `riders` numbers behind them, twice."""
-    size = sum(parameter.numel() for parameter in group) + riders
-    like = group[0] if group else torch.empty(0, dtype=torch.float64)
-    flats = [torch.zeros(size, dtype=like.dtype, device=like.device) for _ in range(2)]
-    return _Bucket(group, flats, [_views(flat, group) for flat in flats])
-
-
-def _views(flat: Tensor, group: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Every parameter's window of `flat`, with the parameter's own strides where they are dense (channels-last)."""
-    views, offset = [], 0
-    for parameter in group:
-        strides = parameter.stride() if is_dense(parameter) else parameter.contiguous().stride()
-        views.append(flat.as_strided(parameter.shape, strides, offset))
-        offset += parameter.numel()
-    return views
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor fill its memory without a gap, in whatever order; a slice of columns does not."""
-    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # which only keeps strides that do
 
 
 def _is_torchs_own(optimizer: Optimizer) -> bool:

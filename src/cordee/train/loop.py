@@ -115,7 +115,6 @@ class _Training:
             group["lr"] = group["lr"] * self.resolved.lr_factor
         if session.plan.fused:
             fuse(self.optimizer, self.model)
-        self.optimizer.register_step_pre_hook(lambda *_: self._saver.before_update())
         self._settings = settings_of(self.optimizer)
         self.schedule = job.make_schedule(self.optimizer)
         session.reducer_of(self.optimizer)
@@ -209,6 +208,7 @@ class _Training:
             with session.autocast():
                 loss = loss_of(batch)
             session.backward(loss)
+            self._saver.before_update()
             if not session.step(self.optimizer, clip=job.clip):
                 continue
             assert session.last is not None
