@@ -95,7 +95,9 @@ class Job:
     save: Save = field(default_factory=Save)
     callbacks: Sequence[Callback] = ()
     start_from: str | None = None
-    """Begin with the weights of this run folder, checkpoint or .safetensors file."""
+    """Begin with the weights of this run folder, checkpoint, .safetensors file or Hugging Face folder, by name."""
+    start_partly: bool = False
+    """Of `start_from`, leave out what has another shape in this model; otherwise that is an error."""
     preflight: bool = True
     """Check before the first step that shares of a batch add up to the whole."""
     name: str = "job"

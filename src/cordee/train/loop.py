@@ -21,7 +21,8 @@ from cordee.feed.source import Source, map_tensors
 from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
-from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
+from cordee.state.naming import Snapshot, capture, fingerprint, restore
+from cordee.state.start import take_weights
 from cordee.train.agreement import agree_on, differing, of_job, same_as_saved, settings_of
 from cordee.train.best import Best
 from cordee.train.devices import fuse, training_loss
@@ -98,7 +99,9 @@ class _Training:
         torch.manual_seed(job.seed)
         model = job.make_model().to(session.device)
         if job.start_from is not None and snapshot is None and session.rank == 0:
-            load_weights(model, *read_weights(Path(job.start_from)))
+            found = read_weights(job.start_from)
+            if told := take_weights(model, *found, where=job.start_from, partly=job.start_partly):
+                session.tell("warning", {"message": told})
         if job.preflight:
             preflight(job, model, self.data.train, self._first_ids, session.device)
             if not is_steady(self.data.train, self._first_ids(SAMPLES)):
