@@ -76,7 +76,7 @@ def training_loss(job: Job, model: nn.Module, plan: Plan, *, alone: bool) -> Cal
         model.compile(mode=mode)
         return _explained(lambda batch: job.compute(model, batch)[0])
     whole = torch.compile(lambda x, y: loss(model(x), y), mode=mode)
-    return _explained(lambda batch: whole(batch.x, batch.y))
+    return _explained(lambda batch: whole(batch.x, job.target_of(batch)))
 
 
 def replays(plan: Plan, *, alone: bool, apart: bool) -> bool:

@@ -286,10 +286,10 @@ class _Training:
         self._call("on_evaluation", part, metrics)
         return metrics
 
-    def _judge(self, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
+    def _judge(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
         with self.session.autocast():
             loss, output = self.job.compute(model, batch)
-        return loss, widened(output)
+        return loss, widened(output), self.job.target_of(batch) if self.job.metrics else None
 
     def save(self) -> None:
         """A checkpoint of this moment, written in the background by the worker that speaks for all."""
