@@ -21,7 +21,8 @@ from cordee.feed.source import Source
 from cordee.state.export import WEIGHTS, save_model
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
-from cordee.state.naming import Snapshot, capture, load_weights, restore
+from cordee.state.naming import Snapshot, capture, restore
+from cordee.state.start import take_weights
 from cordee.train.agreement import agree_on, differing, of_job, same_as_saved, settings_of
 from cordee.train.best import Best
 from cordee.train.compiling import training_loss
@@ -100,7 +101,9 @@ class _Training:
         torch.manual_seed(job.seed)
         model = job.make_model().to(session.device)
         if job.start_from is not None and snapshot is None and session.rank == 0:
-            load_weights(model, *read_weights(Path(job.start_from)))
+            found = read_weights(job.start_from)
+            if told := take_weights(model, *found, where=job.start_from, partly=job.start_partly):
+                session.tell("warning", {"message": told})
         if job.preflight:
             preflight(job, model, self.data.train, self._first_ids, session.device)
             if not is_steady(self.data.train, self._first_ids(SAMPLES)):
@@ -286,10 +289,10 @@ class _Training:
         self._call("on_evaluation", part, metrics)
         return metrics
 
-    def _judge(self, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
+    def _judge(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
         with self.session.autocast():
             loss, output = self.job.compute(model, batch)
-        return loss, widened(output)
+        return loss, widened(output), self.job.target_of(batch) if self.job.metrics else None
 
     def save(self) -> None:
         """A checkpoint of this moment, written in the background by the worker that speaks for all."""

@@ -167,16 +167,17 @@ def _metrics_fit(job: Job, output: object, batch: Batch) -> None:
     for name, metric in job.metrics.items():
         if output is None:
             raise JobError(f"metric {name!r} needs the model's output: let objective return (loss, output)")
+        target = job.target_of(batch)
         try:
-            tally_of(name, metric).update(output, batch.y)
+            tally_of(name, metric).update(output, target)
         except JobError as error:  # names the metric already
-            raise JobError(f"{error} (tried with {_tried(output, batch)})") from error
+            raise JobError(f"{error} (tried with {_tried(output, target)})") from error
         except Exception as error:
-            raise JobError(f"metric {name!r} does not work with {_tried(output, batch)}: {said(error)}") from error
+            raise JobError(f"metric {name!r} does not work with {_tried(output, target)}: {said(error)}") from error
 
 
-def _tried(output: object, batch: Batch) -> str:
-    return f"output {shapes(output)}, target {shapes(batch.y)}"
+def _tried(output: object, target: object) -> str:
+    return f"output {shapes(output)}, target {shapes(target)}"
 
 
 def _is_random(job: Job, model: nn.Module, batch: Batch) -> bool:
