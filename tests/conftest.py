@@ -15,6 +15,8 @@ import pytest
 
 from harness import DEADLINE_S, Run, stat_of, train
 
+TWIN = "tests/twin/"
+
 # ------------------------------------------------------------- several processes: `pytest -n auto`
 
 
@@ -36,9 +38,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # the order of the collection, see below
     return ByFile(config, log)
-
-
-TWIN = "tests/twin/"
 
 
 @pytest.hookimpl(tryfirst=True)
