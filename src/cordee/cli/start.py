@@ -22,6 +22,7 @@ from cordee.runtime.wording import Wording
 from cordee.twin.enter import RUN
 from cordee.watch.progress import Progress
 from cordee.watch.report import Listener, reported
+from cordee.watch.words import LEAST_CALLBACKS, best
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,16 @@ def _show(result: dict[str, object], folder: Path, report: Path | None) -> None:
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:
             print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    if named := best(result):
+        print(f"best: {named}")
     if result.get("ended"):
         print(f"ended: {result['ended']}")
     times = result.get("time_s")
     if isinstance(times, dict) and times:
-        print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in shares(times).items()))
+        parts = {
+            part: share for part, share in shares(times).items() if part != "callbacks" or share >= LEAST_CALLBACKS
+        }
+        print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in parts.items()))
     if result:
         print(f"run: {folder}")
     if report is not None:
