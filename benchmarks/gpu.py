@@ -2,8 +2,9 @@
 
 Cordée meets one peer at a time. Both are alive at once on the same GPU and take turns of some steps: first the one,
 then the other, then the other way round. A turn ends when the GPU has; a pair gives one ratio, the peer's time over
-Cordée's. Above 1, Cordée is the faster one. Everybody trains the same model in bf16, compiled, with a fused optimizer;
+Cordée's. Above 1, Cordée is the faster one. Both train the same model in bf16, compiled, with a fused optimizer;
 the hand-written loop and Cordée keep the data on the GPU, the frameworks have a loader of 8 processes that pins memory.
+Peak memory is PyTorch's own count in each process; above 1 in `memory_ratio`, Cordée uses more than its peer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -72,13 +74,14 @@ def process(command: list[str], said: Path) -> Iterator[subprocess.Popen[bytes]]
             running.wait()
 
 
-def take_turns(task: str, peer: str, pairs: int) -> Turns:
+def take_turns(task: str, peer: str, pairs: int) -> tuple[Turns, dict[str, Any]]:
     """One start of both systems."""
     turns = Turns()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-")))
         systems = stack.enter_context(contextlib.ExitStack())
-        conductor = stack.enter_context(Conductor(folder))  # left before the systems: they end when it has gone
+        conducting = stack.enter_context(contextlib.ExitStack())  # left before the systems: they end when it has gone
+        conductor = conducting.enter_context(Conductor(folder))
         path = conductor.path
         ours = ["-m", "cordee", "train", str(HERE / "gpu_job.py"), "--workers", "1", "--device", "cuda"]
         ours += [
@@ -102,14 +105,29 @@ def take_turns(task: str, peer: str, pairs: int) -> Turns:
                 seconds = conductor.turn(side, TASKS[task].chunk)
                 if number >= 0:
                     turns.seconds[side].append(seconds)
-    return turns
+        conducting.close()
+        systems.close()  # both have ended, and said how much memory they used
+        peaks = {side: peak_of(folder / said) for side, said in zip(SIDES, ("said", "said-peer"), strict=True)}
+    return turns, peaks
+
+
+def peak_of(said: Path) -> list[int] | None:
+    """Bytes allocated and reserved at the most, if the process told."""
+    found = re.search(r"peak (\d+) (\d+)", said.read_text(errors="replace"))
+    return [int(found[1]), int(found[2])] if found else None
 
 
 def measure(task: str, peer: str, starts: int, pairs: int) -> dict[str, Any]:
     """The figures of one task against one peer."""
     about = described(*PEERS[peer].packages)
     about |= {"gpu": torch.cuda.get_device_name(), "plan": PEERS[peer].plan, "goal": PEERS[peer].goal}
-    figures = summary(TASKS[task].chunk, [take_turns(task, peer, pairs) for _ in range(starts)])
+    taken = [take_turns(task, peer, pairs) for _ in range(starts)]
+    figures = summary(TASKS[task].chunk, [turns for turns, _ in taken])
+    peaks = taken[-1][1]
+    if all(peaks.values()):
+        figures["memory_gb"] = {side: [round(size / 1e9, 3) for size in peaks[side]] for side in SIDES}
+        ratios = [round(ours / theirs, 4) for ours, theirs in zip(peaks["cordee"], peaks["peer"], strict=True)]
+        figures["memory_ratio"] = dict(zip(("allocated", "reserved"), ratios, strict=True))
     del figures["processor_step_ms"], figures["processor_share_while_waiting"]
     units = TASKS[task].units * 1e3
     speeds = {side: round(units / figures[f"{side}_step_ms"]) for side in SIDES}
@@ -131,12 +149,15 @@ def main() -> None:
     result = json.loads(given.record.read_text()) if given.record.exists() else {}
     for task in given.task or TASKS:
         for peer in given.peer or PEERS:
+            if TASKS[task].objective is not None and not peer.startswith("hand"):
+                continue  # the frameworks' scripts take a loss of output and target
             figures = result.setdefault(task, {})[peer] = measure(task, peer, given.starts, given.pairs)
             low, high = figures["ratio_median_95"]
             speeds = figures[f"{TASKS[task].unit}_per_s"]
             print(
                 f"{task:>9} {peer:>10}: {speeds['peer']:>9,} {TASKS[task].unit}/s, Cordée {speeds['cordee']:>9,};"
-                f" ratio {figures['ratio_median']:.3f}, 95 % {low:.3f} to {high:.3f}",
+                f" ratio {figures['ratio_median']:.3f}, 95 % {low:.3f} to {high:.3f};"
+                f" memory {figures.get('memory_ratio')}",
                 flush=True,
             )
             given.record.parent.mkdir(exist_ok=True)

@@ -382,7 +382,13 @@ def python() -> list[str]:
 
     pages = {"Job": "job.md", "Stop": "job.md", "Save": "job.md", "Callback": "callbacks.md", "session": "session.md"}
     pages |= {"data": "data.md", "metrics": "metrics.md", "Plan": "#plan", "World": "#world", "train": "#train"}
-    pages |= {"load": "#load", "predict": "#predict", "errors": "#errors", "Batch": "data.md#batch"}
+    pages |= {
+        "load": "#load",
+        "predict": "#predict",
+        "gather": "#gather",
+        "errors": "#errors",
+        "Batch": "data.md#batch",
+    }
     modules = {"data": "Where samples come from.", "metrics": "What can be measured.", "errors": "What can go wrong."}
     names = [name for name in cordee.__all__ if name != "__version__"]
     if homeless := sorted(set(names) - set(pages)):
@@ -404,6 +410,7 @@ def python() -> list[str]:
         *members(Result),
         *function(cordee.load, "cordee.load"),
         *function(cordee.predict, "cordee.predict"),
+        *function(cordee.gather, "cordee.gather"),
         "## Plan",
         doc(cordee.Plan) + " Its keys: [plans](plan.md).",
         *members(cordee.Plan),

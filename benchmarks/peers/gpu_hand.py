@@ -1,7 +1,7 @@
 """The peer on a GPU: a loop as a careful person writes it by hand, for speed.
 
-Compiled, fused, in bf16, data resident on the GPU and gathered there; the loss is not read at all: `gpu_hand.py TASK
-SOCKET NAME [graphs]`. With `graphs` the kernels of a step are replayed as CUDA graphs.
+Compiled as a whole, fused, in bf16, data resident on the GPU and gathered there; the loss is not read at all:
+`gpu_hand.py TASK SOCKET NAME [graphs]`. With `graphs` the kernels of a step are replayed as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     optimizer = task.optimizer(model.parameters())
     x, y = (tensor.cuda() for tensor in task.data())
 
-    loss_of = torch.compile(lambda x, y: task.loss(model(x), y), mode="reduce-overhead" if graphs else None)
+    loss_of = torch.compile(lambda x, y: task.compute(model, x, y), mode="reduce-overhead" if graphs else None)
     pace = Pace(path, system, 0, settle=torch.cuda.synchronize)
     for ids in batches(len(x), task.batch):
         if pace.ended:
@@ -46,6 +46,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         pace.step()
+    print(f"peak {torch.cuda.max_memory_allocated()} {torch.cuda.max_memory_reserved()}", flush=True)
 
 
 if __name__ == "__main__":

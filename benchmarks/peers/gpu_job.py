@@ -8,15 +8,27 @@ from turns import Turns
 
 import cordee
 from cordee.train.job import Save, Stop
+from cordee.train.session import Session
+
+
+class GpuTurns(Turns):
+    """Says at the end how much of the GPU's memory was used, as the loop by hand does."""
+
+    def on_end(self, session: Session) -> None:
+        """All steps are behind us; evaluation and files are not."""
+        print(f"peak {torch.cuda.max_memory_allocated()} {torch.cuda.max_memory_reserved()}", flush=True)
 
 
 def job(task: str, turns: str) -> cordee.Job:
     """The task of this name; `turns` is the socket on which we are told when to compute."""
     chosen = TASKS[task]
-    callback = Turns(turns, settle=torch.cuda.synchronize)
+    callback = GpuTurns(turns, settle=torch.cuda.synchronize)
+    own, weigh = chosen.objective, chosen.weigh
     return cordee.Job(
         model=chosen.model,
         loss=chosen.loss,
+        objective=None if own is None else lambda model, batch: own(model, batch.x, batch.y),
+        weigh=None if weigh is None else lambda batch: weigh(batch.y),
         optimizer=chosen.optimizer,
         data=cordee.data.arrays(*chosen.data()),
         batch=chosen.batch,

@@ -1,9 +1,15 @@
-"""What is trained in the comparison on a GPU: GPT-2 (124 million parameters), and ResNet-18 for CIFAR's images."""
+"""What is trained in the comparison on a GPU: models of several kinds, with a loss or with an objective.
+
+GPT-2 (124 million parameters) with its loss apart and with its loss in the objective; a masked language model whose
+loss is the mean over its masked tokens; ResNet-18 and a vision transformer on CIFAR's images, the latter flipped at
+random in the objective.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +22,10 @@ LENGTH = 1_024
 
 @dataclass(frozen=True)
 class GpuTask:
-    """A model with its loss, data, optimizer and batch; `unit` is what throughput counts."""
+    """A model with its loss or objective, data, optimizer and batch; `unit` is what throughput counts."""
 
     model: Callable[[], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor] | None
     data: Callable[[], tuple[Tensor, Tensor]]
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     batch: int
@@ -28,15 +34,26 @@ class GpuTask:
     unit: str
     units: int
     """Of these in a step."""
+    objective: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
+    """The loss of a model, an input and a target, where it is more than a function of output and target."""
+    weigh: Callable[[Tensor], Tensor] | None = None
+    """What a target weighs, where the loss is not the mean over its samples."""
+
+    def compute(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of one batch."""
+        if self.objective is not None:
+            return self.objective(model, x, y)
+        assert self.loss is not None
+        return self.loss(model(x), y)
 
 
 class Block(nn.Module):
     """A transformer block of GPT-2."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = True) -> None:
         """Make the layers."""
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
         self.mixing, self.joining = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
@@ -47,7 +64,7 @@ class Block(nn.Module):
         query, key, value = self.mixing(self.before(x)).split(width, dim=2)
         shape = (batch, length, self.heads, width // self.heads)
         query, key, value = (one.view(shape).transpose(1, 2) for one in (query, key, value))
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         x = x + self.joining(seen.transpose(1, 2).reshape(batch, length, width))
         y: Tensor = x + self.wide(self.after(x))
         return y
@@ -56,11 +73,11 @@ class Block(nn.Module):
 class Gpt2(nn.Module):
     """Twelve blocks of width 768, 12 heads, the output layer tied to the embedding: 124 million parameters."""
 
-    def __init__(self, width: int = 768, depth: int = 12, heads: int = 12) -> None:
+    def __init__(self, width: int = 768, depth: int = 12, heads: int = 12, *, causal: bool = True) -> None:
         """Make the layers."""
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, heads, causal=causal) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.head.weight = self.tokens.weight
@@ -72,6 +89,24 @@ class Gpt2(nn.Module):
         for block in self.blocks:
             x = block(x)
         y: Tensor = self.head(self.norm(x))
+        return y
+
+
+class Vit(nn.Module):
+    """A vision transformer for images of 32 x 32, in patches of 4 x 4: 21 million parameters."""
+
+    def __init__(self, width: int = 384, depth: int = 12, heads: int = 6) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.places = nn.Parameter(torch.zeros(1, 64, width))
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=False) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 3, 32, 32) to (batch, 10)."""
+        y: Tensor = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        y = self.head(self.norm(self.blocks(y)).mean(1))
         return y
 
 
@@ -119,6 +154,22 @@ def _next_token(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
+def _masked_texts() -> tuple[Tensor, Tensor]:
+    """A seventh of the tokens is masked by token 0 and asked for; -100 says of the others that they are not."""
+    tokens, _ = _texts()
+    asked = torch.rand(tokens.shape) < 0.15
+    return torch.where(asked, 0, tokens), torch.where(asked, tokens, -100)
+
+
+def _of_tokens(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+def _of_flipped(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    flipped = torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5
+    return functional.cross_entropy(model(torch.where(flipped, x.flip(3), x)), y, label_smoothing=0.1)
+
+
 def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.1, fused=True)
 
@@ -130,5 +181,11 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 TASKS = {
     "gpt2": GpuTask(Gpt2, _next_token, _texts, _adamw, 32, 15, "tokens", 32 * LENGTH),
     "resnet18": GpuTask(resnet18, functional.cross_entropy, _images, _sgd, 512, 90, "images", 512),
-}
+    "gpt2_objective": GpuTask(Gpt2, None, _texts, _adamw, 32, 15, "tokens", 32 * LENGTH, _of_tokens),
+    "masked": GpuTask(
+        partial(Gpt2, causal=False), None, _masked_texts, _adamw, 32, 15, "tokens", 32 * LENGTH, _of_tokens,
+        weigh=lambda target: (target != -100).sum(),
+    ),
+    "vit_flip": GpuTask(Vit, None, _images, _adamw, 512, 30, "images", 512, _of_flipped),
+}  # fmt: skip
 """By name. Everybody computes in bf16, compiled, with a fused optimizer."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cordee.runtime.api import train as train
     from cordee.state.load import load as load
     from cordee.train.callbacks import Callback as Callback
+    from cordee.train.gathering import gather as gather
     from cordee.train.job import Job as Job
     from cordee.train.job import Save as Save
     from cordee.train.job import Stop as Stop
@@ -37,6 +38,7 @@ _PUBLIC = {
     "World": ("cordee.core.world", "World"),
     "data": ("cordee.data", ""),
     "errors": ("cordee.errors", ""),
+    "gather": ("cordee.train.gathering", "gather"),
     "load": ("cordee.state.load", "load"),
     "metrics": ("cordee.metrics", ""),
     "predict": ("cordee.train.predict", "predict"),
@@ -54,6 +56,7 @@ __all__ = [  # noqa: RUF022  (the order in which a reader meets them)
     "World",
     "train",
     "session",
+    "gather",
     "load",
     "predict",
     "data",
@@ -94,6 +97,10 @@ class _Package(ModuleType):
     @train.setter
     def train(self, module: ModuleType) -> None:
         """Leave the folder where imports find it, in `sys.modules`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name, as ordinary modules do under cloudpickle: functions of a sent job use the name `cordee`."""
+        return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -7,21 +7,23 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cordee.core.errors import RendezvousError
+from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 from cordee.core.plan import Plan
+from cordee.group.tls import make_server_tls
 from cordee.group.wire import Address
 from cordee.runtime.forkserver import READY, receive, send
 from cordee.runtime.launch import Launch
-from cordee.runtime.nursery import _connect, connect_warm, stop_warm
+from cordee.runtime.nursery import _connect, connect_warm, start_warm, stop_warm
 from cordee.runtime.spec import Target
-from harness import DEADLINE_S, marked
+from harness import DEADLINE_S, marked, train, until
 
 NO_FORKS = """
 import errno, os, socket, sys
@@ -36,6 +38,14 @@ import sys
 from pathlib import Path
 from cordee.runtime.forkserver import stay_warm
 stay_warm(Path(sys.argv[1]), 10)
+"""
+FORKS_SLOWLY = """
+import os, sys, time
+def hook():
+    open(sys.argv[1] + ".forks", "w").close()
+    for _ in range(50):
+        time.sleep(0.01)
+os.register_at_fork(after_in_parent=hook)
 """
 
 
@@ -107,3 +117,69 @@ def test_warm_servers_are_stopped_and_their_runs_are_not(tmp_path: Path, monkeyp
         assert stop_warm() == []
     for one in marked(mark):
         os.kill(one.pid, signal.SIGKILL)
+
+
+def test_a_warm_server_is_stopped_while_it_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what a signal's handler raises there."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert stop_warm() == []
+    path = tmp_path / f"cordee-{os.getuid()}" / "warm-1.sock"
+    with process(FORKS_SLOWLY + STAYS, str(path)) as server:
+        until(path.exists)
+        run = _connect(path)
+        assert run is not None
+        with run:
+            until(path.with_suffix(".sock.forks").exists)
+            assert stop_warm() == [server.pid]
+            assert server.wait(DEADLINE_S) == 0
+
+
+def of_another_user(runtime: Path) -> None:
+    folder = runtime / f"cordee-{os.getuid()}"
+    folder.mkdir()
+    try:
+        os.chown(folder, 12345, 12345)
+    except PermissionError:
+        pytest.skip("only root can give a folder away")
+
+
+def of_all_users(runtime: Path) -> None:
+    (runtime / f"cordee-{os.getuid()}").mkdir(mode=0o777)
+    (runtime / f"cordee-{os.getuid()}").chmod(0o777)
+
+
+def a_link(runtime: Path) -> None:
+    (runtime / "mine").mkdir(mode=0o700)
+    (runtime / f"cordee-{os.getuid()}").symlink_to(runtime / "mine")
+
+
+@pytest.mark.parametrize("prepare", [of_another_user, of_all_users, a_link])
+def test_a_folder_that_is_not_this_users_alone_is_not_trusted_and_not_needed(
+    prepare: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    said: list[str] = []
+    assert connect_warm(said.append) is None
+    assert "is not a folder of this user alone" in said[0]
+    with pytest.raises(SecurityError, match="remove it, or set XDG_RUNTIME_DIR"):
+        start_warm(1)
+
+
+@pytest.mark.parametrize("runtime", ["/proc/none", "/dev/null"])
+def test_a_run_needs_no_folder_for_warm_servers(runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    with pytest.raises(CordeeError, match="Set XDG_RUNTIME_DIR to one that you can write"):
+        start_warm(1)
+    if runtime == "/dev/null":
+        assert train("mlp", tmp_path / "run", epochs=1).result["steps"] > 0
+
+
+def test_a_machine_without_a_temporary_folder_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert connect_warm() is None
+    assert make_server_tls().certificate  # whose key goes through memory alone

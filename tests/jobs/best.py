@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
+import instants
 import mlp
 from torch import Tensor
 
 import cordee
+from cordee.group.rope import Rope
 from cordee.train.job import Save, Stop
 
 
@@ -19,10 +23,17 @@ def job(
     keep_last: int = 1,
     save_steps: int | None = None,
     stop_steps: int | None = None,
+    stop_metric: str | None = None,
+    delay: float = 0.0,
+    acts: str = "",
+    words: str = "",
 ) -> cordee.Job:
+    instants.place(Rope, words, acts)
     return mlp.job().replace(
         metrics={"size": size, "accuracy": cordee.metrics.accuracy},
         epochs=3,
-        stop=Stop(steps=stop_steps),
-        save=Save(steps=save_steps, keep_last=keep_last, keep_best=keep_best),
+        stop=Stop(steps=stop_steps, metric=stop_metric, patience=1, when=lambda step: time.sleep(delay)),
+        save=Save(
+            steps=save_steps, epochs=1 if stop_metric is None else None, keep_last=keep_last, keep_best=keep_best
+        ),
     )

@@ -56,7 +56,7 @@ def test_the_best_is_kept_and_not_the_last_one_before_a_worse(reference: Referen
 def test_a_run_that_is_stopped_within_an_epoch_has_the_metric_of_its_end(
     save_steps: int | None, warm: int, tmp_path: Path
 ) -> None:
-    asked = {"save_steps": save_steps, "stop_steps": 14, "keep_last": 100}
+    asked = {"save_steps": save_steps, "stop_steps": 14, "keep_last": 100, "keep_best": None}
     run = train("best", tmp_path / "run", workers=2, **asked)
     validation = run.result["validation"]
     assert metrics_by_step(run)[14] == validation != metrics_by_step(run)[10]

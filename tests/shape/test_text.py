@@ -68,3 +68,19 @@ model.load(path)
         "dist.broadcast_object_list",
         "allow_pickle",
     ]
+
+
+def bare_starts(one: Module) -> Iterator[str]:
+    """Commands of this interpreter that would search the current folder for modules."""
+    for node in ast.walk(one.tree):
+        words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
+        if words[:1] == ["sys.executable"] and words[1:2] != ["'-I'"]:
+            yield one.name
+
+
+def test_python_is_started_in_one_place() -> None:
+    assert {name for one in package() for name in bare_starts(one)} == {"cordee.core.interpreter"}
+
+
+def test_a_bare_start_is_seen() -> None:
+    assert list(bare_starts(module("x", "[sys.executable, '-m', 'cordee']"))) == ["x"]

@@ -11,7 +11,8 @@ from torch import nn
 from cordee.core.errors import DivergedError, PlanError
 from cordee.core.plan import Plan
 from cordee.group import nccl
-from cordee.train.devices import fuse, lay_out, replays
+from cordee.train.compiling import replays
+from cordee.train.devices import fuse, lay_out
 from cordee.train.precision import FIRST_SCALE, GROW_AFTER, Precision, widened
 from cordee.train.session import Session
 
@@ -190,17 +191,14 @@ def test_nobody_counts_sums_as_done_while_a_peer_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "alone", "apart", "expected"),
+    ("plan", "alone", "expected"),
     [
-        ("compile=true", True, True, True),
-        ("compile=true", False, True, False),
-        ("compile=true", True, False, False),
-        ("compile=true,accumulate=2", True, True, False),
-        ("compile=true,graphs=false", True, True, False),
-        ("compile=true,graphs=true,accumulate=2", False, False, True),
+        ("compile=true", True, True),
+        ("compile=true", False, False),
+        ("compile=true,accumulate=2", True, False),
+        ("compile=true,graphs=false", True, False),
+        ("compile=true,graphs=true,accumulate=2", False, True),
     ],
 )
-def test_graphs_are_replayed_where_nobody_else_sees_their_memory(
-    plan: str, alone: bool, apart: bool, expected: bool
-) -> None:
-    assert replays(Plan.parse(plan), alone=alone, apart=apart) is expected
+def test_graphs_are_replayed_where_no_other_worker_sees_their_memory(plan: str, alone: bool, expected: bool) -> None:
+    assert replays(Plan.parse(plan), alone=alone) is expected

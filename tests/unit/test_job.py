@@ -42,6 +42,10 @@ class Own:
             lambda: job(metrics={"accuracy": cordee.metrics.accuracy}, stop=cordee.Stop(metric="-acuracy")),
             "stop.metric='-acuracy': this job has no metric 'acuracy'. Did you mean accuracy? It has loss, accuracy",
         ),
+        (
+            lambda: job(data=torch.zeros(8, 1), stop=cordee.Stop(metric="loss")),
+            "stop.metric='loss' goes by a validation metric, but the data have no validation set",
+        ),
         (lambda: job(save=cordee.Save(keep_best="zeal")), "save.keep_best='zeal': this job has no metric 'zeal'."),
         (
             lambda: job(loss=nn.MSELoss),

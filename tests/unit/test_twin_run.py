@@ -14,6 +14,7 @@ import pytest
 
 from cordee.core.errors import UsageError
 from cordee.core.events import EventLog, read_events
+from cordee.core.interpreter import python_module
 from cordee.twin import enter
 from cordee.twin.cluster import Cluster
 from cordee.twin.enter import MARK
@@ -56,7 +57,7 @@ def sleeping(twin: Twin, host: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def typed(twin: Twin, asked: Asked) -> dict[str, str]:
     """On each host, behind what makes a process one of the host's."""
-    python = f"{sys.executable} -m cordee "
+    python = " ".join([*python_module("cordee"), ""])
     return {host: " ".join(words).partition(f"-- {python}")[2] for host, words in commands(twin, asked).items()}
 
 

@@ -127,7 +127,9 @@ class Plan:
         choices=("auto", "gloo", "nccl"),
     )
 
-    precision: str = _key("fp32", "device", "the number format of the mathematics", choices=("fp32", "bf16", "fp16"))
+    precision: str = _key(
+        "fp32", "device", "the number format of the mathematics", choices=("fp32", "tf32", "bf16", "fp16")
+    )
     compile: bool = _key(False, "device", "compile model and loss with torch.compile")
     graphs: str = _key(
         "auto",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from cordee.core.errors import CordeeError, WaitedTooLong
 from cordee.group import nccl
 from cordee.group.channel import Channel
 from cordee.group.form import make_gloo, unless_broken
+from cordee.group.gathering import Gathering, stamped
 from cordee.group.patience import Stuck, await_work, keep_for_ever
 from cordee.group.roster import Go
 from cordee.group.shared import Shared, open_shared
@@ -31,22 +31,6 @@ from cordee.group.store import HubStore
 
 MOST_TEARS = 3
 """How often a collective may fail in one agreement, though nobody was lost, before we call it an error."""
-_STAMP = 8
-"""Bytes of a time of day before what is gathered."""
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """A gather that was begun: its collective, where everybody's part comes to lie, our own, and when it began."""
-
-    work: Any
-    parts: list[Tensor]
-    tensor: Tensor
-    arrived: float
-
-
-def _stamp(seconds: float) -> Tensor:
-    return torch.tensor([seconds], dtype=torch.float64).view(torch.uint8)
 
 
 class Rope:
@@ -149,8 +133,7 @@ class Rope:
         if self._group is None or self.broken:
             return None
         arrived = self.clock()
-        # When we came here travels along, so that everybody knows for whom it waited.
-        payload = torch.cat([_stamp(arrived), tensor.reshape(-1).view(torch.uint8)]) if tensor.is_cpu else tensor
+        payload = stamped(tensor, arrived)
         parts = [torch.empty_like(payload) for _ in self.members]
         self.bytes_sent += payload.nbytes * (self.size - 1)
         try:
@@ -167,13 +150,22 @@ class Rope:
         blocked_before = self.blocked_s
         if not self.wait(gathering.work):
             return None
-        parts, like = gathering.parts, gathering.tensor
-        if not like.is_cpu:
-            return parts
-        last = max(float(part[:_STAMP].view(torch.float64)) for part in parts)
         # Alone with its work between start and wait, a worker has not waited: only what it was blocked for counts.
-        self.waited_s += min(max(0.0, last - gathering.arrived), self.blocked_s - blocked_before)
-        return [part[_STAMP:].view(like.dtype).reshape(like.shape) for part in parts]
+        late = max(0.0, gathering.latest() - gathering.arrived)
+        self.waited_s += min(late, self.blocked_s - blocked_before)
+        return gathering.unpacked()
+
+    def add_up(self, tensor: Tensor) -> bool:
+        """Add `tensor` up over all members within a pass through a model, in place; False on a broken rope."""
+        if self._layers is None or self.broken:
+            return False
+        self.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
+        try:
+            near = self._near is not None and self._near.fits(tensor)
+            work = self._near.post(tensor) if near else self._layers.allreduce([tensor])  # type: ignore[union-attr]
+        except RuntimeError:
+            return False
+        return self.wait(work)
 
     def clock(self) -> float:
         """The time of day, as the hub has it."""

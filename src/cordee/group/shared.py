@@ -28,8 +28,8 @@ from torch import Tensor
 
 ARENA_BYTES = 128 * 2**20
 """Of address space for each member's sums; memory is taken as it is written to."""
-NEAR_BYTES = 2**20
-"""The same for what layers gather: kilobytes."""
+NEAR_BYTES = 16 * 2**20
+"""The same for what layers and `cordee.gather` exchange: kilobytes mostly."""
 MOST_BYTES = 64 * 2**20
 """A sum reads every member's tensor: beyond so many bytes in all, a ring over sockets moves less."""
 _RECORDS = 1024

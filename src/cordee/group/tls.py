@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import ssl
-import tempfile
 from dataclasses import dataclass
 
 
@@ -42,12 +41,9 @@ def make_server_tls() -> ServerTls:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # ssl reads keys from files only; mkstemp makes them 0600, and they are gone before the first connection.
-    handle, path = tempfile.mkstemp(prefix="cordee-", suffix=".pem")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(private + certificate.public_bytes(serialization.Encoding.PEM))
-        context.load_cert_chain(path)
-    finally:
-        os.unlink(path)
+    # ssl reads keys from files only: this one is in memory, and no other process finds it.
+    with os.fdopen(os.memfd_create("cordee-key"), "wb") as file:
+        file.write(private + certificate.public_bytes(serialization.Encoding.PEM))
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return ServerTls(context, certificate.public_bytes(serialization.Encoding.DER))

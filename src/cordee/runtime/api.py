@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cordee.core.cgroup import cpu_quota
+from cordee.core.errors import JobError
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.runtime.folder import tidied
@@ -92,16 +94,26 @@ def train(
                 from cordee.runtime.foreign import run_foreign
 
                 return Result(folder, run_foreign(launch, world, listen, None if is_file else job))  # type: ignore[arg-type]
-            return Result(folder, run(launch, listen, None if is_file else _packed(job)))
+            return Result(folder, run(launch, listen, None if is_file else _packed(job)))  # type: ignore[arg-type]
         finally:
             shown.close()
 
 
-def _packed(job: Any) -> bytes:
-    """A job as bytes for the workers: its lambdas and classes by value, as a notebook has no module to import."""
+def _packed(job: Job) -> bytes:
+    """A job as bytes for the workers: its lambdas and classes by value, as a notebook has no module to import.
+
+    Modules go by name, so before the job comes the path that this process imports from: its script's folder is there.
+    """
     import cloudpickle
 
-    packed: bytes = cloudpickle.dumps(job)
+    try:
+        packed: bytes = cloudpickle.dumps(sys.path) + cloudpickle.dumps(job)
+    except Exception as error:  # whatever a user's object raises when it is asked for its state
+        raise JobError(
+            f"the job cannot be sent to the workers: {error}. A function of it uses an object that this process alone "
+            "can have (a lock, a thread, a connection): make it inside the function, or write the job to a file "
+            'and train that: cordee.train("job.py")'
+        ) from error
     return packed
 
 

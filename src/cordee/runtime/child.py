@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,8 +73,3 @@ def run_child(command: Sequence[str], *, timeout_s: float, environment: Mapping[
         process.kill()
         raise
     return Ended(process.returncode, output, said)
-
-
-def python_module(name: str, *arguments: str) -> list[str]:
-    """The command that runs a module with this very interpreter."""
-    return [sys.executable, "-m", name, *arguments]

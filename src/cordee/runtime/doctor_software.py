@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cordee.core.errors import CordeeError
 from cordee.runtime.check import Check, error, ok, warning
 from cordee.runtime.doctor_machine import gib
 from cordee.runtime.probe import Probe, known, probe
@@ -213,10 +212,10 @@ def warm_server() -> Check:
     """Whether workers start from a process that is ready."""
     from cordee.runtime.nursery import connect_warm
 
-    try:
-        server = connect_warm()
-    except CordeeError as problem:
-        return error("warm server", str(problem), "Remove that folder: no run can begin before.", problem.code)
+    refused: list[str] = []
+    server = connect_warm(refused.append)
+    if refused:
+        return warning("warm server", refused[0], "Runs begin without one, some seconds later.")
     if server is None:
         return ok("warm server", "not running", "`cordee warm` makes the next runs start in milliseconds.")
     server.close()

@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 
 from cordee.core.cgroup import Place, place
+from cordee.core.interpreter import python_module
 from cordee.runtime.check import Check, ok, warning
-from cordee.runtime.child import Ended, python_module, run_child
+from cordee.runtime.child import Ended, run_child
 
 ABOUT = "The lines that begin with twin matter only for `cordee twin`, which emulates a cluster on this machine."
 TRIAL_S = 15.0

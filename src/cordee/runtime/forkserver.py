@@ -200,12 +200,12 @@ def _become_worker(values: dict[str, Any], descriptors: list[int]) -> NoReturn:
 def stay_warm(path: Path, minutes: float) -> None:
     """Serve runs of this user at a Unix socket until nobody has come for so long."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    making = path.with_suffix(f".{os.getpid()}")
     old = os.umask(0o177)
-    listener.bind(str(path))
+    listener.bind(str(making))
     os.umask(old)
     listener.listen(16)
+    making.replace(path)  # a client that finds it can connect
     listener.settimeout(60 * minutes)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers of runs are nobody's to wait for
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # `cordee warm --stop`; runs that are going on have their own
@@ -215,10 +215,15 @@ def stay_warm(path: Path, minutes: float) -> None:
     try:
         while True:
             connection, _ = listener.accept()
-            if os.fork() == 0:
+            # Python drops what a signal's handler raises within a fork: there its modules' own hooks run.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            child = os.fork() == 0
+            if child:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            if child:
                 serve(connection)
             connection.close()
     except TimeoutError:

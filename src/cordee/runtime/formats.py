@@ -15,7 +15,12 @@ def settle(plan: Plan, device: str, threads: int, say: Callable[[str], None]) ->
     """Refuse what does not work, say what would be slower; returns variables to be set before torch is loaded."""
     if plan.compile and device == "cpu":
         _find_compiler()
-    if plan.precision == "fp32":
+    if plan.precision == "tf32" and device == "cpu":
+        raise PlanError(
+            "plan key precision=tf32 is a format of NVIDIA GPUs (Ampere and later), but this run computes on the CPU: "
+            "leave precision out"
+        )
+    if plan.precision in ("fp32", "tf32"):  # a GPU that does not know tf32 computes in fp32
         return {}
     found = known(plan.precision, device, threads=threads)
     if found is None:

@@ -8,6 +8,7 @@ import queue
 import secrets
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -171,6 +172,7 @@ class Launch:
                     environment=dict(os.environ),
                     deadline_s=self.deadline_s,
                     device=on[local],
+                    search=tuple(map(os.path.abspath, sys.path)) if self.target.kind == "sent" else (),
                 )
             )
         return specs
@@ -380,7 +382,8 @@ def _private_file(content: bytes | None) -> Iterator[int | None]:
         return
     descriptor = os.memfd_create("cordee-job")
     try:
-        os.write(descriptor, content)
+        with os.fdopen(os.dup(descriptor), "wb") as file:  # in parts, as a system call writes less than 2 GiB
+            file.write(content)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -8,16 +8,19 @@ import os
 import queue
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import CordeeError, WaitedTooLong
+from cordee.core.errors import CordeeError, SecurityError, WaitedTooLong
+from cordee.core.interpreter import python_module
 from cordee.runtime.forkserver import READY, receive, send
 from cordee.runtime.spec import WorkerSpec
 
@@ -25,6 +28,8 @@ START_S = 120.0
 """How long a fresh server may take to import everything."""
 STOP_S = 10.0
 """How long a warm server may take to end."""
+LONGEST_PATH = 100
+"""Of a socket; the system takes 107 bytes."""
 HASHES = "PYTHONHASHSEED"
 STOPPED_S = 0.08
 """A worker that is stopped (SIGSTOP, a debugger) for so long is put out."""
@@ -41,7 +46,7 @@ class Nursery:
         self._stopped_since: dict[int, float] = {}
         self._changed = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
-        warm = connect_warm()
+        warm = connect_warm(lambda message: notices.put(("warning", -1, {"message": message})))
         self.is_warm = warm is not None
         self._sock = warm or self._start()
         self._listener = threading.Thread(target=self._listen, name="cordee-nursery", daemon=True)
@@ -102,7 +107,7 @@ class Nursery:
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cordee.runtime.forkserver", str(theirs.fileno())],
+            python_module("cordee.runtime.forkserver", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the launcher alone
@@ -158,7 +163,7 @@ def warm_path() -> Path:
     # Workers inherit from the server where they may run and whom they can reach, so it must be as for ourselves.
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "pid")]
     # Read when torch is loaded, and when Python starts, so they must be as for ourselves too.
-    variables = [_environment().get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", HASHES)]
+    variables = [_environment().get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "PYTHONPATH", HASHES)]
     identity = (
         f"{variables}|{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
     )
@@ -166,17 +171,31 @@ def warm_path() -> Path:
 
 
 def _warm_folder() -> Path:
-    """Where this user's warm servers are found."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"cordee-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
-        raise CordeeError(f"{folder} is not private to this user: remove it")
+    """Where this user's warm servers are found. A run must not be served by what another user has put there."""
+    try:
+        folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"cordee-{os.getuid()}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise CordeeError(
+            f"there is no folder for a warm server: {error}. Set XDG_RUNTIME_DIR to one that you can write"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise SecurityError(
+            f"{folder} is not a folder of this user alone: remove it, or set XDG_RUNTIME_DIR to another one"
+        )
     return folder
 
 
-def connect_warm() -> socket.socket | None:
-    """A connection to the warm server; None if there is none."""
-    return _connect(warm_path())
+def connect_warm(say: Callable[[str], None] = lambda message: None) -> socket.socket | None:
+    """A connection to the warm server; None if there is none, or none can be. A run needs none."""
+    try:
+        return _connect(warm_path())
+    except SecurityError as error:
+        say(f"no warm server is used: {error}")
+    except CordeeError:
+        pass  # where none can be kept, none is missed
+    return None
 
 
 def _connect(path: Path) -> socket.socket | None:
@@ -194,9 +213,11 @@ def _connect(path: Path) -> socket.socket | None:
 def start_warm(minutes: float) -> int:
     """Start a warm server and wait until it serves; returns its process number."""
     path = warm_path()
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise CordeeError(f"{path.parent} is too long for the path of a socket: set XDG_RUNTIME_DIR to a shorter one")
     path.unlink(missing_ok=True)  # of one that was killed: its file would say that the new one serves already
     process = subprocess.Popen(
-        [sys.executable, "-m", "cordee.runtime.forkserver", str(path), str(minutes)],
+        python_module("cordee.runtime.forkserver", str(path), str(minutes)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cordee.core.errors import UsageError
+from cordee.core.interpreter import python_module
 from cordee.runtime import probe_cache
-from cordee.runtime.child import Ended, python_module, run_child
+from cordee.runtime.child import Ended, run_child
 from cordee.runtime.resources import usable_cores
 
 PRECISIONS = ("fp32", "bf16", "fp16")

@@ -46,6 +46,8 @@ class WorkerSpec:
     environment: dict[str, str]
     deadline_s: float
     device: str
+    search: tuple[str, ...] = ()
+    """Of a sent job: where its sender finds modules."""
 
     def to_dict(self) -> dict[str, Any]:
         """For the wire."""

@@ -8,7 +8,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cordee.runtime.child import Ended, python_module, run_child
+from cordee.core.interpreter import python_module
+from cordee.runtime.child import Ended, run_child
 
 ASK_S = 60.0
 """A first import from a network disk takes this long; a driver that hangs takes for ever."""

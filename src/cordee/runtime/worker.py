@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed
+from cordee.core.interpreter import search_in, shadowed
 from cordee.core.plan import Plan
 from cordee.feed.reading import begin_others
 from cordee.group import links
@@ -81,12 +82,13 @@ def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None
     target = spec.target
     sys.argv = [target.path, *target.arguments]  # those of the fork server are nobody's business
     if target.kind == "script":
-        sys.path.insert(0, str(Path(target.path).resolve().parent))
+        search_in([Path(target.path).resolve().parent])
         begin_others(0)  # what it draws without a seed, to split data for instance, is the same on all workers
         _see(_run_script(target.path), spec, rope)
         while not rope.finish():
             pass
         return
+    search_in(folder for folder in spec.search if folder not in sys.path)
     job = _receive_job(sent_job) if sent_job is not None else _load(Path(target.path), target.settings)
     session = Session(rope, plan=plan, seed=job.seed, device=spec.device)
     if target.trial is not None:
@@ -128,15 +130,18 @@ def _load(path: Path, settings: dict[str, str]) -> Job:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         where = f"{path}, line {lines[-1].lineno}" if lines else str(path)
-        raise JobError(f"{where}: {type(error).__name__}: {error}") from error
+        hint = shadowed(error, path.resolve().parent)
+        raise JobError(f"{where}: {type(error).__name__}: {error}{hint}") from error
 
 
 def _receive_job(descriptor: int) -> Job:
     """A job from a notebook, over a private pipe of the user's own: the only place where anything is unpickled."""
     import cloudpickle
 
-    with os.fdopen(descriptor, "rb") as pipe:
-        pipe.seek(0)
+    with open(f"/proc/self/fd/{descriptor}", "rb") as pipe:  # opened anew: workers would share the place in the file
+        os.close(descriptor)
+        paths: list[str] = cloudpickle.load(pipe)
+        sys.path[:] = list(dict.fromkeys([*paths, *sys.path]))  # modules are imported as in the process that sent it
         job = cloudpickle.load(pipe)
     if not isinstance(job, Job):
         raise JobError(f"expected a cordee.Job, got {type(job).__name__}")
@@ -148,6 +153,7 @@ def _fail(channel: Channel, error: BaseException) -> int:
     known = isinstance(error, CordeeError)
     text = "" if known else "".join(traceback.format_exception(type(error), error, _user_part(error)))
     notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    notes += shadowed(error, Path(sys.argv[0]).resolve().parent)
     message = str(error) if known else f"{type(error).__name__}: {error}{notes}"
     code = error.code if isinstance(error, CordeeError) else WorkerFailed.code
     name = type(error).__name__ if known else WorkerFailed.__name__

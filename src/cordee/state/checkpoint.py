@@ -146,7 +146,7 @@ class Checkpoints:
         return next((path for _, path in reversed(self.list()) if _is_intact(path)), None)
 
     def best(self) -> Path | None:
-        """The checkpoint with the best value of the `keep_best` metric (the newest of equal ones), or None."""
+        """The checkpoint with the best value of the `keep_best` metric (the first of equal ones), or None."""
         if self.keep_best is None:
             return None
         sign, name = (-1.0 if self.keep_best.startswith("-") else 1.0), self.keep_best.lstrip("-")
@@ -157,17 +157,20 @@ class Checkpoints:
             except CheckpointError:
                 continue  # a damaged one cannot be the best; read() will say so to whoever asks for it
             if name in metrics:
-                values.append((sign * metrics[name], step, path))
+                values.append((sign * metrics[name], -step, path))
         return max(values)[2] if values else None
 
-    def read(self, which: int | str | os.PathLike[str], *, verify: bool = True) -> Snapshot:
-        """Read the checkpoint of a step, or in a folder; a damaged one is an error that names an intact one."""
+    def read(self, which: int | str | os.PathLike[str], *, verify: bool = True, only: str = "") -> Snapshot:
+        """Read the checkpoint of a step, or in a folder; a damaged one is an error that names an intact one.
+
+        `only`: of its tensors, those whose names begin so.
+        """
         path = self.folder / _folder_name(which) if isinstance(which, int) else Path(which)
         if not path.is_dir():
             steps = ", ".join(str(step) for step, _ in self.list()) or "none"
             raise CheckpointError(f"no checkpoint at {path}; {self.folder} holds the steps: {steps}.")
         try:
-            return read_folder(path, check=verify)
+            return read_folder(path, check=verify, only=only)
         except CheckpointError as problem:
             others = (other for _, other in reversed(self.list()) if other != path)
             intact = next((other for other in others if _is_intact(other)), None)

@@ -1,37 +1,52 @@
-"""Giving a snapshot to peers that do not have its files: the worker that speaks for all reads, everybody gets it."""
+"""Giving a snapshot to peers that do not have its files: rank 0 reads, the others receive it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import torch
 
-from cordee.core.errors import CheckpointError
 from cordee.group.rope import Rope
 from cordee.state.naming import Snapshot
 
 
-def share_snapshot(rope: Rope, snapshot: Snapshot | None) -> Snapshot:
-    """The first member's snapshot, on every member; the others pass None."""
-    if rope.size == 1 and snapshot is not None:
-        return snapshot
-    table = b""
-    if snapshot is not None:
-        shapes = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in snapshot.tensors.items()]
-        table = json.dumps({"meta": snapshot.meta, "tensors": shapes}).encode()
-    length = torch.tensor([len(table)])
-    _share(rope, [length])
-    content = torch.frombuffer(bytearray(table or bytes(int(length))), dtype=torch.uint8)
-    _share(rope, [content])
-    described = json.loads(bytes(content.tolist()))
-    tensors = snapshot.tensors if snapshot is not None else _empty(described["tensors"])
-    _share(rope, list(tensors.values()))
-    return Snapshot(tensors, described["meta"])
+def share_snapshot(rope: Rope, read: Callable[[], Snapshot | None]) -> Snapshot | None:
+    """What the first member reads, on every member; if that one is lost before all have it, the next one reads.
+
+    Whether a round counts is decided by agreed values alone, so that all members decide alike: a table that says who
+    read, and with the tensors who gave them.
+    """
+    while True:
+        snapshot, table = None, b""
+        if rope.rank == 0:
+            snapshot = read()
+            table = _table(snapshot, rope.worker)
+        if rope.size == 1 and table:
+            return snapshot
+        length = torch.tensor([len(table)])
+        rope.share_from_first([length])
+        content = torch.frombuffer(bytearray(table or bytes(max(1, int(length)))), dtype=torch.uint8)
+        rope.share_from_first([content])
+        try:
+            described = json.loads(content.numpy().tobytes())
+        except ValueError:  # zeros, of a member that had not read
+            continue
+        if described["tensors"] is None:
+            return None
+        tensors = snapshot.tensors if snapshot is not None else _empty(described["tensors"])
+        giver = torch.tensor([rope.worker])
+        rope.share_from_first([*tensors.values(), giver])
+        if int(giver) == described["reader"]:
+            return Snapshot(tensors, described["meta"])
 
 
-def _share(rope: Rope, tensors: list[torch.Tensor]) -> None:
-    if not rope.share_from_first(tensors):
-        raise CheckpointError("the worker that read the checkpoint was lost before everybody had it: resume again")
+def _table(snapshot: Snapshot | None, reader: int) -> bytes:
+    """What a snapshot holds beside its tensors, and what these are."""
+    if snapshot is None:
+        return json.dumps({"reader": reader, "tensors": None}).encode()
+    shapes = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in snapshot.tensors.items()]
+    return json.dumps({"reader": reader, "meta": snapshot.meta, "tensors": shapes}).encode()
 
 
 def _empty(table: list[tuple[str, str, list[int]]]) -> dict[str, torch.Tensor]:

@@ -121,19 +121,21 @@ def verify(folder: Path) -> Header:
     return header
 
 
-def read_folder(folder: Path, *, check: bool) -> Snapshot:
-    """Read a checkpoint back, putting sliced tensors together."""
+def read_folder(folder: Path, *, check: bool, only: str = "") -> Snapshot:
+    """Read a checkpoint back, putting sliced tensors together; `only` those whose names begin so."""
     header = verify(folder) if check else read_header(folder)
     stored: dict[str, dict[str, torch.Tensor]] = {}
     for name in header.body["files"]:
         path = _inside(folder, name)
         try:
             with safe_open(str(path), framework="pt") as file:
-                stored[name] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+                stored[name] = {key: file.get_tensor(key) for key in file.keys() if key.startswith(only)}  # noqa: SIM118 (not a dict)
         except (OSError, SafetensorError) as problem:
             raise damaged(path, str(problem)) from problem
     try:
-        tensors = {name: _assemble(entry, stored) for name, entry in header.body["tensors"].items()}
+        tensors = {
+            name: _assemble(entry, stored) for name, entry in header.body["tensors"].items() if name.startswith(only)
+        }
     except (KeyError, RuntimeError, ValueError, AttributeError) as problem:
         raise damaged(folder / INDEX, f"its index does not fit its files ({problem})") from problem
     return Snapshot(tensors, header.body["meta"])

@@ -84,7 +84,7 @@ class _Replica(_BatchNorm):
     step_state: StepState
 
     def forward(self, input: Tensor) -> Tensor:
-        if not (self.training and self.step_state.silent):
+        if not (self.step_state.silent and (self.training or _of_batch(self))):
             _refuse_one_value(self, (input,), {})
             # torch's own SyncBatchNorm would ask everybody if the script has made a process group.
             return _BatchNorm.forward(self, input) if isinstance(self, nn.SyncBatchNorm) else super().forward(input)
@@ -132,7 +132,8 @@ def together(model: nn.Module, rope: Rope) -> Iterator[StepState]:
     Layers without running statistics normalise by their batch in evaluation too, which is then that of all shares. If
     there are any, the state says `together`: empty shares have to compute along, silently.
     """
-    ours = (one for one in _layers(model) if isinstance(one, _Exact) and one.rope is rope and _of_batch(one))
+    bound = (one for one in _layers(model) if isinstance(one, _Exact | _Replica) and one.rope is rope)
+    ours = (one for one in bound if _of_batch(one))
     state = next((one.step_state for one in ours), None) if rope.size > 1 else None
     if state is None:
         yield StepState()
@@ -162,7 +163,7 @@ def set_aside(model: nn.Module) -> Iterator[None]:
 
 
 def meeting_points(loss: Tensor) -> list[GradientEdge]:
-    """Where the backward pass of `loss` meets that of other shares: its layers over the global batch.
+    """Where the backward pass of `loss` meets that of other shares: what is computed over the global batch.
 
     Behind them the samples of a share have gradients though its loss has none. Checkpointed activations may hide such
     layers, which are computed anew in the backward pass.
@@ -173,7 +174,8 @@ def meeting_points(loss: Tensor) -> list[GradientEdge]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if getattr(node, "_forward_cls", None) in (_Normalise, CheckpointFunction):
+        kind = getattr(node, "_forward_cls", None)
+        if getattr(kind, "meets", False) or kind is CheckpointFunction:
             found.append(GradientEdge(node, 0))
         ahead += [following for following, _ in node.next_functions]
     return found
@@ -304,6 +306,9 @@ def _sums(gradient: Tensor, x: Tensor, mean: Tensor) -> Tensor:
 
 class _Normalise(torch.autograd.Function):
     """(x - mean) / std * weight + bias, with the gradient through mean and std summed over the global batch."""
+
+    meets = True
+    """Its backward pass meets that of other shares."""
 
     @staticmethod
     def forward(

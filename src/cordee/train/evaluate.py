@@ -15,7 +15,7 @@ from cordee.feed.order import Order
 from cordee.feed.share import Share
 from cordee.feed.source import Source
 from cordee.group.rope import Rope
-from cordee.sync.batchnorm import together
+from cordee.sync.batchnorm import StepState, together
 from cordee.train.feeder import Feeder, Slot
 from cordee.train.gather import Regrouped
 from cordee.train.metrics import Tally, tally_of
@@ -57,15 +57,17 @@ def predict(model: nn.Module, source: Source, rope: Rope, *, batch: int = 256) -
     """The model's outputs for all samples, in the order of the input, on every worker."""
     order = Order(len(source), batch, shuffle="none")
     pieces = []
-    feeder = Feeder(source, order, Share(), rope, device=_device_of(model))
+    state = StepState()
+    feeder = _feeder(model, source, order, rope, state)
     try:
         for step in range(order.steps):
             while True:
                 mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
-                with _Evaluating(model), together(model, rope) as state:
-                    state.silent = mine.borrowed
+                with _Evaluating(model), together(model, rope) as of_layers:
+                    of_layers.silent = state.silent = mine.borrowed
+                    state.void = False
                     output = model(mine.x)
-                    void = state.void
+                    void = state.void or of_layers.void
                 whole = torch.zeros((order.size(step), *output.shape[1:]), dtype=output.dtype)
                 if not mine.borrowed:
                     whole[mine.positions.start : mine.positions.stop] = output.cpu()  # type: ignore[union-attr]
@@ -98,6 +100,10 @@ class _Evaluating:
             module.training = training
 
 
+def _feeder(model: nn.Module, source: Source, order: Order, rope: Rope, state: StepState) -> Feeder:
+    return Feeder(source, order, Share(), rope, device=_device_of(model), state=state)
+
+
 def _device_of(model: nn.Module) -> str:
     """Where the model's first parameter lies."""
     return next((str(parameter.device) for parameter in model.parameters()), "cpu")
@@ -120,15 +126,13 @@ def _walk(
 ) -> bool:
     """My share of every batch, once; True if that was for nothing, because a peer was lost.
 
-    No collective in here, so unequal shares wait for nobody, unless layers need statistics of the whole batch.
+    No collective in here, so unequal shares wait for nobody, unless layers need statistics of the whole batch, or the
+    objective gathers it. What we cannot know of: empty shares compute along, silently.
     """
     order = Order(len(source), batch, shuffle="none")
-    feeder = Feeder(source, order, Share(), rope, device=_device_of(model))
-    with closing(feeder), together(model, rope) as state:
+    with together(model, rope) as state, closing(_feeder(model, source, order, rope, state)) as feeder:
         for step in range(order.steps):
             mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
-            if mine.borrowed and not state.together:
-                continue
             state.silent = mine.borrowed
             loss, output = judge(model, mine)
             if mine.borrowed:

@@ -14,6 +14,8 @@ from cordee.feed.permute import Ids
 from cordee.feed.share import Share
 from cordee.feed.source import Source
 from cordee.group.rope import Rope
+from cordee.sync.batchnorm import StepState
+from cordee.train import gathering
 
 
 class Slot(NamedTuple):
@@ -29,19 +31,32 @@ class Feeder:
     """This worker's share of every micro-batch, gathered ahead of time where that pays."""
 
     def __init__(
-        self, source: Source, order: Order, share: Share, rope: Rope, *, accumulate: int = 1, device: str = "cpu"
+        self,
+        source: Source,
+        order: Order,
+        share: Share,
+        rope: Rope,
+        *,
+        accumulate: int = 1,
+        device: str = "cpu",
+        state: StepState | None = None,
     ) -> None:
-        """Nothing is read before the first `take`."""
+        """Nothing is read before the first `take`. With the `state` of its steps, `cordee.gather` knows of it."""
         self.source = source
         self.order = order
         self.lookahead = Lookahead(order)
         self.share = share
         self.rope = rope
         self.accumulate = accumulate
+        self.state = state
+        self.batch: Batch | None = None
+        """The last one that was taken."""
         self._loader = Loader(source, device=device, depth=accumulate + 1, seed=order.seed)
         self._asked: dict[Slot, _Mine] = {}
         self._cuts: dict[int, range] = {}
         """Where my share of a micro-batch of so many samples lies, as long as the members stay."""
+        if state is not None:
+            gathering.enter(self)
 
     def micros(self, step: int) -> int:
         """How many micro-batches a step is computed in; none of them is empty."""
@@ -75,6 +90,7 @@ class Feeder:
         batch.epoch, batch.step, batch.positions = slot.epoch, slot.step, mine.positions
         batch.borrowed = mine.borrowed
         batch.weight = 0.0 if mine.borrowed else float(len(mine.ids))
+        self.batch = batch
         if ahead and self._loader.ahead:
             following = self.after(slot)
             self._asked[following] = self._mine(following)
@@ -88,7 +104,8 @@ class Feeder:
         self._loader.cancel()
 
     def close(self) -> None:
-        """Stop gathering."""
+        """Stop reading ahead."""
+        gathering.leave(self)
         self._loader.close()
 
     def _mine(self, slot: Slot) -> _Mine:

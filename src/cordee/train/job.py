@@ -31,7 +31,8 @@ class Stop:
     minutes: float | None = None
     """After so much time in this start of the run."""
     metric: str | None = None
-    """Early stopping: end when this validation metric (`loss`, or one of the job's) stops getting better."""
+    """Early stopping: end when this validation metric (`loss`, or one of the job's; `-name` if less is better) stops
+    getting better. The run's model is then the best one by it, not the last."""
     patience: int = 3
     """Evaluations without progress before early stopping ends the run."""
     least_gain: float = 0.0
@@ -50,7 +51,8 @@ class Save:
     seconds: float | None = None
     keep_last: int = 3
     keep_best: str | None = None
-    """Also keep the best by this validation metric: `accuracy`, or `-loss` for the lowest loss."""
+    """Also keep the best by this validation metric: `accuracy`, `loss` for the lowest loss, `-name` if less is better.
+    The run's model is then the best one, not the last. Default: by `Stop(metric=...)`, if it is there."""
 
 
 @spelt
@@ -140,6 +142,13 @@ class Job:
                     f"It has {', '.join(known)}"
                 )
         object.__setattr__(self, "data", as_data(self.data))
+        if self.data.validation is None:
+            for what, given in (("stop.metric", self.stop.metric), ("save.keep_best", self.save.keep_best)):
+                if given is not None:
+                    raise JobError(
+                        f"{what}={given!r} goes by a validation metric, but the data have no validation set: "
+                        "data={'train': ..., 'validation': ...}, or cordee.data.arrays(x, y, validation=0.1)"
+                    )
 
     def resolve(self, replicas: int) -> Resolved:
         """Fix what depends on the number of replicas, once, at the first start of a run."""

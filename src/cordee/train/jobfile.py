@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import JobError
+from cordee.core.interpreter import search_in
 from cordee.feed.reading import begin_others
 from cordee.group.join import refusing
 from cordee.train.job import Job
@@ -95,7 +96,7 @@ def _import(path: Path) -> Any:
         raise JobError(f"{path} is not a Python file: expected a name that ends with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE_NAME] = module
-    sys.path.insert(0, str(path.resolve().parent))
+    search_in([path.resolve().parent])
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:

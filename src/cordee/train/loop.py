@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
-from cordee.train.agreement import agree_on, differing, of_job, settings_of
-from cordee.train.devices import fuse, training_loss
+from cordee.train.agreement import agree_on, differing, of_job, same_as_saved, settings_of
+from cordee.train.best import Best
+from cordee.train.compiling import training_loss
+from cordee.train.devices import fuse
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job, Resolved
 from cordee.train.precision import widened
@@ -66,11 +68,12 @@ class _Training:
         self.job, self.session, self.out = job, session, out
         self.data: Data = job.data
         self.patience = Patience(job.stop.metric, job.stop.patience, job.stop.least_gain)
+        self.best = Best(job)
         self.validation: dict[str, float] = {}
         self.next = (0, 0)
         self.interrupted: str | None = None
         self._wish = ""
-        self._saver = Saver(out / "checkpoints", job.save, session.rope.channel)
+        self._saver = Saver(out / "checkpoints", replace(job.save, keep_best=self.best.metric), session.rope.channel)
         self._resume = resume
         self._began = self._saved_at = time.monotonic()
         self._samples_before = 0
@@ -89,7 +92,7 @@ class _Training:
         job, session = self.job, self.session
         session.seed = job.seed
         agree_on(session.rope, of_job(job, resume=self._resume))
-        snapshot = share_snapshot(session.rope, self._find_snapshot()) if self._resume else None
+        snapshot = share_snapshot(session.rope, self._saver.latest) if self._resume else None
         started_with = World.from_env().size  # not those that are left: all workers have to resolve the same
         self.resolved = job.resolve(started_with) if snapshot is None else Resolved(**snapshot.extra["resolved"])
         self.order = job.order(self.resolved)
@@ -151,20 +154,17 @@ class _Training:
     def _first_ids(self, count: int) -> Any:
         return self.order.ids(0, 0, slice(0, min(count, self.order.size(0))))
 
-    def _find_snapshot(self) -> Snapshot | None:
-        """Only one worker reads; the others may be on hosts that do not see the folder."""
-        return self._saver.latest() if self.session.rank == 0 else None
-
     def _take_up(self, snapshot: Snapshot) -> None:
         extra = snapshot.extra
-        _same("data", extra["data"], self.data.train.fingerprint)
-        _same("batch", extra["asked"], self._asked())
-        _same("order", extra["order"], self.order.describe())
+        same_as_saved("data", extra["data"], self.data.train.fingerprint)
+        same_as_saved("batch", extra["asked"], self._asked())
+        same_as_saved("order", extra["order"], self.order.describe())
         restore(snapshot, self.model, {"main": self.optimizer}, self._schedules())
         self.next = (extra["epoch"], extra["step"])
         self._saver.step = self.next[0] * self.order.steps + self.next[1]
         self.session.ledger = Ledger(**extra["ledger"])
         self.patience.take_up(extra["patience"])
+        self.best.take_up(extra.get("best"))
         self.validation = extra["validation"]
         self.session.precision.take_up(extra.get("precision", {}))
         if (saved := extra.get("settings", self._settings)) != self._settings:
@@ -212,7 +212,8 @@ class _Training:
             assert session.last is not None
             if self._after_step(session.last):
                 break
-        if self.next[1] != 0 and self.interrupted is None and self._validate():  # stopped within an epoch
+        within = self.next[1] != 0 and self.interrupted is None
+        if within and self._validate(self.next[0]):
             self._saver.step = -1  # a checkpoint of this step does not know its metrics yet
 
     def _after_step(self, done: Committed) -> bool:
@@ -235,18 +236,18 @@ class _Training:
 
     def _end_epoch(self, epoch: int) -> None:
         self._call("on_epoch", epoch)
-        aside = self.session.reporter.aside_s
-        before = aside.get("evaluation", 0.0)
-        if self._validate():
+        before = self.session.reporter.aside_s.get("evaluation", 0.0)
+        if self._validate(epoch):
             self.patience.see(self.validation)
-        ms = round((aside.get("evaluation", 0.0) - before) * 1e3, 3)
+        ms = round((self.session.reporter.aside_s.get("evaluation", 0.0) - before) * 1e3, 3)
         done = {"epoch": epoch, "step": self.session.number_done, "loss": self.session.last_loss, "ms": ms}
         self.session.tell("epoch", {**done, "validation": self.validation})
 
-    def _validate(self) -> bool:
+    def _validate(self, epoch: int) -> bool:
         if self.data.validation is not None:
             self.validation = self._evaluate("validation", self.data.validation)
             self._validated_at = self.session.number_done
+            self.best.see(self._validated_at, epoch, self.validation)
         return self.data.validation is not None
 
     def _wishes_to_stop(self, done: Committed) -> bool:
@@ -263,7 +264,8 @@ class _Training:
     def _due(self, done: Committed, end_of_epoch: bool) -> bool:
         save = self.job.save
         by_step = save.steps is not None and (done.number + 1) % save.steps == 0
-        return by_step or (end_of_epoch and save.epochs is not None and (done.epoch + 1) % save.epochs == 0)
+        best = self.best.step == done.number + 1  # measured at this moment: kept, to be brought back at the end
+        return by_step or best or (end_of_epoch and save.epochs is not None and (done.epoch + 1) % save.epochs == 0)
 
     # ------------------------------------------------------------- evaluation, checkpoints, end
 
@@ -310,6 +312,7 @@ class _Training:
             order=self.order.describe(),
             ledger=self.session.ledger.to_dict(),
             patience=self.patience.to_dict(),
+            best=self.best.to_dict(),
             validation=self.validation,
             asked=self._asked(),
             precision=self.session.precision.to_dict(),
@@ -319,16 +322,17 @@ class _Training:
 
     def end(self) -> Outcome:
         """Test, write what is left, and leave together; a worker that takes over as speaker does it anew."""
+        brought_back = self._bring_back_best()
         test = {}
         if self.data.test is not None and self.interrupted is None:
             test = self._evaluate("test", self.data.test)
         self._call("on_end")
         self.session.agree_buffers()
         while True:
-            result = self._result(test)
+            result = self._result(test, brought_back)
             if self.session.rank == 0:
-                self._write_checkpoint()
-                self._saver.close()
+                if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
+                    self._write_last()
                 self._write_model()
                 if self.session.ledger.lost or self.session.ledger.repeated:
                     self.session.tell("warning", {"message": self.session.ledger.told()})
@@ -336,9 +340,21 @@ class _Training:
             if self.session.leave():
                 return Outcome(result, self.interrupted)
 
+    def _bring_back_best(self) -> bool:
+        """Put the best model in the place of the last, of which a checkpoint stands before: a run goes on with that."""
+        if self.best.step in (-1, self.session.number_done) or self.interrupted is not None:
+            return False
+        self.session.agree_buffers()
+        with self.session.reporter.aside("saving"):
+            return self.best.bring_back(self.session, self.model, self._write_last)
+
+    def _write_last(self) -> Saver:
+        self._write_checkpoint()
+        self._saver.close()
+        return self._saver
+
     def _write_model(self) -> None:
-        snapshot = capture(self.model)
-        save_model(self.out / WEIGHTS, snapshot)
+        save_model(self.out / WEIGHTS, capture(self.model))
         if self.interrupted is None:
             ids = self._first_ids(3)
             fields = map_tensors(lambda tensor: tensor.to(self.session.device), self.data.train.gather(ids))
@@ -349,10 +365,11 @@ class _Training:
             except CordeeError as error:
                 self.session.tell("warning", {"message": str(error)})
 
-    def _result(self, test: dict[str, float]) -> dict[str, Any]:
+    def _result(self, test: dict[str, float], brought_back: bool) -> dict[str, Any]:
         session, timing = self.session, self.session.reporter.timing
         seconds = timing.total_s
         samples = session.ledger.samples - self._samples_before
+        best = brought_back or self.best.step == session.number_done
         ending = Ending(session.number_done, self.next[0], self.interrupted, self.patience.exhausted, self._wish)
         return {
             "steps": session.number_done,
@@ -361,8 +378,10 @@ class _Training:
             "samples": session.ledger.samples,
             "workers": session.size,
             "loss": session.last_loss,
-            "validation": self.validation,
+            "validation": self.best.validation if best else self.validation,
             "test": test,
+            "model": "best" if best else "last",
+            "best": self.best.told(),
             "throughput": round(samples / seconds, 2) if seconds else 0.0,
             "step_ms": timing.percentiles(),
             "order_sha256": session.ledger.order_sha256,
@@ -379,15 +398,3 @@ class _Training:
         with self.session.reporter.calling_back():
             for callback in self.job.callbacks:
                 getattr(callback, name)(self.session, *args)
-
-
-def _same(what: str, saved: Any, now: Any) -> None:
-    if saved != now:
-        told = f"saved {saved}, now {now}"
-        if isinstance(saved, dict) and isinstance(now, dict):
-            names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
-            told = ", ".join(f"{name} {saved.get(name)} → {now.get(name)}" for name in names)
-        raise CheckpointError(
-            f"the checkpoint belongs to another {what}: {told}. Resume with the same job and data, "
-            "or start a new run in another folder (start_from= takes only the weights)"
-        )

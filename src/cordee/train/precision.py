@@ -1,4 +1,4 @@
-"""Number formats of the mathematics: fp32, bf16, and fp16 with a loss that is scaled so that gradients do not vanish.
+"""Number formats of the mathematics: fp32, tf32, bf16, and fp16 with a loss scaled so that gradients do not vanish.
 
 Parameters, gradients on the wire and optimizers stay in fp32 whatever the format. The scale follows the *global*
 gradient, which is the same on every worker, so all of them change it alike and no collective is needed for it. It
@@ -16,7 +16,7 @@ from torch import Tensor
 from cordee.core.errors import DivergedError
 from cordee.feed.source import map_tensors
 
-DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_SCALE = 65_536.0
 LEAST_SCALE = 2.0**-14
 GROW_AFTER = 2_000
@@ -36,6 +36,8 @@ class Precision:
         self._seen: bool | None = None
         """Whether all gradients of this step were finite; None: there were none yet."""
         self._device = torch.device(device).type
+        if kind == "tf32":
+            torch.set_float32_matmul_precision("high")
 
     @property
     def scales(self) -> bool:
@@ -106,6 +108,11 @@ class Readings:
         here.copy_(value.detach().reshape(()), non_blocking=True)
         event.record()
         self._coming.append((here, factor, event))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything was added since `clear`."""
+        return bool(self._coming)
 
     def total(self) -> float:
         """The sum of all that was added since `clear`."""

@@ -10,7 +10,7 @@ from typing import Any
 from cordee.core.errors import CheckpointError
 from cordee.group.channel import Channel
 from cordee.state.checkpoint import Checkpoints
-from cordee.state.naming import Snapshot
+from cordee.state.naming import MODEL, Snapshot
 from cordee.train.job import Save
 
 MOST_S = 120.0
@@ -41,6 +41,11 @@ class Saver:
         if path is None:
             raise CheckpointError(f"--resume: there is no intact checkpoint in {self._folder}; start without it")
         return self._checkpoints.read(path)
+
+    def model_of(self, step: int) -> Snapshot:
+        """The model alone, from the checkpoint of this step."""
+        found = self._checkpoints.read(step, only=MODEL)
+        return Snapshot(found.tensors, {name: found.meta[name] for name in ("aliases", "model")})
 
     def write(self, step: int, capture: Callable[[], Snapshot], metrics: Mapping[str, float]) -> None:
         """Begin to write the checkpoint of this step, once the one before it stands; its error is raised here."""

@@ -194,7 +194,9 @@ class Session:
         order = order or Order(len(source), batch, seed=self.seed)
         self._reducers.loop = of_loop(source, order, epochs, start)
         share = Share(self.plan.share, self.plan.proportions, seed=order.seed)
-        self._feeder = Feeder(source, order, share, self.rope, accumulate=self.plan.accumulate, device=self.device)
+        self._feeder = Feeder(
+            source, order, share, self.rope, accumulate=self.plan.accumulate, device=self.device, state=self._state
+        )
         (epoch, step), self._substeps_done = start, 0  # a former loop may have been left right after an update
         before = self.rope.steps if start == (0, 0) else 0  # those of former loops of the same script
         self._number = before + epoch * order.steps + step
@@ -298,9 +300,7 @@ class Session:
             taken: Iterator[Batch] = map(feeder.take, slots)
         else:
             ready = [feeder.take(one, ahead=one is slots[-1]) for one in slots]
-            for batch in ready:
-                batch.weight = 0.0 if batch.borrowed else float(weigh(batch))
-            self._weight.announce(sum(batch.weight for batch in ready))
+            self._weight.weigh(ready, weigh)
             taken = iter(ready)
         for one, batch in zip(slots, taken, strict=True):
             self._give(batch, last=one is slots[-1])
@@ -325,8 +325,7 @@ class Session:
             self._digest += delivered(batch.ids, batch.positions)
 
     def _begin_step(self) -> None:
-        self._redo = False
-        self._substeps = 0
+        self._redo, self._substeps = False, 0
         self._guard.begin_step()
         if not self._substeps_done:  # not when the rest of a step is done again
             self.precision.begin_step()
@@ -347,6 +346,9 @@ class Session:
     def _commit(self, optimizer: Optimizer, reducer: Reducer, extras: list[float], clip: float | None) -> None:
         loss, stop, asked, save, count = extras[:5]
         batch = self._current()
+        if self._weight.nothing:
+            reducer.clear()
+            loss = 0.0
         if not math.isfinite(loss):
             raise diverged(loss, self._number, batch, self._feeder)
         finite = reducer.treat(scale=self.precision.scale, clip=clip)
@@ -395,6 +397,5 @@ def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
     made = Session(joined.rope, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
     made.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
     if chosen.backend != joined.plan.backend:
-        late = f"backend={chosen.backend} comes too late here: give it to `cordee run --plan`"
-        made.tell("warning", {"message": late})
+        made.tell("warning", {"message": f"backend={chosen.backend} comes too late: give it to `cordee run --plan`"})
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +48,25 @@ def wishes(stop: Stop) -> list[str]:
     return minutes + (["Stop(when=...)"] if stop.when is not None else [])
 
 
+def score(metric: str, metrics: Mapping[str, float]) -> float | None:
+    """How good an evaluation is: more is better, except of `loss` or with a leading minus. None: it is not finite."""
+    name = metric.lstrip("-")
+    value = metrics[name]
+    if not math.isfinite(value):
+        return None
+    return -value if is_falling(metric) else value
+
+
+def is_falling(metric: str) -> bool:
+    """Whether less of it is better."""
+    return metric.startswith("-") or metric == "loss"
+
+
 class Patience:
     """Counts evaluations without progress. Fed with agreed values, it decides the same on every worker."""
 
     def __init__(self, metric: str | None, patience: int, least_gain: float) -> None:
-        """`metric` is maximised; `loss`, or a name with a leading minus, is minimised. None: never exhausted."""
+        """`metric` as in `score`. None: never exhausted."""
         self._metric, self._patience, self._least_gain = metric, patience, least_gain
         self._best: float | None = None
         self._waited = 0
@@ -65,10 +80,8 @@ class Patience:
         """One more evaluation."""
         if self._metric is None:
             return
-        name = self._metric.lstrip("-")
-        falling = name == "loss" or self._metric.startswith("-")
-        value = -metrics[name] if falling else metrics[name]
-        if self._best is None or value > self._best + self._least_gain:
+        value = score(self._metric, metrics)
+        if value is not None and (self._best is None or value > self._best + self._least_gain):
             self._best, self._waited = value, 0
         else:
             self._waited += 1

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from cordee.group.rope import Gathering, Rope
+import torch
+from torch import Tensor
+
+from cordee.feed.batch import Batch
+from cordee.group.gathering import Gathering
+from cordee.group.rope import Rope
+from cordee.train.feeder import Weigh
+from cordee.train.precision import Readings
 
 
 class GlobalWeight:
@@ -16,16 +23,29 @@ class GlobalWeight:
         self._gathering: Gathering | None = None
         self._pending = False
         self._known = 0.0
+        self._on_gpu = Readings()
+        """The weight of a batch that was not waited for."""
 
     def know(self, weight: float) -> None:
         """It is a number of samples, which every worker knows."""
         self._known, self._pending = weight, False
+        self._on_gpu.clear()
 
-    def announce(self, mine: float) -> None:
-        """Begin to add up what the shares weigh."""
-        self._known, self._pending = mine, self._rope.size > 1
+    def weigh(self, batches: Sequence[Batch], weigh: Weigh) -> None:
+        """Weigh the micro-batches of a step, and begin to add up what the shares of all workers weigh."""
+        weights = [0.0 if batch.borrowed else weigh(batch) for batch in batches]
+        if self._rope.size == 1 and len(batches) == 1 and isinstance(weights[0], Tensor) and weights[0].is_cuda:
+            # Alone, a batch is the whole of its step whatever it weighs, and a GPU need not be waited for.
+            batches[0].weight = 1.0
+            self.know(1.0)
+            self._on_gpu.add(weights[0], 1.0)
+            return
+        for batch, weight in zip(batches, weights, strict=True):
+            batch.weight = float(weight)
+        self.know(sum(batch.weight for batch in batches))
+        self._pending = self._rope.size > 1
         if self._pending:
-            self._gathering = self._rope.start_gather(torch.tensor([mine], dtype=torch.float64))
+            self._gathering = self._rope.start_gather(torch.tensor([self._known], dtype=torch.float64))
 
     def total(self) -> float | None:
         """The sum over all workers; None on a broken rope."""
@@ -35,3 +55,8 @@ class GlobalWeight:
                 return None
             self._known, self._pending = float(sum(parts)), False
         return self._known
+
+    @property
+    def nothing(self) -> bool:
+        """Whether a batch that was taken to count once weighs nothing: its step changes nothing."""
+        return self._on_gpu.waiting and self._on_gpu.total() == 0.0

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.events import append_event
+from cordee.core.interpreter import python_module
 from cordee.twin.cluster import Cluster, read_setting
 from cordee.twin.faults import Faults, Say
 from cordee.twin.home import bring_home
@@ -63,7 +63,7 @@ def commands(twin: Twin, asked: Asked) -> dict[str, list[str]]:
     meeting = cluster.names[0] if twin.entry.namespaces else "127.0.0.1"
     result = {}
     for host in cluster.hosts:
-        words = [sys.executable, "-m", "cordee", asked.command]
+        words = python_module("cordee", asked.command)
         words += ["--workers", str(host.workers), "--out", str(_out(twin, asked, host.name))]
         if "--threads" not in asked.options:
             words += ["--threads", str(threads_of(cluster, host.name))]

@@ -1,0 +1,98 @@
+"""The loss of a batch as one compiled function: model, loss and whatever else the job's objective computes.
+
+First as one graph. On a GPU of its own its kernels are then replayed as CUDA graphs, unless the graph hands out more
+than the loss: the next step overwrites the memory of a replayed graph, and a tensor that the user's function keeps (in
+a list, an attribute) lies there. An objective that cannot be one graph is compiled in pieces and not replayed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cordee.core.errors import ModelError
+from cordee.core.plan import Plan
+from cordee.feed.batch import Batch
+from cordee.train.job import Job
+
+Loss = Callable[[Batch], Tensor]
+
+
+def training_loss(job: Job, model: nn.Module, plan: Plan, *, alone: bool) -> Loss:
+    """The loss of a batch, compiled if the plan asks for it; `alone`: no other worker adds to the gradients."""
+
+    def loss_of(batch: Batch) -> Tensor:
+        return job.compute(model, batch)[0]
+
+    if not plan.compile:
+        return loss_of
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # precision=tf32 is how a plan asks for it
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    return _Compiled(loss_of, replay=on_gpu and replays(plan, alone=alone), always=plan.graphs == "true")
+
+
+def replays(plan: Plan, *, alone: bool) -> bool:
+    """Whether a GPU may replay the kernels of a step as CUDA graphs.
+
+    By itself only for a worker `alone`, whose gradients no other worker sends or adds up.
+    """
+    return plan.graphs == "true" or (plan.graphs == "auto" and alone and plan.accumulate == 1)
+
+
+class _Compiled:
+    """A compiled loss; what cannot be compiled is told in the user's words."""
+
+    def __init__(self, loss_of: Loss, *, replay: bool, always: bool) -> None:
+        """`always`: replay graphs whatever the user's function keeps of them."""
+        self._loss_of = loss_of
+        backend = _Backend(always=always) if replay else "inductor"
+        self._whole: Any = torch.compile(loss_of, fullgraph=True, backend=backend)
+        self._pieces: Any = torch.compile(loss_of, mode="reduce-overhead" if replay and always else None)
+        self._last: tuple[int, int] | None = None
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The loss of this batch."""
+        if self._last != (batch.epoch, batch.step):  # what graphs gave in the last step is not needed any more
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        self._last = (batch.epoch, batch.step)
+        if self._whole is not None:
+            try:
+                result: Tensor = self._whole(batch)
+                return result
+            except Exception as error:
+                if not _of_compiler(error):
+                    raise
+                self._whole = None  # tracing has computed nothing yet: the batch is as it was
+        try:
+            return self._pieces(batch)  # type: ignore[no-any-return]
+        except Exception as error:
+            if not _of_compiler(error):
+                raise
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ModelError(
+                f"the plan says compile=true, but torch.compile fails on this model: {first}. Leave compile out, or "
+                "see what it cannot compile: https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html"
+            ) from error
+
+
+class _Backend:
+    """Inductor, with CUDA graphs for a graph that hands out nothing but the loss."""
+
+    def __init__(self, *, always: bool) -> None:
+        self._always = always
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        from torch._inductor.compile_fx import compile_fx  # as torch.compile itself calls it
+
+        (outputs,) = graph.graph.output_node().args
+        alone = not isinstance(outputs, tuple | list) or len(outputs) == 1
+        patches = {"triton.cudagraphs": alone or self._always}
+        return compile_fx(graph, inputs, config_patches=patches)  # type: ignore[return-value]
+
+
+def _of_compiler(error: Exception) -> bool:
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
