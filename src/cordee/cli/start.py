@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cordee.cli.settings import python_file
@@ -16,6 +16,7 @@ from cordee.core.world import World
 from cordee.runtime.api import default_folder, default_workers
 from cordee.runtime.folder import tidied
 from cordee.runtime.launch import Launch, run
+from cordee.runtime.relay import Output
 from cordee.runtime.resources import parse_cores, usable_cores
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import Wording
@@ -48,9 +49,10 @@ def start(target: Target, options: Options) -> None:
         raise UsageError(f"--nodes {nodes} needs --rendezvous HOST:PORT, where the hosts meet")
     if nodes is None and rendezvous is not None:
         raise UsageError(f"--rendezvous {rendezvous} needs --nodes, the number of hosts that meet there")
-    launch = _launch(target, options)
-    world = World.from_env()
     progress = Progress()
+    output = Output(progress.display.output, progress.display.streams)
+    launch = replace(_launch(target, options), output=output)
+    world = World.from_env()
     tally = Tally(progress)
     with tidied(launch.out, ours=options.out is None), reported(launch.out, tally) as listen:
         try:

@@ -95,7 +95,7 @@ def _coordinate(launch: Launch, hub: Hub, nodes: int, listen: Listener) -> dict[
         ends.callback(hub.close)
         recorder = launch.recorder(listen)
         ends.callback(recorder.close)
-        nursery = Nursery(hub.notices)
+        nursery = Nursery(hub.notices, launch.output)
         ends.callback(nursery.close)
         total = _await_hosts(hub, nodes, recorder)
         launch.plan.check(total)
@@ -236,7 +236,7 @@ def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | 
 
 def _follow(launch: Launch, address: Address, listen: Listener, taken: BaseException | None) -> dict[str, Any]:
     notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]] = queue.SimpleQueue()
-    nursery = Nursery(notices)
+    nursery = Nursery(notices, launch.output)
     try:
         patience = _Patience(lambda message: listen({"event": "warning", "message": message}))
         try:

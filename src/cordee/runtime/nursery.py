@@ -22,6 +22,7 @@ from typing import Any
 from cordee.core.errors import CordeeError, SecurityError, WaitedTooLong
 from cordee.core.interpreter import python_module
 from cordee.runtime.forkserver import READY, receive, send
+from cordee.runtime.relay import Output, Relay
 from cordee.runtime.spec import WorkerSpec
 
 START_S = 120.0
@@ -38,9 +39,12 @@ STOPPED_S = 0.08
 class Nursery:
     """Starts workers through a fork server and says what became of them, in `notices`."""
 
-    def __init__(self, notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]]) -> None:
-        """Connect to a warm server if there is one; else start one that ends with us."""
+    def __init__(
+        self, notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]], output: Output | None = None
+    ) -> None:
+        """Connect to a warm server if there is one; else start one that ends with us. `output` is of the workers."""
         self._notices = notices
+        self._relay = Relay(output or Output())
         self._pids: dict[int, int] = {}
         self._exited: dict[int, int] = {}
         self._stopped_since: dict[int, float] = {}
@@ -54,12 +58,12 @@ class Nursery:
         self._listener.start()
 
     def start(self, spec: WorkerSpec, sent_job: int | None = None) -> None:
-        """Start one worker, with our standard output and error."""
+        """Start one worker, with our standard output and error, or what takes their place."""
         if not self._is_ready.wait(START_S):
             raise CordeeError(f"the process that starts workers was not ready within {START_S:.0f} s")
-        descriptors = (1, 2) if sent_job is None else (1, 2, sent_job)
         try:
-            send(self._sock, {"start": spec.to_dict()}, descriptors)
+            with self._relay.outputs() as outputs:
+                send(self._sock, {"start": spec.to_dict()}, outputs if sent_job is None else (*outputs, sent_job))
         except OSError as error:
             raise CordeeError(f"the process that starts workers has ended: {error}") from error
 
@@ -103,6 +107,7 @@ class Nursery:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(5.0)
+        self._relay.close()
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
