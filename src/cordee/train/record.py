@@ -296,8 +296,12 @@ class Reporter:
 
 def shared_cores() -> float:
     """How many cores the workers of this host may use together: our parent's, as each of us may be bound to some."""
-    cores, quota = len(os.sched_getaffinity(os.getppid())), cpu_quota()
-    return cores if quota is None else min(cores, quota)
+    try:
+        cores = os.sched_getaffinity(os.getppid())
+    except OSError:  # it has ended
+        cores = os.sched_getaffinity(0)
+    quota = cpu_quota()
+    return len(cores) if quota is None else min(len(cores), quota)
 
 
 def usage(rope: Rope) -> dict[str, Any]:
