@@ -12,8 +12,9 @@ demo: $(READY)
 	rm -rf runs/demo
 	$(BIN)/cordee train examples/digits.py --workers 2 --out runs/demo --set epochs=20
 
+# -n auto: several tests at a time; tests/conftest.py says how many, and which of them follow each other.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

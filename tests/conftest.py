@@ -1,7 +1,8 @@
-"""A warm server of the tests' own: a run then starts in a fraction of a second, and no user's server is touched."""
+"""What all tests share: how they are spread over processes, a warm server of their own, runs to compare with."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,10 +16,63 @@ import pytest
 
 from harness import DEADLINE_S, Run, stat_of, train
 
+# ------------------------------------------------------------- what the commands under test inherit
 
-@pytest.fixture(scope="session")
+
+def pytest_configure() -> None:
+    """What the commands under test inherit is the same under `nohup`, in the background and without a terminal.
+
+    A signal that is ignored stays so in child processes; one with a handler of Python's begins there as by default.
+    """
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.umask(0o022)
+    with contextlib.suppress(OSError):
+        os.fstat(0)
+        return
+    assert os.open(os.devnull, os.O_RDONLY) == 0
+
+
+# ------------------------------------------------------------- several processes: `pytest -n auto`
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two per core, for most tests wait for processes that they have started; each has a warm server in memory."""
+    return min(8, 2 * len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of one file run in one process, in their order; so do all tests of emulated hosts."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return TWIN if file.startswith(TWIN) else file
+
+    config.option.loadscopereorder = False  # the order of the collection, see below
+    return ByFile(config, log)
+
+
+TWIN = "tests/twin/"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest row that must run one after the other comes first, so that no process waits for it at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(TWIN))
+
+
+# ------------------------------------------------------------- runs
+
+
+@pytest.fixture(scope="session", autouse=True)
 def private_runtime() -> Iterator[Path]:
-    """A folder of our own where Cordée looks for warm servers."""
+    """A folder of our own where Cordée looks for warm servers: no user's server is touched."""
     folder = Path(tempfile.mkdtemp(prefix="cordee-tests-"))
     before = os.environ.get("XDG_RUNTIME_DIR")
     os.environ["XDG_RUNTIME_DIR"] = str(folder)

@@ -14,6 +14,11 @@ from harness import DEADLINE_S, job_file, start
 from records import events_until
 
 
+@pytest.fixture(autouse=True)
+def from_the_warm_server(warm: int) -> None:
+    """Every run of this folder starts from the warm server, whichever test asks for it first."""
+
+
 @pytest.fixture(scope="session")
 def killed(warm: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on three workers, of which worker 1 was killed."""

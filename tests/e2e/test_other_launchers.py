@@ -12,8 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from harness import DEADLINE_S, JOBS, Run, assert_same, command, train
+from harness import DEADLINE_S, JOBS, Run, assert_same, command, start, train
 
+SLOW = pytest.mark.slow
+HALTS = """
+import time
+from torch import nn, optim
+import cordee
+
+def objective(model, batch):
+    if cordee.World.from_env().rank == 1 and len(batch) > 8:  # not in the check before the first step
+        time.sleep(1000)
+    return nn.functional.cross_entropy(model(batch.x), batch.y)
+
+job = cordee.Job(
+    model=lambda: nn.Linear(64, 10), objective=objective, optimizer=lambda params: optim.SGD(params, lr=0.1),
+    data=cordee.data.digits(), batch=100, preflight=False,
+)
+"""
 OWN_LOOP = """
 import sys
 import torch
@@ -71,24 +87,63 @@ def variables(kind: str, rank: int, port: int) -> dict[str, str]:
         more = {"SLURM_JOB_NUM_NODES": 1, "SLURM_JOB_NODELIST": socket.gethostname(), "SLURM_JOB_ID": port}
         more |= {"SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_ID": 0, "SLURM_TASKS_PER_NODE": 2}
         return {name: str(value) for name, value in (found | more).items()}
+    if kind == "torch":
+        return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     cluster = {"worker": [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]}
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})}
 
 
+WRAPPERS = (["timeout", str(int(DEADLINE_S))], ["sh", "-c", '"$@"; exit $?', "sh"])
+"""Commands between launcher and process, a different one for each rank: their parents differ, as in two terminals."""
+
+
 @pytest.mark.parametrize(
-    "kind", ["slurm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("mpirun", "tf_config"))]
+    "kind", ["mpirun", "torch", *(pytest.param(one, marks=SLOW) for one in ("slurm", "tf_config"))]
 )
 def test_the_variables_of_other_launchers(kind: str, tmp_path: Path) -> None:
     port = free_port()
     words = [sys.executable, "-m", "cordee", "train", str(JOBS / "mlp.py"), "--out", str(tmp_path / "two")]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
     ranks = [
-        subprocess.Popen(words, env={**os.environ, **variables(kind, rank, port)}, **pipes)  # type: ignore[call-overload]
-        for rank in range(2)
+        subprocess.Popen([*wrapper, *words], env={**os.environ, **variables(kind, rank, port)}, **pipes)  # type: ignore[call-overload]
+        for rank, wrapper in enumerate(WRAPPERS)
     ]
     said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert_same(Run(tmp_path / "two"), train("mlp", tmp_path / "one"))
+
+
+def test_processes_whose_peers_do_not_come_wait_until_the_deadline(tmp_path: Path) -> None:
+    """Rank 0 of one run, rank 1 of another."""
+    words = ("train", JOBS / "mlp.py", "--deadline", "1", "--out")
+    ranks = [
+        start(*words, tmp_path / str(rank), env={**os.environ, **variables("torch", rank, free_port())})
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=DEADLINE_S)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [30, 30], said
+    assert "waited 1 s, but not all 2 processes have come" in said[0]
+    assert "did not find rank 0 within 1 s" in said[1]
+
+
+@pytest.mark.slow
+def test_the_deadline_is_heard_in_training(tmp_path: Path) -> None:
+    """The other process stops in its first batch; its peer does not wait for longer than it was told."""
+    job = tmp_path / "halts.py"
+    job.write_text(HALTS)
+    words = [sys.executable, "-m", "cordee", "train", str(job), "--out", str(tmp_path / "run"), "--deadline", "2"]
+    port = free_port()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [
+        subprocess.Popen(words, env={**os.environ, **variables("torch", rank, port)}, **pipes)  # type: ignore[call-overload]
+        for rank in range(2)
+    ]
+    try:
+        _, said = ranks[0].communicate(timeout=DEADLINE_S)
+    finally:
+        ranks[1].kill()
+        ranks[1].communicate()
+    assert ranks[0].returncode == 22, said
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class Placed(Rope):
 
 instants.place(Placed, folder, acts)
 worker = cordee.World.from_env().rank
-rope = Placed(Channel(Address("127.0.0.1", port, token), worker, "here"), deadline_s=20.0)
+rope = Placed(Channel(Address("127.0.0.1", port, token), worker, "here"), deadline_s=60.0)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)).double()
 with Session(rope, seed=3) as s:

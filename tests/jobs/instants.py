@@ -37,7 +37,7 @@ from torch import Tensor
 from cordee.group.rope import Rope
 from cordee.group.store import HubStore
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 FALL_S = 0.3
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import cordee
 from cordee.group.rope import Rope
+from cordee.sync import allreduce
 from cordee.train.job import Save, Stop
 
 
@@ -100,7 +101,9 @@ def job(
     optimizer: str = "adamw",
     stop_steps: int | None = None,
     save_steps: int | None = None,
+    sets: int = 2,
 ) -> cordee.Job:
+    allreduce.SMALL_BYTES = allreduce.SMALL_BYTES if sets == 2 else 0  # one set of buckets, as large models have
     instants.place(Rope, words, acts)
     return cordee.Job(
         model=Model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -11,26 +12,26 @@ from cordee.core.times import PARTS, TimeSplit
 from harness import Run, train
 
 STEPS = 10
-DELAY_S = 0.1
+DELAY_S = 0.2
 
 
-def split(run: Run, skip: int = 1) -> dict[str, dict[str, float]]:
-    """Seconds by worker and part, without the first steps, which also pay for what is done once."""
-    totals: dict[str, dict[str, float]] = {}
+def split(run: Run, skip: int = 1) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each step by worker and part, without the first steps, which also pay for what is done once."""
+    found: dict[str, dict[str, list[float]]] = {}
 
     def add(step: int, workers: object) -> None:
         if step >= skip:
             for worker, times in workers.items():  # type: ignore[attr-defined]
-                parts = totals.setdefault(str(worker), dict.fromkeys(PARTS, 0.0))
+                parts = found.setdefault(str(worker), {part: [] for part in PARTS})
                 for part in PARTS:
-                    parts[part] += getattr(times, part)
+                    parts[part].append(getattr(times, part))
 
     whole = TimeSplit(add)
     whole.expect(range(run.result["workers"]))
     for event in run.of("times"):
         whole.add(event["worker"], event)
     whole.totals()
-    return totals
+    return found
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
@@ -42,8 +43,8 @@ def test_the_parts_add_up_to_the_time_between_two_steps(
     for worker, parts in split(run).items():
         at = json.loads(Path(f"clock-{worker}.json").read_text())
         assert len(at) == 300
-        assert sum(parts.values()) == pytest.approx(at[-1] - at[0], rel=0.02), worker
-        assert min(parts.values()) >= 0.0
+        assert sum(map(sum, parts.values())) == pytest.approx(at[-1] - at[0], rel=0.02, abs=0.1), worker
+        assert min(map(min, parts.values())) > -1e-3
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
@@ -52,13 +53,14 @@ def test_a_delay_shows_where_it_is_and_nowhere_else(
     where: str, batchnorm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = train("delayed", tmp_path / "run", workers=3, where=where, batchnorm=batchnorm, steps=STEPS)
-    injected = DELAY_S * (STEPS - 1)
-    found = split(run)
+    delay = {"where": where, "seconds": DELAY_S}
+    run = train("delayed", tmp_path / "run", workers=3, **delay, batchnorm=batchnorm, steps=STEPS)
+    # The median: whatever else runs on this machine holds up some steps, and not always the same worker.
+    found = {worker: {part: median(parts[part]) for part in PARTS} for worker, parts in split(run).items()}
     slow = found.pop("1")
     # What is read ahead hides behind the computation, so a little less than the whole delay is waited for.
-    assert slow[where] >= 0.8 * injected, found
-    assert all(slow[part] < 0.3 * injected for part in PARTS if part != where), slow
+    assert slow[where] >= 0.8 * DELAY_S, found
+    assert all(slow[part] < 0.3 * DELAY_S for part in PARTS if part != where), slow
     for other in found.values():  # they wait for it, and nothing else takes them longer
-        assert other["waiting"] >= 0.7 * injected, other
-        assert all(other[part] < 0.3 * injected for part in PARTS if part != "waiting"), other
+        assert other["waiting"] >= 0.7 * DELAY_S, other
+        assert all(other[part] < 0.3 * DELAY_S for part in PARTS if part != "waiting"), other

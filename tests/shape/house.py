@@ -121,7 +121,7 @@ def texts() -> Iterator[Path]:
     left_out = {"runs", "shared", "build", "dist", "site", "__pycache__"}
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [one for one in folders if one not in left_out and (one == ".ci" or not one.startswith("."))]
-        for name in files:
+        for name in set(files) - {".git"}:  # a file where this is one of several worktrees
             path = Path(folder, name)
             if path.suffix in {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".json", ".jsonl", ".cfg", ""}:
                 yield path

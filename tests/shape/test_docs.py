@@ -16,6 +16,7 @@ import typer
 import yaml
 
 from cordee.cli.main import app
+from harness import DEADLINE_S
 from shape.house import ROOT
 from shape.pages import blocks, environment
 
@@ -153,7 +154,7 @@ def test_an_unknown_command_is_seen() -> None:
 
 def test_the_reference_is_up_to_date() -> None:
     words = [sys.executable, str(DOCS / "generate.py"), "--check"]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import cordee
+from harness import DEADLINE_S
 from shape.house import SOURCE
 
 # Runs in a process of its own: an audit hook sees what an import does to the world.
@@ -39,7 +40,7 @@ def look(code: str, heavy: str) -> dict[str, object]:
     """What running `code` did, and which of the `heavy` modules came with it."""
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-B", "-c", LOOK, code, heavy]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     seen: dict[str, object] = json.loads(done.stdout)
     return seen
 

@@ -11,7 +11,7 @@ from shape.pages import blocks, missing, programs, run
 
 
 @pytest.mark.timeout(600)
-def test_the_readme_runs(tmp_path: Path) -> None:
+def test_the_readme_runs(warm: int, tmp_path: Path) -> None:
     found = programs((ROOT / "README.md").read_text(encoding="utf-8"))
     assert {language for language, _ in found} == {"python", "console"}
     for language, code in found:

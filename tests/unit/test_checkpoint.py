@@ -25,6 +25,7 @@ from cordee.state.checkpoint import Checkpoints
 from cordee.state.export import save_model
 from cordee.state.layout import shards
 from cordee.state.naming import Snapshot
+from harness import DEADLINE_S
 
 
 def snapshot(value: float = 1.0, **more: torch.Tensor) -> Snapshot:
@@ -230,7 +231,7 @@ def test_one_save_at_a_time_and_a_deadline(tmp_path: Path, monkeypatch: pytest.M
 
     def slow(folder: Path, *args: Any, **more: Any) -> int:
         under_way.append(more["step"])
-        assert gate.wait(10)
+        assert gate.wait(DEADLINE_S)
         return real(folder, *args, **more)
 
     monkeypatch.setattr(checkpoint_module, "write_folder", slow)
@@ -286,7 +287,7 @@ def test_a_killed_writer_leaves_the_older_one_whole(tmp_path: Path) -> None:
     cases = json.dumps([[str(folder), *case] for folder, case in zip(folders, KILLS, strict=True)])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", WRITERS, cases]
-    ended = subprocess.run(command, env=environment, timeout=60, check=False, capture_output=True, text=True)
+    ended = subprocess.run(command, env=environment, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     for folder in folders:
         assert [path for path in folder.iterdir() if path.name.startswith(".")], "nothing was under way"
@@ -302,13 +303,13 @@ def test_a_living_writer_is_not_swept(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def slow(folder: Path, *args: Any, **more: Any) -> int:
         inside.set()
-        assert gate.wait(10)
+        assert gate.wait(DEADLINE_S)
         return real(folder, *args, **more)
 
     monkeypatch.setattr(checkpoint_module, "write_folder", slow)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(snapshot(), step=1)
-    assert inside.wait(10)
+    assert inside.wait(DEADLINE_S)
     Checkpoints(tmp_path)
     gate.set()
     checkpoints.close()

@@ -13,6 +13,7 @@ import pytest
 
 from cordee.core.errors import StorageError
 from cordee.core.events import EVENTS, EventLog, count_events, read_events
+from harness import DEADLINE_S
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=30)
+            thread.join(timeout=DEADLINE_S)
     messages = [record["message"] for record in read_events(path)]
     assert sorted(messages) == sorted(str(number) * 2000 for number in range(4) for _ in range(50))
 

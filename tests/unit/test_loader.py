@@ -15,6 +15,7 @@ from cordee.feed.arrays import ArraySource
 from cordee.feed.batch import Batch
 from cordee.feed.dataset import DatasetSource
 from cordee.feed.loader import Loader
+from harness import DEADLINE_S
 
 SOURCE = ArraySource({"x": np.arange(1_000) * 2.0, "y": np.arange(1_000)})
 
@@ -75,7 +76,7 @@ def test_a_batch_stays_valid_until_depth_more_were_taken(ahead: bool | None, dep
 
 
 def test_batches_may_be_taken_in_another_order(ahead: bool | None) -> None:
-    with Loader(SOURCE, ahead=ahead, depth=1, deadline_s=20) as loader:
+    with Loader(SOURCE, ahead=ahead, depth=1, deadline_s=DEADLINE_S) as loader:
         for step in range(6):
             loader.request(step, ids_of(step))
         for step in (5, 3, 4, 0, 2, 1):
@@ -104,7 +105,7 @@ def test_the_thread_gathers_before_the_batch_is_taken() -> None:
     begun = threading.Event()
     with Loader(Hooked(lambda ids: begun.set()), ahead=True) as loader:
         loader.request(0, ids_of(0))
-        assert begun.wait(20)
+        assert begun.wait(DEADLINE_S)
         assert len(loader.take(0)) == 8
 
 
@@ -123,7 +124,7 @@ def test_an_error_of_the_source_comes_out_of_take_and_the_next_batch_works(ahead
 
 def test_a_source_that_hangs_ends_in_an_error_with_a_name() -> None:
     release = threading.Event()
-    with Loader(Hooked(lambda ids: void(release.wait(20))), ahead=True, deadline_s=0.05) as loader:
+    with Loader(Hooked(lambda ids: void(release.wait(DEADLINE_S))), ahead=True, deadline_s=0.05) as loader:
         loader.request((3, 7), ids_of(0))
         with pytest.raises(WaitedTooLong, match=r"0.05 s for the samples of \(3, 7\) from a Hooked"):
             loader.take((3, 7))
@@ -140,13 +141,13 @@ def test_cancel_forgets_what_was_requested_even_in_mid_gather(ahead: bool | None
     def hold(ids: np.ndarray) -> None:
         if ids[0] == 0:
             inside.set()
-            release.wait(20)
+            release.wait(DEADLINE_S)
 
     with Loader(Hooked(hold), ahead=ahead) as loader:
         for step in range(3):
             loader.request(step, ids_of(step))
         if ahead:
-            assert inside.wait(20)
+            assert inside.wait(DEADLINE_S)
         loader.cancel()
         release.set()
         with pytest.raises(ValueError, match="cancelled"):

@@ -18,6 +18,7 @@ from cordee.feed.data import as_source
 from cordee.feed.dataset import DatasetSource
 from cordee.feed.loader import Loader
 from cordee.feed.reading import reading
+from harness import DEADLINE_S
 
 SAMPLES = 1_000
 
@@ -205,11 +206,11 @@ def test_arrays_wait_for_nobody_and_a_dataset_that_hangs_is_told() -> None:
     def hang() -> None:
         with reading():
             held.set()
-            release.wait(20)
+            release.wait(DEADLINE_S)
 
     thread = threading.Thread(target=hang)
     thread.start()
-    assert held.wait(20)
+    assert held.wait(DEADLINE_S)
     with Loader(ArraySource([np.arange(5)]), ahead=False) as loader:
         assert len(loader.take_now(np.arange(3))) == 3
     with Loader(as_source(Noisy()), ahead=False, deadline_s=0.05) as loader:
@@ -221,5 +222,5 @@ def test_arrays_wait_for_nobody_and_a_dataset_that_hangs_is_told() -> None:
         assert direct.is_alive()
         release.set()
         for one in (thread, direct):
-            one.join(20)
+            one.join(DEADLINE_S)
         assert len(loader.take_now(np.arange(3))) == 3

@@ -250,20 +250,13 @@ def test_sums_of_a_former_generation_are_not_gone_on_with() -> None:
     assert reducer.hold_back() is False and rope.sent == []
 
 
-@pytest.mark.parametrize("armed", [False, True])
-def test_sparse_gradients_are_refused_with_a_word(armed: bool) -> None:
-    layer = nn.Embedding(5, 3, sparse=True)
-    reducer = Reducer(layer.parameters(), Echo(), bucket_mb=25.0, overlap=True)
-    reducer.ride_along(lambda: [])
-    if armed:
-        reducer.finish(void=False)
-        reducer.arm()
-    with pytest.raises(ModelError, match=r"shape \(5, 3\) has a sparse gradient.*sparse=False"):
-        layer(torch.tensor([1, 2])).sum().backward()
-        reducer.finish(void=False)
-    alone = Reducer(layer.parameters(), Rope(), bucket_mb=25.0, overlap=True)
-    with pytest.raises(ModelError, match="sparse=False"):
-        alone.treat(clip=1.0)
+def test_a_sparse_gradient_is_clipped_by_the_norm_of_its_rows() -> None:
+    layer, twin = nn.Embedding(5, 3, sparse=True), nn.Embedding(5, 3)
+    for one in (layer, twin):
+        one(torch.tensor([1, 2, 1])).sum().backward()
+        Reducer(one.parameters(), Rope(), bucket_mb=25.0, overlap=True).treat(scale=2.0, clip=1.0)
+    assert layer.weight.grad is not None and layer.weight.grad.is_sparse and layer.weight.grad._nnz() == 2
+    assert torch.allclose(layer.weight.grad.to_dense(), twin.weight.grad)  # type: ignore[arg-type]
 
 
 def hooks(parameter: nn.Parameter) -> int:

@@ -11,6 +11,7 @@ import pytest
 from cordee.core.errors import UsageError
 from cordee.runtime.resources import Room, allot, available_memory, parse_cores, usable_cores
 from cordee.runtime.wording import PYTHON
+from harness import DEADLINE_S
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ from cordee.runtime.resources import keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
+    for _ in range(4):
         [torch.ones(4 * 2**20) for _ in range(6)]  # 6 times 16 MiB, freed at once
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
@@ -72,7 +73,7 @@ def test_memory_that_is_freed_is_kept_unless_the_user_has_settings_of_his_own(
         env={**clean, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=True,
     )
     assert done.stdout.split() == [str(kept)] * 2

@@ -19,8 +19,7 @@ from cordee.state import checkpoint, layout
 from cordee.state.naming import Snapshot
 from cordee.train.job import Save
 from cordee.train.saving import Saver
-
-LONG_S = 10.0
+from harness import DEADLINE_S
 
 
 class Disk:
@@ -31,7 +30,7 @@ class Disk:
         self.fails = False
 
     def write_folder(self, *args: Any, **more: Any) -> int:
-        assert self.go.wait(LONG_S)
+        assert self.go.wait(DEADLINE_S)
         if self.fails:
             raise OSError(28, "No space left on device")
         return layout.write_folder(*args, **more)
@@ -62,7 +61,7 @@ def channel(hub: Hub) -> Iterator[Channel]:
 def heard(hub: Hub, kind: str) -> dict[str, Any]:
     """The next notice of this kind; those of other kinds are passed over."""
     while True:
-        found, _, content = hub.notices.get(timeout=LONG_S)
+        found, _, content = hub.notices.get(timeout=DEADLINE_S)
         if found == kind:
             return content
 
@@ -78,8 +77,8 @@ def test_a_checkpoint_is_told_of_when_it_stands(tmp_path: Path, disk: Disk, hub:
     channel.flush()
     channel.post("warning", {})
     channel.flush()
-    assert hub.notices.get(timeout=LONG_S)[0] == "joined"
-    assert hub.notices.get(timeout=LONG_S)[0] == "warning"  # and nothing of a checkpoint before it
+    assert hub.notices.get(timeout=DEADLINE_S)[0] == "joined"
+    assert hub.notices.get(timeout=DEADLINE_S)[0] == "warning"  # and nothing of a checkpoint before it
     disk.go.set()
     assert heard(hub, "checkpoint")["step"] == 6
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000006"]
@@ -121,17 +120,17 @@ def test_what_is_left_to_do_is_done_once_and_awaited_by_all(channel: Channel) ->
 
     def left() -> None:
         inside.set()
-        assert go.wait(LONG_S)
+        assert go.wait(DEADLINE_S)
         done.append("done")
         raise OSError("nobody is told of this")
 
     channel.before_end = left
     first = threading.Thread(target=channel.part)
     first.start()
-    assert inside.wait(LONG_S)
+    assert inside.wait(DEADLINE_S)
     other = threading.Thread(target=lambda: (channel.part(), done.append("other goes on")))
     other.start()
     go.set()
-    first.join(LONG_S)
-    other.join(LONG_S)
+    first.join(DEADLINE_S)
+    other.join(DEADLINE_S)
     assert done == ["done", "other goes on"]

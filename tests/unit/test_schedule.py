@@ -28,6 +28,7 @@ from cordee.twin.schedule import (
     When,
     choose,
 )
+from harness import DEADLINE_S
 
 EXAMPLE = """# every form of the language
 at step 30: cut b; at step 60: mend b
@@ -377,4 +378,4 @@ def test_the_random_choice_is_spread_evenly() -> None:
 
 def test_a_schedule_needs_no_torch() -> None:
     look = "import sys, cordee.twin.schedule; sys.exit(bool({'torch', 'numpy', 'rich', 'yaml'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", look], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", look], timeout=DEADLINE_S).returncode == 0

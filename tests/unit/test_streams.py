@@ -63,3 +63,24 @@ def test_a_full_disk_is_still_an_error() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode != 0 and "No space left" in done.stderr
+
+
+def test_closed_streams_are_filled() -> None:
+    """What is opened next does not take their numbers."""
+    script = """
+import os, sys
+for number in (0, 1, 2):
+    os.close(number)
+from cordee.runtime.streams import fill_closed
+fill_closed()
+print("to stdout", flush=True)
+print("to stderr", file=sys.stderr)
+os.write(int(sys.argv[1]), f"{os.open('/', os.O_RDONLY)} {sys.stdin.read()!r}".encode())
+"""
+    reading, writing = os.pipe()
+    with open(reading) as said:
+        words = [sys.executable, "-c", script, str(writing)]
+        done = subprocess.run(words, pass_fds=[writing], timeout=60, check=False)
+        os.close(writing)
+        assert done.returncode == 0
+        assert int(said.read().split()[0]) > 2

@@ -14,6 +14,7 @@ import pytest
 from cordee.core.cgroup import place
 from cordee.core.errors import CordeeError
 from cordee.twin.quota import Quotas, end_all, marked, quota_of
+from harness import DEADLINE_S
 
 V1 = {
     "proc/self/cgroup": "4:cpu,cpuacct:/somewhere\n0::/\n",
@@ -195,12 +196,12 @@ def test_the_kernels_own() -> None:
             said = " ".join((folder / name).read_text().strip() for name in names)
             assert said == f"{none if quota is None else quota} {period}"
         quotas.remove("b")
-        assert sleeper.wait(10) == -signal.SIGKILL, "what is still there is ended"
+        assert sleeper.wait(DEADLINE_S) == -signal.SIGKILL, "what is still there is ended"
         end_all([sleeper.pid])  # it has gone already
         assert not folder.exists()
     finally:
         sleeper.kill()
-        sleeper.wait(10)
+        sleeper.wait(DEADLINE_S)
         quotas.remove("b")
 
 

@@ -71,11 +71,11 @@ def test_an_owner_that_has_ended_is_not_alive_though_nobody_has_asked_how() -> N
         process.kill()
         await_(lambda: (stat_of(process.pid) or "Z")[0] == "Z")
         assert not owner.alive
-        process.wait(10)
+        process.wait(DEADLINE_S)
         assert not owner.alive
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(DEADLINE_S)
 
 
 # ------------------------------------------------------------- what is on record
@@ -248,7 +248,7 @@ def test_a_change_is_written_in_one_piece(registry: Registry) -> None:
             assert registry.entries() == [entry]
     finally:
         stop.set()
-        writer.join(10)
+        writer.join(DEADLINE_S)
 
 
 # ------------------------------------------------------------- sweeping
@@ -320,7 +320,7 @@ with Registry(Path({str(registry.folder)!r})).locked():
     try:
         await_(note.exists)
         starter.kill()
-        starter.wait(10)
+        starter.wait(DEADLINE_S)
         assert not _is_free(registry)
     finally:
         starter.kill()

@@ -332,7 +332,7 @@ subprocess.run(Twin(registry.find(None), registry).command("b", ["sleep", "1000"
         until(lambda: [b"sleep" in _words(pid) for pid in processes.processes("b")] == [True])
     finally:
         starter.kill()
-        starter.wait(10)
+        starter.wait(DEADLINE_S)
     until(lambda: processes.processes("b") == [])
 
 

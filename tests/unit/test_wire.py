@@ -8,6 +8,7 @@ import pytest
 from cordee.core.errors import RendezvousError, SecurityError
 from cordee.group.hub import Hub
 from cordee.group.wire import Address, connect, nonce, pack, proof, proven
+from harness import DEADLINE_S
 
 TOKEN = "a" * 64
 WHO = {"role": "worker", "number": 0, "host": "here", "pid": 1}
@@ -27,11 +28,11 @@ def with_token(address: Address, token: str) -> Address:
 def test_the_right_token_is_let_in_and_the_message_comes_through(hub: Hub) -> None:
     connection, welcome = connect(hub.address, WHO)
     assert welcome == {"welcome": 1, "brief": {}}
-    assert hub.notices.get(timeout=5) == ("joined", 0, {"host": "here", "pid": 1})
+    assert hub.notices.get(timeout=DEADLINE_S) == ("joined", 0, {"host": "here", "pid": 1})
     connection.send({"warning": {"message": "hello"}})
-    assert hub.notices.get(timeout=5) == ("warning", 0, {"message": "hello"})
+    assert hub.notices.get(timeout=DEADLINE_S) == ("warning", 0, {"message": "hello"})
     connection.close()
-    kind, worker, content = hub.notices.get(timeout=5)
+    kind, worker, content = hub.notices.get(timeout=DEADLINE_S)
     assert (kind, worker, content["left"]) == ("lost", 0, 0)
 
 
@@ -44,7 +45,7 @@ def test_a_wrong_token_is_refused_by_the_worker_before_it_says_who_it_is(hub: Hu
 def test_the_hub_refuses_a_worker_that_does_not_know_the_token(hub: Hub) -> None:
     if hub.address.tls:
         pytest.skip("the raw client below speaks no TLS")
-    with socket.create_connection((hub.address.host, hub.address.port), timeout=5) as raw:
+    with socket.create_connection((hub.address.host, hub.address.port), timeout=DEADLINE_S) as raw:
         raw.sendall(pack({"nonce": nonce()}))
         raw.recv(4096)
         raw.sendall(pack({"proof": "0" * 64, "who": WHO}))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -84,6 +87,47 @@ def test_open_mpi_on_one_host_meets_on_loopback() -> None:
     other = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     assert World.from_env(other).master == world.master
     assert World.from_env({**OPEN_MPI, "PMIX_NAMESPACE": "job-18"}).master != world.master
+
+
+def test_torch_variables_by_hand_are_one_host_where_rank_0_is_on_loopback() -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    assert place(World.from_env(env)) == (1, 3, 1, 3, 0, 1)
+    hand = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    assert place(World.from_env(hand)) == (1, 3, 1, 3, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "peer", "other"),
+    [
+        (TORCHRUN, {"RANK": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "a1.here"}, {"MASTER_PORT": "29501"}),
+        (OPEN_MPI, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, {"PMIX_NAMESPACE": "job-18"}),
+        (SLURM, {"SLURM_PROCID": "4", "SLURM_LOCALID": "0"}, {"SLURM_STEP_ID": "1"}),
+        (
+            tf_config("worker", 0, worker=["a:1", "a:2"]),
+            tf_config("worker", 1, worker=["a:1", "a:2"]),
+            tf_config("worker", 0, worker=["a:1", "a:3"]),
+        ),
+    ],
+)
+def test_a_run_is_called_alike_by_its_processes_and_by_no_other(
+    one: dict[str, str], peer: dict[str, str], other: dict[str, str]
+) -> None:
+    run = World.from_env(one).run
+    assert run and World.from_env({**one, **peer}).run == run != World.from_env({**one, **other}).run
+
+
+def test_variables_of_open_mpi_set_by_hand_do_not_name_the_run() -> None:
+    assert World.from_env({name: value for name, value in OPEN_MPI.items() if name != "PMIX_NAMESPACE"}).run == ""
+
+
+def test_a_launcher_without_names_is_known_by_its_process() -> None:
+    """Not by the wrapper between it and the process, which has the variables too."""
+    code = "from cordee.core.world import World; print(World.from_env().run)"
+    environment = {**os.environ, **HYDRA, "PMI_FD": "9", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}
+    for wrapper in ([], ["timeout", "60"]):
+        words = [*wrapper, sys.executable, "-c", code]
+        said = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert said.strip() == f"the launcher {os.getpid()}"
 
 
 def test_mpich_over_hosts_needs_a_master() -> None:

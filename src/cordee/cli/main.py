@@ -12,6 +12,7 @@ from cordee.cli import bench, twin
 from cordee.cli.complain import complaint, misplaced
 from cordee.cli.help import polished
 from cordee.cli.settings import pairs
+from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
 
 app = typer.Typer(
@@ -51,6 +52,7 @@ Deadline = Annotated[float, typer.Option(help="Seconds that workers wait for eac
 
 @app.callback(invoke_without_command=True)
 def about(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
 ) -> None:
     """Train an ordinary PyTorch model on the machines you have, as one big machine would."""
@@ -59,6 +61,8 @@ def about(
 
         print(f"cordee {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand not in ("train", "run"):  # which count signals from their first line on
+        interrupts.raise_at_once()
 
 
 @app.command()
@@ -207,10 +211,12 @@ app.add_typer(twin.app)
 
 def main() -> None:
     """The `cordee` command."""
-    from cordee.runtime.streams import outlive_terminal
+    from cordee.runtime.streams import fill_closed, outlive_terminal
 
+    interrupts.end_at_once()
+    fill_closed()
     outlive_terminal()
-    sys.exit(_run(sys.argv[1:]))
+    interrupts.leave(_run(sys.argv[1:]))
 
 
 def _run(words: list[str]) -> int:
@@ -223,7 +229,7 @@ def _run(words: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except KeyboardInterrupt:
-        said, code = "interrupted before the run began", Interrupted.code
+        said, code = "interrupted", Interrupted.code
     except WorkerFailed as error:
         print(error.traceback.rstrip(), file=sys.stderr)
         said, code = str(error), error.code

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cordee.cli.settings import python_file
 from cordee.cli.tally import Tally
+from cordee.core import interrupts
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.core.times import shares
@@ -44,6 +45,16 @@ class Options:
 
 def start(target: Target, options: Options) -> None:
     """Run it and show the result."""
+    world = World.from_env()
+    if world.source not in ("alone", "cordee"):
+        interrupts.raise_at_once()  # it is for that launcher to stop all of its processes
+        _start(target, options, world)
+        return
+    with interrupts.counted():
+        _start(target, options, world)
+
+
+def _start(target: Target, options: Options, world: World) -> None:
     rendezvous, nodes, token_file, trusted = options.meeting
     if nodes not in (None, 1) and rendezvous is None:
         raise UsageError(f"--nodes {nodes} needs --rendezvous HOST:PORT, where the hosts meet")
@@ -52,7 +63,6 @@ def start(target: Target, options: Options) -> None:
     progress = Progress()
     output = Output(progress.display.output, progress.display.streams)
     launch = replace(_launch(target, options), output=output)
-    world = World.from_env()
     tally = Tally(progress)
     with tidied(launch.out, ours=options.out is None), reported(launch.out, tally) as listen:
         try:

@@ -9,6 +9,7 @@ import socket
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import UsageError
@@ -36,6 +37,8 @@ class World:
     """`host:port` of our launcher's channel, when our launcher started this process."""
     master: Address | None = None
     """Where rank 0 listens, when another launcher started this process."""
+    run: str = ""
+    """What the variables of another launcher call the run, the same for all its processes; empty if they do not say."""
 
     def __post_init__(self) -> None:
         """Refuse places that cannot be."""
@@ -89,7 +92,8 @@ def _from_torchrun(env: Env) -> World | None:
             f"WORLD_SIZE={size} but MASTER_ADDR and MASTER_PORT are not set; set them to rank 0's address."
         )
     names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-    return _placed(env, rank, size, names, source="torchrun", master=master)
+    more = [env[name] for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT") if name in env]
+    return _placed(env, rank, size, names, source="torchrun", master=master, run=_run_of(master, *more))
 
 
 def _from_mpirun(env: Env) -> World | None:
@@ -102,7 +106,13 @@ def _from_mpirun(env: Env) -> World | None:
     else:
         return None
     rank, size = _index_of(env, names[0], names[1])
-    world = _placed(env, rank, size, (*names[2:], "", ""), source="mpirun", master=_master(env))
+    master = _master(env)
+    jobs = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_PORT")
+    job = next((env[name] for name in jobs if name in env), "")
+    if not job and "PMI_FD" in env:  # MPICH's launcher gives its runs no name
+        job = f"the launcher {_launcher(names[0])}"
+    run = _run_of(master, *filter(None, [job]))
+    world = _placed(env, rank, size, (*names[2:], "", ""), source="mpirun", master=master, run=run)
     if world.master is not None or size == 1:
         return world
     if world.local_size < size:
@@ -110,8 +120,6 @@ def _from_mpirun(env: Env) -> World | None:
             f"{names[1]}={size} over several hosts, but nobody says where rank 0 is; "
             "export MASTER_ADDR=<host of rank 0> and MASTER_PORT=<free port> to every process (mpirun -x)."
         )
-    jobs = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_PORT")
-    job = next((env[name] for name in jobs if name in env), "")
     return replace(world, master=("127.0.0.1", _port_for(job)))
 
 
@@ -131,7 +139,9 @@ def _from_slurm(env: Env) -> World | None:
     local_size = _slurm_local_size(env, node, -(-size // nodes))
     local_rank = _index(env, "SLURM_LOCALID", 0, "tasks on this node", local_size)
     master = _master(env) or (_slurm_master(env, nodes) if size > 1 else None)
-    return World(rank, size, local_rank, local_size, node, nodes, source="slurm", master=master)
+    step = f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
+    run = _run_of(_master(env), f"job {step}")
+    return World(rank, size, local_rank, local_size, node, nodes, source="slurm", master=master, run=run)
 
 
 def _slurm_master(env: Env, nodes: int) -> Address:
@@ -211,6 +221,7 @@ def _tf_place(text: str, cluster: dict[str, list[str]], kind: str, index: int) -
         host=host,
         source="tf_config",
         master=addresses[0],
+        run=", ".join(f"{one}:{port}" for one, port in addresses),
     )
 
 
@@ -232,7 +243,30 @@ def _placed(env: Env, rank: int, size: int, names: tuple[str, ...], **more: Any)
     nodes = _count(env, nodes_name, -(-size // local_size))
     local_rank = _index(env, local_rank_name, rank % local_size, local_size_name, local_size)
     node = _index(env, node_name, min(rank // local_size, nodes - 1), nodes_name or "nodes", nodes)
+    master = more.get("master")
+    if master is not None and _is_loopback(master[0]) and local_size_name not in env and nodes_name not in env:
+        local_rank, local_size, node, nodes = rank, size, 0, 1  # started by hand: all that reach rank 0 are here
     return World(rank, size, local_rank, local_size, node, nodes, **more)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _run_of(master: Address | None, *more: str) -> str:
+    """What names a run: rank 0's port, if the variables say it, and the launcher's own words for the run."""
+    return ", ".join([*([f"MASTER_PORT={master[1]}"] if master is not None else []), *more])
+
+
+def _launcher(variable: str) -> str:
+    """The nearest ancestor that was not given the variable: the launcher, not a shell or `timeout` between."""
+    pid = os.getppid()
+    try:
+        while f"{variable}=".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # another user's: it was not started with our variables
+        pass
+    return str(pid)
 
 
 def _port_for(job: str) -> int:

@@ -88,6 +88,8 @@ class Hub:
         self._values: dict[str, str] = {}
         self._askers: dict[str, list[_Peer]] = {}
         self._recorded = -1
+        self._standing: Message | None = None
+        """What every peer is told, whenever it connects: that the run stops."""
         self._ending = False
         self._ticked = time.monotonic()
         self._loop = asyncio.new_event_loop()
@@ -105,8 +107,8 @@ class Hub:
         self._call(self._lost, worker, reason)
 
     def ask_to_stop(self, reason: str) -> None:
-        """Ask all workers to end after the step they are in, with a checkpoint."""
-        self._call(self._tell_all, {"stop": reason})
+        """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
+        self._call(self._tell_all, {"stop": reason}, True)
 
     def abort(self, reason: str) -> None:
         """End all workers at once."""
@@ -180,6 +182,8 @@ class Hub:
         if reason:
             return None
         self._peers[peer.role, peer.number] = peer
+        if self._standing is not None:
+            self._tell(peer, self._standing)
         if peer.role == "worker":
             self.roster = self.roster.join(peer.number)
             self._notify(("joined", peer.number, {"host": peer.host, "pid": peer.pid}))
@@ -327,9 +331,12 @@ class Hub:
 
     def _abort(self, reason: str) -> None:
         self._ending = True
-        self._tell_all({"abort": reason})
+        self._tell_all({"abort": reason}, True)
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, message: Message, later: bool = False) -> None:
+        """Tell this to all peers, and if it still holds `later`, to those that connect then."""
+        if later:
+            self._standing = message
         for peer in list(self._peers.values()):
             self._tell(peer, message)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,18 +13,16 @@ from pathlib import Path
 
 import torch
 
-from cordee.core.errors import CordeeError, RendezvousError, SecurityError
+from cordee.core.errors import CordeeError, RendezvousError, SecurityError, WaitedTooLong
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group import links
 from cordee.group.channel import Channel
 from cordee.group.hub import Hub
+from cordee.group.meeting import Meeting
 from cordee.group.rope import Rope
 from cordee.group.token import read_token
 from cordee.group.wire import Address, Message
-
-PATIENCE_S = 120.0
-"""How long the processes of a run wait for each other at the start."""
 
 
 @dataclass(frozen=True)
@@ -62,57 +58,90 @@ def set_current(joined: Joined | None) -> None:
     _current = joined
 
 
-def join(world: World, *, record: bool = False, brief: Message | None = None) -> Joined:
-    """The place that our launcher made for this process; else the one that `world` says.
+@dataclass(frozen=True)
+class Asked:
+    """What a run asks for under another launcher; with our own, the launcher says it."""
 
-    `record`: rank 0 will read the hub's notices; otherwise they are dropped. `brief`: what rank 0 tells all others.
-    """
+    deadline_s: float = 300.0
+    """How long processes wait for each other, at the start too."""
+    backend: str = "auto"
+    record: bool = False
+    """Rank 0 will read the hub's notices; otherwise they are dropped."""
+    brief: Message | None = None
+    """What rank 0 tells all others."""
+
+
+def join(world: World, asked: Asked | None = None) -> Joined:
+    """The place that our launcher made for this process; else the one that `world` says."""
     if _refusal is not None:
         raise _refusal
     if _current is not None:
         return _current
     if world.size == 1:
         return Joined(Rope(), Plan(), device=_device(world))
-    return _join_foreign(world, record, brief)
+    return _join_foreign(world, asked or Asked())
 
 
-def _join_foreign(world: World, record: bool, brief: Message | None) -> Joined:
-    """Under torchrun, mpirun, Slurm: rank 0 hosts the hub, the others find it."""
+def _join_foreign(world: World, asked: Asked) -> Joined:
+    """Under torchrun, mpirun, Slurm, or by hand: rank 0 hosts the hub, the others find it."""
     one_host = world.local_size == world.size
     if not one_host and os.environ.get("CORDEE_TRUSTED_NETWORK") != "1":
         raise SecurityError(
             "this run spans several hosts. Our own connections are encrypted, but gloo's carry gradients in the clear. "
             "If the network is trusted, say so on every host: CORDEE_TRUSTED_NETWORK=1"
         )
-    meeting = _meeting_file(world)
+    meeting = Meeting(world) if one_host else None
     hub = None
-    if world.rank == 0:
-        token = secrets.token_hex(32) if one_host else _token_from_file()
-        bind = Address("127.0.0.1", 0, token) if one_host else _off_host(world, token)
-        hub = Hub(bind, expected=world.size, heard=record, brief=brief)
-        if one_host:
-            _write_private(meeting, {"port": hub.address.port, "token": token})
-    deadline = time.monotonic() + PATIENCE_S
+    try:
+        if world.rank == 0:
+            bind = Address("127.0.0.1", 0, secrets.token_hex(32)) if meeting else _off_host(world, _token_from_file())
+            hub = Hub(bind, expected=world.size, heard=asked.record, brief=asked.brief)
+            if meeting is not None:
+                meeting.open(hub.address)
+        channel, address = _connect(world, asked.deadline_s, hub, meeting)
+        interface = "127.0.0.1" if one_host else own_address_towards(address.host, address.port)
+        device = _device(world)
+        rope = _rope(world, asked, channel, interface, device)
+    except BaseException:
+        if hub is not None:
+            hub.close()
+        raise
+    finally:
+        if meeting is not None:
+            meeting.close()
+    if not one_host:
+        links.tell(rope, world.host)
+    return Joined(rope, Plan(), hub, device)
+
+
+def _connect(world: World, deadline_s: float, hub: Hub | None, meeting: Meeting | None) -> tuple[Channel, Address]:
+    """A channel to rank 0's hub, as soon as that is there."""
+    deadline = time.monotonic() + deadline_s
     while True:
         try:
-            address = hub.address if hub else _find(world, meeting, one_host)
-            channel = Channel(address, world.rank, world.host)
-            break
+            if hub is not None:
+                address = hub.address
+            else:
+                address = meeting.find() if meeting is not None else _off_host(world, _token_from_file())
+            return Channel(address, world.rank, world.host), address
         except (RendezvousError, OSError, ValueError) as error:
             if time.monotonic() > deadline:
                 raise RendezvousError(
-                    f"rank {world.rank} on {world.host} did not find rank 0 within {PATIENCE_S:.0f} s: {error}"
+                    f"rank {world.rank} on {world.host} did not find rank 0 within {deadline_s:g} s: {error}"
                 ) from error
             time.sleep(0.02)
-    interface = "127.0.0.1" if one_host else own_address_towards(address.host, address.port)
-    device = _device(world)
-    rope = Rope(channel, interface=interface, device=device)
-    if not one_host:
-        links.tell(rope, world.host)
-    if hub is not None:
-        with contextlib.suppress(OSError):
-            meeting.unlink()
-    return Joined(rope, Plan(), hub, device)
+
+
+def _rope(world: World, asked: Asked, channel: Channel, interface: str, device: str) -> Rope:
+    """The first group, when all processes have come."""
+    try:
+        return Rope(channel, interface=interface, deadline_s=asked.deadline_s, device=device, backend=asked.backend)
+    except WaitedTooLong as error:
+        channel.close()  # before the hub, whose end it would take for a lost launcher
+        raise RendezvousError(
+            f"rank {world.rank} waited {asked.deadline_s:g} s, but not all {world.size} processes have come that the "
+            f"variables of {world.source} name: start every rank, with the same variables except its own place"
+        ) from error
 
 
 def _device(world: World) -> str:
@@ -122,13 +151,6 @@ def _device(world: World) -> str:
     device = f"cuda:{world.local_rank % torch.cuda.device_count()}"
     torch.cuda.set_device(device)
     return device
-
-
-def _find(world: World, meeting: Path, one_host: bool) -> Address:
-    if not one_host:
-        return _off_host(world, _token_from_file())
-    found = json.loads(meeting.read_text())
-    return Address("127.0.0.1", int(found["port"]), str(found["token"]))
 
 
 def _off_host(world: World, token: str) -> Address:
@@ -149,23 +171,6 @@ def _token_from_file() -> str:
             "`cordee token FILE`, copy the file to every host, and set CORDEE_TOKEN_FILE to its path"
         )
     return read_token(Path(path))
-
-
-def _meeting_file(world: World) -> Path:
-    """Where the processes of one host meet: they have the same parent, whatever launched them."""
-    folder = Path(tempfile.gettempdir()) / f"cordee-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
-        raise SecurityError(f"{folder} is not private to this user: remove it")
-    return folder / f"meeting-{world.source}-{os.getppid()}.json"
-
-
-def _write_private(path: Path, content: dict[str, object]) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        json.dump(content, file)
-    temporary.replace(path)
 
 
 def own_address_towards(host: str, port: int) -> str:

@@ -23,6 +23,7 @@ from cordee.group import nccl
 from cordee.group.channel import Channel
 from cordee.group.form import make_gloo, unless_broken
 from cordee.group.gathering import Gathering, stamped
+from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
 from cordee.group.patience import Stuck, await_work, keep_for_ever
 from cordee.group.roster import Go
 from cordee.group.shared import Shared, open_shared
@@ -92,6 +93,11 @@ class Rope:
         return len(self.members)
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether sums go through memory that all members share."""
+        return self._shared is not None
+
+    @property
     def broken(self) -> bool:
         """Whether a member of this generation was lost."""
         return self.channel is not None and self.channel.is_broken(self.generation)
@@ -105,7 +111,7 @@ class Rope:
         self.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
         group = self._nccl if self._nccl is not None and tensor.is_cuda else self._group
         try:
-            if self._shared is not None and self._shared.takes(tensor):
+            if self._shared is not None and self._shared.fits(tensor):
                 return self._shared.post(tensor)
             return group.allreduce([tensor])
         except RuntimeError:
@@ -220,31 +226,27 @@ class Rope:
         return self.settle(works, tensors)
 
     def share_from_first(self, tensors: Sequence[Tensor]) -> bool:
-        """Give everybody the first member's tensors, of whatever type and layout, in place.
+        """Give all members the first member's tensors, of whatever type and layout, in place, some at a time.
 
         False if the first member was lost meanwhile, so that these may be another one's.
         """
         first = self.members[0]
-        flat = [tensor.detach().contiguous() for tensor in tensors]
-        own = [tensor.reshape(-1).view(torch.uint8) for tensor in flat if tensor.numel()]
-        if self.size == 1:
-            self.settle((), own)
-            return True
-        while True:  # not into our own: of what a lost member sent, a part may have come
-            raw = [one.clone() if self.rank == 0 else torch.empty_like(one) for one in own]
-            if self.settle(self._start_sharing(raw), raw):  # held, in case that somebody needs it handed over
-                break
-        with torch.no_grad():
-            for mine, copy in zip(own, raw, strict=True):
-                mine.copy_(copy)
-            for tensor, copy in zip(tensors, flat, strict=True):
-                if copy.data_ptr() != tensor.data_ptr():
-                    tensor.copy_(copy)
+        for part in in_parts(tensors, SHARED_AT_ONCE):
+            self._share(part)
         return self.members[0] == first
 
-    def _start_sharing(self, tensors: Sequence[Tensor]) -> list[Any]:
-        # A broadcast ends here before it has reached everybody; a sum does not, which makes it an agreement.
-        return [*(self._start_broadcast(tensor, 0) for tensor in tensors), self.start_sum(torch.zeros(1))]
+    def _share(self, part: Part) -> None:
+        """One agreement: the first member's bytes on all members."""
+        if self.size == 1:
+            self.settle((), ())
+            return
+        while True:  # not into our own: of what a lost member sent, a part may have come
+            raw = [one.clone() if self.rank == 0 else torch.empty_like(one) for one in part.own]
+            # A broadcast ends here before it has reached all members; a sum does not, which makes it an agreement.
+            works = [*(self._start_broadcast(one, 0) for one in raw), self.start_sum(torch.zeros(1))]
+            if self.settle(works, raw):  # held, in case that a member needs it handed over
+                part.put(raw)
+                return
 
     def finish(self) -> bool:
         """Leave together: True when nobody has anything left to agree on, False after a regrouping."""

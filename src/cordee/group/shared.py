@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ARENA_BYTES = 128 * 2**20
-"""Of address space for each member's sums; memory is taken as it is written to."""
+ARENA_BYTES = 16 * 2**20
+"""For each member's sums: two or more under way at once."""
 NEAR_BYTES = 16 * 2**20
 """The same for what layers and `cordee.gather` exchange: kilobytes mostly."""
 MOST_BYTES = 64 * 2**20
@@ -69,15 +69,11 @@ class Shared:
         small = tensor.nbytes * self.size <= MOST_BYTES and _padded(tensor.nbytes) <= self._arena // 2
         return small and tensor.is_cpu and tensor.is_contiguous() and tensor.numel() > 0
 
-    def takes(self, tensor: Tensor) -> bool:
-        """Whether this sum is for us, without waiting for one before it.
-
-        All members, who begin and end the same sums in the same order, answer alike.
-        """
-        return self.fits(tensor) and self._has_room(tensor.nbytes)
-
     def post(self, tensor: Tensor, parts: Sequence[Tensor] = ()) -> Work:
-        """Begin to add up `tensor`, in place; or, if there are `parts`, to copy each member's into its part."""
+        """Begin to add up `tensor`, in place; or, if there are `parts`, to copy each member's into its part.
+
+        Where the arena has no room for it, the posts before it are ended first.
+        """
         if not self._has_room(tensor.nbytes):
             self.finish(self._posted)
         start = self._make_room(tensor.nbytes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cordee.core import interrupts
 from cordee.core.cgroup import cpu_quota
 from cordee.core.errors import JobError
 from cordee.core.plan import Plan
@@ -60,9 +62,11 @@ def train(
     ).taking_over()
     world = World.from_env()
     tell = shown if progress else lambda event: None
-    with tidied(folder, ours=out is None), reported(folder, tell, tell=progress) as listen:
+    foreign = world.source not in ("alone", "cordee")
+    heeding = contextlib.nullcontext() if foreign else interrupts.counted()
+    with heeding, tidied(folder, ours=out is None), reported(folder, tell, tell=progress) as listen:
         try:
-            if world.source not in ("alone", "cordee"):
+            if foreign:
                 from cordee.runtime.foreign import run_foreign
 
                 return Result(folder, run_foreign(launch, world, listen, None if is_file else job))  # type: ignore[arg-type]

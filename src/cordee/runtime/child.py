@@ -6,11 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cordee.core import interrupts
+
 AFTER_KILL_S = 5.0
 """How long a killed child may take to go: one that the kernel holds (a broken driver) is left behind."""
+
+LOOK_S = 0.1
+"""Between two looks whether a signal has come."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,16 @@ def run_child(command: Sequence[str], *, timeout_s: float, environment: Mapping[
         )
     except OSError as error:
         return Ended(None, error=f"{command[0]}: {error.strerror or error}")
+    deadline = time.monotonic() + timeout_s
     try:
-        output, said = process.communicate(timeout=timeout_s)
+        while True:
+            try:
+                output, said = process.communicate(timeout=max(0.0, min(LOOK_S, deadline - time.monotonic())))
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= deadline:
+                    raise
+                interrupts.check()
     except subprocess.TimeoutExpired:
         output = said = ""
         process.kill()
@@ -71,5 +85,6 @@ def run_child(command: Sequence[str], *, timeout_s: float, environment: Mapping[
         return Ended(None, output, said, timeout_s)
     except BaseException:  # Ctrl-C: nobody is left who would end it
         process.kill()
+        process.wait(AFTER_KILL_S)
         raise
     return Ended(process.returncode, output, said)

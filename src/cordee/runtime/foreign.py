@@ -34,12 +34,13 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
 
 
 def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | None) -> dict[str, Any]:
-    from cordee.group.join import join
+    from cordee.group.join import Asked, join
     from cordee.train.jobfile import load_job
     from cordee.train.loop import run_job
     from cordee.train.session import Session
 
-    joined = join(world, record=recorder is not None, brief={"settings": launch.taken_over})
+    settings = {"settings": launch.taken_over}
+    joined = join(world, Asked(launch.deadline_s, launch.plan.backend, record=recorder is not None, brief=settings))
     keeper = None
     if joined.rope.channel is not None:  # rank 0 knows the run's folder, which others may not see
         launch = launch.told(joined.rope.channel.brief.get("settings", {}))
@@ -51,20 +52,18 @@ def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | Non
     try:
         job = job or load_job(Path(launch.target.path), launch.target.settings)
         device = devices(world.local_size, launch.device)[world.local_rank]
-        joined.rope.deadline_s = launch.deadline_s
         session = Session(joined.rope, plan=launch.plan, seed=job.seed, device=device)
-        try:
-            outcome = run_job(job, session, out=launch.out, resume=launch.resume)
-        except BaseException:
-            if joined.rope.channel is not None:
-                joined.rope.channel.part()
-                joined.rope.channel.flush()
-            raise
+        outcome = run_job(job, session, out=launch.out, resume=launch.resume)
         result = outcome.result
         joined.rope.close()
         if outcome.interrupted:
             error = Interrupted("stopped with a checkpoint")
-    except CordeeError as raised:
+    except BaseException as raised:
+        if joined.rope.channel is not None:
+            joined.rope.channel.part()
+            joined.rope.channel.close()  # before the hub, whose end it would take for a lost launcher
+        if not isinstance(raised, CordeeError):
+            raise
         error = raised
     if isinstance(error, GOES_ON) and saved_step(launch.out) is not None:
         name, out = launch.wording.flag("resume"), launch.wording.option("out", str(launch.out))

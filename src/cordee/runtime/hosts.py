@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError, SecurityError, UsageError, WorkerFailed
+from cordee.core import interrupts
+from cordee.core.errors import (
+    CoordinatorLost,
+    CordeeError,
+    Interrupted,
+    RendezvousError,
+    SecurityError,
+    UsageError,
+    WorkerFailed,
+)
+from cordee.core.interrupts import Interrupts
 from cordee.group.channel import Silence
 from cordee.group.hub import BEAT_S, HUB_SILENCE_S, Hub
 from cordee.group.join import own_address_towards
@@ -30,8 +40,11 @@ from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
 
 WORD_EVERY_S = 10.0
+LOOK_S = 0.2
 PATIENCE_S = 600.0
 """How long hosts wait for each other: the same command is rarely typed everywhere at once."""
+
+Notices = queue.SimpleQueue[tuple[str, int, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -79,30 +92,35 @@ def run_on_hosts(launch: Launch, meeting: Meeting, listen: Listener) -> dict[str
     """This host's part of a run over several; the coordinator returns the result, the others an empty one."""
     if meeting.nodes == 1:
         return run(launch, listen)  # nobody else is to come
-    address = meeting.address()
-    launch.check_here()
-    launch.settle(lambda message: listen({"event": "warning", "message": message}))
-    brief = {"settings": launch.taken_over}
-    try:
-        hub = Hub(address, expected=0, nodes=meeting.nodes, workers_here=launch.workers, brief=brief)
-    except RendezvousError as error:
-        return _follow(launch, address, listen, error.__cause__)
-    return _coordinate(launch, hub, meeting.nodes, listen)
+    with interrupts.counted() as signals:
+        address = meeting.address()
+        launch.check_here()
+        launch.settle(lambda message: listen({"event": "warning", "message": message}))
+        brief = {"settings": launch.taken_over}
+        interrupts.check()
+        try:
+            hub = Hub(address, expected=0, nodes=meeting.nodes, workers_here=launch.workers, brief=brief)
+        except RendezvousError as error:
+            return _follow(launch, address, listen, error.__cause__, signals)
+        return _coordinate(launch, hub, meeting.nodes, listen, signals)
 
 
-def _coordinate(launch: Launch, hub: Hub, nodes: int, listen: Listener) -> dict[str, Any]:
+def _coordinate(launch: Launch, hub: Hub, nodes: int, listen: Listener, signals: Interrupts) -> dict[str, Any]:
     with contextlib.ExitStack() as ends:
         ends.callback(hub.close)
         recorder = launch.recorder(listen)
         ends.callback(recorder.close)
         nursery = Nursery(hub.notices, launch.output)
         ends.callback(nursery.close)
-        total = _await_hosts(hub, nodes, recorder)
-        launch.plan.check(total)
-        launch.begin(recorder, total)
-        for spec in launch.specs(hub.address, first=0, total=total, interface=hub.address.host):
-            nursery.start(spec)
-        return Supervisor(launch, hub, nursery, recorder).watch()
+
+        def begin() -> None:
+            total = _await_hosts(hub, nodes, recorder)
+            launch.plan.check(total)
+            launch.begin(recorder, total)
+            for spec in launch.specs(hub.address, first=0, total=total, interface=hub.address.host):
+                nursery.start(spec)
+
+        return Supervisor(launch, hub, nursery, recorder).watch(begin, signals)
 
 
 class _Patience:
@@ -131,6 +149,7 @@ def _await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> int:
     patience = _Patience(lambda message: recorder.event("warning", message=message))
     here = 1
     while patience.left_s > 0:
+        interrupts.check()  # a signal leaves a notice, and so ends the wait below
         patience.wait(f"waiting at {hub.address} for the other hosts: {here} of {nodes} hosts are here")
         try:
             kind, _, content = hub.notices.get(timeout=1.0)
@@ -176,8 +195,9 @@ class _Link:
                 here, of = self._hosts["here"], self._hosts["of"]
                 if here < of:
                     patience.wait(f"waiting for the other hosts: {here} of {of} hosts are here")
+            interrupts.check()
             with self._turn:
-                self._turn.wait(1.0)
+                self._turn.wait(LOOK_S)
         if self.assigned is None:
             raise RendezvousError("the coordinator did not start the run: look there for the reason")
         return self.assigned
@@ -219,6 +239,7 @@ def _reach(address: Address, who: Message, patience: _Patience) -> tuple[Connect
         except RendezvousError as error:
             if "could not reach" not in str(error) or patience.left_s <= 0:
                 raise
+            interrupts.check()
             patience.wait(f"waiting for the host that has the address {address.host}")
             time.sleep(0.2)
 
@@ -234,8 +255,10 @@ def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | 
     return kind(f"{error}{stop} Port {taken.found}. {taken.advice}")
 
 
-def _follow(launch: Launch, address: Address, listen: Listener, taken: BaseException | None) -> dict[str, Any]:
-    notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]] = queue.SimpleQueue()
+def _follow(
+    launch: Launch, address: Address, listen: Listener, taken: BaseException | None, signals: Interrupts
+) -> dict[str, Any]:
+    notices: Notices = queue.SimpleQueue()
     nursery = Nursery(notices, launch.output)
     try:
         patience = _Patience(lambda message: listen({"event": "warning", "message": message}))
@@ -251,7 +274,7 @@ def _follow(launch: Launch, address: Address, listen: Listener, taken: BaseExcep
             interface = own_address_towards(address.host, address.port)
             for spec in launch.specs(address, first=first, total=total, interface=interface):
                 nursery.start(spec)
-            _watch(link, nursery, notices)
+            _watch(link, nursery, notices, signals)
             nursery.wait(2.0)
         finally:
             link.close()
@@ -271,9 +294,11 @@ def _place(first: int, workers: int, total: int) -> str:
     return f"workers {first} to {first + workers - 1} are on this host, of {total} in all"
 
 
-def _watch(link: _Link, nursery: Nursery, notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]]) -> None:
+def _watch(link: _Link, nursery: Nursery, notices: Notices, signals: Interrupts) -> None:
     """Tell the coordinator what becomes of this host's workers, until the run has ended."""
     while link.ended is None:
+        if signals.count:
+            raise Interrupted("stopped: the workers of this host were ended, and the other hosts go on without them")
         due = nursery.look()
         try:
             kind, worker, content = notices.get(timeout=0.1 if due is None else due)

@@ -9,13 +9,13 @@ import secrets
 import shlex
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cordee.core import interrupts
 from cordee.core.errors import (
     CordeeError,
     DivergedError,
@@ -27,6 +27,7 @@ from cordee.core.errors import (
     WorkersLost,
     error_named,
 )
+from cordee.core.interrupts import Interrupts
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group.hub import Hub
@@ -183,20 +184,24 @@ class Launch:
 
 def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict[str, Any]:
     """Run to the end on this host; returns the result, or raises what ended it."""
-    launch.check()
-    launch.settle(lambda message: listen({"event": "warning", "message": message}))
-    with contextlib.ExitStack() as ends:
+    with interrupts.counted() as signals, contextlib.ExitStack() as ends:
+        launch.check()
+        launch.settle(lambda message: listen({"event": "warning", "message": message}))
+        interrupts.check()
         recorder = launch.recorder(listen)
         ends.callback(recorder.close)
         hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=launch.workers)
         ends.callback(hub.close)
         nursery = Nursery(hub.notices, launch.output)
         ends.callback(nursery.close)
-        launch.begin(recorder, launch.workers)
-        for spec in launch.specs(hub.address):
-            with _private_file(sent_job) as descriptor:
-                nursery.start(spec, descriptor)
-        return Supervisor(launch, hub, nursery, recorder).watch()
+
+        def begin() -> None:
+            launch.begin(recorder, launch.workers)
+            for spec in launch.specs(hub.address):
+                with _private_file(sent_job) as descriptor:
+                    nursery.start(spec, descriptor)
+
+        return Supervisor(launch, hub, nursery, recorder).watch(begin, signals)
 
 
 class Supervisor:
@@ -207,23 +212,29 @@ class Supervisor:
         self._launch, self._hub, self._nursery, self._recorder = launch, hub, nursery, recorder
         self._hosts: dict[int, str] = {}
         self._done: set[int] = set()
+        self._begun = self._stepped = False
+        """Whether the training is known to have begun, and a step of it to be done."""
         self._interrupts = 0
         self._error: CordeeError | None = None
         self._finished = False
         self._ends_by = 0.0
         """Until when workers are waited for when the run is over."""
 
-    def watch(self) -> dict[str, Any]:
-        """Until all workers have ended."""
-        # A handler runs between any two lines of ours, so it only leaves a word.
-        with _signals(lambda: self._hub.notices.put(("interrupt", -1, {}))):
-            while not self._finished and self._error is None:
-                try:
-                    self._listen()
-                    self._recorder.flush()
-                except StorageError as error:  # the record cannot be written
-                    self._error = self._error or error
-            self._wind_up()
+    def watch(self, begin: Callable[[], None], signals: Interrupts) -> dict[str, Any]:
+        """Start the workers by `begin`, and stay until all have ended; whatever ends the run is on its record."""
+        signals.wake = lambda: self._hub.notices.put(("interrupt", -1, {}))
+        try:
+            interrupts.check()  # what came before that
+            begin()
+        except CordeeError as error:
+            self._error = error
+        while not self._finished and self._error is None:
+            try:
+                self._listen()
+                self._recorder.flush()
+            except StorageError as error:  # the record cannot be written
+                self._error = self._error or error
+        self._wind_up()
         return self._conclude()
 
     def _listen(self) -> None:
@@ -235,10 +246,10 @@ class Supervisor:
                 self._notice(*self._hub.notices.get_nowait())
         except queue.Empty:
             pass
-        except KeyboardInterrupt:
-            self._interrupt()
 
     def _notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
+        self._stepped = self._stepped or kind == "step"
+        self._begun = self._begun or self._stepped or kind == "job"
         if kind == "joined":
             self._hosts[worker] = content["host"]
         elif kind == "finished":
@@ -297,7 +308,9 @@ class Supervisor:
 
     def _interrupt(self) -> None:
         self._interrupts += 1
-        if self._interrupts == 1:
+        if not self._begun:
+            self._error = Interrupted(interrupts.EARLY)  # nothing is worth a wait
+        elif self._interrupts == 1:
             saved = "" if self._launch.target.kind == "script" else ", with a checkpoint"
             self._recorder.event("warning", message=f"stopping after this step{saved}; once more to stop at once")
             self._hub.ask_to_stop("interrupted")
@@ -325,6 +338,7 @@ class Supervisor:
             except queue.Empty:
                 return
             if kind in RECORDED:
+                self._stepped = self._stepped or kind == "step"
                 with contextlib.suppress(StorageError):  # the disk may be what the run failed for
                     self._recorder.notice(kind, worker, content)
             elif kind == "saving" and not isinstance(self._error, Interrupted):
@@ -342,6 +356,8 @@ class Supervisor:
     def _conclude(self) -> dict[str, Any]:
         if self._error is None and self._interrupts:
             self._error = Interrupted(f"stopped{self._what_was_saved()}")
+        elif isinstance(self._error, Interrupted) and self._stepped and not self._begun:  # news of steps came late
+            self._error = Interrupted("stopped at once, in the first steps")
         if isinstance(self._error, GOES_ON):
             self._launch.name_way_on(self._error)
         try:
@@ -358,23 +374,6 @@ def how_it_ended(status: int) -> str:
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"its process ended with exit code {status}"
-
-
-@contextlib.contextmanager
-def _signals(interrupt: Any) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal ask the run to stop; only the main thread of a program may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: it shall outlive its terminal
-        numbers.append(signal.SIGHUP)
-    kept = {number: signal.signal(number, lambda *_: interrupt()) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

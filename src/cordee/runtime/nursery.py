@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cordee.core import interrupts
 from cordee.core.errors import CordeeError, SecurityError, WaitedTooLong
 from cordee.core.interpreter import python_module
 from cordee.runtime.forkserver import READY, receive, send
@@ -27,6 +28,10 @@ from cordee.runtime.spec import WorkerSpec
 
 START_S = 120.0
 """How long a fresh server may take to import everything."""
+LOOK_S = 0.05
+"""How often we look meanwhile whether a signal has come."""
+CLOSE_S = 5.0
+"""How long the server and the workers may take to end after they were told."""
 STOP_S = 10.0
 """How long a warm server may take to end."""
 LONGEST_PATH = 100
@@ -45,6 +50,8 @@ class Nursery:
         """Connect to a warm server if there is one; else start one that ends with us. `output` is of the workers."""
         self._notices = notices
         self._relay = Relay(output or Output())
+        self._asked: set[int] = set()
+        """Workers that the server was asked for and has not answered about."""
         self._pids: dict[int, int] = {}
         self._exited: dict[int, int] = {}
         self._stopped_since: dict[int, float] = {}
@@ -59,12 +66,18 @@ class Nursery:
 
     def start(self, spec: WorkerSpec, sent_job: int | None = None) -> None:
         """Start one worker, with our standard output and error, or what takes their place."""
-        if not self._is_ready.wait(START_S):
-            raise CordeeError(f"the process that starts workers was not ready within {START_S:.0f} s")
+        deadline = time.monotonic() + START_S
+        while not self._is_ready.wait(LOOK_S):
+            interrupts.check()
+            if time.monotonic() > deadline:
+                raise CordeeError(f"the process that starts workers was not ready within {START_S:.0f} s")
+        interrupts.check()
+        self._asked.add(spec.worker)
         try:
             with self._relay.outputs() as outputs:
                 send(self._sock, {"start": spec.to_dict()}, outputs if sent_job is None else (*outputs, sent_job))
         except OSError as error:
+            self._asked.discard(spec.worker)
             raise CordeeError(f"the process that starts workers has ended: {error}") from error
 
     def look(self) -> float | None:
@@ -86,7 +99,7 @@ class Nursery:
     def wait(self, seconds: float) -> bool:
         """Wait until all workers have ended; False if some have not."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._pids, seconds)
+            return self._changed.wait_for(lambda: not self._pids and not self._asked, seconds)
 
     def exit_code(self, worker: int) -> int | None:
         """How a worker ended (negative: by which signal); None if it has not."""
@@ -94,19 +107,23 @@ class Nursery:
 
     def close(self) -> None:
         """End what is still there."""
+        if self._process is not None and not self._is_ready.is_set():
+            self._process.kill()  # still importing: it has no workers, and does not listen yet
+        with self._changed:
+            self._changed.wait_for(lambda: not self._asked, CLOSE_S)
         for worker in list(self._pids):
             self.kill(worker)
-        self.wait(5.0)
+        self.wait(CLOSE_S)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # our listener sits in a read; closing alone would not wake it
-        self._listener.join(5.0)
+        self._listener.join(CLOSE_S)
         self._sock.close()
         if self._process is not None:
             try:
-                self._process.wait(5.0)
+                self._process.wait(CLOSE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait(5.0)
+                self._process.wait(CLOSE_S)
         self._relay.close()
 
     def _start(self) -> socket.socket:
@@ -131,12 +148,15 @@ class Nursery:
             elif "started" in message:
                 with self._changed:
                     self._pids[int(message["worker"])] = int(message["started"])
+                    self._asked.discard(int(message["worker"]))
+                    self._changed.notify_all()
             elif "stopped" in message:
                 self._stopped_since.setdefault(int(message["stopped"]), time.monotonic())
                 self._notices.put(("look", -1, {}))
             elif "continued" in message:
                 self._stopped_since.pop(int(message["continued"]), None)
             elif "unborn" in message:
+                self._asked.discard(int(message["unborn"]))
                 self._notices.put(("unborn", int(message["unborn"]), {"reason": message["reason"]}))
             elif "exited" in message:
                 worker = int(message["exited"])
@@ -149,6 +169,7 @@ class Nursery:
         self._is_ready.set()
         with self._changed:
             self._pids.clear()
+            self._asked.clear()
             self._changed.notify_all()
         self._notices.put(("nursery_gone", -1, {}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import sys
 from typing import Any
 
@@ -21,6 +22,19 @@ class _Lasting(io.FileIO):
             if error.errno not in GONE:
                 raise
             return memoryview(data).nbytes
+
+
+def fill_closed() -> None:
+    """Open what a parent has closed of standard input, output and error, as nothing.
+
+    The next file or socket would take that number otherwise, and workers would print into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            assert os.open(os.devnull, os.O_RDWR) == number
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115  (stays open)
 
 
 def outlive_terminal() -> None:

@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import TracebackType
 
 from cordee.core.errors import CheckpointError, UsageError, WaitedTooLong
@@ -67,6 +67,8 @@ class Checkpoints:
         """The latest save that this object finished."""
         self._pending: Future[Saved] | None = None
         self._step = 0
+        self._read = Event()
+        """Set when the save under way needs no tensor of its snapshot any more."""
         _sweep(self.folder)
 
     def save(
@@ -80,16 +82,20 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint in the background, after the one before it; an earlier save's error is raised here.
 
-        `on_saved` is called by the thread that writes, once the checkpoint stands.
+        `on_saved` is called by the thread that writes, once the checkpoint stands. Tensors of a live snapshot must not
+        change before `await_read` returns.
         """
         self._settle(block=True)
 
         def work() -> Saved:
-            saved = self._write(snapshot, step, dict(metrics or {}))
+            try:
+                saved = self._write(snapshot, step, dict(metrics or {}))
+            finally:
+                self._read.set()
             on_saved(saved)
             return saved
 
-        self._step, self._pending = step, Future()
+        self._step, self._pending, self._read = step, Future(), Event()
         # A daemon: a disk that no longer answers must not keep the process from ending.
         Thread(target=_fulfil, args=(self._pending, work), name="cordee-checkpoint", daemon=True).start()
         if wait:
@@ -105,6 +111,11 @@ class Checkpoints:
         """Give the save under way so long to end; False if it has not. Any thread may ask, and no error is raised."""
         pending = self._pending
         return pending is None or not wait_for([pending], seconds).not_done
+
+    def await_read(self) -> None:
+        """Wait until the save under way needs no tensor of its snapshot any more, so that live ones may change."""
+        if self._pending is not None and not self._pending.done() and not self._read.wait(self.deadline_s):
+            raise self._too_long()
 
     @property
     def problem(self) -> BaseException | None:
@@ -183,14 +194,17 @@ class Checkpoints:
         try:
             self.last = self._pending.result(self.deadline_s)
         except FutureTimeout as problem:
-            raise WaitedTooLong(
-                f"the checkpoint under way in {self.folder} was not written within {self.deadline_s:g} s. "
-                "Check that the disk still answers."
-            ) from problem
+            raise self._too_long() from problem
         except BaseException:
             self._pending = None
             raise
         self._pending = None
+
+    def _too_long(self) -> WaitedTooLong:
+        return WaitedTooLong(
+            f"the checkpoint under way in {self.folder} was not written within {self.deadline_s:g} s. "
+            "Check that the disk still answers."
+        )
 
     def _write(self, snapshot: Snapshot, step: int, metrics: dict[str, float]) -> Saved:
         began = time.monotonic()
@@ -202,7 +216,14 @@ class Checkpoints:
             hidden = _hidden(final, "new")
             mine = _lock(hidden)
             try:
-                size = write_folder(hidden, snapshot, step=step, metrics=metrics, shard_bytes=self.shard_bytes)
+                size = write_folder(
+                    hidden,
+                    snapshot,
+                    step=step,
+                    metrics=metrics,
+                    shard_bytes=self.shard_bytes,
+                    on_read=self._read.set,
+                )
                 _put_in_place(hidden, final)
             except BaseException:
                 shutil.rmtree(hidden, ignore_errors=True)

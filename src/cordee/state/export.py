@@ -30,11 +30,16 @@ PROGRAM = "program.safetensors"
 _ROWS = 3  # of the example that is traced: neither 0 nor 1, which torch.export would take for fixed sizes
 
 
-def save_model(path: Path, snapshot: Snapshot) -> None:
-    """Write the model's weights by their `state_dict` names, tied ones once; aliases and a checksum in the header."""
+def save_model(path: Path, snapshot: Snapshot) -> str:
+    """Write the model's weights by their `state_dict` names, tied ones once; aliases and a checksum in the header.
+
+    Returns the checksum.
+    """
     weights = snapshot.weights()
-    header = {"format": "pt", "aliases": json.dumps(snapshot.aliases), "sha256": fingerprint(weights)}
+    checksum = fingerprint(weights)
+    header = {"format": "pt", "aliases": json.dumps(snapshot.aliases), "sha256": checksum}
     replace_file(path, tensor_bytes(weights.values()), lambda file: write_tensors(file, weights, header))
+    return checksum
 
 
 def save_program(path: Path, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
@@ -51,7 +56,7 @@ def save_program(path: Path, model: nn.Module, args: Sequence[Any], kwargs: Mapp
             _compare(model, Program(recipe, state, constants), example)
         except Exception as problem:
             raise _not_saved(problem) from problem
-    content = {name: tensor.detach().cpu().contiguous() for name, tensor in constants.items()}
+    content = dict(constants)
     header = {"program": json.dumps(recipe.to_json(), allow_nan=False), "torch": torch.__version__}
     size = len(header["program"]) + tensor_bytes(content.values())
     replace_file(path, size, lambda file: write_tensors(file, content, header))

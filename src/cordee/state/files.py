@@ -86,18 +86,21 @@ def sha256(path: Path) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write one safetensors file, readable by whom the umask allows, and flush it to the disk."""
+    """Write one safetensors file, readable by whom the umask allows; `sync` makes it last.
+
+    Tensors on a device are copied to main memory for it, all of this file at once.
+    """
+    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         path.touch()
         mode = S_IMODE(path.stat().st_mode)  # the library makes its files anew, for their owner alone
-        save_file(dict(tensors), str(path), metadata=dict(metadata or {}))
+        save_file(here, str(path), metadata=dict(metadata or {}))
         path.chmod(mode)
     except (TypeError, KeyError, ValueError) as problem:  # how the library says that it has no word for a dtype
         raise CheckpointError(
             f"cannot write {path}: safetensors does not take one of {sorted({str(t.dtype) for t in tensors.values()})} "
             f"({problem}). Keep such a tensor out of the state, or store it in another dtype."
         ) from problem
-    sync(path)
 
 
 def replace_file(path: Path, needed: int, write: Callable[[Path], None]) -> None:
@@ -108,6 +111,7 @@ def replace_file(path: Path, needed: int, write: Callable[[Path], None]) -> None
         hidden = path.parent / f".{path.name}.{secrets.token_hex(4)}"
         try:
             write(hidden)
+            sync(hidden)
             hidden.replace(path)
         except BaseException:
             hidden.unlink(missing_ok=True)

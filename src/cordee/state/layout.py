@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,30 @@ def shards(tensors: Mapping[str, torch.Tensor], limit: int) -> list[list[str]]:
     return files
 
 
-def write_folder(folder: Path, snapshot: Snapshot, *, step: int, metrics: Mapping[str, float], shard_bytes: int) -> int:
-    """Write all files of one checkpoint into an existing folder, flush them, and return their size."""
+def write_folder(
+    folder: Path,
+    snapshot: Snapshot,
+    *,
+    step: int,
+    metrics: Mapping[str, float],
+    shard_bytes: int,
+    on_read: Callable[[], None] = lambda: None,
+) -> int:
+    """Write all files of one checkpoint into an existing folder, flush them, and return their size.
+
+    `on_read` is called when no tensor of the snapshot is needed any more: from then on a live one may change.
+    """
     packed = shards(snapshot.tensors, shard_bytes)
+    names_of = {
+        f"tensors-{number:05d}-of-{len(packed):05d}.safetensors": names for number, names in enumerate(packed, 1)
+    }
+    for file, names in names_of.items():
+        write_tensors(folder / file, {name: snapshot.tensors[name] for name in names})
+    on_read()
     index: dict[str, Any] = {}
     files: dict[str, Any] = {}
-    for number, names in enumerate(packed, start=1):
-        file = f"tensors-{number:05d}-of-{len(packed):05d}.safetensors"
-        write_tensors(folder / file, {name: snapshot.tensors[name] for name in names})
+    for file, names in names_of.items():
+        sync(folder / file)
         files[file] = {"bytes": (folder / file).stat().st_size, "sha256": sha256(folder / file)}
         for name in names:
             shape = list(snapshot.tensors[name].shape)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cordee.core.errors import CheckpointError
-from cordee.state.plain import decode, encode, to_cpu
+from cordee.state.plain import Take, as_it_is, decode, encode, to_cpu
 
 MODEL = "model."
 """What the name of a model's tensor begins with; the rest is its name in the `state_dict`."""
@@ -26,7 +26,7 @@ _SHOWN = 5  # names listed in an error before it says "and N more"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One moment of a training: its tensors, copied to main memory, and the rest as JSON."""
+    """One moment of a training: its tensors and the rest as JSON."""
 
     tensors: dict[str, torch.Tensor]
     meta: dict[str, Any] = field(default_factory=dict)
@@ -42,6 +42,10 @@ class Snapshot:
         added = {name: encode(value, f"extra.{name}", tensors) for name, value in values.items()}
         return replace(self, tensors=tensors, meta={**self.meta, "extra": {**self.meta.get("extra", {}), **added}})
 
+    def copied(self) -> Snapshot:
+        """The same with copies of all tensors in main memory."""
+        return replace(self, tensors={name: to_cpu(tensor, name) for name, tensor in self.tensors.items()})
+
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's tensors by their `state_dict` names, each once (tied ones under their first name)."""
         return {name[len(MODEL) :]: tensor for name, tensor in self.tensors.items() if name.startswith(MODEL)}
@@ -56,8 +60,15 @@ def capture(
     model: nn.Module,
     optimizers: Mapping[str, Optimizer] | None = None,
     schedules: Mapping[str, LRScheduler] | None = None,
+    *,
+    live: bool = False,
 ) -> Snapshot:
-    """Copy the state of model, optimizers and schedules; costs one copy of every tensor to main memory."""
+    """The state of model, optimizers and schedules; costs one copy of every tensor to main memory.
+
+    With `live` the snapshot holds large parameters and optimizer states themselves, at no cost: the caller keeps them
+    from changing until it was written. Buffers, which a forward pass may change, are copied all the same.
+    """
+    take = as_it_is if live else to_cpu
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -69,11 +80,13 @@ def capture(
             aliases[name] = owners[id(value)]
         else:
             owners[id(value)] = name
-            tensors[MODEL + name] = to_cpu(value, MODEL + name)
+            tensors[MODEL + name] = (take if isinstance(value, nn.Parameter) else to_cpu)(value, MODEL + name)
     meta = {
         "aliases": aliases,
         "model": values,
-        "optimizers": {key: _capture_optimizer(key, opt, model, tensors) for key, opt in (optimizers or {}).items()},
+        "optimizers": {
+            key: _capture_optimizer(key, opt, model, tensors, take) for key, opt in (optimizers or {}).items()
+        },
         "schedules": {
             key: encode(schedule.state_dict(), f"schedule.{key}", tensors)
             for key, schedule in (schedules or {}).items()
@@ -139,12 +152,12 @@ def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def _capture_optimizer(
-    key: str, optimizer: Optimizer, model: nn.Module, tensors: dict[str, torch.Tensor]
+    key: str, optimizer: Optimizer, model: nn.Module, tensors: dict[str, torch.Tensor], take: Take
 ) -> dict[str, Any]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups, state = [], {}
@@ -154,7 +167,7 @@ def _capture_optimizer(
         groups.append({"params": members, "values": encode(rest, f"{OPTIM}{key}.group-{index}", tensors)})
         for name, parameter in zip(members, group["params"], strict=True):
             if parameter in optimizer.state:
-                state[name] = encode(dict(optimizer.state[parameter]), f"{OPTIM}{key}.{name}", tensors)
+                state[name] = encode(dict(optimizer.state[parameter]), f"{OPTIM}{key}.{name}", tensors, take)
     return {"kind": type(optimizer).__name__, "groups": groups, "state": state}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,23 +16,39 @@ from cordee.core.errors import CheckpointError
 _TENSOR, _FLOAT, _TUPLE, _ITEMS, _COUNTER = "$tensor", "$float", "$tuple", "$items", "$counter"
 
 
+Take = Callable[[torch.Tensor, str], torch.Tensor]
+"""What becomes of a tensor with a name."""
+
+SMALL_BYTES = 1 << 20
+"""A tensor of fewer bytes is copied at once."""
+
+
 def to_cpu(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """A contiguous copy of `tensor` in main memory that no later step changes."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return copy.copy_(_dense(tensor, name))
+
+
+def as_it_is(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor itself, which must not change until it was written; a small one is copied all the same."""
+    return _dense(tensor, name) if tensor.nbytes >= SMALL_BYTES else to_cpu(tensor, name)
+
+
+def _dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise CheckpointError(
             f"{name} is a {tensor.layout} tensor of {tensor.dtype}; a checkpoint holds dense tensors only. "
             "Convert it with .to_dense() or .dequantize() before it becomes part of the model or the optimizer."
         )
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return copy.copy_(tensor.detach())
+    return tensor.detach()
 
 
-def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Turn `value` into JSON, moving a copy of every tensor in it to `tensors` under a name that begins with `name`."""
+def encode(value: Any, name: str, tensors: dict[str, torch.Tensor], take: Take = to_cpu) -> Any:
+    """Turn `value` into JSON; every tensor in it goes, by `take`, to `tensors` under a name that begins with `name`."""
     if isinstance(value, torch.Tensor):
         while name in tensors:  # a dict may hold both 1 and "1"
             name += "_"
-        tensors[name] = to_cpu(value, name)
+        tensors[name] = take(value, name)
         return {_TENSOR: name}
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -42,10 +58,10 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         number = float(value)
         return number if math.isfinite(number) else {_FLOAT: repr(number)}
     if isinstance(value, (list, tuple, deque)):
-        items = [encode(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]
+        items = [encode(item, f"{name}.{index}", tensors, take) for index, item in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
-        return _encode_mapping(value, name, tensors)
+        return _encode_mapping(value, name, tensors, take)
     raise CheckpointError(
         f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: it takes tensors, numbers, strings, "
         "None, lists, tuples and dicts of them (unpickling anything else could run foreign code). "
@@ -53,8 +69,10 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     )
 
 
-def _encode_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    encoded = [[encode(key, name, tensors), encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]
+def _encode_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor], take: Take) -> Any:
+    encoded = [
+        [encode(key, name, tensors, take), encode(item, f"{name}.{key}", tensors, take)] for key, item in value.items()
+    ]
     if isinstance(value, Counter):
         return {_COUNTER: encoded}
     if all(isinstance(key, str) and not key.startswith("$") for key in value):

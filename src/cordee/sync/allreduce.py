@@ -4,16 +4,18 @@ The loss of each share was scaled by its weight over the weight of the global ba
 replicas is the gradient of the mean over the global batch, whatever the shares. A few numbers ride along in the last
 bucket (loss, wishes to stop, digests), so that a step needs no collective of its own for them.
 
-Two sets of buckets take turns: a replica that is a step ahead still holds the reduced gradient of the last step, and
-can hand it to a peer that lost it, while its hooks already fill the other set. Memory: two gradients, and a third
-during the update of an optimizer that is not PyTorch's own; those that the backward pass makes are let go one by one as
-they are copied, so that it uses the same memory again and again.
+A replica that is a step ahead still holds the reduced gradient of the last step, and can hand it to a peer that lost
+it. Small gradients have two sets of buckets for that, which take turns: while one is held, hooks fill the other. Large
+ones have one set; before it is filled again all replicas have told each other that they have the last result, by a sum
+of one number that runs beside the next forward pass.
+
+Memory: two small gradients or one large one, and another during the update of an optimizer that is not PyTorch's own;
+those that the backward pass makes are let go one by one as they are copied, so that it uses the same memory again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,24 +27,20 @@ from torch.optim import optimizer as torch_optimizer
 
 from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
+from cordee.sync import sparse
+from cordee.sync.buckets import Bucket, grouped, make_bucket
+from cordee.sync.sparse import is_sparse
 
-FIRST_BUCKET_MB = 1.0
-"""The first bucket is small, so that the wire is busy early."""
+SHARED_BUCKET_MB = 4.0
+"""What travels through shared memory is there twice meanwhile."""
+SMALL_BYTES = 4 * 2**20
+"""Gradients of so many bytes in all have two sets of buckets."""
 FINITE, NOT_FINITE = 1.0, 2.0
 """What became of a gradient that was treated."""
+_LATE = 2.0**12
+"""Rides along for a parameter whose gradient is sparse though it lies in a bucket; more than there are replicas."""
 Extras = Callable[[], Sequence[float]]
 """Gives the numbers that ride along; always as many."""
-
-
-@dataclass
-class _Bucket:
-    """Some parameters of one type and device, and their gradients side by side in flat memory, twice."""
-
-    parameters: list[nn.Parameter]
-    flats: list[Tensor]
-    views: list[list[Tensor]]
-    missing: int = 0
-    work: Any = None
 
 
 class Reducer:
@@ -54,20 +52,25 @@ class Reducer:
         self.rope = rope
         self.overlap = overlap
         self._bucket_mb = bucket_mb
-        self._buckets: list[_Bucket] = []
-        self._places: list[tuple[_Bucket, int]] = []
-        """Where each parameter lies: its bucket, and its number in it."""
+        self._buckets: list[Bucket] = []
+        self._places: list[tuple[Bucket, int] | None] = []
+        """Where each parameter lies: its bucket, and its number in it; None for those with sparse gradients."""
+        self._sparse: set[int] = set()
+        """The numbers of parameters with sparse gradients, which lie in no bucket."""
         self._riders: list[NDArray[Any]] = []
-        self._treated = [torch.zeros(1), torch.zeros(1)]
-        """For each set, and handed over with it: what `treat` has made of its gradients."""
+        self._treated = [torch.zeros(2, dtype=torch.float64) for _ in range(2)]
+        """For each set, and handed over with it: what became of its gradients in `treat`, and their factor there."""
         self._extras: Extras = tuple
         self._armed = False
         self._filled = False
         """The backward pass for which it was armed has come to its end."""
         self._generation = 0
         """The rope's, when the sums of this step were begun."""
+        self._sets = 2
         self._turn = self._kept = 0
         """The set in use, and the one that holds the last result, until there is a new one."""
+        self._told: tuple[int, Any] | None = None
+        """The sum by which all replicas say that they have the last result, and its generation, until it has come."""
         self._seen: set[int] = set()
         self._reader: Optimizer | None = None
         """The optimizer that was seen to read gradients without writing into them."""
@@ -88,8 +91,7 @@ class Reducer:
         """The next backward pass is the last one of this step: hooks may send what is complete."""
         self._armed = self.overlap and self.rope.size > 1 and bool(self._buckets)
         self._filled = False
-        if self._armed:
-            self._begin()
+        self._armed = self._armed and self._begin()
 
     def filled(self) -> None:
         """The backward pass for which it was armed is over: what has no gradient by now gets none."""
@@ -115,7 +117,7 @@ class Reducer:
             self._launch()
         self._launched = 0
         complete = [bucket.work is not None and self.rope.wait(bucket.work) for bucket in self._buckets]
-        if not all(complete):
+        if not all(complete) or self._found_late():
             return False
         self._hand_out()
         if self.rope.rank != 0:
@@ -148,19 +150,30 @@ class Reducer:
         if self.rope.size == 1:
             self.rope.settle((), ())
             return list(self._extras())
-        if not self._buckets:
-            self._build(len(self._extras()))
-        if not self._armed:
-            self._begin()
+        if not self._buckets and not self._build(len(self._extras())):
+            self.rope.settle((), (), void=True)
+            return None
+        if not self._armed and not self._begin():
+            self.rope.settle((), (), void=True)
+            return None
         self._armed = False
-        while self._launched < len(self._buckets):
+        own = [self.parameters[number] for number in sorted(self._sparse)]
+        rows = sparse.add_up(own, self.rope) if own else []
+        while self._launched < len(self._buckets) and rows is not None:
             self._launch()
         works = [bucket.work for bucket in self._buckets]
         result = [*(bucket.flats[self._turn] for bucket in self._buckets), self._treated[self._turn]]
         self._launched = 0
+        generation = self.rope.generation
         if not self.rope.settle(works, result, void=void):
             return None
         self._kept = self._turn
+        if self._sets == 1 and generation == self.rope.generation:  # a new generation begins with the result everywhere
+            self._told = generation, self.rope.start_sum(torch.zeros(1))
+        if self._found_late():
+            return None
+        for parameter, gradient in zip(own, rows or (), strict=True):
+            parameter.grad = gradient
         self._hand_out()
         summed: list[float] = self._riders[self._turn][: -len(self.parameters)].tolist()
         return summed
@@ -172,31 +185,36 @@ class Reducer:
         """
         if scale == 1.0 and clip is None:
             return True
-        for parameter in self.parameters:
-            _refuse_sparse(parameter, "clipped or scaled")
-        treated = self._treated[self._turn]
-        if self.rope.size > 1 and treated.item():
-            return treated.item() == FINITE
-        finite = scale == 1.0 or _unscale([p.grad for p in self.parameters if p.grad is not None], scale)
+        treated, values = self._treated[self._turn], sparse.values_of(self.parameters)
+        became, factor = treated.tolist() if self.rope.size > 1 else (0.0, 1.0)
+        if became:  # handed over; but not what is sparse, of which every replica has all rows
+            for one in values:
+                one.mul_(factor)
+            return bool(became == FINITE)
+        gradients = values + [p.grad for p in self.parameters if p.grad is not None and not is_sparse(p.grad)]
+        finite = scale == 1.0 or _unscale(gradients, scale)
+        factor = 1.0 / scale
         if finite and clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, clip)
-        treated.fill_(FINITE if finite else NOT_FINITE)
+            bound = _bound(gradients, clip)
+            factor *= bound.item() if values else 1.0  # on a GPU it would be a wait
+        treated[0], treated[1] = FINITE if finite else NOT_FINITE, factor
         return finite
 
     def update(self, optimizer: Optimizer) -> None:
         """Let the optimizer step; a peer that is behind still gets what was agreed on, whatever it does to gradients.
 
-        One of PyTorch's own that was seen to read only gets the buckets themselves. Any other gets copies, which it may
-        write into, also unseen (`p.grad.data`), or keep as its state, though the buckets are filled anew later.
+        One of PyTorch's own gets the buckets themselves if it was seen to read only, or if all peers have the result.
+        Any other gets copies, which it may write into, also unseen (`p.grad.data`), or keep as its state.
         """
         if self.rope.size == 1:
             optimizer.step()
             return
-        if optimizer is self._reader and _is_torchs_own(optimizer):
+        if _is_torchs_own(optimizer) and (optimizer is self._reader or (self._sets == 1 and self._all_have())):
             given = [bucket.flats[self._turn] for bucket in self._buckets]
         else:
             for parameter in self.parameters:
-                parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+                if parameter.grad is not None and not is_sparse(parameter.grad):
+                    parameter.grad = parameter.grad.clone()
             given = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         versions = [tensor._version for tensor in given]
         optimizer.step()
@@ -214,8 +232,19 @@ class Reducer:
 
     # ------------------------------------------------------------- inside
 
-    def _begin(self) -> None:
-        self._turn = 1 - self._kept
+    def _all_have(self) -> bool:
+        """Wait until all replicas have the last result, which need not be held any more; False on a broken rope."""
+        if self._told is not None and self._told[0] == self.rope.generation:
+            if self._told[1] is None or not self.rope.wait(self._told[1]):
+                return False
+            self._told = None
+        return True
+
+    def _begin(self) -> bool:
+        """A new sum begins, over what was held; False on a broken rope."""
+        if self._sets == 1 and not self._all_have():
+            return False
+        self._turn = (self._kept + 1) % self._sets
         self._launched = 0
         self._generation = self.rope.generation
         self._seen.clear()
@@ -223,9 +252,10 @@ class Reducer:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.work = None
+        return True
 
     def _on_gradient(self, number: int, parameter: nn.Parameter) -> None:
-        if not self._armed:
+        if not self._armed or (found := self._places[number]) is None:
             return
         if number in self._seen:
             raise ModelError(
@@ -233,15 +263,16 @@ class Reducer:
                 "checkpointing: use checkpoint(..., use_reentrant=False), or the plan overlap=false"
             )
         self._seen.add(number)
-        bucket, place = self._places[number]
-        view = bucket.views[self._turn][place]
-        assert parameter.grad is not None
-        _refuse_sparse(parameter, "added up over several workers")
-        view.copy_(parameter.grad)
-        parameter.grad = view
+        bucket, place = found
         bucket.missing -= 1
-        # Always in the same order: the replicas' collectives have to meet.
-        while self._launched < len(self._buckets) and self._buckets[self._launched].missing == 0:
+        assert parameter.grad is not None
+        if not is_sparse(parameter.grad):
+            view = bucket.views[self._turn][place]
+            view.copy_(parameter.grad)
+            parameter.grad = view
+        # Always in the same order: the replicas' collectives have to meet. The last one agrees to all that went before.
+        ready = len(self._buckets) - bool(self._sparse)
+        while self._launched < ready and self._buckets[self._launched].missing == 0:
             self._launch()
 
     def _launch(self) -> None:
@@ -250,10 +281,9 @@ class Reducer:
         self._launched += 1
         made: list[tuple[Tensor, Tensor]] = []
         for parameter, view in zip(bucket.parameters, bucket.views[self._turn], strict=True):
-            if parameter.grad is None:
+            if parameter.grad is None or is_sparse(parameter.grad):
                 view.zero_()
             elif parameter.grad is not view:
-                _refuse_sparse(parameter, "added up over several workers")
                 made.append((view, parameter.grad))
         if made:
             torch._foreach_copy_([view for view, _ in made], [gradient for _, gradient in made])
@@ -263,8 +293,23 @@ class Reducer:
                 return
             rider, count = self._riders[self._turn], len(self.parameters)
             rider[:-count] = self._extras()
-            rider[-count:] = [parameter.grad is not None for parameter in self.parameters]
+            rider[-count:] = [self._presence(number, one) for number, one in enumerate(self.parameters)]
         bucket.work = self.rope.start_sum(bucket.flats[self._turn])
+
+    def _presence(self, number: int, parameter: nn.Parameter) -> float:
+        late = is_sparse(parameter.grad) and number not in self._sparse
+        return _LATE if late else float(parameter.grad is not None)
+
+    def _found_late(self) -> bool:
+        """Whether a gradient was sparse for the first time: then no replica uses this step, and all do it again."""
+        present = self._riders[self._turn][-len(self.parameters) :]
+        if present.max() < _LATE:
+            return False
+        self._sparse |= set((present >= _LATE).nonzero()[0].tolist())
+        self._buckets = []
+        for callback in self.rope.on_regroup:  # what was read ahead is read again
+            callback()
+        return True
 
     def _hand_out(self) -> None:
         """Point every `grad` at the sum; at None where no replica had any."""
@@ -278,27 +323,26 @@ class Reducer:
                 if count == 0.0:
                     parameter.grad = None
 
-    def _build(self, extras: int) -> None:
-        """Group the parameters, last first: roughly the order in which their gradients come."""
-        groups: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-        closed: list[list[nn.Parameter]] = []
-        for parameter in reversed(self.parameters):
-            group = groups.setdefault((parameter.dtype, parameter.device), [])
-            group.append(parameter)
-            limit = self._bucket_mb if closed else min(FIRST_BUCKET_MB, self._bucket_mb)
-            if sum(p.nbytes for p in group) >= limit * 2**20:  # a large one is sent while the others are computed
-                closed.append(list(group))
-                group.clear()
-        closed += [group for group in groups.values() if group]
-        last = closed[-1][0]
-        if last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
+    def _build(self, extras: int) -> bool:
+        """Take memory for the gradients; False on a broken rope."""
+        found = sparse.find(self.parameters, self.rope)
+        if found is None:
+            return False
+        self._sparse |= found
+        dense = [parameter for number, parameter in enumerate(self.parameters) if number not in self._sparse]
+        self._sets = 2 if sum(parameter.nbytes for parameter in dense) <= SMALL_BYTES else 1
+        self._turn = self._kept = 0
+        closed = grouped(dense, min(self._bucket_mb, SHARED_BUCKET_MB if self.rope.shares_memory else self._bucket_mb))
+        last = closed[-1][0] if closed else None
+        if last is None or last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
             closed.append([])  # the rider needs a bucket that is exact and near
         riders = extras + len(self.parameters)
         for group in closed:
-            self._buckets.append(_make_bucket(group, riders if group is closed[-1] else 0))
+            self._buckets.append(make_bucket(group, riders if group is closed[-1] else 0, self._sets))
         places = {id(p): (bucket, place) for bucket in self._buckets for place, p in enumerate(bucket.parameters)}
-        self._places = [places[id(parameter)] for parameter in self.parameters]
+        self._places = [places.get(id(parameter)) for parameter in self.parameters]
         self._riders = [flat[-riders:].numpy() for flat in self._buckets[-1].flats]
+        return True
 
 
 def _unscale(gradients: list[Tensor], scale: float) -> bool:
@@ -313,27 +357,12 @@ def _unscale(gradients: list[Tensor], scale: float) -> bool:
     return not any(flag.item() for flag in found.values())
 
 
-def _make_bucket(group: list[nn.Parameter], riders: int) -> _Bucket:
-    """Memory for the gradients of `group` and `riders` numbers behind them, twice."""
-    size = sum(parameter.numel() for parameter in group) + riders
-    like = group[0] if group else torch.empty(0, dtype=torch.float64)
-    flats = [torch.zeros(size, dtype=like.dtype, device=like.device) for _ in range(2)]
-    return _Bucket(group, flats, [_views(flat, group) for flat in flats])
-
-
-def _views(flat: Tensor, group: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Every parameter's window of `flat`, with the parameter's own strides where they are dense (channels-last)."""
-    views, offset = [], 0
-    for parameter in group:
-        strides = parameter.stride() if is_dense(parameter) else parameter.contiguous().stride()
-        views.append(flat.as_strided(parameter.shape, strides, offset))
-        offset += parameter.numel()
-    return views
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor fill its memory without a gap, in whatever order; a slice of columns does not."""
-    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # which only keeps strides that do
+def _bound(gradients: list[Tensor], clip: float) -> Tensor:
+    """Shorten them together to the norm `clip`, in place, if it is more; by which factor. As `clip_grad_norm_` does."""
+    factor = torch.clamp(clip / (nn.utils.get_total_norm(gradients) + 1e-6), max=1.0)
+    for device in {gradient.device for gradient in gradients}:
+        torch._foreach_mul_([one for one in gradients if one.device == device], factor.to(device))
+    return factor
 
 
 def _is_torchs_own(optimizer: Optimizer) -> bool:
@@ -347,11 +376,3 @@ def _is_torchs_own(optimizer: Optimizer) -> bool:
         torch_optimizer._global_optimizer_post_hooks,
     )
     return not any(hooks)
-
-
-def _refuse_sparse(parameter: nn.Parameter, what: str) -> None:
-    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-        raise ModelError(
-            f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which cannot be {what}: make its "
-            "layer (nn.Embedding, nn.EmbeddingBag) with sparse=False, and use Adam in the place of SparseAdam"
-        )

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from cordee.feed.permute import random_bits
-from cordee.sync.allreduce import is_dense
+from cordee.sync.buckets import is_dense
 
 FUSABLE = (Adam, AdamW, SGD, Adagrad)
 """PyTorch's optimizers with one kernel for all parameters; subclasses may do something else."""

@@ -12,21 +12,22 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from cordee.core.errors import CheckpointError, CordeeError
+from cordee.core.errors import CheckpointError
 from cordee.core.world import World
 from cordee.feed.batch import Batch
 from cordee.feed.data import Data
 from cordee.feed.order import Order
-from cordee.feed.source import Source, map_tensors
-from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program
+from cordee.feed.source import Source
+from cordee.state.export import WEIGHTS, save_model
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
-from cordee.state.naming import Snapshot, capture, fingerprint, load_weights, restore
+from cordee.state.naming import Snapshot, capture, load_weights, restore
 from cordee.train.agreement import agree_on, differing, of_job, same_as_saved, settings_of
 from cordee.train.best import Best
 from cordee.train.compiling import training_loss
 from cordee.train.devices import fuse
 from cordee.train.evaluate import evaluate
+from cordee.train.exporting import write_program
 from cordee.train.job import Job, Resolved
 from cordee.train.precision import widened
 from cordee.train.preflight import SAMPLES, UNSTEADY, is_steady, preflight
@@ -207,6 +208,7 @@ class _Training:
             with session.autocast():
                 loss = loss_of(batch)
             session.backward(loss)
+            self._saver.before_update()
             if not session.step(self.optimizer, clip=job.clip):
                 continue
             assert session.last is not None
@@ -304,7 +306,7 @@ class _Training:
 
     def _capture(self) -> Snapshot:
         epoch, step = self.next
-        return capture(self.model, {"main": self.optimizer}, self._schedules()).with_extra(
+        return capture(self.model, {"main": self.optimizer}, self._schedules(), live=True).with_extra(
             epoch=epoch,
             step=step,
             resolved=asdict(self.resolved),
@@ -326,19 +328,29 @@ class _Training:
         test = {}
         if self.data.test is not None and self.interrupted is None:
             test = self._evaluate("test", self.data.test)
+        self._saver.before_update()
         self._call("on_end")
         self.session.agree_buffers()
         while True:
-            result = self._result(test, brought_back)
+            checksum = self._write_files(brought_back) if self.session.rank == 0 else ""
+            result = {**self._result(test, brought_back), "params_sha256": checksum}
             if self.session.rank == 0:
-                if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
-                    self._write_last()
-                self._write_model()
                 if self.session.ledger.lost or self.session.ledger.repeated:
                     self.session.tell("warning", {"message": self.session.ledger.told()})
                 self.session.tell("result", result)
             if self.session.leave():
                 return Outcome(result, self.interrupted)
+
+    def _write_files(self, brought_back: bool) -> str:
+        """The last checkpoint, the model and its program; the checksum of its weights."""
+        with self.session.reporter.aside("saving"):
+            if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
+                self._write_last()
+            checksum = save_model(self.out / WEIGHTS, capture(self.model, live=True))
+        if self.interrupted is None:
+            with self.session.reporter.aside("tracing"):
+                write_program(self.job, self.session, self.model, self.out, self._first_ids(3))
+        return checksum
 
     def _bring_back_best(self) -> bool:
         """Put the best model in the place of the last, of which a checkpoint stands before: a run goes on with that."""
@@ -352,18 +364,6 @@ class _Training:
         self._write_checkpoint()
         self._saver.close()
         return self._saver
-
-    def _write_model(self) -> None:
-        save_model(self.out / WEIGHTS, capture(self.model))
-        if self.interrupted is None:
-            ids = self._first_ids(3)
-            fields = map_tensors(lambda tensor: tensor.to(self.session.device), self.data.train.gather(ids))
-            batch = Batch(ids, fields)
-            try:
-                ways = (lambda: self.job.compute(self.model, batch), lambda: self.model(batch.x))
-                save_program(self.out / PROGRAM, self.model, *called_with(self.model, *ways))
-            except CordeeError as error:
-                self.session.tell("warning", {"message": str(error)})
 
     def _result(self, test: dict[str, float], brought_back: bool) -> dict[str, Any]:
         session, timing = self.session, self.session.reporter.timing
@@ -388,7 +388,6 @@ class _Training:
             "steps_skipped": session.skipped,
             "samples_lost": session.ledger.lost,
             "samples_repeated": session.ledger.repeated,
-            "params_sha256": fingerprint(capture(self.model).weights()),
             "other_s": {kind: round(seconds, 4) for kind, seconds in session.reporter.aside_s.items()},
         }
 

@@ -10,11 +10,14 @@ from typing import Any
 from cordee.core.errors import CheckpointError
 from cordee.group.channel import Channel
 from cordee.state.checkpoint import Checkpoints
+from cordee.state.layout import tensor_bytes
 from cordee.state.naming import MODEL, Snapshot
 from cordee.train.job import Save
 
 MOST_S = 120.0
 """How long a checkpoint may still take when the run has failed already: the disk may be what failed."""
+COPIED_BYTES = 16 * 2**20
+"""A state of fewer bytes is copied; of a larger one a copy would be a second model in memory, while it is written."""
 WORD_AFTER_S = 2.0
 """After so long somebody who waits wants to know for what."""
 
@@ -26,6 +29,8 @@ class Saver:
         """Nothing is written or read yet."""
         self._folder, self._rule, self._channel = folder, rule, channel
         self._made: Checkpoints | None = None
+        self._live = False
+        """Whether the checkpoint under way reads tensors that the next update changes."""
         self.step = -1
         """The step of the last checkpoint that was begun; -1 if it has to be written again."""
 
@@ -40,7 +45,7 @@ class Saver:
         path = self._checkpoints.latest_intact()
         if path is None:
             raise CheckpointError(f"--resume: there is no intact checkpoint in {self._folder}; start without it")
-        return self._checkpoints.read(path)
+        return self._checkpoints.read(path, verify=False)  # its checksums were just compared
 
     def model_of(self, step: int) -> Snapshot:
         """The model alone, from the checkpoint of this step."""
@@ -48,7 +53,10 @@ class Saver:
         return Snapshot(found.tensors, {name: found.meta[name] for name in ("aliases", "model")})
 
     def write(self, step: int, capture: Callable[[], Snapshot], metrics: Mapping[str, float]) -> None:
-        """Begin to write the checkpoint of this step, once the one before it stands; its error is raised here."""
+        """Begin to write the checkpoint of this step, once the one before it stands; its error is raised here.
+
+        `capture` gives a live snapshot: see `before_update`. A small one is copied, and nothing waits for it.
+        """
         if step == self.step:
             return
         self.step = step
@@ -56,10 +64,19 @@ class Saver:
         at = time.time() + (self._channel.clock_offset_s if self._channel is not None else 0.0)
         self._checkpoints.close()
         snapshot = capture()
+        self._live = tensor_bytes(snapshot.tensors.values()) > COPIED_BYTES
+        if not self._live:
+            snapshot = snapshot.copied()
         record = {"step": step, "ms": round((time.perf_counter() - began) * 1e3, 3), "at": round(at, 6)}
         self._checkpoints.save(
             snapshot, step=step, metrics=metrics, on_saved=lambda saved: self._post("checkpoint", record)
         )
+
+    def before_update(self) -> None:
+        """Wait until the checkpoint under way has read all that the next update changes."""
+        if self._live:
+            self._checkpoints.await_read()
+            self._live = False
 
     def close(self) -> None:
         """Wait for the checkpoint under way, and raise its error."""
