@@ -55,26 +55,38 @@ def end(at: float, code: int = 0, reason: str = "completed") -> Event:
     return event("end", at, reason=reason, code=code, message="")
 
 
-def worker(at: float, number: int, host: str = "here") -> Event:
-    return event("worker", at, worker=number, host=host, pid=100 + number, device="cpu", threads=1)
+def worker(at: float, number: int, host: str = "here", cores: float = 64) -> Event:
+    return event("worker", at, worker=number, host=host, pid=100 + number, device="cpu", threads=1, cores=cores)
 
 
 def step(
-    at: float, number: int, *, loss: float | None = 1.0, samples: int = 12, ms: float = 100.0, epoch: int = 0
+    at: float,
+    number: int,
+    *,
+    loss: float | None = 1.0,
+    samples: int = 12,
+    ms: float = 100.0,
+    epoch: int = 0,
+    **more: float | None,
 ) -> Event:
-    return event("step", at, step=number, epoch=epoch, loss=loss, samples=samples, ms=ms, at=round(T0 + at, 6))
+    """`more` may hold `lr` and `grad_norm`."""
+    known = {"lr": None, "grad_norm": None, **more}
+    return event("step", at, step=number, epoch=epoch, loss=loss, samples=samples, ms=ms, **known)
 
 
 Parts = tuple[float, float, float, float]
 """Data, compute, blocked, waited, in milliseconds."""
 
 
-def times(at: float, number: int, first: int, arrived: Iterable[float], parts: Parts, samples: int) -> Event:
+def times(
+    at: float, number: int, first: int, arrived: Iterable[float], parts: Parts, samples: int, callbacks: float = 0.0
+) -> Event:
     """The same parts for some steps, the first of which is `first` (from 0), with these arrivals."""
     stamps = [round(T0 + one, 6) for one in arrived]
     count = len(stamps)
     data, compute, blocked, waited = ([one] * count for one in parts)
     lists = {"data_ms": data, "compute_ms": compute, "blocked_ms": blocked, "waited_ms": waited}
+    lists |= {"callbacks_ms": [callbacks] * count}
     return event("times", at, worker=number, **{"from": first}, **lists, samples=[samples] * count, arrived=stamps)
 
 

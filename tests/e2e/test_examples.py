@@ -80,6 +80,17 @@ def test_digits(tmp_path: Path) -> None:
     assert_same(train("digits", tmp_path / "three", workers=3), one, loss=1e-5, tensor=None)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_demo_ends_with_a_good_model(seed: int, tmp_path: Path) -> None:
+    """What `make demo` runs, with seeds of its own: no lucky one."""
+    (words,) = re.findall(r"cordee train examples/digits.py (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    settings = dict(re.findall(r"--set (\w+)=(\S+)", words))
+    workers = int(re.findall(r"--workers (\d+)", words)[0])
+    demo = train("digits", tmp_path / "demo", workers=workers, seed=seed, **settings)
+    assert demo.result["steps"] <= 120  # as short as it was
+    assert demo.result["test"]["accuracy"] >= 0.97
+
+
 # ------------------------------------------------------------- mnist
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from browser import Page, browser, find_browser
 from cordee.watch.report import write_report
-from records import epoch, event, hostile_run, long_run, start, step, times, usage, write
+from records import end, epoch, event, hostile_run, long_run, start, step, times, usage, write
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed (apt-get install chromium)")
 
@@ -154,6 +154,41 @@ def test_the_legend_forgets_who_has_gone(tmp_path: Path, chromium: Page) -> None
         said = legend(chromium, "usage", place)
         assert said["worker 2"] == "–" and "–" not in (said["worker 0"], said["worker 1"])
     assert legend(chromium, "shares")["worker 2"] == "–"
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_what_is_known_of_a_lost_worker_stands_apart(width: int, tmp_path: Path, chromium: Page) -> None:
+    """It reported three of its five steps; that stands in a line of its own."""
+    made = start(0.0, 2)
+    for number in range(1, 11):
+        at, both = 2.0 + number / 10, number <= 5
+        made.append(step(at, number))
+        made.append(times(at, 0, number - 1, [at - 0.05], (5.0, 40.0, 55.0, 0.0), 6 if both else 12))
+        if number <= 3:
+            made.append(times(at, 1, number - 1, [at - 0.05], (5.0, 40.0, 55.0, 0.0), 6))
+        if number == 5:
+            made.append(event("failure", at + 0.01, worker=1, host="here", reason="killed", left=1))
+            made.append(event("regroup", at + 0.02, generation=2, workers=[0], ms=90.0))
+    chromium.open(write_report(write(tmp_path, [*made, end(3.1)])), width=width)
+    said = chromium.evaluate("[...document.querySelectorAll('.split .ms')].map((one) => one.innerText)")
+    assert said[-2:] == ["100 ms per step", "100 ms per step\n3 of 5 steps known"]
+    assert_fine(chromium, plots=6)
+
+
+@pytest.mark.parametrize("steps", [1, 5000])
+def test_learning_rate_gradient_norm_and_callbacks_are_drawn(steps: int, tmp_path: Path, chromium: Page) -> None:
+    made = [*start(0.0, 1), usage(1.1, 0, 3.0)]
+    for number in range(1, steps + 1):
+        at = 2.0 + number / 10
+        made.append(step(at, number, lr=0.5, grad_norm=2.0 + number % 2))
+        made.append(times(at, 0, number - 1, [at - 0.05], (5.0, 40.0, 5.0, 0.0), 12, callbacks=50.0))
+    chromium.open(write_report(write(tmp_path, [*made, usage(at, 0, 3.2), end(at + 0.1)])), width=1200)
+    assert_fine(chromium, plots=10)
+    assert legend(chromium, "lr")["learning rate"] == "0.5"
+    norm = legend(chromium, "grad_norm")
+    assert norm.get("gradient norm, mean", norm.get("gradient norm")) == ("3" if steps == 1 else "2.5")
+    assert legend(chromium, "split")["callbacks"] == "50 ms"
+    assert float(legend(chromium, "usage")["worker 0"]) == pytest.approx(0.2 / (at - 1.1), rel=0.01)
 
 
 def test_the_training_loss_is_seen_among_many_epochs(tmp_path: Path, chromium: Page) -> None:

@@ -55,10 +55,10 @@ class LateWork:
 
 
 class Clock(Callback):
-    """Notes when each step was committed here; with `seconds` the rope's sums come in late."""
+    """Notes when each step was committed here; with `seconds` the rope's sums come in late, with `rests` it sleeps."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, rests: float) -> None:
+        self._seconds, self._rests = seconds, rests
         self._at: list[float] = []
 
     def on_start(self, session: Any) -> None:
@@ -69,6 +69,7 @@ class Clock(Callback):
 
     def on_step(self, session: Any, step: Any) -> None:
         self._at.append(time.perf_counter())
+        time.sleep(self._rests)
 
     def on_end(self, session: Any) -> None:
         session.rope.__dict__.pop("start_sum", None)
@@ -89,6 +90,6 @@ def job(where: str = "", worker: int = 1, seconds: float = 0.1, batchnorm: bool 
         epochs=None,
         stop=Stop(steps=steps),
         save=Save(epochs=None),
-        callbacks=[Clock(mine.get("communication", 0.0))],
+        callbacks=[Clock(mine.get("communication", 0.0), mine.get("callbacks", 0.0))],
         preflight=False,
     )

@@ -48,7 +48,7 @@ def test_the_parts_add_up_to_the_time_between_two_steps(
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
-@pytest.mark.parametrize("where", ["data", "compute", "communication"])
+@pytest.mark.parametrize("where", ["data", "compute", "callbacks", "communication"])
 def test_a_delay_shows_where_it_is_and_nowhere_else(
     where: str, batchnorm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

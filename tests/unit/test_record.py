@@ -80,8 +80,8 @@ def test_the_hash_tells_steps_apart_and_survives_a_checkpoint() -> None:
 def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
     timing = Timing()
     assert timing.drain() is None and timing.percentiles() == {}
-    timing.add(4, (0.001, 0.01, 0.004, 0.0, 7, 100.0))
-    timing.add(5, (0.002, 0.02, 0.003, 0.001, 8, 101.0))
+    timing.add(4, (0.001, 0.01, 0.004, 0.0, 7, 100.0, 0.0))
+    timing.add(5, (0.002, 0.02, 0.003, 0.001, 8, 101.0, 0.01))
     drained = timing.drain()
     assert drained == {
         "from": 4,
@@ -91,20 +91,21 @@ def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
         "waited_ms": [0.0, 1.0],
         "samples": [7, 8],
         "arrived": [100.0, 101.0],
+        "callbacks_ms": [0.0, 10.0],
     }
     assert timing.drain() is None
-    assert timing.percentiles()["p50"] == pytest.approx(20.0)
-    assert timing.total_s == pytest.approx(0.04)
+    assert timing.percentiles()["p50"] == pytest.approx(25.0)
+    assert timing.total_s == pytest.approx(0.05)
 
 
 def test_a_long_run_keeps_a_fair_part_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "STEPS_KEPT", 1_000)
     timing, exact = Timing(), Timing()
     for step in range(10_000):
-        timing.add(step, (0.0, step / 1e4, 0.0, 0.0, 1, 0.0))
+        timing.add(step, (0.0, step / 1e4, 0.0, 0.0, 1, 0.0, 0.0))
         timing.parts.clear()
         if step < 1_000:
-            exact.add(step, (0.0, step / 1e4, 0.0, 0.0, 1, 0.0))
+            exact.add(step, (0.0, step / 1e4, 0.0, 0.0, 1, 0.0, 0.0))
     assert len(timing.steps) == 1_000 and timing.total_s == pytest.approx(sum(range(10_000)) / 1e4)
     assert exact.percentiles()["p50"] == pytest.approx(49.95)
     found = timing.percentiles()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,22 @@ def test_what_is_read_comes_as_before(tmp_path: Path) -> None:
     words = [sys.executable, "-c", SAYS.format(before=LASTING), str(tmp_path / "end")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert done.stdout == done.stderr == "".join(f"line {number}\n" for number in range(10_000))
+
+
+def test_a_line_comes_when_it_is_printed() -> None:
+    """Though nobody flushes, and it is a pipe that it goes to; a part of a line comes when it is flushed."""
+    wait = "sys.stdin.readline()"  # unlike input() it does not flush
+    says = f"import sys; print('one'); {wait}; print('two', end='', flush=True); {wait}; print('three')"
+    words = [sys.executable, "-c", f"{LASTING}\n{says}"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for expected in (b"one\n", b"two"):
+            ready, _, _ = select.select([process.stdout], [], [], DEADLINE_S / 10)
+            said = os.read(process.stdout.fileno(), 100) if ready else b"nothing"
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert said == expected
+        assert process.stdout.read() == b"three\n"
 
 
 def test_a_full_disk_is_still_an_error() -> None:

@@ -61,8 +61,12 @@ def test_a_run_in_numbers(tmp_path: Path) -> None:
 def test_where_the_time_went_by_worker(tmp_path: Path) -> None:
     summary = summarise(write(tmp_path, [*start(0.0, 2), *ten_steps(), end(4.0)]))
     quick, slow = summary.workers
-    assert quick.time_s == pytest.approx({"data": 0.05, "compute": 0.4, "communication": 0.15, "waiting": 0.4})
-    assert slow.time_s == pytest.approx({"data": 0.05, "compute": 0.8, "communication": 0.15, "waiting": 0.0})
+    assert quick.time_s == pytest.approx(
+        {"data": 0.05, "compute": 0.4, "callbacks": 0.0, "communication": 0.15, "waiting": 0.4}
+    )
+    assert slow.time_s == pytest.approx(
+        {"data": 0.05, "compute": 0.8, "callbacks": 0.0, "communication": 0.15, "waiting": 0.0}
+    )
     assert (quick.steps, quick.samples, quick.host, quick.pid) == (10, 60, "here", 100)
     assert quick.spans == ((1.0, 4.0),)
     assert quick.hours == pytest.approx(3 / 3600, abs=1e-6)
@@ -76,10 +80,10 @@ def test_resources(tmp_path: Path) -> None:
     summary = summarise(write(tmp_path, [*start(0.0, 1), step(2.5, 1), *used, end(4.0)]))
     only = summary.workers[0]
     assert (only.cpu_s, only.memory_mb, only.gpu_mb, only.bytes_sent) == (1.5, 150.0, 64.0, 4000)
-    assert only.cpu_cores == pytest.approx(0.5)  # it came after a second
-    assert summary.usage["0"].values["cores"] == pytest.approx((0.5, 0.8, 0.2))
+    assert only.cpu_cores == pytest.approx(0.5)  # from the first reading on
+    assert summary.usage["0"].values["cores"] == (None, pytest.approx(0.8), pytest.approx(0.2))
     assert summary.usage["0"].values["memory_mb"] == (100.0, 150.0, 120.0)
-    assert summary.usage["0"].values["sent_mb_s"] == pytest.approx([1000 / 2**20, 1000 / 2**20, 2000 / 2**20])
+    assert summary.usage["0"].values["sent_mb_s"] == (None, *(pytest.approx(one / 2**20) for one in (1000, 2000)))
     assert summary.resources["worker_hours"] == pytest.approx(3 / 3600, abs=1e-6)
 
 

@@ -23,8 +23,12 @@ def test_whoever_comes_first_waits_for_the_last_and_both_communicate() -> None:
     split.add(0, record(5, (1, 50, 60, 10.00)))
     split.add(1, record(5, (1, 100, 10, 10.05)))
     totals = split.totals()
-    assert totals["0"] == pytest.approx({"data": 0.001, "compute": 0.05, "communication": 0.01, "waiting": 0.05})
-    assert totals["1"] == pytest.approx({"data": 0.001, "compute": 0.1, "communication": 0.01, "waiting": 0.0})
+    assert totals["0"] == pytest.approx(
+        {"data": 0.001, "compute": 0.05, "callbacks": 0.0, "communication": 0.01, "waiting": 0.05}
+    )
+    assert totals["1"] == pytest.approx(
+        {"data": 0.001, "compute": 0.1, "callbacks": 0.0, "communication": 0.01, "waiting": 0.0}
+    )
 
 
 def test_the_parts_add_up_to_the_whole_whatever_the_clocks_say() -> None:
@@ -65,8 +69,12 @@ def test_what_is_known_to_be_waiting_is_not_communication() -> None:
     split.add(0, waited(0, (0, 10, 60, 1.00, 50)))  # waited within a layer, then both came at the same time
     split.add(1, waited(0, (0, 60, 10, 1.00, 0)))
     totals = split.totals()
-    assert totals["0"] == pytest.approx({"data": 0.0, "compute": 0.01, "communication": 0.01, "waiting": 0.05})
-    assert totals["1"] == pytest.approx({"data": 0.0, "compute": 0.06, "communication": 0.01, "waiting": 0.0})
+    assert totals["0"] == pytest.approx(
+        {"data": 0.0, "compute": 0.01, "callbacks": 0.0, "communication": 0.01, "waiting": 0.05}
+    )
+    assert totals["1"] == pytest.approx(
+        {"data": 0.0, "compute": 0.06, "callbacks": 0.0, "communication": 0.01, "waiting": 0.0}
+    )
 
 
 def test_waiting_for_the_last_one_to_be_ready_is_no_part_of_the_first_step() -> None:

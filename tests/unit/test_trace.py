@@ -87,7 +87,9 @@ def test_every_part_of_every_step_is_a_slice(tmp_path: Path) -> None:
     assert by_name["waiting"]["ts"] == pytest.approx(2.06e6, abs=1)  # when it arrived
     assert by_name["waiting"]["dur"] == pytest.approx(30e3, abs=1)
     assert by_name["communication"]["dur"] == pytest.approx(10e3, abs=1)
-    assert by_name["step 1"]["args"]["exact_ms"] == {"data": 10, "compute": 40, "waiting": 30, "communication": 10}
+    assert by_name["step 1"]["args"]["exact_ms"] == {
+        **{"data": 10, "compute": 40, "callbacks": 0, "waiting": 30, "communication": 10}
+    }
     assert by_name["step 1"]["args"]["samples"] == 6
 
 
@@ -206,6 +208,16 @@ def test_scalars_for_tensorboard(tmp_path: Path) -> None:
     assert found["validation/accuracy"] == [(3, 0.25)]
     assert [value for _, value in found["time/compute_ms"]] == pytest.approx([55.0, 55.0, 40.0])
     assert [value for _, value in found["time/waiting_ms"]] == pytest.approx([15.0, 15.0, 0.0], abs=1e-3)
+
+
+def test_learning_rate_and_gradient_norm_for_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the package tensorboard is not there")
+    known, old = step(2.0, 1, lr=0.5, grad_norm=2.0), step(2.2, 3)
+    del old["lr"], old["grad_norm"]
+    write(tmp_path, [*start(0.0, 1), known, step(2.1, 2, lr=0.25, grad_norm=None), old])
+    write_tensorboard(tmp_path, tmp_path / "board")
+    found = scalars(tmp_path / "board")
+    assert found["train/lr"] == [(1, 0.5), (2, 0.25)] and found["train/grad_norm"] == [(1, 2.0)]
 
 
 def test_what_is_done_again_replaces_what_was(tmp_path: Path) -> None:

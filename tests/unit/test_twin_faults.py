@@ -25,7 +25,7 @@ from cordee.twin.schedule import Progress, Schedule, Signal
 from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, until
-from records import event, start, step, write
+from records import event, start, step, worker, write
 
 SLEEP = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(1000)"]
 OFFSPRING = """
@@ -120,7 +120,7 @@ def test_a_worker_that_ends_while_it_is_looked_for(
 def test_by_hand_only_what_is_there_is_signalled(processes: Twin, tmp_path: Path) -> None:
     out = write(tmp_path / "out", start(0.0, 0))
     with sleeping(processes, "b") as process:
-        write(out, [event("worker", 1.0, worker=1, host="b", pid=process.pid, device="cpu", threads=1)])
+        write(out, [{**worker(1.0, 1, "b"), "pid": process.pid}])
         faults = Faults(processes, seen_of(processes, out), 0, lambda message: None)
         with pytest.raises(
             UsageError, match=rf"pause worker 7: it is not there any more\. Workers of the run in {out}: 1"

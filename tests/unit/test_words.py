@@ -33,8 +33,13 @@ def made_worker(
         ),
         ([(1, 90, 8, 1), (1, 89, 8, 2)], "No worker holds the others up, and most of the time is spent computing ("),
         (
-            [(5, 35, 30, 30), (5, 35, 30, 30)],
+            [(5, 50, 37, 8), (5, 50, 37, 8)],
             "No worker holds the others up, and the largest part of the time is spent",
+        ),
+        (  # what the bars show is what is said
+            [(5, 50, 15, 30), (5, 60, 15, 20), (5, 55, 15, 25)],
+            "The workers wait for each other by turns; none of them is always the last. Most of the time is spent "
+            "computing (computing 55%, communication 15%, waiting for each other 25%, data 5%).",
         ),
         ([(34, 31, 30, 5), (34, 31, 30, 5)], "The largest part of the time is spent waiting for data ("),
         ([(1, 20, 78, 1), (1, 20, 78, 1)], "Communication takes most of the time"),
@@ -46,6 +51,35 @@ def made_worker(
 def test_who_is_slow_and_why(workers: list[tuple[float, float, float, float]], said: str) -> None:
     made = [made_worker(number, *parts) for number, parts in enumerate(workers)]
     assert verdict(made).startswith(said)
+
+
+def test_time_in_callbacks_is_not_called_computing() -> None:
+    """One worker sleeps in a callback, then all of them do, then one that is alone."""
+    quick = made_worker(0, 1, 10, 4, 85)
+    slow = dataclasses.replace(quick, worker=1, time_s={"data": 1, "compute": 10, "callbacks": 85, "communication": 4})
+    assert verdict([quick, slow]).startswith(
+        "Worker 1 is the slowest: it spends 85% of its steps in callbacks, while the other waits 85% of its time."
+    )
+    assert verdict([slow, dataclasses.replace(slow, worker=2)]).startswith(
+        "Most of the time is spent in callbacks (computing 10%, callbacks 85%, communication 4%"
+    )
+    assert verdict([slow]) == "Worker 1 spends 10% of its steps computing, 85% in callbacks and 1% waiting for data."
+
+
+def test_more_workers_than_cores_are_told() -> None:
+    shared = [dataclasses.replace(made_worker(number, 5, 55, 15, 25), cores=2) for number in range(3)]
+    said = "3 workers share 2 cores: some of this time is spent waiting for a free core."
+    assert verdict(shared).endswith(said)
+    slow = dataclasses.replace(shared[2], time_s={"data": 5, "compute": 80, "communication": 15, "waiting": 0})
+    assert "Worker 2 is the slowest" in verdict([*shared[:2], slow]) and verdict([*shared[:2], slow]).endswith(said)
+    apart = [dataclasses.replace(one, host=f"h{one.worker % 2}") for one in shared]
+    assert "share" not in verdict(apart) and "share" not in verdict(shared[:2])
+    assert "share" not in verdict([dataclasses.replace(one, device="cuda:0") for one in shared])
+    assert "share" not in verdict([dataclasses.replace(one, cores=None) for one in shared])
+    tight = [dataclasses.replace(one, cores=0.75) for one in apart]
+    assert verdict(tight).endswith(
+        "2 workers share 0.75 cores on h0: some of this time is spent waiting for a free core."
+    )
 
 
 def test_workers_of_different_starts_are_not_compared() -> None:

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import UsageError
-from cordee.core.times import PARTS
 from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
+    best,
+    cores_of,
     duration,
     ending,
     figure,
     large,
     losses,
     milliseconds,
+    parts_of,
     percent,
     plural,
     samples_of,
@@ -108,10 +110,11 @@ def show(summary: Summary, now: float) -> None:
     for sentence in (*losses(summary)[:MOST_NAMED], verdict(summary.workers)):
         if sentence:
             console.print(_plain(sentence))
+    parts = parts_of(summary.workers)
     for table in (
         _table("", ("", ""), _figures(summary), left={0, 1}),
         _table("validation", ("after step", *summary.metrics.values), _epochs(summary)),
-        _table("where the time of the steps went", ("worker", "a step", *PARTS), _split(summary), left={0}),
+        _table("where the time of the steps went", ("worker", "per step", *parts), _split(summary, parts), left={0}),
         _table("workers", _WORKER_COLUMNS, _workers(summary), left={0, 1, 2}),
         _table("what happened", ("after", "step", "what", ""), _incidents(summary), left={2, 3}),
     ):
@@ -149,9 +152,15 @@ def _figures(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "samples", f"{summary.samples:,}"
     if summary.losses.step:
         yield "training loss", figure(summary.loss)
+    if summary.lr is not None:
+        yield "learning rate", f"{summary.lr:.4g}"
+    if summary.grad_norm is not None:
+        yield "gradient norm", f"{summary.grad_norm:.4g}"
     for part, values in (("validation", summary.validation), ("test", summary.test)):
         for name, value in values.items():
             yield f"{part} {name}", figure(value)
+    if named := best(summary.result):
+        yield "best checkpoint", named
     if summary.losses.step:
         yield "throughput", f"{large(summary.throughput)} samples/s"
         slow = summary.latency
@@ -178,13 +187,13 @@ def _epochs(summary: Summary) -> Iterable[list[str]]:
         yield [f"{step:,}", *("–" if value is None else figure(value) for value in values)]
 
 
-def _split(summary: Summary) -> Iterable[list[str]]:
+def _split(summary: Summary, parts: Sequence[str]) -> Iterable[list[str]]:
     for one in summary.workers[:MOST_ROWS]:
         if one.timed:
             yield [
                 _worker(one, summary.starts),
                 step_length(one),
-                *(percent(one.share(part)) for part in PARTS),
+                *(percent(one.share(part)) for part in parts),
             ]
 
 
@@ -207,7 +216,7 @@ def _workers(summary: Summary) -> Iterable[list[str]]:
             steps_of(one),
             samples_of(one),
             duration(one.cpu_s),
-            f"{one.cpu_cores:.2f}",
+            cores_of(one),
             amount(one.memory_mb * 2**20) + (f", GPU {amount(one.gpu_mb * 2**20)}" if one.gpu_mb else ""),
             amount(one.bytes_sent),
         ]

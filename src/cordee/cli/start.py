@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cordee.cli.settings import python_file
@@ -17,12 +17,14 @@ from cordee.core.world import World
 from cordee.runtime.api import default_folder, default_workers
 from cordee.runtime.folder import tidied
 from cordee.runtime.launch import Launch, run
+from cordee.runtime.relay import Output
 from cordee.runtime.resources import parse_cores, usable_cores
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import Wording
 from cordee.twin.enter import RUN
 from cordee.watch.progress import Progress
 from cordee.watch.report import Listener, reported
+from cordee.watch.words import LEAST_CALLBACKS, best
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ def _start(target: Target, options: Options, world: World) -> None:
         raise UsageError(f"--nodes {nodes} needs --rendezvous HOST:PORT, where the hosts meet")
     if nodes is None and rendezvous is not None:
         raise UsageError(f"--rendezvous {rendezvous} needs --nodes, the number of hosts that meet there")
-    launch = _launch(target, options)
     progress = Progress()
+    output = Output(progress.display.output, progress.display.streams)
+    launch = replace(_launch(target, options), output=output)
     tally = Tally(progress)
     with tidied(launch.out, ours=options.out is None), reported(launch.out, tally) as listen:
         try:
@@ -131,13 +134,16 @@ def _show(result: dict[str, object], folder: Path, report: Path | None) -> None:
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:
             print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    if isinstance(best := result.get("best"), dict):
-        print(f"model: the {result['model']} one; best {best['metric']} {best['value']:.4f} after step {best['step']}")
+    if named := best(result):
+        print(f"best: {named}")
     if result.get("ended"):
         print(f"ended: {result['ended']}")
     times = result.get("time_s")
     if isinstance(times, dict) and times:
-        print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in shares(times).items()))
+        parts = {
+            part: share for part, share in shares(times).items() if part != "callbacks" or share >= LEAST_CALLBACKS
+        }
+        print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in parts.items()))
     if result:
         print(f"run: {folder}")
     if report is not None:

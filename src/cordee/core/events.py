@@ -43,6 +43,7 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "pid": "its process",
         "device": "what it computes on",
         "threads": "how many threads it computes with",
+        "cores": "cores that the workers of its host may use together, by affinity and quota; not in former versions",
     },
     "step": {
         "step": "steps committed so far, this one included",
@@ -51,16 +52,19 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "samples": "samples of the global batch",
         "ms": "from the step before to this one on the worker that speaks for all, without evaluation and saving",
         "at": "when it was committed there, in the launcher's clock",
+        "lr": "learning rate of the optimizer's first group of parameters; not in former versions",
+        "grad_norm": "norm of the global gradient before clipping; null when it was not computed or not finite",
     },
     "times": {
         "worker": "whose times these are",
         "from": "the first step of the lists below, which have an entry a step",
         "data_ms": "waiting for data",
-        "compute_ms": "forward, backward, update, and all else that the worker did from one step to the next",
+        "compute_ms": "forward, backward, update, and all else from one step to the next but callbacks",
         "blocked_ms": "in collectives: waiting for slower workers and communication together",
         "waited_ms": "the part of blocked_ms that is known to be waiting; `arrived` tells of the rest",
         "samples": "samples of its share",
         "arrived": "when the worker came to the collective, in the launcher's clock; the last one's tells them apart",
+        "callbacks_ms": "in the job's callbacks; in records of former versions a part of compute_ms",
     },
     "usage": {
         "worker": "whose resources these are",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-PARTS = ("data", "compute", "communication", "waiting")
+PARTS = ("data", "compute", "callbacks", "communication", "waiting")
 """What a step's time is made of."""
 _MOST_OPEN = 20_000
 """Steps that may wait for a worker's report; older ones are closed with those that came."""
@@ -28,6 +28,7 @@ class StepTimes(NamedTuple):
     samples: int
     arrived: float
     """When the worker came to the collective, in the launcher's clock."""
+    callbacks: float = 0.0
 
 
 class _Stamped(NamedTuple):
@@ -39,11 +40,17 @@ class _Stamped(NamedTuple):
     waited: float
     samples: int
     arrived: float
+    callbacks: float = 0.0
 
     @property
     def began(self) -> float:
         """When the step began for this worker, in the launcher's clock."""
-        return self.arrived - self.data - self.compute - self.waited
+        return self.arrived - self.data - self.compute - self.callbacks - self.waited
+
+
+def callbacks_of(record: Mapping[str, Any]) -> list[float]:
+    """The times of callbacks in a `times` record; zeros if it is one of a version that counted them as computing."""
+    return record.get("callbacks_ms") or [0.0] * len(record["arrived"])
 
 
 OnStep = Callable[[int, Mapping[int, StepTimes]], None]
@@ -70,10 +77,11 @@ class TimeSplit:
     def add(self, worker: int, record: Mapping[str, Any]) -> None:
         """One worker's times of some consecutive steps."""
         columns = (record[name] for name in ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived"))
-        for step, row in enumerate(zip(*columns, strict=True), start=record["from"]):
-            data, compute, blocked, waited = (milliseconds / 1e3 for milliseconds in row[:4])
+        rows = zip(*columns, callbacks_of(record), strict=True)
+        for step, (*parts, samples, arrived, callbacks) in enumerate(rows, start=record["from"]):
+            data, compute, blocked, waited = (milliseconds / 1e3 for milliseconds in parts)
             came = self._open.setdefault(step, {})
-            came[worker] = _Stamped(data, compute, blocked, waited, *row[4:])
+            came[worker] = _Stamped(data, compute, blocked, waited, samples, arrived, callbacks / 1e3)
             if came.keys() >= self._members:
                 self._close(step)
         while len(self._open) > _MOST_OPEN:
@@ -108,7 +116,10 @@ def split_step(came: Mapping[int, _Stamped]) -> dict[int, StepTimes]:
     split = {}
     for worker, one in came.items():
         waiting = one.waited + max(0.0, min(one.blocked - one.waited, last - one.arrived))
-        split[worker] = StepTimes(one.data, one.compute, one.blocked - waiting, waiting, one.samples, one.arrived)
+        communication = one.blocked - waiting
+        split[worker] = StepTimes(
+            one.data, one.compute, communication, waiting, one.samples, one.arrived, one.callbacks
+        )
     return split
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cordee.core import interrupts
 from cordee.core.cgroup import cpu_quota
@@ -17,51 +15,16 @@ from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.runtime.folder import tidied
 from cordee.runtime.launch import Launch, run
+from cordee.runtime.relay import Output
 from cordee.runtime.resources import gpus, usable_cores
+from cordee.runtime.result import Result
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import PYTHON
 from cordee.watch.progress import Progress
 from cordee.watch.report import reported
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from cordee.train.job import Job
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended: what `result.json` says, and where the run's files are."""
-
-    out: Path
-    values: Mapping[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        """A value of `result.json`."""
-        return self.values[name]
-
-    @property
-    def loss(self) -> float:
-        """The last training loss."""
-        return float(self.values["loss"])
-
-    @property
-    def validation(self) -> Mapping[str, float]:
-        """Each validation metric by name."""
-        found: Mapping[str, float] = self.values["validation"]
-        return found
-
-    @property
-    def test(self) -> Mapping[str, float]:
-        """Each test metric by name."""
-        found: Mapping[str, float] = self.values["test"]
-        return found
-
-    def model(self) -> nn.Module:
-        """The trained model."""
-        from cordee.state.load import load
-
-        return load(self.out)
 
 
 def train(
@@ -84,10 +47,19 @@ def train(
     target = Target("job", str(job)) if is_file else Target("sent", job.name)  # type: ignore[union-attr]
     folder = Path(out) if out is not None else default_folder(Path(target.path).stem)
     count = default_workers(device) if workers is None else workers
-    launch = Launch(
-        target, count, Plan.parse(plan), folder, resume=resume, threads=threads, device=device, wording=PYTHON
-    ).taking_over()
     shown = Progress()
+    output = Output(shown.display.output, shown.display.streams) if progress else Output()
+    launch = Launch(
+        target,
+        count,
+        Plan.parse(plan),
+        folder,
+        resume=resume,
+        threads=threads,
+        device=device,
+        wording=PYTHON,
+        output=output,
+    ).taking_over()
     world = World.from_env()
     tell = shown if progress else lambda event: None
     foreign = world.source not in ("alone", "cordee")

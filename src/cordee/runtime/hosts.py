@@ -110,7 +110,7 @@ def _coordinate(launch: Launch, hub: Hub, nodes: int, listen: Listener, signals:
         ends.callback(hub.close)
         recorder = launch.recorder(listen)
         ends.callback(recorder.close)
-        nursery = Nursery(hub.notices)
+        nursery = Nursery(hub.notices, launch.output)
         ends.callback(nursery.close)
 
         def begin() -> None:
@@ -259,7 +259,7 @@ def _follow(
     launch: Launch, address: Address, listen: Listener, taken: BaseException | None, signals: Interrupts
 ) -> dict[str, Any]:
     notices: Notices = queue.SimpleQueue()
-    nursery = Nursery(notices)
+    nursery = Nursery(notices, launch.output)
     try:
         patience = _Patience(lambda message: listen({"event": "warning", "message": message}))
         try:

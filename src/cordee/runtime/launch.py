@@ -36,6 +36,7 @@ from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.formats import settle
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
+from cordee.runtime.relay import Output
 from cordee.runtime.resources import Room, allot, devices, usable_cores
 from cordee.runtime.spec import Target, WorkerSpec
 from cordee.runtime.wording import COMMAND, Wording
@@ -71,6 +72,8 @@ class Launch:
     taken_over: dict[str, str] = field(default_factory=dict)
     """Settings of the run that goes on, which nobody gave anew; the target holds them already."""
     wording: Wording = COMMAND
+    output: Output = field(default_factory=Output)
+    """Where the output of the workers goes, if not to our own."""
 
     def check(self) -> None:
         """Refuse what cannot be started, before anything is."""
@@ -189,7 +192,7 @@ def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict
         ends.callback(recorder.close)
         hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=launch.workers)
         ends.callback(hub.close)
-        nursery = Nursery(hub.notices)
+        nursery = Nursery(hub.notices, launch.output)
         ends.callback(nursery.close)
 
         def begin() -> None:

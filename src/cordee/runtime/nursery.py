@@ -23,6 +23,7 @@ from cordee.core import interrupts
 from cordee.core.errors import CordeeError, SecurityError, WaitedTooLong
 from cordee.core.interpreter import python_module
 from cordee.runtime.forkserver import READY, receive, send
+from cordee.runtime.relay import Output, Relay
 from cordee.runtime.spec import WorkerSpec
 
 START_S = 120.0
@@ -43,9 +44,12 @@ STOPPED_S = 0.08
 class Nursery:
     """Starts workers through a fork server and says what became of them, in `notices`."""
 
-    def __init__(self, notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]]) -> None:
-        """Connect to a warm server if there is one; else start one that ends with us."""
+    def __init__(
+        self, notices: queue.SimpleQueue[tuple[str, int, dict[str, Any]]], output: Output | None = None
+    ) -> None:
+        """Connect to a warm server if there is one; else start one that ends with us. `output` is of the workers."""
         self._notices = notices
+        self._relay = Relay(output or Output())
         self._asked: set[int] = set()
         """Workers that the server was asked for and has not answered about."""
         self._pids: dict[int, int] = {}
@@ -61,17 +65,17 @@ class Nursery:
         self._listener.start()
 
     def start(self, spec: WorkerSpec, sent_job: int | None = None) -> None:
-        """Start one worker, with our standard output and error."""
+        """Start one worker, with our standard output and error, or what takes their place."""
         deadline = time.monotonic() + START_S
         while not self._is_ready.wait(LOOK_S):
             interrupts.check()
             if time.monotonic() > deadline:
                 raise CordeeError(f"the process that starts workers was not ready within {START_S:.0f} s")
         interrupts.check()
-        descriptors = (1, 2) if sent_job is None else (1, 2, sent_job)
         self._asked.add(spec.worker)
         try:
-            send(self._sock, {"start": spec.to_dict()}, descriptors)
+            with self._relay.outputs() as outputs:
+                send(self._sock, {"start": spec.to_dict()}, outputs if sent_job is None else (*outputs, sent_job))
         except OSError as error:
             self._asked.discard(spec.worker)
             raise CordeeError(f"the process that starts workers has ended: {error}") from error
@@ -120,6 +124,7 @@ class Nursery:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(CLOSE_S)
+        self._relay.close()
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()

@@ -52,7 +52,7 @@ def outlive_terminal() -> None:
             io.BufferedWriter(raw),
             encoding=old.encoding,
             errors=old.errors,
-            line_buffering=name == "stderr" or raw.isatty(),
+            line_buffering=True,  # also in a file or a pipe: whoever reads along sees a line when it is printed
             write_through=old.write_through,
         )
         setattr(sys, name, new)

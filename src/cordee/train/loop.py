@@ -241,10 +241,10 @@ class _Training:
 
     def _end_epoch(self, epoch: int) -> None:
         self._call("on_epoch", epoch)
-        began = time.perf_counter()
+        before = self.session.reporter.aside_s.get("evaluation", 0.0)
         if self._validate(epoch):
             self.patience.see(self.validation)
-        ms = round((time.perf_counter() - began) * 1e3, 3)
+        ms = round((self.session.reporter.aside_s.get("evaluation", 0.0) - before) * 1e3, 3)
         done = {"epoch": epoch, "step": self.session.number_done, "loss": self.session.last_loss, "ms": ms}
         self.session.tell("epoch", {**done, "validation": self.validation})
 
@@ -395,5 +395,8 @@ class _Training:
         }
 
     def _call(self, name: str, *args: Any) -> None:
-        for callback in self.job.callbacks:
-            getattr(callback, name)(self.session, *args)
+        if not self.job.callbacks:
+            return
+        with self.session.reporter.calling_back():
+            for callback in self.job.callbacks:
+                getattr(callback, name)(self.session, *args)

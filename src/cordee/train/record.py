@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cordee.core.cgroup import cpu_quota
 from cordee.feed.digest import chain
 from cordee.group.rope import Rope
 
@@ -98,13 +99,17 @@ class Ledger:
         }
 
 
+Parts = tuple[float, float, float, float, int, float, float]
+"""A step's data, compute, blocked, waited, samples, arrived and callbacks; see the event `times`."""
+
+
 @dataclass
 class Timing:
     """The parts of every step on this worker, in seconds, gathered until they are sent."""
 
     first_step: int = 0
-    parts: list[tuple[float, float, float, float, int, float]] = field(default_factory=list)
-    """A step's data, compute, blocked, waited, samples, arrived; see the event `times`."""
+    parts: list[Parts] = field(default_factory=list)
+    """Of steps that were not sent yet."""
     steps: list[float] = field(default_factory=list)
     """Whole steps, for the percentiles of the result: all of the first `STEPS_KEPT`, then as many drawn from all."""
     count: int = 0
@@ -112,12 +117,12 @@ class Timing:
     """How long all steps took together."""
     _draw: random.Random = field(default_factory=lambda: random.Random(0), repr=False)
 
-    def add(self, step: int, parts: tuple[float, float, float, float, int, float]) -> None:
+    def add(self, step: int, parts: Parts) -> None:
         """One committed step."""
         if not self.parts:
             self.first_step = step
         self.parts.append(parts)
-        whole = parts[0] + parts[1] + parts[2]
+        whole = parts[0] + parts[1] + parts[2] + parts[6]
         self.count += 1
         self.total_s += whole
         if len(self.steps) < STEPS_KEPT:
@@ -129,7 +134,7 @@ class Timing:
         """What has gathered since the last time, ready to be sent."""
         if not self.parts:
             return None
-        data, compute, blocked, waited, samples, arrived = zip(*self.parts, strict=True)
+        data, compute, blocked, waited, samples, arrived, callbacks = zip(*self.parts, strict=True)
         self.parts = []
         return {
             "from": self.first_step,
@@ -139,6 +144,7 @@ class Timing:
             "waited_ms": _milliseconds(waited),
             "samples": list(samples),
             "arrived": [round(stamp, 6) for stamp in arrived],
+            "callbacks_ms": _milliseconds(callbacks),
         }
 
     def percentiles(self) -> dict[str, float]:
@@ -172,20 +178,21 @@ class Reporter:
         self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
         self._sent_at = self._usage_at = 0.0
         self._began = self._asked = self._arrived = 0.0
-        self._data = 0.0
+        self._data = self._callbacks = 0.0
         self._blocked_before = self._waited_before = 0.0
 
     def introduce(self, device: str, threads: int) -> None:
         """Say who this worker is."""
         if self._rope.channel is not None:
             who = {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "threads": threads}
-            self._rope.channel.post("worker", who)
+            self._rope.channel.post("worker", {**who, "cores": shared_cores()})
+            self.send_usage()  # what was used until now, so that what comes is told from it
             self._rope.channel.flush()  # known before the run says what it trains
 
     def start(self) -> None:
         """From here on the time belongs to the next step."""
         self._began = time.perf_counter()
-        self._data = 0.0
+        self._data = self._callbacks = 0.0
         self._blocked_before, self._waited_before = self._rope.blocked_s, self._rope.waited_s
 
     @contextmanager
@@ -201,6 +208,15 @@ class Reporter:
             self._began += spent
             self._blocked_before += self._rope.blocked_s - blocked
             self._waited_before += self._rope.waited_s - waited
+
+    @contextmanager
+    def calling_back(self) -> Iterator[None]:
+        """What happens in here is the work of callbacks: a part of the next step, but not of its computation."""
+        began, blocked = time.perf_counter(), self._rope.blocked_s
+        try:
+            yield
+        finally:
+            self._callbacks += time.perf_counter() - began - (self._rope.blocked_s - blocked)
 
     def asks(self) -> None:
         """From here on the step waits for data."""
@@ -224,11 +240,11 @@ class Reporter:
         whole = now - self._began
         blocked, waited = rope.blocked_s - self._blocked_before, rope.waited_s - self._waited_before
         clock = rope.clock()
-        compute = whole - self._data - blocked
+        compute = whole - self._data - blocked - self._callbacks
         arrived = clock - (now - self._arrived)
         with self._gathering:
-            self.timing.add(done.number, (self._data, compute, blocked, waited, mine, arrived))
-        self._began, self._data = now, 0.0
+            self.timing.add(done.number, (self._data, compute, blocked, waited, mine, arrived, self._callbacks))
+        self._began, self._data, self._callbacks = now, 0.0, 0.0
         self._blocked_before, self._waited_before = rope.blocked_s, rope.waited_s
         if rope.channel is None:
             self.timing.parts.clear()  # nobody to tell
@@ -276,6 +292,16 @@ class Reporter:
             for record in self._recent:
                 if record["step"] > channel.recorded:
                     channel.post("step", record)
+
+
+def shared_cores() -> float:
+    """How many cores the workers of this host may use together: our parent's, as each of us may be bound to some."""
+    try:
+        cores = os.sched_getaffinity(os.getppid())
+    except OSError:  # it has ended
+        cores = os.sched_getaffinity(0)
+    quota = cpu_quota()
+    return len(cores) if quota is None else min(len(cores), quota)
 
 
 def usage(rope: Rope) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from cordee.watch.accounts import Accounts, Missing, Piece
 from cordee.watch.latency import latency, usual
 from cordee.watch.members import Members
 from cordee.watch.summary import Incident, Summary
-from cordee.watch.thin import Thinner, curve, pace
+from cordee.watch.thin import Thinner, curve, learning, pace
 from cordee.watch.words import duration
 
 LOSS_ROWS = 2000
@@ -80,6 +80,8 @@ class Digest:
         self._stepped = 0.0
         """When the last step was committed, in seconds of running."""
         self._loss: float | None = None
+        self._lr: float | None = None
+        self._grad_norm: float | None = None
         self._validation: Mapping[str, float | None] = {}
         self._lengths = array("d")
         self._first_length = 0
@@ -231,7 +233,10 @@ class Digest:
         self._step, self._stepped, self._loss = event["step"], self._running(at), event["loss"]
         if not self._metrics.rows:  # a loop of one's own does not say when an epoch ends
             self._epochs = event["epoch"] + (0 if self._job else 1)
-        self._losses.row(self._step, self._stepped).note("loss", event["loss"])
+        self._lr, self._grad_norm = event.get("lr"), event.get("grad_norm")
+        learned = self._losses.row(self._step, self._stepped)
+        for name, value in (("loss", self._loss), ("lr", self._lr), ("grad_norm", self._grad_norm)):
+            learned.note(name, value)
         row = self._pace.row(self._step, self._stepped)
         row.note("ms", event["ms"])
         row.note("samples", event["samples"])
@@ -344,6 +349,8 @@ class Digest:
             loss=result.get("loss", self._loss),
             validation=result.get("validation") or self._validation,
             test=result.get("test") or {},
+            lr=self._lr,
+            grad_norm=self._grad_norm,
             throughput=round(self._step_samples / whole_s, 2) if whole_s else 0.0,
             latency=latency(self._lengths),
             failures=self._count["failure"],
@@ -359,9 +366,7 @@ class Digest:
             workers=workers,
             incidents=tuple(sorted(self._incidents, key=lambda one: one.time)),
             left_out=sum(max(0, count - MOST_OF_A_KIND) for kind, count in self._count.items() if kind != "checkpoint"),
-            losses=curve(
-                self._losses.rows, loss=("loss", "mean"), loss_low=("loss", "low"), loss_high=("loss", "high")
-            ),
+            losses=learning(self._losses.rows),
             pace=pace(self._pace.rows),
             metrics=curve(self._metrics.rows, **{name: (name, "mean") for name in self._metric_names}),
             saves=curve(self._saves.rows, ms=("ms", "mean")),

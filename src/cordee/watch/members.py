@@ -36,8 +36,11 @@ class _Member:
     at_least: bool = False
     samples_at_least: bool = False
     time_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    last: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Time, processor time and bytes of the last reading that gave a rate."""
+    cores: float | None = None
+    first: tuple[float, float] | None = None
+    """Time and processor time of its first reading: what was used before belongs to no time that is known."""
+    last: tuple[float, float, float] | None = None
+    """Time, processor time and bytes of the reading that the next rate begins with; None before there is one."""
     cpu_s: float = 0.0
     bytes_sent: int = 0
     memory_mb: float = 0.0
@@ -66,8 +69,9 @@ class Members:
         self._leave(member, now)
         member.host, member.pid = event["host"], event["pid"]
         member.device, member.threads = event["device"], event["threads"]
+        member.cores = event.get("cores")
         member.since, member.lost = now, ""
-        member.last = (now, member.cpu_s, member.bytes_sent)
+        member.last = None  # what it used in between, alone, is not known to the second
 
     def lose(self, worker: int, host: str, reason: str, now: float) -> None:
         """A worker is gone."""
@@ -133,10 +137,11 @@ class Members:
         member.bytes_sent = event["bytes_sent"]
         member.memory_mb = max(member.memory_mb, event["memory_mb"])
         member.gpu_mb = max(member.gpu_mb, event["gpu_mb"])
-        before, cpu_before, sent_before = member.last
+        before, cpu_before, sent_before = member.last or (now, event["cpu_s"], event["bytes_sent"])
         passed = now - before
-        if passed < BETWEEN_S:
+        if member.last is not None and passed < BETWEEN_S:
             return
+        member.first = member.first or (now, event["cpu_s"])
         member.last = (now, event["cpu_s"], event["bytes_sent"])
         spent = (passed, event["cpu_s"] - cpu_before, event["bytes_sent"] - sent_before)
         usage = self._usage.setdefault(worker, Thinner(self._usage_rows, sums=True))
@@ -161,6 +166,7 @@ class Members:
     @staticmethod
     def _worker(start: int, number: int, member: _Member) -> Worker:
         there_s = sum(end - begin for begin, end in member.spans)
+        (begin, cpu_before), (end, cpu_after, _) = member.first or (0.0, 0.0), member.last or (0.0, 0.0, 0.0)
         return Worker(
             worker=number,
             start=start,
@@ -177,11 +183,12 @@ class Members:
             samples_at_least=member.samples_at_least,
             time_s={part: round(seconds, 4) for part, seconds in member.time_s.items()},
             cpu_s=round(member.cpu_s, 3),
-            cpu_cores=round(member.cpu_s / there_s, 3) if there_s else 0.0,
+            cpu_cores=round((cpu_after - cpu_before) / (end - begin), 3) if end - begin >= BETWEEN_S else None,
             memory_mb=member.memory_mb,
             gpu_mb=member.gpu_mb,
             bytes_sent=member.bytes_sent,
             hours=round(there_s / 3600, 6),
+            cores=member.cores,
         )
 
     def split(self) -> Split:
@@ -210,9 +217,9 @@ def _usage(thinner: Thinner) -> Curve:
     return Curve(
         seconds=tuple(row.seconds for row in rows),
         values={
-            "cores": tuple(cpu / passed for _, passed, cpu, *_ in cells),
+            "cores": tuple(cpu / passed if passed else None for _, passed, cpu, *_ in cells),
             "memory_mb": tuple(memory / count for count, _, _, _, memory, _ in cells),
             "gpu_mb": tuple(gpu / count for count, *_, gpu in cells),
-            "sent_mb_s": tuple(sent / passed / MIB for _, passed, _, sent, _, _ in cells),
+            "sent_mb_s": tuple(sent / passed / MIB if passed else None for _, passed, _, sent, _, _ in cells),
         },
     )

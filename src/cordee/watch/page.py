@@ -127,7 +127,12 @@ def _training(summary: Summary) -> list[str]:
     metrics = [
         _figure("metric", f"Validation: {name}", "after each epoch", name=name) for name in metric_names(summary)
     ]
-    return [_grid(loss, *metrics)] if len(metrics) == 1 else [_grid(loss), _grid(*metrics)]
+    beside = {
+        "lr": ("Learning rate", "of the first group of parameters"),
+        "grad_norm": ("Gradient norm", "before clipping"),
+    }
+    more = [_figure(name, *words) for name, words in beside.items() if name in summary.losses.values]
+    return [_grid(loss, *metrics, *more)] if len(metrics) == 1 else [_grid(loss), _grid(*metrics, *more)]
 
 
 def _speed(summary: Summary) -> list[str]:
@@ -175,7 +180,7 @@ def _figure_split(summary: Summary) -> str:
     there = (one for one in shown_numbers(summary) if str(one) in summary.split.workers)
     options = "".join(f'<option value="{one}">worker {one}</option>' for one in there)
     control = f'<label>of <select id="whose"><option value="all">all workers</option>{options}</select></label>'
-    return _figure("split", "Parts of a step over the run", "milliseconds a step", control=control)
+    return _figure("split", "Parts of a step over the run", "milliseconds per step", control=control)
 
 
 def _usage(summary: Summary) -> list[str]:

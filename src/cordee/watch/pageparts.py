@@ -6,19 +6,21 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cordee.core.times import PARTS
-from cordee.watch.plots import shown, shown_numbers, spans_of
+from cordee.watch.plots import MOST_METRICS, shown, shown_numbers, spans_of
 from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
+    best,
     called,
     cause,
+    cores_of,
     duration,
     ending,
     figure,
     large,
     losses,
     milliseconds,
+    parts_of,
     percent,
     plural,
     samples_of,
@@ -59,7 +61,8 @@ def cards(summary: Summary) -> str:
     if summary.losses.step:
         made.append(("Training loss", figure(summary.loss), "last step", ""))
     for part, values in (("Validation", summary.validation), ("Test", summary.test)):
-        made += [(f"{part} {name}", figure(value), "", "") for name, value in list(values.items())[:4]]
+        shown_values = list(values.items())[: MOST_METRICS + 1]  # the loss is one of them
+        made += [(f"{part} {name}", figure(value), "", "") for name, value in shown_values]
     if summary.losses.step:
         made.append(("Throughput", large(summary.throughput), "samples/s", ""))
         slow = summary.latency
@@ -83,6 +86,8 @@ def story(summary: Summary, now: float) -> str:
     """What to know, in sentences."""
     told = losses(summary)
     lines = [f"<p>{text(ending(summary, now))}</p>"]
+    if named := best(summary.result):
+        lines.append(f"<p>The best checkpoint: {text(named)}.</p>")
     lines += [f'<p class="lost">{text(sentence)}</p>' for sentence in told[:5]]
     if len(told) > 5:
         lines.append(f'<p class="lost">{text(plural(len(told) - 5, "more worker"))} lost: see below.</p>')
@@ -115,7 +120,7 @@ def panel_split(summary: Summary) -> str:
         f'<div class="panel"><h3>The whole run</h3>{_key(whole)}<div class="split">'
         f'<div class="group"><div class="who">the run</div>{_stack(whole)}<div class="ms">{text(spent)}'
         '</div></div></div></div><div class="panel"><h3>The steps of each worker</h3>'
-        f'{_key(dict.fromkeys(PARTS, 1.0))}<div class="split">{rows}</div>{more}</div>'
+        f'{_key(dict.fromkeys(parts_of(summary.workers), 1.0))}<div class="split">{rows}</div>{more}</div>'
     )
 
 
@@ -131,7 +136,7 @@ def _worker_bar(one: Worker, starts: int) -> str:
     return (
         f'<div class="group"><div class="who">{called(one, starts)}{lost}<small>{text(where)}</small></div>'
         f"{_stack(one.time_s)}"
-        f'<div class="ms">{text(milliseconds(one.step_ms))} a step{_known(one)}</div></div>'
+        f'<div class="ms">{text(milliseconds(one.step_ms))} per step{_known(one)}</div></div>'
     )
 
 
@@ -248,7 +253,7 @@ def workers_table(summary: Summary) -> str:
     for one in shown(summary):
         values: list[object] = [f"{one.worker}{' ✕ lost' if one.lost else ''}", *([one.start] if several else [])]
         values += [one.host, _device(one), one.pid or "–", steps_of(one), samples_of(one)]
-        values += [duration(one.cpu_s), f"{one.cpu_cores:.2f}"]
+        values += [duration(one.cpu_s), cores_of(one)]
         values += [amount(one.memory_mb * 2**20), *([amount(one.gpu_mb * 2**20)] if gpus else [])]
         values += [amount(one.bytes_sent), duration(one.hours * 3600)]
         cells = (

@@ -8,6 +8,7 @@ from typing import Any
 
 from cordee.core.times import PARTS
 from cordee.watch.summary import Column, Curve, Split, Summary, Worker
+from cordee.watch.words import parts_of
 
 MOST_SHOWN = 24
 """Workers with lines, bars and lanes of their own in the report; `cordee report --json` has all."""
@@ -61,6 +62,7 @@ def plot_data(summary: Summary) -> str:
             "seconds": _seconds(summary.split.seconds),
             "redone": _flags(summary.split.redone),
             "count": summary.split.count,
+            "parts": parts_of(summary.workers),
             "workers": {one: _columns(summary.split.workers[one]) for one in numbers if one in summary.split.workers},
             "all": _columns(_of_all(summary.split)),
             "others": sum(one not in numbers for one in summary.split.workers),

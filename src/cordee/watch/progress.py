@@ -1,15 +1,12 @@
-"""Progress of a run in the terminal: a bar where somebody looks, plain lines elsewhere."""
+"""Progress of a run, as its events come: on a terminal, in a notebook, or as plain lines."""
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import Any, TextIO
 
 from cordee.core.plan import Plan
+from cordee.watch.display import display_for
 
-LINE_EVERY_S = 2.0
-"""How often a plain line is printed."""
 MOST_NAMED = 8
 """Workers whose processes are named at the start."""
 
@@ -18,13 +15,9 @@ class Progress:
     """Shows the events of a run as they come."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """`stream` defaults to standard error, so that output stays clean for scripts."""
-        self._stream = stream or sys.stderr
+        """`stream` defaults to standard error, so that output stays clean for scripts; a notebook has its own place."""
+        self.display = display_for(stream)
         self._total: int | None = None
-        self._printed = 0.0
-        self._bar: Any = None
-        self._task: Any = None
-        self._live = self._stream.isatty()
         self._processes: dict[int, int] = {}
         self._named = False
 
@@ -35,37 +28,30 @@ class Progress:
             show(event)
 
     def close(self) -> None:
-        """Take the bar down."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def _say(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False, markup=False)
-        else:
-            print(text, file=self._stream, flush=True)
+        """The run is over."""
+        self.display.close()
 
     def _on_start(self, event: dict[str, Any]) -> None:
         workers = event["workers"]
-        self._say(f"starting {workers} worker{'s' if workers > 1 else ''}, plan: {event['plan']}")
+        self.display.say(f"starting {workers} worker{'s' if workers > 1 else ''}, plan: {event['plan']}")
 
     def _on_plan(self, event: dict[str, Any]) -> None:
         result = "another result than" if event["faithfulness"] == "statistical" else "the same result as"
-        self._say(f"the script's own plan: {Plan.from_dict(event['plan'])} ({result} in one process)")
+        self.display.say(f"the script's own plan: {Plan.from_dict(event['plan'])} ({result} in one process)")
 
     def _on_job(self, event: dict[str, Any]) -> None:
         self._total = event["last_step"]
         samples = ", ".join(f"{count:,} {part}" for part, count in event["samples"].items())
-        self._say(f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}")
+        self.display.say(
+            f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}"
+        )
         self._name_processes()
         if event["steps"]:
             left = (
                 "" if self._total is None or event["steps"] < self._total else ", which was the last: nothing is left"
             )
-            self._say(f"going on after step {event['steps']}{left}")
-        if self._live:
-            self._start_bar(event["steps"])
+            self.display.say(f"going on after step {event['steps']}{left}")
+        self.display.begin(event["steps"], self._total)
 
     def _on_worker(self, event: dict[str, Any]) -> None:
         if len(self._processes) < MOST_NAMED:
@@ -75,55 +61,35 @@ class Progress:
         """Once: before the first step, also of a script, which has no job to introduce."""
         if self._processes and not self._named:
             self._named = True
-            self._say(
+            self.display.say(
                 "processes: " + ", ".join(f"worker {who} is {pid}" for who, pid in sorted(self._processes.items()))
             )
 
-    def _start_bar(self, done: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("loss {task.fields[loss]}"),
-            TimeRemainingColumn(),
-            console=Console(file=self._stream),
-            refresh_per_second=5,
-        )
-        self._task = self._bar.add_task("steps", total=self._total, completed=done, loss="-")
-        self._bar.start()
-
     def _on_step(self, event: dict[str, Any]) -> None:
         self._name_processes()
-        loss = _loss(event)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=event["step"], loss=loss)
-            return
-        now = time.monotonic()
-        if now - self._printed >= LINE_EVERY_S and not self._live:
-            self._printed = now
-            of = f" of {self._total}" if self._total else ""
-            self._say(f"step {event['step']}{of}: loss {loss}, {event['ms']:.0f} ms")
+        self.display.step(event["step"], self._total, _loss(event), event["ms"])
 
     def _on_epoch(self, event: dict[str, Any]) -> None:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in event["validation"].items())
-        self._say(f"epoch {event['epoch'] + 1}: {f'validation {metrics}' if metrics else f'loss {_loss(event)}'}")
+        self.display.say(
+            f"epoch {event['epoch'] + 1}: {f'validation {metrics}' if metrics else f'loss {_loss(event)}'}"
+        )
 
     def _on_failure(self, event: dict[str, Any]) -> None:
         where = f" on {event['host']}" if event["host"] else ""
-        self._say(f"worker {event['worker']}{where} was lost ({event['reason']}); {event['left']} left")
+        self.display.note(f"worker {event['worker']}{where} was lost ({event['reason']}); {event['left']} left")
 
     def _on_regroup(self, event: dict[str, Any]) -> None:
-        self._say(f"going on with workers {', '.join(map(str, event['workers']))}")
+        self.display.note(f"going on with workers {', '.join(map(str, event['workers']))}")
 
     def _on_links(self, event: dict[str, Any]) -> None:
         one, other, speed, ms = min(event["links"], key=lambda link: link[2])
-        self._say(f"links between hosts: the slowest, {one} to {other}, {speed:,.0f} Mbit/s ({ms:.1f} ms both ways)")
+        self.display.note(
+            f"links between hosts: the slowest, {one} to {other}, {speed:,.0f} Mbit/s ({ms:.1f} ms both ways)"
+        )
 
     def _on_warning(self, event: dict[str, Any]) -> None:
-        self._say(f"note: {event['message']}")
+        self.display.note(f"note: {event['message']}")
 
 
 def _loss(event: dict[str, Any]) -> str:

@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cordee.core.times import callbacks_of
+
 MOST_OPEN = 20_000
 """Steps that may wait for a worker's report; older ones are closed with those that came."""
 _NAMES = ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived")
+"""Before the times of callbacks, which records of former versions have not."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Block:
     """In seconds, by the launcher's clock."""
     waited: list[float]
     """The part of `waiting` that lies before the arrival, within the passes."""
+    callbacks: list[float]
 
     def cut(self, begin: int, end: int) -> Block:
         """Some of its steps, by their places in it."""
@@ -40,7 +44,7 @@ class Block:
     @property
     def began(self) -> float:
         """When the first of its steps began, in the launcher's clock; see `core.times`."""
-        return self.arrived[0] - (self.data[0] + self.compute[0] + self.waited[0]) / 1e3
+        return self.arrived[0] - (self.data[0] + self.compute[0] + self.callbacks[0] + self.waited[0]) / 1e3
 
 
 OnBlock = Callable[[int, Mapping[int, Block]], None]
@@ -54,7 +58,7 @@ class _Chunk:
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self.first: int = record["from"]
-        self.columns: list[list[Any]] = [record[name] for name in _NAMES]
+        self.columns: list[list[Any]] = [*(record[name] for name in _NAMES), callbacks_of(record)]
         self.end = self.first + min(map(len, self.columns))
 
     def cut(self, first: int, end: int) -> list[list[Any]]:
@@ -129,11 +133,11 @@ def split_block(came: Mapping[int, list[list[Any]]]) -> dict[int, Block]:
     arrivals = [columns[5] for columns in came.values()]
     lasts = list(map(max, *arrivals)) if len(arrivals) > 1 else arrivals[0]
     split = {}
-    for worker, (data, compute, blocked, waited, samples, arrived) in came.items():
+    for worker, (data, compute, blocked, waited, samples, arrived, callbacks) in came.items():
         waiting = [
             known + max(0.0, min(whole - known, (last - mine) * 1e3))
             for whole, known, last, mine in zip(blocked, waited, lasts, arrived)  # noqa: B905 - of equal length
         ]
         communication = [whole - waits for whole, waits in zip(blocked, waiting)]  # noqa: B905
-        split[worker] = Block(data, compute, communication, waiting, samples, arrived, waited)
+        split[worker] = Block(data, compute, communication, waiting, samples, arrived, waited, callbacks)
     return split

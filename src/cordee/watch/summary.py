@@ -56,8 +56,8 @@ class Worker:
     time_s: Mapping[str, float]
     """Seconds of its steps by part."""
     cpu_s: float
-    cpu_cores: float
-    """Processor time over the time it was there: how many cores it kept busy."""
+    cpu_cores: float | None
+    """How many cores it kept busy from its first reading to its last; None if these lie too close together."""
     memory_mb: float
     """The most memory that it was seen with."""
     gpu_mb: float
@@ -65,6 +65,8 @@ class Worker:
     hours: float
     start: int = 1
     """Which start of the run, from 1."""
+    cores: float | None = None
+    """Cores that the workers of its host share; None if that is not on record."""
     timed: int = 0
     """Steps whose times it reported: whoever is killed takes the last ones with it."""
     at_least: bool = False
@@ -159,6 +161,10 @@ class Summary:
     loss: float | None
     validation: Mapping[str, float | None]
     test: Mapping[str, float | None]
+    lr: float | None
+    """The learning rate of the last step; None if it is not on record."""
+    grad_norm: float | None
+    """The norm of the last step's gradient before clipping; None if it is not on record."""
     throughput: float
     """Samples a second, over the time of the steps."""
     latency: Latency
@@ -173,7 +179,7 @@ class Summary:
     left_out: int
     """Incidents beyond those listed."""
     losses: Curve
-    """`loss`, `loss_low`, `loss_high` of training."""
+    """`loss`, `loss_low`, `loss_high` of training; `lr`, `grad_norm`, `grad_norm_low` and `_high` where on record."""
     pace: Curve
     """`throughput` in samples a second, `ms`, `ms_low` and `ms_high` of a step."""
     metrics: Curve

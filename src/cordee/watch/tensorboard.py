@@ -86,6 +86,7 @@ class _Scalars:
         values: list[tuple[str, float | None]] = [("train/loss", event["loss"]), ("train/step_ms", event["ms"])]
         if event["ms"]:
             values.append(("train/samples_per_s", 1e3 * event["samples"] / event["ms"]))
+        values += [(f"train/{name}", event[name]) for name in ("lr", "grad_norm") if event.get(name) is not None]
         self._write(event["step"], event.get("at") or event["time"], values)
 
     def _on_epoch(self, event: Mapping[str, Any]) -> None:

@@ -155,6 +155,17 @@ def curve(rows: Sequence[Row], /, **columns: tuple[str, str]) -> Curve:
     )
 
 
+def learning(rows: Sequence[Row]) -> Curve:
+    """The loss of the steps, and their learning rate and gradient norm where these are on record."""
+    known = {name for row in rows for name in row.cells}
+    spread = [name for name in ("loss", "grad_norm") if name == "loss" or name in known]
+    columns = {f"{name}{end}": (name, what) for name in spread for end, what in _SPREAD.items()}
+    return curve(rows, **columns, **({"lr": ("lr", "mean")} if "lr" in known else {}))
+
+
+_SPREAD = {"": "mean", "_low": "low", "_high": "high"}
+
+
 def pace(rows: Sequence[Row]) -> Curve:
     """How long steps took, and how many samples a second that was."""
     lengths = curve(rows, ms=("ms", "mean"), ms_low=("ms", "low"), ms_high=("ms", "high"))

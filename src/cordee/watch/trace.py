@@ -2,8 +2,8 @@
 
 What is exact: when a worker came to a step's collective (`arrived`), how long each part of a step lasted (in the
 arguments of the step's slice), when the speaking worker committed a step (counters), and when the launcher heard of a
-failure, a new group or a warning. What is laid out: the parts of a step stand in the order data, compute, waiting,
-communication, with `arrived` between the second and the third. The update after the collective is counted with compute
+failure, a new group or a warning. What is laid out: the parts of a step stand in the order callbacks, data, compute,
+waiting, communication, with `arrived` before the last two. The update after the collective is counted with compute
 and stands before it; collectives inside the passes stand after it. Where two steps would overlap by that, the slices
 between their two arrivals are scaled to fit. Evaluation and saving follow the step that they came after.
 """
@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from cordee.core.errors import StorageError, UsageError
 from cordee.core.events import read_events
+from cordee.core.times import PARTS
 from cordee.watch.split import Block, BlockSplit
 
 RUN = 0
@@ -64,11 +65,12 @@ class Stamp:
     communication: float
     samples: int
     arrived: float
+    callbacks: float = 0.0
 
     @property
     def own(self) -> float:
         """What the worker spends before it comes to the collective."""
-        return self.data + self.compute
+        return self.callbacks + self.data + self.compute
 
     @property
     def blocked(self) -> float:
@@ -91,8 +93,9 @@ def lay_out(one: Stamp, begin: float, end: float) -> list[tuple[str, float, floa
     before = max(0.0, one.arrived - begin) / one.own if one.own else 0.0
     after = max(0.0, end - one.arrived) / one.blocked if one.blocked else 0.0
     at = begin
-    parts = (("data", one.data * before), ("compute", one.compute * before))
-    for name, length in (*parts, ("waiting", one.waiting * after), ("communication", one.communication * after)):
+    own = ((name, getattr(one, name) * before) for name in ("callbacks", "data", "compute"))
+    blocked = ((name, getattr(one, name) * after) for name in ("waiting", "communication"))
+    for name, length in (*own, *blocked):
         if length > 0:
             slices.append((name, at, length))
         at += length
@@ -246,11 +249,13 @@ class _Tracer:
 
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         for worker, one in blocks.items():
-            rows = zip(one.data, one.compute, one.waiting, one.communication, one.samples, one.arrived, strict=False)
-            for step, (data, compute, waiting, communication, samples, arrived) in enumerate(rows, start=first + 1):
+            columns = (one.data, one.compute, one.waiting, one.communication, one.callbacks)
+            rows = zip(*columns, one.samples, one.arrived, strict=False)
+            for step, (*parts, samples, arrived) in enumerate(rows, start=first + 1):
                 if step in self._steps:
-                    parts = (data / 1e3, compute / 1e3, waiting / 1e3, communication / 1e3)
-                    self._add(worker, Stamp(step, *parts, samples, self._since(arrived)))
+                    data, compute, waiting, communication, called = (part / 1e3 for part in parts)
+                    blocked = (waiting, communication)
+                    self._add(worker, Stamp(step, data, compute, *blocked, samples, self._since(arrived), called))
 
     def _add(self, worker: int, stamp: Stamp) -> None:
         begin = max(0.0, stamp.arrived - stamp.own)
@@ -264,7 +269,7 @@ class _Tracer:
 
     def _step_slices(self, worker: int, one: Stamp, begin: float, end: float) -> None:
         track = (worker + 1, 0)
-        exact = {name: round(1e3 * getattr(one, name), 4) for name in ("data", "compute", "waiting", "communication")}
+        exact = {name: round(1e3 * getattr(one, name), 4) for name in PARTS}
         self._out.slice(track, f"step {one.step}", begin, end - begin, samples=one.samples, exact_ms=exact)
         for name, at, length in lay_out(one, begin, end):
             self._out.slice(track, name, at, min(length, end - at))

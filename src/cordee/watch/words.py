@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from cordee.core.times import PARTS
 from cordee.watch.summary import Summary, Worker
 
 NOTICEABLE = 0.10
 """Waiting below this share of the time is not worth a word."""
+LEAST_CALLBACKS = 0.005
+"""Callbacks that take less than this share of the time are not worth a column."""
 MOSTLY = 0.9
 """If the times of so many steps are known, those of the others would change little."""
 
@@ -83,6 +87,17 @@ def step_length(one: Worker) -> str:
     return milliseconds(one.step_ms) + known
 
 
+def cores_of(one: Worker) -> str:
+    """How many cores a worker kept busy."""
+    return "–" if one.cpu_cores is None else f"{one.cpu_cores:.2f}"
+
+
+def parts_of(workers: Sequence[Worker]) -> list[str]:
+    """The parts of a step that are worth showing: of callbacks only if they take a noticeable time."""
+    called = any(one.share("callbacks") >= LEAST_CALLBACKS for one in workers)
+    return [part for part in PARTS if part != "callbacks" or called]
+
+
 def plural(count: int, thing: str) -> str:
     """`1 worker`, `3 workers`."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
@@ -113,6 +128,18 @@ def cause(summary: Summary) -> str:
     """Why the training ended, such as `after step 88: Stop(when=...)`; empty if nobody said more than that it did."""
     said = summary.ended.strip().rstrip(".")
     return "" if said in ("", summary.state, summary.reason) else said
+
+
+def best(result: Mapping[str, Any]) -> str:
+    """The best checkpoint of a run and whether its model is that one; empty if `result` names none."""
+    found = result.get("best")
+    if not isinstance(found, Mapping) or "step" not in found:
+        return ""
+    name, value = found.get("metric") or "metric", found.get("value")
+    of = f", epoch {found['epoch'] + 1}" if isinstance(found.get("epoch"), int) else ""
+    kept = {"best": "; the model is that one", "last": "; the model is that of the last step"}
+    told = f"{name.lstrip('-')} {figure(value)}" if isinstance(value, int | float) else name.lstrip("-")
+    return f"{told} after step {found['step']:,}{of}{kept.get(str(result.get('model')), '')}"
 
 
 def losses(summary: Summary) -> list[str]:
@@ -163,46 +190,67 @@ def _verdict(measured: Sequence[Worker]) -> str:
     slow = min(measured, key=lambda one: (one.share("waiting"), -_own_ms(one)))
     others = [one for one in measured if one is not slow]
     waiting = _mean(others, "waiting")
-    if waiting >= NOTICEABLE and waiting >= 2 * slow.share("waiting") and _own_ms(slow) > 1.1 * _own_of(others):
-        return _held_up(slow, others, waiting)
-    return _together(measured)
+    held_up = waiting >= NOTICEABLE and waiting >= 2 * slow.share("waiting") and _own_ms(slow) > 1.1 * _own_of(others)
+    return (_held_up(slow, others, waiting) if held_up else _together(measured)) + _crowded(measured)
+
+
+def _crowded(measured: Sequence[Worker]) -> str:
+    """A sentence if the workers of a host have fewer cores than they are; those that wait for a core seem slow."""
+    hosts: dict[str, list[Worker]] = {}
+    for one in measured:
+        if one.cores is not None and one.device == "cpu":
+            hosts.setdefault(one.host, []).append(one)
+    said = [
+        f"{len(there)} workers share {cores:g} core{'' if cores == 1 else 's'}{f' on {host}' if len(hosts) > 1 else ''}"
+        for host, there in hosts.items()
+        if len(there) > max(1.0, cores := max(one.cores or 0.0 for one in there))
+    ]
+    return f" {'; '.join(said)}: some of this time is spent waiting for a free core." if said else ""
 
 
 def _alone(one: Worker) -> str:
+    called = one.share("callbacks")
+    more = f", {percent(called)} in callbacks" if called >= NOTICEABLE else ""
     return (
-        f"Worker {one.worker} spends {percent(one.share('compute'))} of its steps computing "
+        f"Worker {one.worker} spends {percent(one.share('compute'))} of its steps computing{more} "
         f"and {percent(one.share('data'))} waiting for data."
     )
 
 
+_DOING = {"data": "waiting for data", "compute": "computing", "callbacks": "in callbacks"}
+
+
 def _held_up(slow: Worker, others: Sequence[Worker], waiting: float) -> str:
-    data = _per_step(slow, "data") - statistics.median(_per_step(one, "data") for one in others)
-    compute = _per_step(slow, "compute") - statistics.median(_per_step(one, "compute") for one in others)
-    part, doing = ("data", "waiting for data") if data > compute else ("compute", "computing")
-    mine = _per_step(slow, part)
-    theirs = statistics.median(_per_step(one, part) for one in others)
+    def theirs(part: str) -> float:
+        return statistics.median(_per_step(one, part) for one in others)
+
+    part = max(_DOING, key=lambda one: _per_step(slow, one) - theirs(one))
+    mine, usual = _per_step(slow, part), theirs(part)
     who, crowd, own = ("other", "other waits", "its") if len(others) == 1 else ("others", "others wait", "their")
-    times = f", {mine / theirs:.1f} times as long as the {who}" if theirs and mine / theirs >= 1.1 else ""
+    times = f", {mine / usual:.1f} times as long as the {who}" if usual >= 0.01 and mine / usual >= 1.1 else ""
     return (
-        f"Worker {slow.worker} is the slowest: it spends {percent(slow.share(part))} of its steps {doing}{times}, "
-        f"while the {crowd} {percent(waiting)} of {own} time."
+        f"Worker {slow.worker} is the slowest: it spends {percent(slow.share(part))} of its steps {_DOING[part]}"
+        f"{times}, while the {crowd} {percent(waiting)} of {own} time."
     )
 
 
 def _together(measured: Sequence[Worker]) -> str:
-    shares = {part: _mean(measured, part) for part in ("data", "compute", "communication", "waiting")}
+    shares = {part: _mean(measured, part) for part in PARTS}
+    called = f"callbacks {percent(shares['callbacks'])}, " if shares["callbacks"] >= LEAST_CALLBACKS else ""
     spent = (
-        f"computing {percent(shares['compute'])}, communication {percent(shares['communication'])}, "
+        f"computing {percent(shares['compute'])}, {called}communication {percent(shares['communication'])}, "
         f"waiting for each other {percent(shares['waiting'])}, data {percent(shares['data'])}"
     )
     largest = max(shares, key=lambda part: shares[part])
     much = "most" if shares[largest] > 0.5 else "the largest part"
+    spends = f"{much} of the time is spent {_DOING.get(largest, 'in communication')}"
     lead = {
-        "compute": f"No worker holds the others up, and {much} of the time is spent computing",
+        "compute": f"No worker holds the others up, and {spends}",
         "communication": f"Communication takes {much} of the time: steps are short for the way between these workers",
-        "waiting": "The workers wait for each other by turns; none of them is always the last",
-        "data": f"{_capital(much)} of the time is spent waiting for data",
-    }[largest]
+    }.get(largest, _capital(spends))
+    if shares["waiting"] >= NOTICEABLE:
+        lead = "The workers wait for each other by turns; none of them is always the last"
+        lead += f". {_capital(spends)}" if largest != "waiting" else ""
     return f"{lead} ({spent})."
 
 
@@ -216,7 +264,7 @@ def _per_step(one: Worker, part: str) -> float:
 
 def _own_ms(one: Worker) -> float:
     """Milliseconds a step that do not depend on others."""
-    return _per_step(one, "data") + _per_step(one, "compute")
+    return sum(_per_step(one, part) for part in _DOING)
 
 
 def _own_of(workers: Sequence[Worker]) -> float:

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const data = JSON.parse(document.getElementById("data").textContent);
-  const PARTS = ["data", "compute", "communication", "waiting"];
+  const PARTS = data.split.parts;
   let axis = "step";
   let logarithmic = false;
   let whose = "all";
@@ -244,6 +244,20 @@
     });
   }
 
+  /** The mean of some steps as a line, and from their least to their greatest value a shade behind it; from 0 to `top`. */
+  function spanned(host, curve, columns, spec) {
+    const [x, mean, low, high] = along(curve, columns);
+    const spread = mean.some((_, index) => low[index] !== high[index]);
+    const colour = css(spec.colour);
+    draw(host, {
+      data: spread ? [x, mean, high, low] : [x, mean],
+      series: [line(spread ? spec.label + ", mean" : spec.label, colour, dotted(mean)), ...(spread ? [edge(), edge()] : [])],
+      bands: spread ? [{ series: [2, 3], fill: colour + "33" }] : [],
+      free: spec.free,
+      range: (_, low, high) => [0, Math.max(1e-12, Math.min(spec.top || Infinity, (high || 1) * 1.06))],
+    });
+  }
+
   // ---------------------------------------------------------------- the plots
 
   const draws = {
@@ -270,6 +284,16 @@
       });
     },
 
+    lr(host) {
+      const [x, values] = along(data.losses, [data.losses.values.lr]);
+      draw(host, { data: [x, values], series: [line("learning rate", css("c4"), dotted(values))], zero: true });
+    },
+
+    grad_norm(host) {
+      const { grad_norm, grad_norm_low, grad_norm_high } = data.losses.values;
+      spanned(host, data.losses, [grad_norm, grad_norm_low, grad_norm_high], { label: "gradient norm", colour: "c3", free: true });
+    },
+
     metric(host) {
       const name = host.dataset.name;
       const [x, values] = along(data.metrics, [data.metrics.values[name]]);
@@ -283,15 +307,8 @@
 
     latency(host) {
       const { ms, ms_low, ms_high } = data.pace.values;
-      const [x, mean, low, high] = along(data.pace, [ms, ms_low, ms_high]);
-      const spread = mean.some((_, index) => low[index] !== high[index]);
-      const top = Math.max(data.latency.p99 * 1.5, percentile(mean, 0.98) * 1.2);
-      draw(host, {
-        data: spread ? [x, mean, high, low] : [x, mean],
-        series: [line(spread ? "ms, mean" : "ms", css("c0")), ...(spread ? [edge(), edge()] : [])],
-        bands: spread ? [{ series: [2, 3], fill: css("c0") + "33" }] : [],
-        range: (_, low, high) => [0, Math.max(1e-6, Math.min(top, (high || 1) * 1.06))],
-      });
+      const top = Math.max(data.latency.p99 * 1.5, percentile(ms, 0.98) * 1.2);
+      spanned(host, data.pace, [ms, ms_low, ms_high], { label: "ms", colour: "c0", top });
     },
 
     histogram(host) {

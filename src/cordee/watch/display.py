@@ -1,0 +1,213 @@
+"""Where progress is shown: plain lines, a bar on a terminal, or a line that changes in a notebook."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Any, Protocol, TextIO
+
+LINE_EVERY_S = 2.0
+"""How often a plain line is printed."""
+BAR_EVERY_S = 0.1
+"""How often a step redraws the bar; between steps it is redrawn for the time that is left."""
+CHANGE_EVERY_S = 0.25
+CHANGE_SHARE = 0.01
+"""How often the line of a notebook changes: in a long run after this share of its time, as notebooks keep it all."""
+
+
+class Display(Protocol):
+    """Shows what a run says. `output` is called from another thread than the rest."""
+
+    streams: frozenset[int]
+    """Which of a worker's standard streams (1: output, 2: error) have to come through `output` to be shown well."""
+
+    def say(self, text: str) -> None:
+        """Something of the moment."""
+
+    def note(self, text: str) -> None:
+        """Something that has to stay in sight."""
+
+    def begin(self, done: int, total: int | None) -> None:
+        """So many steps are done, of so many if that is known."""
+
+    def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
+        """One more step is done."""
+
+    def output(self, text: str) -> None:
+        """A line that a worker printed."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+def display_for(stream: TextIO | None) -> Display:
+    """What suits this stream; None: a notebook if this process is one's kernel, else standard error."""
+    if stream is None and in_notebook():
+        return Line(sys.stdout)
+    chosen = stream or sys.stderr
+    return Bar(chosen) if chosen.isatty() else Plain(chosen)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which has loaded IPython; a terminal's IPython is none."""
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return ask is not None and getattr(ask(), "kernel", None) is not None
+
+
+def count(done: int, total: int | None) -> str:
+    """`step 3 of 30`."""
+    return f"step {done} of {total}" if total else f"step {done}"
+
+
+class Plain:
+    """Lines in a file or a pipe, of steps one every few seconds."""
+
+    streams: frozenset[int] = frozenset()
+
+    def __init__(self, stream: TextIO) -> None:
+        """Nothing is printed yet."""
+        self._stream = stream
+        self._printed = 0.0
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        print(text, file=self._stream, flush=True)
+
+    note = output = say
+
+    def begin(self, done: int, total: int | None) -> None:
+        """Wait for a step."""
+
+    def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
+        """Print it, unless the last one was printed a moment ago."""
+        now = time.monotonic()
+        if now - self._printed >= LINE_EVERY_S:
+            self._printed = now
+            self.say(f"{count(done, total)}: loss {loss}, {ms:.0f} ms")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Bar:
+    """A bar at the foot of a terminal, and everything else above it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """The bar comes with `begin`, or with the first step."""
+        self.streams = frozenset(number for number in (1, 2) if os.isatty(number))
+        self._stream = stream
+        self._bar: Any = None
+        self._task: Any = None
+        self._drawn = 0.0
+
+    def say(self, text: str) -> None:
+        """Print it above the bar, which is drawn anew below it: not as it was when it was last drawn."""
+        if (bar := self._bar) is None:
+            print(text, file=self._stream, flush=True)
+        else:
+            bar.refresh()
+            bar.console.print(text, highlight=False, markup=False)
+
+    note = say
+
+    def begin(self, done: int, total: int | None) -> None:
+        """Draw the bar."""
+        self.close()  # that of a former session of the same script
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=Console(file=self._stream),
+            refresh_per_second=5,
+        )
+        self._task = self._bar.add_task("steps", total=total, completed=done, loss="-")
+        self._bar.start()
+
+    def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
+        """Move the bar; a script, which says nothing of its job, has none before."""
+        if self._bar is None:
+            self.begin(done, total)
+        self._bar.update(self._task, completed=done, loss=loss)
+        now = time.monotonic()
+        if now - self._drawn >= BAR_EVERY_S:
+            self._drawn = now
+            self._bar.refresh()
+
+    def output(self, text: str) -> None:
+        """Print it above the bar, in the colours that it asks for."""
+        if (bar := self._bar) is None:
+            print(text, file=self._stream, flush=True)
+        else:
+            from rich.text import Text
+
+            bar.console.print(Text.from_ansi(text), highlight=False)
+
+    def close(self) -> None:
+        """Leave the bar as it is at the end."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Line:
+    """One line that changes, which all frontends of notebooks know by its carriage return; notes stand above it."""
+
+    streams = frozenset((1, 2))
+
+    def __init__(self, stream: TextIO) -> None:
+        """Nothing is shown yet."""
+        self._stream = stream
+        self._lock = threading.RLock()
+        self._began = time.monotonic()
+        self._changed = 0.0
+        self._step = self._said = ""
+        self._width = 0
+
+    def say(self, text: str) -> None:
+        """Show it in the line."""
+        self._said = text
+        self._change()
+
+    def note(self, text: str) -> None:
+        """Print it above the line."""
+        with self._lock:
+            print("\r" + text.ljust(self._width), file=self._stream)
+            self._width = 0
+            self._change()
+
+    output = note
+
+    def begin(self, done: int, total: int | None) -> None:
+        """From now on the line shows steps."""
+        self._step, self._said = count(done, total), ""
+        self._change()
+
+    def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
+        """Show it in the line, unless that was changed a moment ago."""
+        if not self._step:
+            self._said = ""
+        self._step = f"{count(done, total)}, loss {loss}"
+        now = time.monotonic()
+        if now - self._changed >= max(CHANGE_EVERY_S, CHANGE_SHARE * (now - self._began)):
+            self._change()
+
+    def close(self) -> None:
+        """Leave the line as it is at the end."""
+        if self._changed:
+            self._change()
+            print(file=self._stream, flush=True)
+
+    def _change(self) -> None:
+        with self._lock:
+            self._changed = time.monotonic()
+            text = " · ".join(filter(None, (self._step, self._said)))
+            self._stream.write("\r" + text.ljust(self._width))
+            self._stream.flush()
+            self._width = len(text)
