@@ -58,8 +58,8 @@ class Reducer:
         self._places: list[tuple[_Bucket, int]] = []
         """Where each parameter lies: its bucket, and its number in it."""
         self._riders: list[NDArray[Any]] = []
-        self._treated = [torch.zeros(1), torch.zeros(1)]
-        """For each set, and handed over with it: what `treat` has made of its gradients."""
+        self._treated = [torch.zeros(2, dtype=torch.float64) for _ in range(2)]
+        """For each set, and handed over with it: what `treat` has made of its gradients, and their norm before that."""
         self._extras: Extras = tuple
         self._armed = False
         self._filled = False
@@ -165,23 +165,27 @@ class Reducer:
         summed: list[float] = self._riders[self._turn][: -len(self.parameters)].tolist()
         return summed
 
-    def treat(self, *, scale: float = 1.0, clip: float | None = None) -> bool:
-        """Undo the scale of the loss and bound the norm of the global gradient; False if it is not finite.
+    def treat(self, *, scale: float = 1.0, clip: float | None = None) -> tuple[bool, Tensor]:
+        """Undo the scale of the loss and bound the norm of the global gradient; whether it fits the format, its norm.
 
-        Done once: a peer that gets the gradient handed over gets it treated, and is told so.
+        Done once: a peer that gets the gradient handed over gets it treated, and is told so. The norm is that before it
+        is bounded, still on its device: nothing waits for it.
         """
-        if scale == 1.0 and clip is None:
-            return True
-        for parameter in self.parameters:
-            _refuse_sparse(parameter, "clipped or scaled")
         treated = self._treated[self._turn]
-        if self.rope.size > 1 and treated.item():
-            return treated.item() == FINITE
-        finite = scale == 1.0 or _unscale([p.grad for p in self.parameters if p.grad is not None], scale)
-        if finite and clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, clip)
-        treated.fill_(FINITE if finite else NOT_FINITE)
-        return finite
+        if self.rope.size > 1 and treated[0].item():
+            return treated[0].item() == FINITE, treated[1]
+        changes = scale != 1.0 or clip is not None
+        for parameter in self.parameters if changes else ():
+            _refuse_sparse(parameter, "clipped or scaled")
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        fits = scale == 1.0 or _unscale(gradients, scale)
+        norm = _norm(gradients if self.rope.size == 1 else self._flats())
+        if fits and clip is not None:
+            nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
+        if changes and self.rope.size > 1:
+            treated[0] = FINITE if fits else NOT_FINITE
+            treated[1:].copy_(norm.reshape(1))
+        return fits, norm
 
     def update(self, optimizer: Optimizer) -> None:
         """Let the optimizer step; a peer that is behind still gets what was agreed on, whatever it does to gradients.
@@ -213,6 +217,11 @@ class Reducer:
             parameter.grad = None
 
     # ------------------------------------------------------------- inside
+
+    def _flats(self) -> list[Tensor]:
+        """The gradients of each bucket side by side, without the numbers that ride along."""
+        sizes = [sum(parameter.numel() for parameter in bucket.parameters) for bucket in self._buckets]
+        return [one.flats[self._turn][:size] for one, size in zip(self._buckets, sizes, strict=True) if size]
 
     def _begin(self) -> None:
         self._turn = 1 - self._kept
@@ -311,6 +320,22 @@ def _unscale(gradients: list[Tensor], scale: float) -> bool:
         factor = torch.full((1,), 1.0 / scale, device=device)
         torch._amp_foreach_non_finite_check_and_unscale_(group, found[device], factor)
     return not any(flag.item() for flag in found.values())
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """Of all of them together, in float32 at least."""
+    dense = [one if one.layout is torch.strided else one.coalesce().values() for one in gradients]
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for one in dense:
+        kinds.setdefault((one.device, one.dtype), []).append(one)
+    norms: list[Tensor] = []
+    for (_, dtype), group in kinds.items():
+        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
+        norms += torch._foreach_norm(group, 2.0, wide)
+    if not norms:
+        return torch.zeros(())
+    whole: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0]) for one in norms]))
+    return whole
 
 
 def _make_bucket(group: list[nn.Parameter], riders: int) -> _Bucket:

@@ -97,6 +97,7 @@ class _Training:
         model = job.make_model().to(session.device)
         if job.start_from is not None and snapshot is None and session.rank == 0:
             load_weights(model, *read_weights(Path(job.start_from)))
+        session.updates = 1
         if job.preflight:
             preflight(job, model, self.data.train, self._first_ids, session.device)
             if not is_steady(self.data.train, self._first_ids(SAMPLES)):
