@@ -1,4 +1,4 @@
-"""A model whose forward pass changes buffers by its batch: `living.py FOLDER KIND [WORKER STEP]`, or under `cordee run`.
+"""A model whose forward pass changes buffers by its batch: `living.py FOLDER KIND [WORKER STEP]`.
 
 With WORKER and STEP that worker kills itself in that step, after the forward pass.
 """

@@ -180,7 +180,7 @@ class Reducer:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         fits = scale == 1.0 or _unscale(gradients, scale)
         norm = _norm(gradients if self.rope.size == 1 else self._flats())
-        if fits and clip is not None:
+        if fits and clip is not None and (norm.is_cuda or norm.isfinite()):  # or the session looks which are not
             nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
         if changes and self.rope.size > 1:
             treated[0] = FINITE if fits else NOT_FINITE

@@ -87,6 +87,15 @@ class Feeder:
         self._cuts.clear()
         self._loader.cancel()
 
+    def hold(self, hold: bool) -> None:
+        """Gather nothing ahead, or do so again where that pays."""
+        self._loader.hold = hold
+
+    @property
+    def ahead(self) -> bool:
+        """Whether samples are gathered ahead, by a thread."""
+        return self._loader.ahead
+
     def close(self) -> None:
         """Stop gathering."""
         self._loader.close()

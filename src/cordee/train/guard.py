@@ -41,6 +41,8 @@ class Guard:
         self._steps = 0
         self._seals: dict[int, _Seal] | None = {}
         """By parameter: those that have a gradient of ours. None: not known, as nothing was looked at."""
+        self._known: set[int] = set()
+        """The parameters that were looked at; an optimizer may bring others."""
 
     @property
     def looks(self) -> bool:
@@ -66,8 +68,9 @@ class Guard:
         if again and self._before is not None and self._before != _marks(models):  # not every change is counted
             raise _moved()
 
-    def seal(self, parameters: Iterable[nn.Parameter]) -> None:
+    def seal(self, parameters: Sequence[nn.Parameter]) -> None:
         """The backward pass is over: nobody else may write to these gradients before an update uses them."""
+        self._known = set(map(id, parameters))
         self._seals = {id(p): _Seal(p.grad, p.grad._version, p._version) for p in parameters if p.grad is not None}
 
     def step(self, optimizer: Optimizer) -> None:
@@ -79,7 +82,8 @@ class Guard:
             )
         self._before = None
         if self.looks:
-            self._check([one for group in optimizer.param_groups for one in group["params"]])
+            given = [one for group in optimizer.param_groups for one in group["params"]]
+            self._check([one for one in given if id(one) in self._known])
 
     def committed(self, parameters: Iterable[nn.Parameter]) -> None:
         """An update of these parameters was made."""

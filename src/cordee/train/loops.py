@@ -11,16 +11,21 @@ from collections.abc import Hashable, Iterator, Sequence
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.feed.batch import Batch
+from cordee.feed.dataset import draws_of_others
 from cordee.feed.digest import delivered
 from cordee.feed.order import Order
+from cordee.feed.reading import places_of_others
 from cordee.feed.share import Share
 from cordee.feed.source import Source
 from cordee.group.rope import Rope
+from cordee.train.devices import seed_draws
 from cordee.train.feeder import Feeder, Slot, Weigh
 from cordee.train.guard import Guard
 from cordee.train.precision import Readings
 from cordee.train.weight import GlobalWeight
 
+BODIES = 2
+"""So many are looked at to see whether they draw."""
 Start = tuple[int, int]
 """Epoch, and step within it."""
 
@@ -49,6 +54,10 @@ class Loop:
         """Whether there are gradients that no update has used yet."""
         self.trained_inside = False
         """Whether a loop inside this step has trained."""
+        self._bodies = 0
+        """Bodies of steps in a row that were looked at and drew nothing from Python's and NumPy's generators."""
+        self._places: object = None
+        feeder.hold(draws_of_others(feeder.source) is not False)
         self.count = self.digest = 0
         """Samples that were delivered in this step, and their digest."""
 
@@ -67,6 +76,25 @@ class Loop:
         share = Share(plan.share, plan.proportions, seed=order.seed)
         feeder = Feeder(source, order, share, rope, accumulate=plan.accumulate, device=device)
         return cls(feeder, weigh, rope, keys)
+
+    def seed(self, device: str, *key: int) -> None:
+        """Let all that is drawn in the body of this step depend on `key` alone, and see whether it draws.
+
+        Python's and NumPy's generators are the same for all threads. Where the samples draw from them too, nothing is
+        read ahead until some bodies were seen not to draw; if they do, nothing is read ahead at all.
+        """
+        samples = draws_of_others(self.feeder.source)
+        seed_draws(device, *key, others=not (samples and self.feeder.ahead))
+        if self._bodies < BODIES:
+            self._places = places_of_others() if samples else None
+
+    def see(self) -> None:
+        """The body of a step is over."""
+        if self._bodies < BODIES:
+            self._bodies += 1
+            drew = self._places is not None and self._places != places_of_others()
+            self._bodies = 0 if drew else self._bodies
+            self.feeder.hold(bool(draws_of_others(self.feeder.source)) and self._bodies < BODIES)
 
     def begin_step(self, generation: int) -> None:
         """A step begins, or begins again."""
@@ -90,6 +118,8 @@ class Loop:
             self.weight.announce(sum(batch.weight for batch in ready))
             taken = iter(ready)
         for one, batch in zip(slots, taken, strict=True):
+            if draws_of_others(self.feeder.source) is False:
+                self.feeder.hold(False)
             batch.last = one is slots[-1]
             self.batch = batch
             self.backwards = 0

@@ -32,7 +32,7 @@ from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, bind, meeting_points
 from cordee.train.agreement import agree_on, of_loop, of_model, state_of
 from cordee.train.buffers import BufferKeeper
-from cordee.train.devices import lay_out, seed_draws
+from cordee.train.devices import lay_out
 from cordee.train.diverged import diverged
 from cordee.train.feeder import Slot, Weigh
 from cordee.train.living import Living
@@ -316,10 +316,11 @@ class Session:
         for first, batch in loop.take(slot):
             self._state.silent = batch.borrowed
             if first:
-                seed_draws(self.device, self.seed, slot.epoch, slot.step, self.rope.rank)
+                loop.seed(self.device, self.seed, slot.epoch, slot.step, self.rope.rank)
             self.reporter.got()
             yield batch
             self._loops.resume(loop)
+            loop.see()
             if loop.redo:
                 return
             self.reporter.asks()
