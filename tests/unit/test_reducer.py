@@ -265,7 +265,7 @@ def hooks(parameter: nn.Parameter) -> int:
 
 def test_an_optimizer_made_anew_takes_the_reducer_over() -> None:
     model = two_layers()
-    reducers = Reducers(Echo(), Plan())
+    reducers = Reducers(Echo(), Plan(), [model])
     head = reducers.of(torch.optim.SGD(model[2].parameters(), lr=0.1))
     assert head == (reducers.only(), True) and hooks(model[2].weight) == 1
     whole, _ = reducers.of(torch.optim.SGD(model.parameters(), lr=0.1))  # the next stage trains all layers
@@ -280,7 +280,7 @@ def test_an_optimizer_made_anew_takes_the_reducer_over() -> None:
 
 def test_optimizers_of_different_parameters_stay_side_by_side() -> None:
     model = two_layers()
-    reducers = Reducers(Echo(), Plan())
+    reducers = Reducers(Echo(), Plan(), [model])
     parts = [torch.optim.SGD(model[place].parameters(), lr=0.1) for place in (0, 2)]
     found = [reducers.of(part)[0] for part in parts]
     assert reducers.only() is None and found[0] is not found[1]
@@ -292,7 +292,7 @@ def test_optimizers_of_different_parameters_stay_side_by_side() -> None:
 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     with pytest.raises(UsageError, match="LBFGS cannot be used here: its step\\(\\) needs closure"):
-        Reducers(Rope(), Plan()).of(torch.optim.LBFGS(two_layers().parameters()))
+        Reducers(Rope(), Plan(), []).of(torch.optim.LBFGS(two_layers().parameters()))
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -50,6 +50,8 @@ class Loader:
         # A copy to a GPU only overlaps with the computation if it begins before the batch is taken.
         self._ahead = self._memory.copies if ahead is None else ahead
         self._may_change = ahead is None and not self._memory.on_gpu
+        self.hold = False
+        """Set it to gather nothing ahead for now: what the dataset draws would come between another thread's draws."""
         self._durations_s: deque[float] = deque(maxlen=_MEASURED)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
@@ -64,7 +66,7 @@ class Loader:
     @property
     def ahead(self) -> bool:
         """Whether a background thread gathers."""
-        return self._ahead
+        return self._ahead and not self.hold
 
     def request(self, key: Hashable, ids: Ids, epoch: int = 0) -> None:
         """Ask for the samples `ids` of an epoch under the name `key`; returns at once."""

@@ -35,7 +35,7 @@ from cordee.train.preflight import SAMPLES, UNSTEADY, is_steady, preflight
 from cordee.train.record import Committed, Ledger
 from cordee.train.saving import Saver
 from cordee.train.session import Session
-from cordee.train.stopping import Ending, Patience, wishes
+from cordee.train.stopping import Ending, Patience, last_step, wishes
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ class _Training:
             found = read_weights(job.start_from)
             if told := take_weights(model, *found, where=job.start_from, partly=job.start_partly):
                 session.tell("warning", {"message": told})
+        session.updates = 1
         if job.preflight:
             preflight(job, model, self.data.train, self._first_ids, session.device)
             if not is_steady(self.data.train, self._first_ids(SAMPLES)):
@@ -123,7 +124,7 @@ class _Training:
         session.reducer_of(self.optimizer)
         if snapshot is not None:
             self._take_up(snapshot)
-        job.check_schedule(self.schedule, self._last_step(), self.order.steps)
+        job.check_schedule(self.schedule, last_step(self.job, self.order.steps), self.order.steps)
         self._samples_before = session.ledger.samples
         session.tell("job", self._describe())
         if (idle := session.size - self.resolved.batch) > 0:
@@ -144,16 +145,10 @@ class _Training:
             **self.job.describe(),
             **asdict(self.resolved),
             "steps_per_epoch": self.order.steps,
-            "last_step": self._last_step(),
+            "last_step": last_step(self.job, self.order.steps),
             "steps": self.next[0] * self.order.steps + self.next[1],
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
         }
-
-    def _last_step(self) -> int | None:
-        """The step after which the run ends if nothing else ends it; None: nobody knows."""
-        ends = [self.job.epochs * self.order.steps] if self.job.epochs is not None else []
-        ends += [self.job.stop.steps] if self.job.stop.steps is not None else []
-        return min(ends, default=None)
 
     def _first_ids(self, count: int) -> Any:
         return self.order.ids(0, 0, slice(0, min(count, self.order.size(0))))
