@@ -85,6 +85,15 @@ def test_a_step_of_several_updates_is_computed_again_from_its_beginning(
         assert_told_the_same(json.loads((tmp_path / f"{rank}.json").read_text()), alone(f"carried {how}"))
 
 
+@pytest.mark.parametrize("fate", [[], ["1", "0"], ["0", "6"]])
+def test_two_passes_as_two_updates(fate: list[str], alone: Callable[[str], Told], warm: int, tmp_path: Path) -> None:
+    """SAM, with the gradient of the global batch in both passes."""
+    run = run_script(JOBS / "sam.py", tmp_path / "run", str(tmp_path), *fate, workers=3)
+    assert [event["worker"] for event in run.of("failure")] == [int(one) for one in fate[:1]]
+    for rank in range(2 if fate else 3):
+        assert_told_the_same(json.loads((tmp_path / f"{rank}.json").read_text()), alone("sam"))
+
+
 def test_a_loss_at_the_first_second_update_is_said_not_hidden(warm: int, tmp_path: Path) -> None:
     with pytest.raises(WorkersLost, match="lost after 1 of the updates of one step"):
         run_script(JOBS / "carried.py", tmp_path / "run", str(tmp_path), "late", "1", "3", "1", workers=3)
