@@ -62,8 +62,7 @@ def check(passes: Passes, samples: Samples, first: Pass, rope: Rope, *, largest:
     cuts = sorted({1, 3, 6} & set(range(1, len(places)))) or [1]
     tests += [lambda cut=cut: replay(passes, samples, first, places, cut) for cut in cuts]  # type: ignore[misc]
     tests += [lambda: interaction(passes, samples, 2), lambda: repeated(passes, samples, places, first)]
-    if first.changed:
-        tests.append(lambda: aftermath(passes, samples, first.changed))
+    tests.append(lambda: aftermath(passes, samples, first.changed))
     findings = spread(tests, rope)
     if any(one.void == UNEVEN_DRAWS for one in findings):  # whose draw is whose is then a guess
         findings = [replace(one, trusted=False) if one.test == "replay" else one for one in findings]
@@ -104,7 +103,9 @@ def _unchecked(findings: Sequence[Finding]) -> str:
     apart = any(one.right for one in kinds["interaction"])
     if apart and any(one.right for one in kinds["scale"]):
         return ""
-    return next((one.void for one in findings if one.void), "its random draws could not be replayed")
+    return next(
+        (one.void for one in findings if one.void and one.test in kinds), "its random draws could not be replayed"
+    )
 
 
 def spread(tests: Sequence[Test], rope: Rope) -> list[Finding]:

@@ -80,7 +80,7 @@ class Holdings:
             yield from self._of_container(name, found)
         elif isinstance(found, type):
             if is_users(found):
-                yield from ((f"{name}.{key}", one) for key, one in vars(found).items() if callable(one))
+                yield from ((f"{name}.{key}", one) for key, one in vars(found).items() if key != "__dict__")
         elif isinstance(found, _BatchNorm):  # eval mode here; without running statistics it is given fixed ones
             yield from ((name, one) for one in found.parameters(recurse=False))
         elif isinstance(found, nn.Module) or is_users(type(found)):

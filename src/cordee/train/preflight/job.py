@@ -21,8 +21,10 @@ from cordee.train.job import Job
 from cordee.train.metrics import tally_of
 from cordee.train.misfit import said
 from cordee.train.preflight.check import POOL, SAMPLES, Verdict, check, first_pass, whole_of
+from cordee.train.preflight.fingerprint import fingerprint
+from cordee.train.preflight.memory import key_of, remember, remembered
 from cordee.train.preflight.passes import Passes
-from cordee.train.preflight.samples import Samples, choose, scannable
+from cordee.train.preflight.samples import Samples, choose, digest, scannable
 from cordee.train.preflight.verdict import unseen_weights
 
 UNSTEADY = (
@@ -35,9 +37,26 @@ UNSTEADY = (
 def before_training(job: Job, model: nn.Module, order: Order, rope: Rope, device: str) -> list[str]:
     """Look at the job's model, objective and data; returns what the user should know, raises what must not go on."""
     source: Source = job.data.train
+    key = _key(job, model, order, device)
+    if remembered(key, rope):
+        return []
     verdict = preflight(job, model, source, partial(_first_ids, order), device, rope=rope, largest=order.batch)
     steady = is_steady(source, _first_ids(order, SAMPLES))
-    return [*verdict.messages(), *([] if steady else [UNSTEADY])]
+    messages = [*verdict.messages(), *([] if steady else [UNSTEADY])]
+    if not messages:
+        remember(key)
+    return messages
+
+
+def _key(job: Job, model: nn.Module, order: Order, device: str) -> str | None:
+    """What a verdict depends on: the functions, the model, the data, the kind of device."""
+    source: Source = job.data.train
+    functions = fingerprint([job.objective, job.loss, job.weigh, dict(job.metrics), model])
+    if functions is None:
+        return None
+    usual = _first_ids(order, POOL)
+    pool = digest(source, choose(source, usual, len(usual)))
+    return key_of([functions, source.fingerprint, pool, str(order.batch), torch.device(device).type])
 
 
 def _first_ids(order: Order, count: int) -> Ids:

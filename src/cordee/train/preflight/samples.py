@@ -18,7 +18,7 @@ from cordee.feed.arrays import ArraySource
 from cordee.feed.batch import Batch
 from cordee.feed.dataset import DatasetSource
 from cordee.feed.permute import Ids
-from cordee.feed.source import Source, Subset, map_tensors
+from cordee.feed.source import Source, Subset, digest_of, map_tensors
 from cordee.train.fields import named_tensors
 
 MOST_SCANNED = 20_000_000
@@ -112,15 +112,22 @@ def scannable(source: Source) -> bool:
 
 
 def _rare(column: NDArray[Any]) -> list[int]:
-    """Of each of the rarest values the id of one sample, rarest first."""
-    flat = column.reshape(-1)[:MOST_SCANNED].astype(np.int64, copy=False)
-    least, most = int(flat.min()), int(flat.max())
-    if not 0 < most - least < 100 * MOST_KINDS:
-        return []
-    counts = np.bincount(flat - least)
-    present = np.flatnonzero(counts)
-    if not 1 < len(present) <= MOST_KINDS:
-        return []
-    rarest = present[np.argsort(counts[present], kind="stable")][:4]
+    """Of the smallest and the largest value, and of each of the rarest classes, the id of one sample."""
+    flat = column.reshape(-1)[:MOST_SCANNED]
     each = max(1, column.size // len(column))
-    return [int(np.flatnonzero(flat == value + least)[0]) // each for value in rarest]
+    places = [int(flat.argmin()), int(flat.argmax())]  # what stands for nothing is often -1 or -100
+    least, most = int(flat[places[0]]), int(flat[places[1]])
+    if 0 < most - least < 100 * MOST_KINDS:
+        counts = np.bincount(flat.astype(np.int64) - least)
+        present = np.flatnonzero(counts)
+        if len(present) <= MOST_KINDS:
+            rarest = present[np.argsort(counts[present], kind="stable")][:4]
+            places = [*(int(np.argmax(flat == value + least)) for value in rarest), *places]
+    return [place // each for place in places]
+
+
+def digest(source: Source, ids: Ids) -> str:
+    """Of these samples, their ids and what they hold."""
+    fields = [one.detach().contiguous() for _, one in named_tensors(source.gather(ids))]
+    words = [f"{tuple(one.shape)} {one.dtype}".encode() for one in fields]
+    return digest_of([ids, *words, *(one.reshape(-1).view(torch.uint8).cpu().numpy() for one in fields if one.numel())])
