@@ -312,6 +312,7 @@ def job() -> list[str]:
 
 def session() -> list[str]:
     """The session."""
+    from cordee.train import door
     from cordee.train import session as module
 
     attributes = ("plan", "device", "last", "ledger", "models", "skipped", "wish_stop", "wish_save")
@@ -319,7 +320,7 @@ def session() -> list[str]:
     return [
         "# The session",
         "For a training loop of your own: [how to](../how-to/own-loop.md).",
-        *function(module.session, "cordee.session"),
+        *function(door.session, "cordee.session"),
         "## Session",
         doc(module.Session),
         *members(module.Session, attributes=attributes, leave_out=leave_out),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -72,6 +72,10 @@ class ArraySource:
     def tensors(self) -> list[torch.Tensor]:
         """Every array as a tensor of the type it has here; `structured` makes batches of rows of them."""
         return [column.tensor() for column in self._columns]
+
+    def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Every array by its name or place, as it lies in memory."""
+        return ((column.label, column.rows) for column in self._columns)
 
     def structured(self, rows: list[torch.Tensor]) -> Fields:
         """Rows of `tensors()` as a batch: scaled where that was asked for, by name if the arrays have names."""

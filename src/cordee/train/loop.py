@@ -31,7 +31,7 @@ from cordee.train.evaluate import evaluate
 from cordee.train.exporting import write_program
 from cordee.train.job import Job, Resolved
 from cordee.train.precision import widened
-from cordee.train.preflight import SAMPLES, UNSTEADY, is_steady, preflight
+from cordee.train.preflight.job import before_training
 from cordee.train.record import Committed, Ledger
 from cordee.train.saving import Saver
 from cordee.train.session import Session
@@ -106,9 +106,8 @@ class _Training:
                 session.tell("warning", {"message": told})
         session.updates = 1
         if job.preflight:
-            preflight(job, model, self.data.train, self._first_ids, session.device)
-            if not is_steady(self.data.train, self._first_ids(SAMPLES)):
-                session.tell("warning", {"message": UNSTEADY})
+            for message in before_training(job, model, self.order, session.rope, session.device):
+                session.tell("warning", {"message": message})
         first = session.rope.members[0]
         self.model = session.prepare(model, compile=False)
         if job.start_from is not None and snapshot is None and session.rope.members[0] != first:

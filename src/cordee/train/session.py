@@ -1,11 +1,5 @@
 """The session: my place in a run, and the few calls that make a training loop a distributed one.
 
-    with cordee.session() as s:
-        model = s.prepare(model)
-        for batch in s.batches(data.train, batch=250, epochs=5):
-            s.backward(loss_fn(model(batch.x), batch.y))
-            s.step(optimizer)
-
 When a peer dies, nothing is raised here: the step in which it happened is void, `step` returns False, and the
 iterator yields the same step again, newly shared among the survivors.
 """
@@ -13,7 +7,7 @@ iterator yields the same step again, newly shared among the survivors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -39,6 +33,7 @@ from cordee.train.living import Living
 from cordee.train.loops import Held, Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.precision import Precision
+from cordee.train.preflight.batch import check_batch
 from cordee.train.record import Committed, Ledger, Reporter, Riders
 from cordee.train.reducers import Reducers
 from cordee.train.statistical import by_micro_batch, warn_statistical
@@ -276,6 +271,11 @@ class Session:
         """Wait for what is still to be known of the last step: `DivergedError` if its gradient was not finite."""
         if (late := self._norms.late()) is not None:
             self.reporter.came(late)
+
+    def check(self, objective: Callable[[Batch], Any], batch: Batch, *, weigh: Weigh | None = None) -> None:
+        """Raise `MixingError` unless `objective(batch)`, a loss, is a mean that shares of the batch add up to."""
+        for message in check_batch(objective, batch, self.models, weigh):
+            self.tell("warning", {"message": message})
 
     def agree_buffers(self) -> None:
         """With `batchnorm=replica`: give all replicas the mean of their running statistics, by samples."""
