@@ -26,6 +26,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._draws, self._writes = draws, writes
         self.calls: list[Call] = []
         self.low = 0.0
+        """The coarsest epsilon of formats below fp32 that were seen."""
+        self.epsilon = torch.finfo(torch.float64).eps
+        """That of fp32 if it was seen, else of fp64."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -44,6 +47,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = result[0] if isinstance(result, list | tuple) and result else result
         if isinstance(first, Tensor) and first.dtype in _LOW:
             self.low = max(self.low, torch.finfo(first.dtype).eps)
+        elif isinstance(first, Tensor) and first.dtype in (torch.float32, torch.complex64):
+            self.epsilon = torch.finfo(torch.float32).eps
         if name.startswith("nll_loss") and (call := loss_call(func, args, kwargs, result)) is not None:
             self.calls.append(call)
         return result
