@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 
 from cordee.core.errors import MixingError, UsageError
 from cordee.feed.batch import Batch
-from cordee.train.job import Job
+from cordee.group.rope import Rope
+from cordee.train.job import Job, Resolved
 from cordee.train.preflight import surroundings
 from cordee.train.preflight.batch import check_batch
-from cordee.train.preflight.check import Verdict
-from cordee.train.preflight.job import preflight
+from cordee.train.preflight.check import Verdict, shares
+from cordee.train.preflight.job import before_training, preflight
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -136,6 +138,24 @@ def test_little_data_is_enough(count: int) -> None:
     if count > 1:
         with pytest.raises(MixingError):
             look(lambda model, batch: plain(model, batch) * len(batch), data=(X[:count], Y[:count]))
+
+
+def test_tests_are_spread_evenly() -> None:
+    costs = [32, 8, 8, 0, 8, 8, 8]
+    for workers in (1, 2, 3, 9):
+        found = shares(costs, workers)
+        assert sorted(place for one in found for place in one) == list(range(7))
+    assert max(sum(costs[place] for place in one) for one in shares(costs, 2)) == 40
+
+
+def test_lazy_modules_take_their_shapes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):  # the second time the verdict is remembered
+        settings: dict[str, Any] = {"loss": cross_entropy, "optimizer": torch.optim.SGD, "data": (X, Y)}
+        job = Job(model=lambda: nn.Sequential(nn.LazyLinear(3)), **settings)
+        model = job.make_model()
+        assert before_training(job, model, job.order(Resolved(32, 1.0)), Rope(), "cpu") == []
+        assert [tuple(one.shape) for one in model.parameters()] == [(3, 6), (3,)]
 
 
 # ------------------------------------------------------------- a batch in hand

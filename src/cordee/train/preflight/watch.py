@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cordee.train.preflight.draws import Draws, draws_by
@@ -30,6 +31,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.epsilon = torch.finfo(torch.float64).eps
         """That of fp32 if it was seen, else of fp64."""
 
+    supports_higher_order_operators = True
+    """They run unwatched; without this, torch would refuse them in here."""
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """False: to skip it torch would import it, which takes a second, and nothing is compiled in a pass."""
@@ -37,6 +41,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         name, draws, written = self._kind(func)
         for place in written:
             given = args[place] if place < len(args) else kwargs.get(func._schema.arguments[place].name)
