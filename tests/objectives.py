@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 COUNT, WIDTH, CLASSES, LENGTH = 96, 6, 3, 5
 cross_entropy = functional.cross_entropy
@@ -199,6 +200,44 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.lstm(x)[0][:, -1])  # type: ignore[no-any-return]
 
+
+class Deep(nn.Module):
+    """A transformer whose layers are computed anew in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 16)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embedding(x)
+        for layer in self.layers:
+            hidden = checkpoint(layer, hidden, use_reentrant=False)
+        return functional.linear(hidden, self.embedding.weight)
+
+
+case("right", "checkpointed layers with dropout", model=Deep, data=(TOKENS, TOKENS))(next_token)
+
+
+class Experts(nn.Module):
+    """Every sample goes to one of four layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.router = nn.Linear(WIDTH, 4)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, CLASSES) for _ in range(4))
+        self.balance = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = self.router(x).softmax(1)
+        chosen = gates.argmax(1)
+        out = torch.stack([expert(x) for expert in self.experts], 1)[torch.arange(len(x)), chosen]
+        self.balance = (functional.one_hot(chosen, 4).float().mean(0) * gates.mean(0)).sum()
+        return out * gates.amax(1, keepdim=True)  # type: ignore[no-any-return]
+
+
+case("right", "experts", model=Experts)(plain)
 
 # ------------------------------------------------------------- right, with draws
 

@@ -13,7 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from objectives import CLASSES, COUNT, HOLES, TOKENS, WEIGHTS, WIDTH, Speaker, X, Y, case, cross_entropy, plain, small
+from objectives import (
+    CLASSES,
+    HOLES,
+    TOKENS,
+    WEIGHTS,
+    WIDTH,
+    Experts,
+    Speaker,
+    X,
+    Y,
+    case,
+    cross_entropy,
+    plain,
+    small,
+)
 
 MIXED = "not the mean of its parts"
 SUM = "is a sum, not a mean"
@@ -122,6 +136,31 @@ def dice_over_the_batch(model: nn.Module, batch: Any) -> Tensor:
 def balanced_use_of_classes(model: nn.Module, batch: Any) -> Tensor:
     out = model(batch.x)
     return cross_entropy(out, batch.y) + 1e-2 * out.softmax(1).mean(0).square().sum()
+
+
+@case(MIXED, model=Experts)
+def experts_used_evenly(model: Any, batch: Any) -> Tensor:
+    return plain(model, batch) + 1e-3 * model.balance
+
+
+@case(MIXED)
+def decorrelated_outputs_with_noise(model: nn.Module, batch: Any) -> Tensor:
+    one, other = model(noisy(batch.x)), model(noisy(batch.x))
+    return ((one - one.mean(0)).T @ (other - other.mean(0)) / len(one)).square().sum()
+
+
+@case(MIXED)
+def half_precision_contrast(model: nn.Module, batch: Any) -> Tensor:
+    with torch.autocast(batch.x.device.type, dtype=torch.bfloat16):
+        out = model(batch.x)
+    return contrast(out.float(), out.float())
+
+
+@case(MIXED)
+def negatives_drawn_from_the_batch(model: nn.Module, batch: Any) -> Tensor:
+    out = model(batch.x)
+    other = out[torch.randint(len(out), (len(out),), device=out.device)]
+    return functional.softplus((out * other).sum(1)).mean()
 
 
 class OwnNorm(nn.Module):
@@ -266,6 +305,9 @@ class Centred(nn.Module):
         self.count += 1
         if self.kind == "sum":
             self.centre = 0.9 * self.centre + 0.1 * found.sum(0)
+        elif self.kind == "mean":
+            out, self.centre = out - self.centre, 0.9 * self.centre + 0.1 * found.mean(0)
+            return out
         elif self.kind == "largest":
             torch.maximum(self.centre, found.max(0).values, out=self.centre)
         elif self.kind == "queue":
@@ -281,6 +323,7 @@ class Centred(nn.Module):
 case("'centre'", "a centre that is a sum", model=lambda: Centred("sum"))(plain)
 case("'centre'", "the largest output so far", model=lambda: Centred("largest"))(plain)
 case("keeps state from its batches.*queue", "a queue of former outputs", model=lambda: Centred("queue"))(plain)
+case("warned", "a centre that is a mean", model=lambda: Centred("mean"))(plain)
 case("right", "a log of outputs", model=lambda: Centred("log"))(plain)
 case("right", "a factor that grows with the steps", model=lambda: Centred("counter"))(plain)
 
@@ -288,6 +331,3 @@ case("right", "a factor that grows with the steps", model=lambda: Centred("count
 @case("warned")
 def a_loss_without_end(model: nn.Module, batch: Any) -> Tensor:
     return plain(model, batch) + 1e-2 * float(np.random.RandomState().rand())
-
-
-assert COUNT >= 40

@@ -47,7 +47,7 @@ def look(case: Case, device: str) -> Verdict:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_said_of_an_objective(case: Case, device: str) -> None:
     if case.expected in ("right", "warned"):
-        assert bool(look(case, device).warnings) == (case.expected == "warned")
+        assert bool(look(case, device).messages()) == (case.expected == "warned")
         return
     with pytest.raises(MixingError, match=case.expected):
         look(case, device)

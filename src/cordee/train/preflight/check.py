@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,13 @@ POOL = 40
 
 STATISTICAL = "each worker updates its own from its share, so that results depend on the number of workers"
 
-Test = Callable[[], Finding]
+
+@dataclass(frozen=True)
+class Test:
+    """One of the tests, and what it costs: the samples of its passes."""
+
+    run: Callable[[], Finding]
+    cost: int
 
 
 @dataclass
@@ -58,11 +65,15 @@ def check(passes: Passes, samples: Samples, first: Pass, rope: Rope, *, largest:
     if len(places) < 2 or first.gathers:  # what gathers mixes by declaration, over all workers
         return Verdict(passes=passes.count)
     batch = samples.batch(places)
-    tests: list[Test] = [lambda: interaction(passes, samples, min(SAMPLES, largest))]
-    cuts = sorted({1, 3, 6} & set(range(1, len(places)))) or [1]
-    tests += [lambda cut=cut: replay(passes, samples, first, places, cut) for cut in cuts]  # type: ignore[misc]
-    tests += [lambda: interaction(passes, samples, 2), lambda: repeated(passes, samples, places, first)]
-    tests.append(lambda: aftermath(passes, samples, first.changed))
+    size, count = min(SAMPLES, largest), len(places)
+    cuts = sorted({1, 3, 6} & set(range(1, count))) or [1]
+    tests = [
+        Test(lambda: interaction(passes, samples, size), 4 * size),
+        Test(lambda: interaction(passes, samples, 2), 4 * 2),
+        Test(lambda: repeated(passes, samples, places, first), count),
+        Test(lambda: aftermath(passes, samples, first.changed), 2 * count if first.changed else 0),
+        *(Test(partial(replay, passes, samples, first, places, cut), count) for cut in cuts),
+    ]
     findings = spread(tests, rope)
     if any(one.void == UNEVEN_DRAWS for one in findings):  # whose draw is whose is then a guess
         findings = [replace(one, trusted=False) if one.test == "replay" else one for one in findings]
@@ -71,7 +82,7 @@ def check(passes: Passes, samples: Samples, first: Pass, rope: Rope, *, largest:
         verdict.warnings.append(UNCHECKED.format(why="the same batch gives another loss each time it is computed"))
     else:
         if _needs_scale(findings):
-            findings += spread([lambda: scale(passes, samples, largest)], rope)
+            findings += spread([Test(lambda: scale(passes, samples, largest), 1)], rope)
         refuse_buffers(verdict.buffers)
         refuse_state(findings)
         refuse(findings, first, batch, weighed=weighed)
@@ -112,7 +123,7 @@ def spread(tests: Sequence[Test], rope: Rope) -> list[Finding]:
     """Run every test on one of the workers; all get all findings. An error of the user's code is raised on all."""
     results: dict[int, Finding] = {}
     while True:
-        for place in range(rope.rank, len(tests), rope.size):
+        for place in shares([test.cost for test in tests], rope.size)[rope.rank]:
             if place not in results:
                 results[place] = _run(tests[place], alone=rope.size == 1)
         own = json.dumps({place: asdict(one) for place, one in results.items()}).encode()
@@ -126,14 +137,24 @@ def spread(tests: Sequence[Test], rope: Rope) -> list[Finding]:
     findings = [_finding(merged[place]) for place in range(len(tests))]
     for test, found in zip(tests, findings, strict=True):
         if found.error:
-            test()  # fails here too, in the same words
+            test.run()  # fails here too, in the same words
             raise ModelError(found.error)
     return findings
 
 
+def shares(costs: Sequence[int], workers: int) -> list[list[int]]:
+    """Which tests each of the workers runs: the dearest first, each by the worker with the least to do."""
+    loads, chosen = [0] * workers, [[] for _ in range(workers)]  # type: tuple[list[int], list[list[int]]]
+    for place in sorted(range(len(costs)), key=lambda at: -costs[at]):
+        worker = loads.index(min(loads))
+        loads[worker] += costs[place] + 1
+        chosen[worker].append(place)
+    return chosen
+
+
 def _run(test: Test, *, alone: bool) -> Finding:
     try:
-        return test()
+        return test.run()
     except CordeeError as error:
         if alone:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cordee.train.preflight.passes import Pass
@@ -56,3 +57,11 @@ def vector(one: Pass) -> list[float]:
 def weighed(one: Pass, weight: float) -> list[float]:
     """The same times a weight; without weight there may be no number at all (0/0), and it counts nothing."""
     return [weight * value for value in vector(one)] if weight else [0.0] * (1 + len(one.sketch))
+
+
+def is_nothing(passes: Iterable[Pass]) -> bool:
+    """Whether losses and gradients are zero up to rounding: a student that begins as a copy of its teacher."""
+    return all(max(abs(one.loss), one.size) <= 64 * one.epsilon for one in passes if one.finite)
+
+
+NOTHING = "the loss and its gradient are zero up to rounding"

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from cordee.train.preflight.findings import TOLERANCE_EPSILONS, Finding, weighed
+from cordee.train.preflight.findings import NOTHING, TOLERANCE_EPSILONS, Finding, is_nothing, weighed
 from cordee.train.preflight.passes import Pass, Passes
 from cordee.train.preflight.samples import Samples
 
@@ -45,6 +45,8 @@ def compare(cells: Sequence[Pass]) -> Finding:
     buffers = {name: False for name in cells[0].buffers if _differ(name, cells)}
     if not all(cell.finite or not cell.weight for cell in cells):
         return Finding("interaction", void="the loss is not finite", buffers=buffers)
+    if is_nothing(cells):
+        return Finding("interaction", void=NOTHING, buffers=buffers)
     if any(cell.tape.forms != cells[0].tape.forms or cell.ends != cells[0].ends for cell in cells):
         return Finding("interaction", void=UNEVEN_DRAWS, buffers=buffers)
     weights = [cell.weight for cell in cells]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from cordee.core.errors import JobError
 from cordee.feed.batch import Batch
@@ -19,7 +20,7 @@ from cordee.group.rope import Rope
 from cordee.train.fields import named_tensors, shapes
 from cordee.train.job import Job
 from cordee.train.metrics import tally_of
-from cordee.train.misfit import said
+from cordee.train.misfit import misfit, said
 from cordee.train.preflight.check import POOL, SAMPLES, Verdict, check, first_pass, whole_of
 from cordee.train.preflight.fingerprint import fingerprint
 from cordee.train.preflight.memory import key_of, remember, remembered
@@ -37,6 +38,7 @@ UNSTEADY = (
 def before_training(job: Job, model: nn.Module, order: Order, rope: Rope, device: str) -> list[str]:
     """Look at the job's model, objective and data; returns what the user should know, raises what must not go on."""
     source: Source = job.data.train
+    _materialise(job, model, source, _first_ids(order, 2), device)
     key = _key(job, model, order, device)
     if remembered(key, rope):
         return []
@@ -46,6 +48,20 @@ def before_training(job: Job, model: nn.Module, order: Order, rope: Rope, device
     if not messages:
         remember(key)
     return messages
+
+
+def _materialise(job: Job, model: nn.Module, source: Source, ids: Ids, device: str) -> None:
+    """Let lazy modules take their shapes from a batch: parameters that are not there can be neither kept nor shared."""
+    if not any(is_lazy(one) for one in (*model.parameters(), *model.buffers())):
+        return
+    batch = Samples(source, ids, device).batch(range(len(ids)))
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        job.compute(model.eval(), batch)  # in evaluation no running statistics move
+    except Exception as error:
+        raise misfit(error, model, batch) from error
+    for module, training in modes:
+        module.training = training
 
 
 def _key(job: Job, model: nn.Module, order: Order, device: str) -> str | None:

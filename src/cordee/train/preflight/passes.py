@@ -52,7 +52,7 @@ class Pass:
     tape: Tape
     calls: list[Call]
     epsilon: float
-    """Of the number format of the loss."""
+    """Of the number format that was computed in, as far as it is not below fp32."""
     low: float
     """The coarsest epsilon of the formats below fp32 that were seen; 0 if there were none."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class Passes:
             size=size,
             tape=draws.tape,
             calls=watch.calls,
-            epsilon=torch.finfo(value.dtype).eps,
+            epsilon=max(watch.epsilon, torch.finfo(value.dtype).eps),
             low=watch.low,
             buffers=buffers,
             changed=changed,

@@ -12,7 +12,7 @@ import torch
 
 from cordee.feed.batch import Batch
 from cordee.train.preflight.draws import LAYOUTS, ReplayFailed, Slice
-from cordee.train.preflight.findings import Finding, vector, weighed
+from cordee.train.preflight.findings import NOTHING, Finding, is_nothing, vector, weighed
 from cordee.train.preflight.passes import Pass, Passes
 from cordee.train.preflight.samples import Samples
 
@@ -66,6 +66,8 @@ def compare(whole: Pass, parts: Sequence[Pass], *, trusted: bool = True) -> Find
     buffers = {name: _is_mean(name, whole, parts) for name in whole.buffers}
     if not all(one.finite or not one.weight for one in (whole, *parts)):
         return Finding("replay", void="the loss is not finite", trusted=trusted, buffers=buffers)
+    if is_nothing((whole, *parts)):
+        return Finding("replay", void=NOTHING, trusted=trusted, buffers=buffers)
     weights = [one.weight for one in (whole, *parts)]
     totals = [one.normaliser for one in (whole, *parts)]
     known = [total for total in totals if total is not None]

@@ -55,7 +55,7 @@ class Samples:
         whole = self._whole
         batch = Batch(
             self._ids[chosen],
-            map_tensors(lambda one: one.index_select(0, index.to(one.device)).clone(), whole.fields),
+            map_tensors(lambda one: one.index_select(0, index.to(one.device)), whole.fields),
         )
         batch.epoch, batch.step = whole.epoch, whole.step
         return batch

@@ -62,7 +62,7 @@ class Sketch:
         even = rows.shape[1] * columns.shape[0]
         values = (rows.T * (flat[:even].view(rows.shape[1], -1) @ columns)).sum(0, dtype=torch.float64)
         values += (rest.T * flat[even:, None]).sum(0, dtype=torch.float64)
-        norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
+        norm = torch.linalg.vector_norm(flat).double()  # a wider format from the start would copy the gradient
         self._sums.append(torch.cat([values, norm[None]]) * size)
 
 
@@ -74,7 +74,7 @@ def _directions(parameter: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, f
     rows = numbers.numel() // columns
     shapes = ((DIRECTIONS, rows), (columns, DIRECTIONS), (DIRECTIONS, numbers.numel() - rows * columns))
     made = [torch.randn(shape, generator=generator).to(numbers) for shape in shapes]
-    size = float(torch.linalg.vector_norm(numbers, dtype=torch.float64)) / math.sqrt(max(1, numbers.numel()))
+    size = float(torch.linalg.vector_norm(numbers)) / math.sqrt(max(1, numbers.numel()))
     return made[0], made[1], made[2], max(LEAST_SIZE, size)
 
 

@@ -36,28 +36,49 @@ def exact_kernels() -> Iterator[None]:
     if not uses_gpus():
         yield
         return
-    settings = (
+    conv, rnn, matmul = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # type: ignore[attr-defined]
+    settings: tuple[tuple[Any, str, Any], ...] = (
         (torch.backends.cudnn, "benchmark", False),
         (torch.backends.cudnn, "deterministic", True),
         (torch.backends.cudnn, "allow_tf32", False),
-        (torch.backends.cuda.matmul, "allow_tf32", False),
-        # After the older names: what a user set by one of these comes back as it was.
-        (torch.backends.cudnn.conv, "fp32_precision", "ieee"),  # type: ignore[attr-defined]
-        (torch.backends.cudnn.rnn, "fp32_precision", "ieee"),
-        (torch.backends.cuda.matmul, "fp32_precision", "ieee"),
+        (_MatmulPrecision(), "value", "highest"),
+        # The newer names last: setting one of the older sets these too.
+        *((one, "fp32_precision", "ieee") for one in (conv, rnn, matmul)),
     )
-    kept = []
+    kept = [(owner, name, _read(owner, name)) for owner, name, _ in settings]
     for owner, name, value in settings:
-        with contextlib.suppress(AttributeError, RuntimeError):  # a mix of older and newer names cannot be read
-            kept.append((owner, name, getattr(owner, name)))
-        with contextlib.suppress(AttributeError, RuntimeError):
-            setattr(owner, name, value)
+        _write(owner, name, value)
     try:
         yield
     finally:
         for owner, name, value in kept:
-            with contextlib.suppress(AttributeError, RuntimeError):
-                setattr(owner, name, value)
+            _write(owner, name, value)
+
+
+class _MatmulPrecision:
+    """torch's older name for the precision of matrix products, as an attribute."""
+
+    @property
+    def value(self) -> str:
+        return torch.get_float32_matmul_precision()
+
+    @value.setter
+    def value(self, value: str) -> None:
+        torch.set_float32_matmul_precision(value)
+
+
+def _read(owner: Any, name: str) -> Any:
+    """None where a user's mix of older and newer names cannot be read."""
+    try:
+        return getattr(owner, name)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    if value is not None:
+        with contextlib.suppress(AttributeError, RuntimeError):
+            setattr(owner, name, value)
 
 
 def eager() -> contextlib.AbstractContextManager[Any]:

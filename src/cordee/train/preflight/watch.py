@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cordee.train.preflight.draws import Draws, draws_by
@@ -26,6 +27,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._draws, self._writes = draws, writes
         self.calls: list[Call] = []
         self.low = 0.0
+        """The coarsest epsilon of formats below fp32 that were seen."""
+        self.epsilon = torch.finfo(torch.float64).eps
+        """That of fp32 if it was seen, else of fp64."""
+
+    supports_higher_order_operators = True
+    """They run unwatched; without this, torch would refuse them in here."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -34,6 +41,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         name, draws, written = self._kind(func)
         for place in written:
             given = args[place] if place < len(args) else kwargs.get(func._schema.arguments[place].name)
@@ -44,6 +53,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = result[0] if isinstance(result, list | tuple) and result else result
         if isinstance(first, Tensor) and first.dtype in _LOW:
             self.low = max(self.low, torch.finfo(first.dtype).eps)
+        elif isinstance(first, Tensor) and first.dtype in (torch.float32, torch.complex64):
+            self.epsilon = torch.finfo(torch.float32).eps
         if name.startswith("nll_loss") and (call := loss_call(func, args, kwargs, result)) is not None:
             self.calls.append(call)
         return result
