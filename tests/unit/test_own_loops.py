@@ -182,7 +182,7 @@ def test_gradients_that_others_wrote_to_are_refused(wrong: Callable[[Trained, An
 def test_what_begins_late_is_found_later() -> None:
     trained = Trained()
     with pytest.raises(UsageError, match="clip_grad_norm_"):
-        for number, batch in enumerate(trained.session.batches((X, Y), batch=10, epochs=None)):
+        for number, batch in enumerate(trained.session.batches((X, Y), batch=10, epochs=30)):
             (clip_by_norm if number >= 40 else Trained.step)(trained, batch)
     assert trained.session.number_done < 100
 

@@ -121,10 +121,12 @@ class Reducers:
         held = [reducer.hold_back() for reducer in self._of.values()]  # all of them, whatever the first says
         return all(held)
 
-    def forget(self) -> None:
-        """Drop the gradients of a step that was void, or to which no step came."""
+    def forget(self, *, more: bool = False) -> None:
+        """Drop the gradients of a step that was void, or to which no step came; `more`: of all models too."""
         for reducer in self._of.values():
             reducer.forget()
+        for parameter in self.all_parameters() if more else ():
+            parameter.grad = None
 
     def close(self) -> None:
         """Take all hooks off."""

@@ -305,7 +305,7 @@ class Session:
     def _leave(self, loop: Loop, kept: tuple[bool, bool]) -> None:
         """A loop ends; the one around it goes on as it was."""
         if not self._loops.nested:
-            self._reducers.forget()  # what no step has used
+            self._reducers.forget(more=loop.open)  # what no step has used
         self._loops.leave(loop)
         self._state.silent, void = kept
         self._state.void |= void
@@ -383,7 +383,7 @@ class Session:
         """This step is done again: forget its gradients, and what it did to parameters and buffers."""
         loop.redo = True
         loop.feeder.forget()
-        self._reducers.forget()
+        self._reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
         self._trail.back()
         self._buffers.settle()
 
