@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from cordee.group.store import HubStore
@@ -67,3 +68,8 @@ def _put_outcome(made: queue.SimpleQueue[Any], make: Callable[[], Any]) -> None:
         made.put(make())
     except BaseException as error:
         made.put(error)
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as real numbers, for sums and broadcasts: gloo has no complex types."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

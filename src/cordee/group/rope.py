@@ -21,7 +21,7 @@ from torch import Tensor
 from cordee.core.errors import CordeeError, WaitedTooLong
 from cordee.group import form, nccl
 from cordee.group.channel import Channel
-from cordee.group.form import make_gloo, unless_broken
+from cordee.group.form import as_real, make_gloo, unless_broken
 from cordee.group.gathering import Gathering, stamped
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
 from cordee.group.patience import Stuck, await_work, keep_for_ever
@@ -110,6 +110,7 @@ class Rope:
         """Begin to add `tensor` up over all members, in place; None if there is nobody to ask."""
         if self._group is None or self.broken:
             return None
+        tensor = as_real(tensor)
         self.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
         group = self._nccl if self._nccl is not None and tensor.is_cuda else self._group
         try:
@@ -348,6 +349,7 @@ class Rope:
             return None
         options = dist.BroadcastOptions()
         options.rootRank = root
+        tensor = as_real(tensor)
         self.bytes_sent += tensor.nbytes
         try:
             return self._group.broadcast([tensor], options)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.export import PROGRAM, WEIGHTS
+from cordee.state.files import read_tensors
 from cordee.state.layout import INDEX, damaged, read_folder
 from cordee.state.naming import fingerprint, load_weights
 from cordee.state.program import Program
@@ -108,8 +108,6 @@ def _refuse_pickles(path: Path) -> None:
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     try:
-        with safe_open(str(path), framework="pt") as file:
-            names = list(file.keys())
-            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError) as problem:
+        return read_tensors(path)
+    except (OSError, ValueError) as problem:
         raise damaged(path, str(problem)) from problem

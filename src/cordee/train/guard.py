@@ -147,7 +147,8 @@ def _is_zero(gradient: Tensor) -> bool:
 
 def _marks(models: Iterable[nn.Module]) -> dict[int, str]:
     """What tells whether parameters have changed, by their content: not every optimizer counts versions up."""
-    parameters = {id(p): p.detach() for model in models for p in model.parameters() if p.is_floating_point()}
+    trained = [p for model in models for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+    parameters = {id(p): torch.view_as_real(p.detach()) if p.is_complex() else p.detach() for p in trained}
     return {
         key: f"{p.sum(dtype=torch.float64).item()} {torch.linalg.vector_norm(p, dtype=torch.float64).item()}"
         for key, p in parameters.items()
