@@ -54,11 +54,16 @@ class BufferKeeper:
         self._kept += [{} for _ in range(len(self._modules) - len(self._kept))]
         self.remember()
 
-    @torch.no_grad()
     def remember(self) -> None:
         """A step begins: this is what a void step comes back to."""
+        pairs = zip(self._modules, self._kept, strict=True)
+        if holders := [(module, kept) for module, kept in pairs if module._buffers or kept]:  # most layers have none
+            self._remember(holders)
+
+    @torch.no_grad()
+    def _remember(self, holders: list[tuple[nn.Module, dict[str, _Kept | None]]]) -> None:
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # of one type: one kernel on a GPU
-        for module, kept in zip(self._modules, self._kept, strict=True):
+        for module, kept in holders:
             for name, buffer in module._buffers.items():
                 before = kept.get(name)
                 if buffer is None:
