@@ -56,7 +56,8 @@ def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: i
         loss.backward()
         early = len(rope.sent)
         assert reducer.finish(void=False) == [3.0, 2.0 * step]
-        assert early == (0 if step == 0 else buckets)  # the first step builds the buckets, later ones fill them early
+        # The first step builds the buckets, later ones fill them early; one bucket is full at the end only.
+        assert early == (0 if step == 0 or buckets == 1 else buckets)
         assert len(rope.sent) == buckets
         rope.sent.clear()
         assert all(torch.equal(p.grad, want) for p, want in zip(model.parameters(), wanted, strict=True))  # type: ignore[arg-type]

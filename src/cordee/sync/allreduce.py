@@ -287,26 +287,27 @@ class Reducer:
         """Begin to add up the next bucket's gradients, after copying those that the hooks have not."""
         bucket = self._buckets[self._launched]
         self._launched += 1
-        made: list[tuple[Tensor, Tensor]] = []
-        for parameter, view in zip(bucket.parameters, bucket.views[self._turn], strict=True):
-            if parameter.grad is None or is_sparse(parameter.grad):
-                view.zero_()
-            elif parameter.grad is not view:
-                made.append((view, parameter.grad))
-        if made:
-            torch._foreach_copy_([view for view, _ in made], [gradient for _, gradient in made])
+        views, gradients = bucket.views[self._turn], [parameter.grad for parameter in bucket.parameters]
+        pairs = [(view, made) for view, made in zip(views, gradients, strict=True) if made is not view]
+        copied = [(view, made) for view, made in pairs if made is not None and not is_sparse(made)]
+        if len(copied) < len(pairs):
+            for view, made in pairs:
+                if made is None or is_sparse(made):
+                    view.zero_()
+        if copied:
+            torch._foreach_copy_([view for view, _ in copied], [made for _, made in copied])
         if self._launched == len(self._buckets):
             # On a broken rope the rider stays here, and with it the agreement: nobody commits without everybody's.
             if not self.rope.complete([one.work for one in self._buckets[:-1]]):
                 return
             rider, count = self._riders[self._turn], len(self.parameters)
             rider[:-count] = self._extras()
-            rider[-count:] = [self._presence(number, one) for number, one in enumerate(self.parameters)]
+            gradients = [parameter.grad for parameter in self.parameters]
+            rider[-count:] = [made is not None for made in gradients]
+            for number, made in enumerate(gradients):
+                if is_sparse(made) and number not in self._sparse:
+                    rider[number - count] = _LATE
         bucket.work = self.rope.start_sum(bucket.flats[self._turn])
-
-    def _presence(self, number: int, parameter: nn.Parameter) -> float:
-        late = is_sparse(parameter.grad) and number not in self._sparse
-        return _LATE if late else float(parameter.grad is not None)
 
     def _found_late(self) -> bool:
         """Whether a gradient was sparse for the first time: then no replica uses this step, and all do it again."""
@@ -350,6 +351,9 @@ class Reducer:
         places = {id(p): (bucket, place) for bucket in self._buckets for place, p in enumerate(bucket.parameters)}
         self._places = [places.get(id(parameter)) for parameter in self.parameters]
         self._riders = [flat[-riders:].numpy() for flat in self._buckets[-1].flats]
+        if len(self._buckets) == 1:  # full when the backward pass ends: nothing to send before, and hooks cost time
+            self.close()
+            self.overlap = False
         return True
 
 

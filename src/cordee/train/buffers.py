@@ -65,12 +65,17 @@ class BufferKeeper:
         self._kept += [{} for _ in range(len(self._modules) - len(self._kept))]
         self.remember()
 
-    @torch.no_grad()
     def remember(self) -> None:
         """A step begins: this is what a void step comes back to."""
+        pairs = zip(self._modules, self._kept, strict=True)
+        if holders := [(module, kept) for module, kept in pairs if module._buffers or kept]:  # most layers have none
+            self._remember(holders)
+
+    @torch.no_grad()
+    def _remember(self, holders: list[tuple[nn.Module, dict[str, _Kept | None]]]) -> None:
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # of one type: one kernel on a GPU
         self._plain.clear()
-        for module, kept in zip(self._modules, self._kept, strict=True):
+        for module, kept in holders:
             if module._buffers and not isinstance(module, _BatchNorm):
                 self._plain.append((module, kept))
             for name, buffer in module._buffers.items():
