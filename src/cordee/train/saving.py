@@ -37,10 +37,12 @@ class Saver:
 
     def latest(self) -> Snapshot:
         """The newest intact checkpoint."""
-        path = self._checkpoints.latest_intact()
-        if path is None:
+        snapshot, problems = self._checkpoints.read_latest()
+        if snapshot is None:
             raise CheckpointError(f"--resume: there is no intact checkpoint in {self._folder}; start without it")
-        return self._checkpoints.read(path)
+        for problem in problems:
+            self._warn(f"an older checkpoint is used: {problem}")
+        return snapshot
 
     def write(self, step: int, capture: Callable[[], Snapshot], metrics: Mapping[str, float]) -> None:
         """Begin to write the checkpoint of this step, once the one before it stands; its error is raised here."""
