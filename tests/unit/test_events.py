@@ -111,7 +111,7 @@ def test_a_file_that_is_nothing_but_torn(tmp_path: Path) -> None:
 
 def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"event": "end"}\n{"event": \n{"event": "end"}\n')
+    path.write_bytes(b'{"event": "end", "time": 1}\n{"event": \n{"event": "end", "time": 1}\n')
     with pytest.raises(StorageError, match=r"events\.jsonl is damaged: line 2"):
         list(read_events(path))
 

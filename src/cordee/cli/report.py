@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cordee.core import damage
 from cordee.core.errors import UsageError
+from cordee.core.events import damaged_record
 from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
@@ -50,10 +52,11 @@ def report(run: Path, as_json: bool, trace: Path | None, steps: str | None, tens
     held = is_held(folder)  # before the record is read: a run that ends meanwhile has its end there
     now = time.time()
     summary = seen(summarise(folder, now), held)
-    if as_json:
-        print(json.dumps(summary.to_dict(), allow_nan=False))
-    else:
-        show(summary, now)
+    with damage.named(damaged_record(folder / "events.jsonl")):
+        if as_json:
+            print(json.dumps(summary.to_dict(), allow_nan=False))
+        else:
+            show(summary, now)
     if trace is not None:
         write_trace(folder, trace, shown)
         print(f"trace: {trace}; open it at https://ui.perfetto.dev", file=sys.stderr if as_json else sys.stdout)
@@ -66,7 +69,9 @@ def report(run: Path, as_json: bool, trace: Path | None, steps: str | None, tens
         from cordee.watch.page import render
         from cordee.watch.report import save_report
 
-        print(f"report: {save_report(folder, render(summary, now))}")
+        with damage.named(damaged_record(folder / "events.jsonl")):
+            page = render(summary, now)
+        print(f"report: {save_report(folder, page)}")
 
 
 def seen(summary: Summary, held: bool | None) -> Summary:

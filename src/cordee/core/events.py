@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -200,16 +200,32 @@ class EventLog:
 
 
 def read_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The records of `path` in order; a last line that is still being written is left out."""
+    """The records of `path` in order, those of other versions left out, and a last line that is still being written."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
             try:
-                record = json.loads(line)
-            except ValueError:
+                record = json.loads(line, parse_constant=_refuse_constant)
+            except (ValueError, RecursionError):
                 raise StorageError(f"{Path(path).absolute()} is damaged: line {number} is not JSON.") from None
-            yield record
+            if not isinstance(record, dict) or type(record.get("time")) not in (int, float):
+                raise StorageError(f"{Path(path).absolute()} is damaged: line {number} is no record of an event.")
+            if str(record.get("event")) in EVENTS:
+                yield record
+
+
+def damaged_record(path: str | os.PathLike[str]) -> Callable[[str], StorageError]:
+    """The error for a log whose records do not hold what they should, by the reason."""
+    where = Path(path).absolute()
+    return lambda reason: StorageError(
+        f"{where} is damaged: a record does not hold what it should ({reason}). Restore the file, or remove it"
+    )
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and infinity, which JSON has no words for."""
+    raise ValueError(name)
 
 
 def count_events(path: str | os.PathLike[str], event: str) -> int:

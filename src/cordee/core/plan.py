@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from cordee.core.damage import DAMAGE
 from cordee.core.errors import PlanError
 
 Faithfulness = Literal["exact", "same", "statistical"]
@@ -50,7 +52,7 @@ class Key:
         """The value meant by `given` (text from a command line, or a value from YAML or Python)."""
         try:
             value = _READERS[type(self.default)](given)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self._refused(given) from None
         if self.choices and value not in self.choices:
             raise self._refused(given)
@@ -69,9 +71,9 @@ class Key:
 
     def _refused(self, given: Any) -> PlanError:
         """The error for a value that this key never takes."""
-        near = difflib.get_close_matches(str(given), self.choices, n=1)
+        near = difflib.get_close_matches(given[:50], self.choices, n=1) if isinstance(given, str) else []
         hint = f" Did you mean {self.name}={near[0]}?" if near else ""
-        return PlanError(f"plan key {self.name} was given {_written(given)!r}; expected {self.allowed}.{hint}")
+        return PlanError(f"plan key {self.name} was given {_shown(given)}; expected {self.allowed}.{hint}")
 
 
 def _key(default: Any, part: str, help: str, **more: Any) -> Any:
@@ -168,7 +170,7 @@ class Plan:
         known = {key.name: key for key in plan_keys()}
         for name in values:
             if name not in known:
-                raise _unknown(str(name), list(known))
+                raise _unknown(name if isinstance(name, str) else _shown(name), list(known))
         read = {name: known[name].read(value) for name, value in values.items()}
         if read.get("proportions") and "share" not in read:
             read["share"] = "proportional"
@@ -261,9 +263,9 @@ def plan_help() -> str:
 
 def _unknown(name: str, known: list[str]) -> PlanError:
     """The error for a key that no plan has."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name[:50], known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return PlanError(f"plan key {name!r} is not known.{hint} Allowed keys: {', '.join(known)}.")
+    return PlanError(f"plan key {_shown(name)} is not known.{hint} Allowed keys: {', '.join(known)}.")
 
 
 def _read_pairs(text: str) -> dict[str, str]:
@@ -287,11 +289,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(f"plan file {path.absolute()} could not be read: {error.strerror}.") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise PlanError(f"plan file {path.absolute()} is not YAML: {error}") from None
+    except (yaml.YAMLError, *DAMAGE) as error:
+        raise PlanError(f"plan file {path.absolute()} is not YAML: {str(error)[:500]}") from None
     if not isinstance(values, dict):
         raise PlanError(
-            f"plan file {path.absolute()} holds {values!r}; expected a mapping of keys, such as share: equal."
+            f"plan file {path.absolute()} holds {_shown(values)}; expected a mapping of keys, such as share: equal."
         )
     return values
 
@@ -303,6 +305,11 @@ def _written(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return ":".join(_written(one) for one in value)
     return f"{value!r}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _shown(given: Any) -> str:
+    """What was given, for a message: cut where it is long, nested deeply or holds itself."""
+    return repr(_written(given)) if isinstance(given, (bool, float)) else reprlib.repr(given)
 
 
 def _word(given: Any) -> str:

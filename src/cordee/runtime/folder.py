@@ -168,7 +168,7 @@ def _about(folder: Path) -> dict[str, Any]:
     """What `run.json` says; nothing if it is not there, or damaged."""
     try:
         found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -9,7 +9,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait as wait_for
@@ -152,9 +153,15 @@ class Checkpoints:
         """The checkpoint of the highest step, or None."""
         return next((path for _, path in reversed(self.list())), None)
 
-    def latest_intact(self) -> Path | None:
-        """The newest checkpoint whose files all have their checksums, or None; reads them."""
-        return next((path for _, path in reversed(self.list()) if _is_intact(path)), None)
+    def read_latest(self) -> tuple[Snapshot | None, Sequence[CheckpointError]]:
+        """The newest checkpoint that can be read, or None; and why newer ones cannot."""
+        problems = deque[CheckpointError]()
+        for _, path in reversed(self.list()):
+            try:
+                return read_folder(path, check=True), problems
+            except CheckpointError as problem:
+                problems.append(problem)
+        return None, problems
 
     def best(self) -> Path | None:
         """The checkpoint with the best value of the `keep_best` metric (the first of equal ones), or None."""

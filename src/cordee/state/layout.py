@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from typing import Any
 
 import torch
 
+from cordee.core.damage import DAMAGE, named
 from cordee.core.errors import CheckpointError
 from cordee.state.files import read_tensors, sha256, sync, write_tensors
 from cordee.state.naming import Snapshot
+from cordee.state.plain import decode
 
 FORMAT = 1
 INDEX = "checkpoint.json"
@@ -116,13 +119,19 @@ def read_header(folder: Path) -> Header:
         raise CheckpointError(
             f"{path} is not there: {folder} is no checkpoint. Name a folder that holds one."
         ) from problem
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (OSError, *DAMAGE) as problem:
         raise damaged(path, str(problem)) from problem
 
 
 def verify(folder: Path) -> Header:
     """Check every file of a checkpoint against its size and SHA-256; `CheckpointError` names the first damaged one."""
     header = read_header(folder)
+    with named(lambda reason: damaged(folder / INDEX, f"its list of files cannot be read ({reason})")):
+        _verify(folder, header)
+    return header
+
+
+def _verify(folder: Path, header: Header) -> None:
     for name, entry in header.body["files"].items():
         path = _inside(folder, name)
         try:
@@ -133,12 +142,16 @@ def verify(folder: Path) -> Header:
                 raise damaged(path, "its SHA-256 is not the one that was written")
         except OSError as problem:
             raise damaged(path, problem.strerror or str(problem)) from problem
-    return header
 
 
 def read_folder(folder: Path, *, check: bool, only: str = "") -> Snapshot:
     """Read a checkpoint back, putting sliced tensors together; `only` those whose names begin so."""
     header = verify(folder) if check else read_header(folder)
+    with named(lambda reason: damaged(folder / INDEX, f"its index does not fit its files ({reason})")):
+        return _read(folder, header, only)
+
+
+def _read(folder: Path, header: Header, only: str) -> Snapshot:
     stored: dict[str, dict[str, torch.Tensor]] = {}
     for name in header.body["files"]:
         path = _inside(folder, name)
@@ -146,13 +159,11 @@ def read_folder(folder: Path, *, check: bool, only: str = "") -> Snapshot:
             stored[name] = read_tensors(path, only=only)[1]
         except (OSError, ValueError) as problem:
             raise damaged(path, str(problem)) from problem
-    try:
-        tensors = {
-            name: _assemble(entry, stored) for name, entry in header.body["tensors"].items() if name.startswith(only)
-        }
-    except (KeyError, RuntimeError, ValueError, AttributeError) as problem:
-        raise damaged(folder / INDEX, f"its index does not fit its files ({problem})") from problem
-    return Snapshot(tensors, header.body["meta"])
+    wanted = ((name, entry) for name, entry in header.body["tensors"].items() if name.startswith(only))
+    tensors = {name: _assemble(entry, stored) for name, entry in wanted}
+    if not only:
+        decode(header.body["meta"], tensors)  # what it names is there
+    return Snapshot(tensors, dict(header.body["meta"]))
 
 
 def _assemble(entry: Mapping[str, Any], stored: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
@@ -160,14 +171,15 @@ def _assemble(entry: Mapping[str, Any], stored: Mapping[str, Mapping[str, torch.
     dtype = getattr(torch, entry["dtype"])
     if len(pieces) == 1 and list(pieces[0].shape) == entry["shape"] and pieces[0].dtype == dtype:
         return pieces[0]
+    held, needed = sum(content.numel() for content in pieces), math.prod(entry["shape"])
+    if held != needed:  # before memory for it is asked for
+        raise ValueError(f"slices hold {held} of {needed} elements")
     whole = torch.empty(entry["shape"], dtype=dtype)
     for piece, content in zip(entry["slices"], pieces, strict=True):
         where = tuple(
             slice(start, start + length) for start, length in zip(piece["offset"], piece["shape"], strict=True)
         )
         whole[where] = content.reshape(piece["shape"])
-    if sum(content.numel() for content in pieces) != whole.numel():
-        raise ValueError(f"slices hold {sum(content.numel() for content in pieces)} of {whole.numel()} elements")
     return whole
 
 

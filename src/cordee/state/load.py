@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from cordee.core.damage import DAMAGE, named
 from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.export import PROGRAM, WEIGHTS
 from cordee.state.files import read_tensors
@@ -45,11 +46,9 @@ def load(run: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module]
             "Pass the model as well: cordee.load(run, model=...)."
         )
     header, constants = _read(path)
-    try:
+    with named(lambda reason: damaged(path, f"its program cannot be read ({reason})")):
         recipe = Recipe.from_json(json.loads(header["program"]))
-    except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as problem:
-        raise damaged(path, f"its program cannot be read ({problem!r})") from problem
-    return Program(recipe, {**weights, **{name: weights[kept] for name, kept in aliases.items()}}, constants)
+        return Program(recipe, {**weights, **{name: weights[kept] for name, kept in aliases.items()}}, constants)
 
 
 def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -72,7 +71,7 @@ def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], 
         raise damaged(path, "its checksum does not match its content")
     try:
         aliases = {str(name): str(kept) for name, kept in json.loads(header.get("aliases", "{}")).items()}
-    except (ValueError, AttributeError) as problem:
+    except DAMAGE as problem:
         raise damaged(path, f"its table of tied weights cannot be read ({problem})") from problem
     if lost := [kept for kept in aliases.values() if kept not in weights]:
         raise damaged(path, f"it says that a weight is tied to {lost[0]}, which it does not hold")
@@ -109,5 +108,5 @@ def _refuse_pickles(path: Path) -> None:
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     try:
         return read_tensors(path)
-    except (OSError, ValueError) as problem:
+    except (OSError, *DAMAGE) as problem:
         raise damaged(path, str(problem)) from problem

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from cordee.core.damage import named
 from cordee.core.errors import CheckpointError
 from cordee.state.plain import Take, as_it_is, decode, encode, to_cpu
 
@@ -102,7 +103,16 @@ def restore(
     schedules: Mapping[str, LRScheduler] | None = None,
 ) -> None:
     """Put a snapshot back; what does not fit is named by a `CheckpointError`, raised before anything is changed."""
-    optimizers, schedules = optimizers or {}, schedules or {}
+    with named(lambda reason: CheckpointError(f"the checkpoint does not fit the job, or is damaged ({reason})")):
+        _restore(snapshot, model, optimizers or {}, schedules or {})
+
+
+def _restore(
+    snapshot: Snapshot,
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer],
+    schedules: Mapping[str, LRScheduler],
+) -> None:
     kept = snapshot.meta
     _same_names("optimizers", kept.get("optimizers", {}), optimizers)
     _same_names("schedules", kept.get("schedules", {}), schedules)

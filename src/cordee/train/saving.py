@@ -42,10 +42,12 @@ class Saver:
 
     def latest(self) -> Snapshot:
         """The newest intact checkpoint."""
-        path = self._checkpoints.latest_intact()
-        if path is None:
+        snapshot, problems = self._checkpoints.read_latest()
+        if snapshot is None:
             raise CheckpointError(f"--resume: there is no intact checkpoint in {self._folder}; start without it")
-        return self._checkpoints.read(path, verify=False)  # its checksums were just compared
+        for problem in problems:
+            self._warn(f"an older checkpoint is used: {problem}")
+        return snapshot
 
     def model_of(self, step: int) -> Snapshot:
         """The model alone, from the checkpoint of this step."""

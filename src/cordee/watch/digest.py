@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cordee.core import damage
 from cordee.core.errors import Interrupted, PlanError
-from cordee.core.events import read_events
+from cordee.core.events import damaged_record, read_events
 from cordee.core.plan import Plan
 from cordee.watch.accounts import Accounts, Missing, Piece
 from cordee.watch.latency import latency, usual
@@ -40,20 +41,22 @@ SILENT_S = 60.0
 def summarise(folder: str | os.PathLike[str], now: float | None = None) -> Summary:
     """What the run in `folder` came to, from whatever of its files is there; `now` is the time of day."""
     place = Path(folder)
+    record = place / "events.jsonl"
     digest = Digest()
-    if (place / "events.jsonl").exists():
-        for event in read_events(place / "events.jsonl"):
-            digest.take(event)
-    else:
-        digest.result = _read_json(place / "result.json")
-    return digest.summary(place, _read_json(place / "run.json"), time.time() if now is None else now)
+    with damage.named(damaged_record(record)):
+        if record.exists():
+            for event in read_events(record):
+                digest.take(event)
+        else:
+            digest.result = _read_json(place / "result.json")
+        return digest.summary(place, _read_json(place / "run.json"), time.time() if now is None else now)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """An object in a file; empty if there is none, or not all of one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

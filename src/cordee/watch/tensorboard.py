@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cordee.core import damage
 from cordee.core.errors import StorageError, UsageError
-from cordee.core.events import read_events
+from cordee.core.events import damaged_record, read_events
 from cordee.core.times import PARTS
 from cordee.watch.split import Block, BlockSplit
 
@@ -27,9 +28,11 @@ def write_tensorboard(folder: str | os.PathLike[str], target: str | os.PathLike[
         scalars = _Scalars(place)
     except OSError as error:
         raise StorageError(f"cannot write into {place.absolute()}: {error.strerror}") from error
-    for event in read_events(Path(folder) / "events.jsonl"):
-        scalars.take(event)
-    scalars.close()
+    record = Path(folder) / "events.jsonl"
+    with damage.named(damaged_record(record)):
+        for event in read_events(record):
+            scalars.take(event)
+        scalars.close()
 
 
 class _Scalars:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from cordee.core import damage
 from cordee.core.errors import StorageError, UsageError
-from cordee.core.events import read_events
+from cordee.core.events import damaged_record, read_events
 from cordee.core.times import PARTS
 from cordee.watch.split import Block, BlockSplit
 
@@ -277,10 +278,11 @@ class _Tracer:
 
 def write_trace(folder: str | os.PathLike[str], path: str | os.PathLike[str], steps: Steps | None = None) -> None:
     """Write the trace of the run in `folder` to `path`, as far as it has come."""
-    events = read_events(Path(folder) / "events.jsonl")
+    record = Path(folder) / "events.jsonl"
+    events = read_events(record)
     first = next(events, None)
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        with damage.named(damaged_record(record)), open(path, "w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit":"ms","traceEvents":[')
             tracer = _Tracer(file, first["time"] if first else 0.0, steps or Steps())
             if first is not None:

@@ -1,0 +1,31 @@
+"""Files that are not what was written, by accident or on purpose: what their content leads to is one clear error."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from cordee.core.errors import CordeeError
+
+DAMAGE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,  # also of torch; a structure that is nested too deeply
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+"""What wrong types, missing keys, huge numbers and deep nesting lead to."""
+
+
+@contextlib.contextmanager
+def named(make: Callable[[str], CordeeError]) -> Iterator[None]:
+    """Raise what `make` gives for a reason, in place of whatever the content of a file leads to in here."""
+    try:
+        yield
+    except DAMAGE as problem:
+        reason = " ".join(str(problem).split())[:200]
+        raise make(f"{type(problem).__name__}: {reason}" if reason else type(problem).__name__) from problem
