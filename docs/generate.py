@@ -313,13 +313,14 @@ def job() -> list[str]:
 def session() -> list[str]:
     """The session."""
     from cordee.train import session as module
+    from cordee.train.door import session as door
 
     attributes = ("plan", "device", "last", "ledger", "models", "skipped", "wish_stop", "wish_save")
-    leave_out = ("leave", "tell", "reducer_of")
+    leave_out = ("leave", "tell", "reducer_of", "settle")
     return [
         "# The session",
         "For a training loop of your own: [how to](../how-to/own-loop.md).",
-        *function(module.session, "cordee.session"),
+        *function(door, "cordee.session"),
         "## Session",
         doc(module.Session),
         *members(module.Session, attributes=attributes, leave_out=leave_out),

@@ -16,6 +16,8 @@ import pytest
 
 from harness import DEADLINE_S, Run, stat_of, train
 
+TWIN = "tests/twin/"
+
 # ------------------------------------------------------------- what the commands under test inherit
 
 
@@ -56,9 +58,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # the order of the collection, see below
     return ByFile(config, log)
-
-
-TWIN = "tests/twin/"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -25,6 +25,8 @@ def event(name: str, at: float, /, **fields: Any) -> Event:
     """
     if "at" in EVENTS[name]:
         fields.setdefault("at", round(T0 + at, 6))
+    if name == "step":
+        fields = {"grad_norm": 1.0, "lr": 0.1, **fields}
     assert set(fields) == set(EVENTS[name]), f"{name}: {sorted(set(fields) ^ set(EVENTS[name]))}"
     return {"event": name, "time": round(T0 + at, 6), **fields}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from start_tasks import BATCH, MAKING, STEPS, make_data, make_model, make_optimizer
+from start_tasks import BATCH, MAKING, STEPS, task_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,17 +24,19 @@ def main() -> None:
         torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
     torch.manual_seed(0)
-    model = make_model(millions).to(device)
+    task = task_of(millions, device)
+    model = task.model().to(device)
     trained: nn.Module = model
     if size > 1:
         trained = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = make_optimizer(millions, model.parameters())
-    x, y = (tensor.to(device) for tensor in make_data(millions))
+    optimizer = task.optimizer(model.parameters())
+    x, y = (tensor.to(device) for tensor in task.data())
     ends = []
     for step in range(STEPS):
         mine = slice(step * BATCH + rank * BATCH // size, step * BATCH + (rank + 1) * BATCH // size)
         optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.mse_loss(trained(x[mine]), y[mine])
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device != "cpu"):
+            loss = task.loss(trained(x[mine]), y[mine])
         loss.backward()
         optimizer.step()
         loss.item()

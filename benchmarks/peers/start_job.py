@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
-from start_tasks import BATCH, MAKING, make_data, make_model, make_optimizer
+from start_tasks import BATCH, MAKING, task_of
 
 import cordee
 from cordee.train.callbacks import Callback
@@ -21,13 +21,14 @@ class Told(Callback):
         print(json.dumps({"making": MAKING, "gpu_bytes": gpu}), flush=True)
 
 
-def job(millions: float = 1.0) -> cordee.Job:
+def job(millions: float = 1.0, device: str = "cpu") -> cordee.Job:
     """A few steps of a model with so many million parameters."""
+    task = task_of(millions, device)
     return cordee.Job(
-        model=lambda: make_model(millions),
-        loss=torch.nn.functional.mse_loss,
-        optimizer=lambda parameters: make_optimizer(millions, parameters),
-        data=cordee.data.arrays(*make_data(millions)),
+        model=task.model,
+        loss=task.loss,
+        optimizer=task.optimizer,
+        data=cordee.data.arrays(*task.data()),
         batch=BATCH,
         epochs=1,
         callbacks=[Told()],

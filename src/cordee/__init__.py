@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from cordee.runtime.api import train as train
     from cordee.state.load import load as load
     from cordee.train.callbacks import Callback as Callback
+    from cordee.train.door import session as session
     from cordee.train.gathering import gather as gather
     from cordee.train.job import Job as Job
     from cordee.train.job import Save as Save
     from cordee.train.job import Stop as Stop
     from cordee.train.predict import predict as predict
-    from cordee.train.session import session as session
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,7 @@ _PUBLIC = {
     "load": ("cordee.state.load", "load"),
     "metrics": ("cordee.metrics", ""),
     "predict": ("cordee.train.predict", "predict"),
-    "session": ("cordee.train.session", "session"),
+    "session": ("cordee.train.door", "session"),
     "train": ("cordee.runtime.api", "train"),
 }
 

@@ -30,13 +30,13 @@ def lost(run: Run) -> list[int]:
 # ------------------------------------------------------------- forming a group
 
 
-def formed(folder: Path, acts: Acts, *, workers: int) -> dict[int, dict[str, Any]]:
+def formed(folder: Path, acts: Acts, *, workers: int, form_s: str = "") -> dict[int, dict[str, Any]]:
     """What the survivors tell of a training on a rope of their own, whose first generation is struck."""
     folder.mkdir()
     token = secrets.token_hex(32)
     hub = Hub(Address("127.0.0.1", 0, token), expected=workers)
     try:
-        words = [str(folder), str(hub.address.port), token, json.dumps(acts) if acts else ""]
+        words = [str(folder), str(hub.address.port), token, json.dumps(acts) if acts else "", *form_s.split()]
         run_script(JOBS / "forming.py", folder / "run", *words, workers=workers)
     finally:
         hub.close()
@@ -76,6 +76,15 @@ def test_a_group_breaks_while_it_is_formed(
         assert one["ledger"] == formed_alone["ledger"]
         for name, value in formed_alone["state"].items():
             np.testing.assert_allclose(one["state"][name], value, rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_a_group_that_does_not_form_is_formed_anew(formed_alone: dict[str, Any], tmp_path: Path) -> None:
+    """As when a stranger takes a peer's place at gloo's port: nobody is lost, and nobody waits for the deadline."""
+    acts: Acts = {0: {"layers-1": ["wait", "broken"]}}
+    told = formed(tmp_path / "three", acts, workers=3, form_s="2")
+    assert [(one["members"], one["generation"]) for one in told.values()] == [([0, 1, 2], 2)] * 3
+    for name, value in formed_alone["state"].items():
+        np.testing.assert_allclose(told[2]["state"][name], value, rtol=0, atol=1e-9, err_msg=name)
 
 
 def test_what_is_said_late_is_not_taken_for_the_next_generation(formed_alone: dict[str, Any], tmp_path: Path) -> None:

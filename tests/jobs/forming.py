@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import cordee
+from cordee.group import form
 from cordee.group.channel import Channel
 from cordee.group.rope import Rope
 from cordee.group.wire import Address
@@ -23,6 +24,8 @@ class Placed(Rope):
     """Not the rope that holds this process to its launcher."""
 
 
+if len(sys.argv) > 5:
+    form.FORM_S = float(sys.argv[5])
 instants.place(Placed, folder, acts)
 worker = cordee.World.from_env().rank
 rope = Placed(Channel(Address("127.0.0.1", port, token), worker, "here"), deadline_s=60.0)

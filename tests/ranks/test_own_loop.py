@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cordee.core.errors import PlanError
+from cordee.core.errors import PlanError, WorkersLost
 from harness import DEADLINE_S, JOBS, Run, command, run_script
 
 Told = dict[str, Any]
@@ -26,7 +26,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Told]:
     def find(script: str) -> Told:
         if script not in told:
             folder = tmp_path_factory.mktemp(script)
-            command = [sys.executable, str(JOBS / f"{script}.py"), str(folder)]
+            name, *more = script.split()
+            command = [sys.executable, str(JOBS / f"{name}.py"), str(folder), *more]
             subprocess.run(command, check=True, timeout=DEADLINE_S, env={"OMP_NUM_THREADS": "1"})
             told[script] = json.loads((folder / "0.json").read_text())
         return told[script]
@@ -70,6 +71,32 @@ def test_a_worker_dies_between_two_updates_of_one_step(
     assert [event["worker"] for event in run.of("failure")] == [worker]
     for rank in range(2):
         assert_told_the_same(json.loads((tmp_path / f"{rank}.json").read_text()), alone("gan"))
+
+
+@pytest.mark.parametrize("fate", ["two 0 4 1", "two 1 0 1", "two 2 13 1", "thrice 1 0 2", "thrice 0 5 1"])
+def test_a_step_of_several_updates_is_computed_again_from_its_beginning(
+    fate: str, alone: Callable[[str], Told], warm: int, tmp_path: Path
+) -> None:
+    """What is used after an update was computed before it, also when the step is done again; buffers too."""
+    how, worker, *_ = fate.split()
+    run: Run = run_script(JOBS / "carried.py", tmp_path / "run", str(tmp_path), *fate.split(), workers=3)
+    assert [event["worker"] for event in run.of("failure")] == [int(worker)]
+    for rank in range(2):
+        assert_told_the_same(json.loads((tmp_path / f"{rank}.json").read_text()), alone(f"carried {how}"))
+
+
+@pytest.mark.parametrize("fate", [[], ["1", "0"], ["0", "6"]])
+def test_two_passes_as_two_updates(fate: list[str], alone: Callable[[str], Told], warm: int, tmp_path: Path) -> None:
+    """SAM, with the gradient of the global batch in both passes."""
+    run = run_script(JOBS / "sam.py", tmp_path / "run", str(tmp_path), *fate, workers=3)
+    assert [event["worker"] for event in run.of("failure")] == [int(one) for one in fate[:1]]
+    for rank in range(2 if fate else 3):
+        assert_told_the_same(json.loads((tmp_path / f"{rank}.json").read_text()), alone("sam"))
+
+
+def test_a_loss_at_the_first_second_update_is_said_not_hidden(warm: int, tmp_path: Path) -> None:
+    with pytest.raises(WorkersLost, match="lost after 1 of the updates of one step"):
+        run_script(JOBS / "carried.py", tmp_path / "run", str(tmp_path), "late", "1", "3", "1", workers=3)
 
 
 TWICE = """

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import cordee
 from cordee.core.errors import CheckpointError, UsageError
@@ -100,6 +101,21 @@ def test_start_from_existing_weights(reference: Reference, tmp_path: Path) -> No
     for run in runs.values():
         assert run.result["steps"] == 3
         assert_same(run, runs["file"])
+
+
+def test_start_from_a_file_as_hugging_face_writes_it(reference: Reference, tmp_path: Path) -> None:
+    """The tied head has no name in it, and a tensor is missing: the run says so, and starts alike everywhere."""
+    weights = dict(reference("gpt").tensors)
+    assert "head.weight" not in weights
+    *_, left_out = (name for name in weights if name.endswith(".bias"))
+    weights.pop(left_out)
+    save_file(weights, tmp_path / "model.safetensors")
+    asked = {"start_from": tmp_path / "model.safetensors", "stop_steps": 2, "seed": 5}
+    run = train("gpt", tmp_path / "two", workers=2, **asked)
+    (note,) = [one["message"] for one in run.of("warning") if "start_from took" in one["message"]]
+    assert f"begin as the model makes them: {left_out}" in note and "head" not in note
+    assert run.losses[0] < 0.9 * reference("gpt").losses[0]
+    assert_same(run, train("gpt", tmp_path / "one", **asked))
 
 
 @pytest.mark.parametrize("job", ["mlp", "cnn", "gpt"])

@@ -30,7 +30,7 @@ class Slow:
         """None: it makes its own tensors."""
 
     def gather(self, ids: np.ndarray, out: Any = None) -> torch.Tensor:
-        time.sleep(0.002)
+        time.sleep(0.01)
         self.read.append((threading.current_thread().name, int(ids[0])))
         return torch.from_numpy(ids.copy())
 

@@ -87,7 +87,9 @@ def test_fast_gathers_stay_in_the_caller_and_slow_ones_move_to_a_thread(monkeypa
     clock = iter(np.cumsum([0.0] + [0.0001, 0.0] * 50))
     monkeypatch.setattr("cordee.feed.loader.time.perf_counter", lambda: next(clock))
     assert not _after(10).ahead
-    clock = iter(np.cumsum([0.0] + [0.01, 0.0] * 50))
+    clock = iter(np.cumsum([0.0] + [0.003, 0.0] * 10 + [0.0001, 0.0] * 50))  # a busy machine, for a while
+    assert not _after(20).ahead
+    clock = iter(np.cumsum([0.0] + [0.02, 0.0] * 50))
     loader = _after(10)
     assert loader.ahead
     loader.close()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import cordee
 from cordee.core.errors import JobError, MixingError, ModelError
 from cordee.train.job import Job
-from cordee.train.preflight import preflight
+from cordee.train.preflight.job import preflight
 
 cross_entropy = nn.functional.cross_entropy
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))

@@ -56,7 +56,7 @@ class MixingError(CordeeError):
 
 
 class DivergedError(CordeeError):
-    """The loss became NaN or infinite."""
+    """The loss or the gradient became NaN or infinite."""
 
     code = 15
     title = "diverged"

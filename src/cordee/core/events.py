@@ -50,10 +50,10 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
         "epoch": "the epoch of the step, from 0",
         "loss": "mean loss over the global batch; null when not finite",
         "samples": "samples of the global batch",
+        "grad_norm": "norm of the global gradient, before it was clipped; null if it is not known",
+        "lr": "learning rate of the first group of parameters; null if the optimizer has none",
         "ms": "from the step before to this one on the worker that speaks for all, without evaluation and saving",
         "at": "when it was committed there, in the launcher's clock",
-        "lr": "learning rate of the optimizer's first group of parameters; not in former versions",
-        "grad_norm": "norm of the global gradient before clipping; null when it was not computed or not finite",
     },
     "times": {
         "worker": "whose times these are",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cordee.core.errors import DataError
 from cordee.feed.permute import Ids
 from cordee.feed.source import Fields, check_ids, digest_of
+from cordee.feed.tables import as_array
 
 Array = NDArray[Any] | torch.Tensor
 """What counts as an array; its first dimension counts samples."""
@@ -27,8 +28,9 @@ class ArraySource:
     def __init__(self, arrays: Mapping[str, Array] | Sequence[Array], *, scaled: Collection[str] = ()) -> None:
         """Keep the arrays as they are; fields named in `scaled` hold uint8 and come out as float32 in 0 .. 1."""
         self.names = tuple(arrays) if isinstance(arrays, Mapping) else None
-        values = list(arrays.values()) if isinstance(arrays, Mapping) else list(arrays)
-        labels = self.names or tuple(str(place) for place in range(len(values)))
+        brought: list[Any] = list(arrays.values()) if isinstance(arrays, Mapping) else list(arrays)
+        labels = self.names or tuple(str(place) for place in range(len(brought)))
+        values = [as_array(name, one) for name, one in zip(labels, brought, strict=True)]
         self._columns = [_Column(label, value, label in scaled) for label, value in zip(labels, values, strict=True)]
         lengths = {column.label: len(column.rows) for column in self._columns}
         if not lengths or 0 in lengths.values():
@@ -72,6 +74,10 @@ class ArraySource:
     def tensors(self) -> list[torch.Tensor]:
         """Every array as a tensor of the type it has here; `structured` makes batches of rows of them."""
         return [column.tensor() for column in self._columns]
+
+    def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Every array by its name or place, as it lies in memory."""
+        return ((column.label, column.rows) for column in self._columns)
 
     def structured(self, rows: list[torch.Tensor]) -> Fields:
         """Rows of `tensors()` as a batch: scaled where that was asked for, by name if the arrays have names."""

@@ -12,15 +12,16 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from cordee.core.errors import DataError
-from cordee.feed.arrays import Array, ArraySource
+from cordee.feed.arrays import ArraySource
 from cordee.feed.dataset import Collate, DatasetSource
 from cordee.feed.files import existing, read_idx, read_npy, read_npz
 from cordee.feed.permute import permutation
 from cordee.feed.source import Source, Subset
+from cordee.feed.tables import is_frame, is_rows, is_series, refuse_frame, refuse_many
 from cordee.feed.text import TextSource, cut
 
-Held = float | tuple[Array, Array] | None
-"""A set that is held out: a ratio of the training data, arrays (x, y) of its own, or none."""
+Held = float | tuple[Any, Any] | Mapping[str, Any] | None
+"""A set that is held out: a ratio of the training data, arrays (x, y) or by name of its own, or none."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,27 @@ class Data:
 
 
 def arrays(
-    x: Array,
-    y: Array | None = None,
+    x: Any = None,
+    y: Any = None,
     *,
     validation: Held = None,
     test: Held = None,
     seed: int = 0,
     scale: bool = False,
+    **more: Any,
 ) -> Data:
-    """Numpy arrays or tensors, one row a sample; types stay, unless `scale` asks for uint8 / 255 as float32."""
+    """Arrays, one row per sample: x, y and `more` by name, such as `mask=...`.
+
+    Types of NumPy arrays and tensors stay, unless `scale` asks for x as uint8 / 255 in float32. Lists, and frames and
+    series of pandas, become tensors: a frame float32 (rows, columns), floats float32, whole numbers int64.
+    """
     held = {
-        name: _xy(*value, scale=scale)
+        name: _named(value if isinstance(value, Mapping) else {"x": value[0], "y": value[1]}, scale=scale)
         for name, value in (("validation", validation), ("test", test))
-        if isinstance(value, tuple)
+        if isinstance(value, tuple | Mapping)
     }
     ratios = (_ratio("validation", validation), _ratio("test", test))
-    return _with_held(_split(_xy(x, y, scale=scale), *ratios, seed=seed), held)
+    return _with_held(_split(_named({"x": x, "y": y, **more}, scale=scale), *ratios, seed=seed), held)
 
 
 def npz(
@@ -148,16 +154,16 @@ def as_source(given: Any) -> Source:
     """One set of samples: a source, a dataset, an array, (x, y), a dict of arrays or a list of samples."""
     if isinstance(given, Source):
         return given
-    if isinstance(given, np.ndarray | torch.Tensor):
+    if is_frame(given):
+        raise refuse_frame(given)
+    if isinstance(given, np.ndarray | torch.Tensor) or is_series(given):
         return _xy(given)
     if isinstance(given, Mapping):
         return ArraySource(given)
-    if (
-        isinstance(given, tuple)
-        and len(given) == 2
-        and all(isinstance(part, np.ndarray | torch.Tensor) for part in given)
-    ):
+    if _is_pair(given):
         return _xy(*given)
+    if isinstance(given, tuple) and len(given) > 2 and all(is_rows(part) for part in given):
+        raise refuse_many(len(given))
     indexed = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     plain = isinstance(given, tuple | list | str | bytes)
     if _is_samples(given) or (not plain and (indexed or hasattr(given, "__iter__"))):
@@ -169,9 +175,20 @@ def as_source(given: Any) -> Source:
     )
 
 
+def _is_pair(given: Any) -> bool:
+    """Whether it is x and y; a list of two arrays is if their shapes differ, because samples have one shape."""
+    if isinstance(given, tuple) and len(given) == 2:
+        return all(is_rows(part) for part in given)
+    arrays = isinstance(given, list) and len(given) == 2 and all(hasattr(part, "shape") for part in given)
+    return arrays and len(given[0]) == len(given[1]) and given[0].shape != given[1].shape
+
+
 def _is_samples(given: Any) -> bool:
     """Whether it can only be a list of samples: [x, y] may be arrays, [(x, y), (x, y)] sets for training and test."""
-    return isinstance(given, list) and len(given) > 3 and all(isinstance(one, tuple | Mapping) for one in given)
+    long = isinstance(given, list) and len(given) > 3
+    return long and any(
+        all(isinstance(one, kind) for one in given) for kind in ((tuple, Mapping), (np.ndarray, torch.Tensor))
+    )
 
 
 def _from_dataset(given: Any, collate: Collate | None) -> Source:
@@ -189,8 +206,13 @@ def _from_dataset(given: Any, collate: Collate | None) -> Source:
     return given if isinstance(given, Source) else DatasetSource(given, collate)
 
 
-def _xy(x: Array, y: Array | None = None, *, scale: bool = False) -> ArraySource:
-    return ArraySource({"x": x} if y is None else {"x": x, "y": y}, scaled=("x",) if scale else ())
+def _xy(x: Any, y: Any = None, *, scale: bool = False) -> ArraySource:
+    return _named({"x": x, "y": y}, scale=scale)
+
+
+def _named(fields: Mapping[str, Any], *, scale: bool = False) -> ArraySource:
+    """The fields that there are."""
+    return ArraySource({name: one for name, one in fields.items() if one is not None}, scaled=("x",) if scale else ())
 
 
 def _part(found: Mapping[str, Any], suffix: str, scale: bool) -> ArraySource | None:
@@ -218,7 +240,7 @@ def _split(source: Source, validation: float, test: float, *, seed: int) -> Data
 
 
 def _ratio(name: str, value: Held) -> float:
-    if value is None or isinstance(value, tuple):
+    if value is None or isinstance(value, tuple | Mapping):
         return 0.0
     if not isinstance(value, int | float) or not 0 <= value < 1:
         raise DataError(f"{name}={value!r}: a ratio from 0 to below 1 is needed, for instance 0.1")

@@ -14,7 +14,7 @@ from cordee.core.errors import DataError
 from cordee.feed.content import content_of
 from cordee.feed.permute import Ids
 from cordee.feed.reading import SampleDraws, places_of_others, reading
-from cordee.feed.source import Fields, check_ids, digest_of
+from cordee.feed.source import Fields, Source, Subset, check_ids, digest_of
 
 Collate = Callable[[list[Any]], Fields]
 """Makes a batch of a list of samples."""
@@ -118,6 +118,13 @@ class DatasetSource:
             # As `add_note` does, which Python has since 3.11.
             vars(error).setdefault("__notes__", []).append(f"in sample {place} of {type(self.dataset).__name__}")
             raise
+
+
+def draws_of_others(source: Source) -> bool | None:
+    """Whether samples of a source draw from Python's or NumPy's generator; None: not known before some were read."""
+    while isinstance(source, Subset):
+        source = source.source
+    return source._others if isinstance(source, DatasetSource) else False
 
 
 def _is_plain(dataset: Any) -> bool:

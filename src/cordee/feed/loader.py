@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Hashable
 from types import TracebackType
 
@@ -20,7 +18,8 @@ from cordee.feed.source import Source
 __all__ = ["Batch", "Loader"]
 
 _WORTH_A_THREAD_S = 0.0005  # handing a batch from thread to thread costs about a tenth of this
-_MEASURED = 5
+_SLOW_IN_A_ROW, _SLOW_S = 5, 0.1
+"""So many slow gathers, which take so long together, are the source's own; fewer may be those of a busy machine."""
 _CLOSING_S = 2.0
 
 
@@ -28,7 +27,7 @@ class Loader:
     """Batches of one source on one device: ask with `request`, fetch with `take`.
 
     Memory is reused: the tensors of a batch stay as they are until `depth` more batches were taken. With `ahead=None`
-    the first gathers are timed, and a background thread takes over when they are slow. Not for several callers at once.
+    gathers are timed, and a background thread takes over when many in a row are slow. Not for several callers at once.
     """
 
     def __init__(
@@ -50,7 +49,10 @@ class Loader:
         # A copy to a GPU only overlaps with the computation if it begins before the batch is taken.
         self._ahead = self._memory.copies if ahead is None else ahead
         self._may_change = ahead is None and not self._memory.on_gpu
-        self._durations_s: deque[float] = deque(maxlen=_MEASURED)
+        self.hold = False
+        """Set it to gather nothing ahead for now: what the dataset draws would come between another thread's draws."""
+        self._slow: list[float] = []
+        """How long the last gathers took, since one was quick."""
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         # All below is guarded by _changed.
@@ -64,7 +66,7 @@ class Loader:
     @property
     def ahead(self) -> bool:
         """Whether a background thread gathers."""
-        return self._ahead
+        return self._ahead and not self.hold
 
     def request(self, key: Hashable, ids: Ids, epoch: int = 0) -> None:
         """Ask for the samples `ids` of an epoch under the name `key`; returns at once."""
@@ -136,9 +138,11 @@ class Loader:
             return self._memory.gather(ids, epoch)
         began = time.perf_counter()
         gathered = self._memory.gather(ids, epoch)
-        self._durations_s.append(time.perf_counter() - began)
-        # The median of several: the first gathers pay for page faults and cold caches.
-        if len(self._durations_s) == _MEASURED and statistics.median(self._durations_s) > _WORTH_A_THREAD_S:
+        if (took := time.perf_counter() - began) <= _WORTH_A_THREAD_S:
+            self._slow.clear()
+            return gathered
+        self._slow.append(took)
+        if len(self._slow) >= _SLOW_IN_A_ROW and sum(self._slow) >= _SLOW_S:
             self._ahead, self._may_change = True, False
         return gathered
 

@@ -79,7 +79,7 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], fields: Fields) 
 
 def check_ids(ids: Ids, count: int) -> None:
     """Refuse ids outside 0 .. count-1, before fast indexing that would clip them in silence."""
-    if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+    if len(ids) and ids.view(np.uint64).max() >= count:  # one look: a negative id is a very large one there
         raise IndexError(f"sample ids {ids.min()} to {ids.max()} are not in 0 to {count - 1}")
 
 

@@ -33,6 +33,7 @@ class Channel:
         """Connect and start listening."""
         who = {"role": "worker", "number": worker, "host": host, "pid": os.getpid()}
         self.worker = worker
+        self.name = f"worker {worker} on {host}"
         self.at = "starting"
         self.on_break: Callable[[], None] = lambda: None
         self.before_end: Callable[[], None] = lambda: None

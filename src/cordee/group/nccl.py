@@ -30,7 +30,7 @@ def identity(device: str, backend: str) -> str:
 
 def usable(identities: Sequence[str]) -> bool:
     """Whether every member has a GPU, and none shares it."""
-    return all(identities) and len(set(identities)) == len(identities)
+    return bool(identities) and all(identities) and len(set(identities)) == len(identities)
 
 
 def require(identities: Sequence[str]) -> None:
@@ -41,6 +41,17 @@ def require(identities: Sequence[str]) -> None:
             f"backend=nccl needs a GPU for every worker, shared with no other; the workers have {given}. "
             "Start as many workers as there are GPUs, or use backend=gloo"
         )
+
+
+def identities(store: Any, rank: int, size: int, mine: str, backend: str) -> list[str]:
+    """Those of all members, in rank order; none if this one has none, for then it does not matter."""
+    store.set(str(rank), f"{mine} ")
+    if not mine:
+        return []
+    found = [store.get(str(other)).decode().strip() for other in range(size)]
+    if backend == "nccl":
+        require(found)
+    return found
 
 
 def make(store: Any, rank: int, size: int, deadline_s: float) -> Any:

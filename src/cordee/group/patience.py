@@ -33,7 +33,8 @@ def await_work(work: Any, broken: Callable[[], bool]) -> None:
             return
         except RuntimeError as error:
             if work.is_completed():
-                raise
+                work.wait()  # raises its own error, if it has one: it may have come to its end just after our timeout
+                return
             looks += broken()
             if looks > 1:  # what was shut at the first look has had its time to be noticed
                 raise Stuck("a peer was lost in the middle of a message") from error

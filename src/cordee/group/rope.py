@@ -19,15 +19,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cordee.core.errors import CordeeError, WaitedTooLong
-from cordee.group import nccl
+from cordee.group import form, nccl
 from cordee.group.channel import Channel
-from cordee.group.form import make_gloo, unless_broken
+from cordee.group.form import as_real, make_gloo, unless_broken
 from cordee.group.gathering import Gathering, stamped
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
 from cordee.group.patience import Stuck, await_work, keep_for_ever
+from cordee.group.reach import Lookout, meet
 from cordee.group.roster import Go
 from cordee.group.shared import Shared, open_shared
-from cordee.group.sockets import open_sockets, shut
+from cordee.group.sockets import open_sockets, seal, shut
 from cordee.group.store import HubStore
 
 MOST_TEARS = 3
@@ -75,6 +76,7 @@ class Rope:
         self._near: Shared | None = None
         self._sockets_before: dict[int, str] | None = None
         self._sockets: dict[int, str] = {}
+        self._lookout = Lookout((), "", print)
         self.stuck = False
         """Whether a thread of a group waits for somebody who was lost: such a group cannot be taken apart."""
         self._tears = 0
@@ -108,6 +110,7 @@ class Rope:
         """Begin to add `tensor` up over all members, in place; None if there is nobody to ask."""
         if self._group is None or self.broken:
             return None
+        tensor = as_real(tensor)
         self.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
         group = self._nccl if self._nccl is not None and tensor.is_cuda else self._group
         try:
@@ -195,10 +198,14 @@ class Rope:
 
     def _await(self, work: Any) -> None:
         try:
-            await_work(work, lambda: self.broken)
+            await_work(work, self._look)
         except Stuck:
             self.stuck = True
             raise
+
+    def _look(self) -> bool:
+        self._lookout.look()
+        return self.broken
 
     # ------------------------------------------------------------- agreements
 
@@ -293,40 +300,39 @@ class Rope:
         self.generation, self.members = go.generation, go.members
         if self.size == 1:
             return
+        self._lookout = self._meet(self.channel)
         self._sockets_before = open_sockets()
         self._group, self._layers = self._make_group("sums"), self._make_group("layers")
         self._sockets = {fd: inode for fd, inode in open_sockets().items() if self._sockets_before.get(fd) != inode}
         self._sockets_before = None
+        seal(self._sockets, self._interface)
         self._nccl = self._make_nccl()
         if self._backend == "auto":
-            store = HubStore(self.channel, self.generation, self.deadline_s, "shared")
-            opened = open_shared(store, self.rank, self.size, lambda: self.broken, self.deadline_s)
+            opened = open_shared(self._store("shared"), self.rank, self.size, lambda: self.broken, self.deadline_s)
             self._shared, self._near = opened or (None, None)
         if self.broken:  # lost while the sockets were not yet written down
             shut(self._sockets)
 
-    def _make_group(self, purpose: str) -> Any:
+    def _store(self, purpose: str) -> HubStore:
         assert self.channel is not None
-        store = HubStore(self.channel, self.generation, self.deadline_s, purpose)
-        make = partial(make_gloo, store, self.rank, self.size, self._interface, self.deadline_s)
-        return unless_broken(make, lambda: self.broken)
+        return HubStore(self.channel, self.generation, self.deadline_s, purpose)
+
+    def _meet(self, channel: Channel) -> Lookout:
+        others = meet(self._store("reach"), self.rank, self.size, self._interface, channel.name)
+        return Lookout(others, channel.name, lambda message: channel.post("warning", {"message": message}))
+
+    def _make_group(self, purpose: str) -> Any:
+        make = partial(make_gloo, self._store(purpose), self.rank, self.size, self._interface, self.deadline_s)
+        return unless_broken(make, lambda: self.broken, min(self.deadline_s, form.FORM_S * 2**self._tears))
 
     def _make_nccl(self) -> Any:
         """A group for what lies on GPUs, if all members have one to themselves; None otherwise."""
-        assert self.channel is not None
-        store = HubStore(self.channel, self.generation, self.deadline_s, "devices")
         mine = nccl.identity(self._device, self._backend)
-        store.set(str(self.rank), f"{mine} ")
-        if not mine:
-            return None
-        identities = [store.get(str(rank)).decode().strip() for rank in range(self.size)]
-        if self._backend == "nccl":
-            nccl.require(identities)
+        identities = nccl.identities(self._store("devices"), self.rank, self.size, mine, self._backend)
         if not nccl.usable(identities):
             return None
-        store = HubStore(self.channel, self.generation, self.deadline_s, "nccl")
-        make = partial(nccl.make, store, self.rank, self.size, self.deadline_s)
-        return unless_broken(make, lambda: self.broken)
+        make = partial(nccl.make, self._store("nccl"), self.rank, self.size, self.deadline_s)
+        return unless_broken(make, lambda: self.broken, self.deadline_s)
 
     def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
         if go.giver is None:
@@ -343,6 +349,7 @@ class Rope:
             return None
         options = dist.BroadcastOptions()
         options.rootRank = root
+        tensor = as_real(tensor)
         self.bytes_sent += tensor.nbytes
         try:
             return self._group.broadcast([tensor], options)

@@ -36,6 +36,8 @@ _RECORDS = 1024
 """Posts of one member that may be under way."""
 _HEAD = 64 + 16 * _RECORDS
 """Bytes in front of an arena: how many were posted, how many were read, and where each post lies."""
+_VIEWS = 256
+"""Windows that are kept."""
 _SPINS = 64
 _PATIENT_S = 0.0002
 """After so long a wait is not about to end: sleep. Who spins slows down its neighbour on the same core."""
@@ -63,6 +65,8 @@ class Shared:
         self._held: deque[tuple[int, int, int]] = deque()
         """Regions of my arena that somebody may still read: which post, from where to where."""
         self._fence = threading.Lock()
+        self._views: dict[tuple[int, int, torch.dtype, torch.Size], Tensor] = {}
+        """Windows of the arenas, made once: a training posts the same few tensors at the same few places."""
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether `tensor` can be posted: a matter of its size alone, so that all members answer alike."""
@@ -127,9 +131,15 @@ class Shared:
         return self._in_flight + _padded(nbytes) <= self._arena // 2 and len(self._open) < _RECORDS // 2
 
     def _view(self, rank: int, start: int, like: Tensor) -> Tensor:
-        begin = self._starts[rank] + start
-        flat = torch.frombuffer(self._memory, dtype=like.dtype, count=like.numel(), offset=begin)
-        return flat.view(like.shape)
+        key = rank, start, like.dtype, like.shape
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            begin = self._starts[rank] + start
+            view = torch.frombuffer(self._memory, dtype=like.dtype, count=like.numel(), offset=begin).view(like.shape)
+            self._views[key] = view
+        return view
 
     def _make_room(self, nbytes: int) -> int:
         """The start of a region of my arena that nobody reads any more."""

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import socket
+import struct
+from collections.abc import Iterator
+
+_ATTACH_FILTER = 26
+"""SO_ATTACH_FILTER of Linux, which Python does not name."""
+_DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+"""A filter of one instruction: return 0, of every packet nothing is kept."""
 
 
 def open_sockets() -> dict[int, str]:
@@ -22,16 +31,39 @@ def open_sockets() -> dict[int, str]:
 def shut(sockets: dict[int, str]) -> int:
     """Shut those that are open and connected, both ways; returns how many. Listeners stay: gloo aborts on them."""
     count = 0
+    for twin in _copies(sockets):
+        if not twin.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            try:
+                twin.shutdown(socket.SHUT_RDWR)
+                count += 1
+            except OSError:
+                continue  # never connected
+    return count
+
+
+def seal(sockets: dict[int, str], interface: str) -> int:
+    """Have the kernel drop whatever comes to those that listen at `interface`; returns how many.
+
+    gloo accepts every connection, keeps it open, and aborts the process when it may open no more. Once a group has
+    formed, no peer connects any more, and nobody else has to.
+    """
+    count = 0
+    for twin in _copies(sockets):
+        if twin.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and twin.getsockname()[0] == interface:
+            with contextlib.suppress(OSError):  # a sandbox that knows no filters
+                twin.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(_DROP_ALL)))
+                count += 1
+    return count
+
+
+def _copies(sockets: dict[int, str]) -> Iterator[socket.socket]:
+    """Each that is still open and of the internet, by a descriptor of its own, which is closed again."""
     for descriptor, inode in sockets.items():
         try:
-            with socket.socket(fileno=os.dup(descriptor)) as twin:
-                if os.readlink(f"/proc/self/fd/{twin.fileno()}") != inode:
-                    continue
-                if twin.family in (socket.AF_INET, socket.AF_INET6) and not twin.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-                ):
-                    twin.shutdown(socket.SHUT_RDWR)
-                    count += 1
+            twin = socket.socket(fileno=os.dup(descriptor))
         except OSError:
-            continue  # closed, or never connected
-    return count
+            continue  # closed
+        with twin:
+            same = os.readlink(f"/proc/self/fd/{twin.fileno()}") == inode
+            if same and twin.family in (socket.AF_INET, socket.AF_INET6):
+                yield twin

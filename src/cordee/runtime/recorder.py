@@ -175,9 +175,9 @@ class Recorder:
 
     def _own_plan(self, content: dict[str, Any]) -> None:
         """A script's session says by which plan it trains; news if that is not what the record says already."""
-        plan = str(Plan.from_dict(content["plan"]))
-        if plan != self._run["plan"]:
-            self._run |= {"plan": plan, "faithfulness": content["faithfulness"]}
+        own = {"plan": str(Plan.from_dict(content["plan"])), "faithfulness": content["faithfulness"]}
+        if not own.items() <= self._run.items():
+            self._run |= own
             self._write_json("run.json", self._run)
             self.event("plan", **content)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -14,7 +15,7 @@ from pathlib import Path
 from stat import S_IMODE
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from cordee.core.errors import CheckpointError, StorageError
@@ -85,12 +86,21 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+PAIRS = "complex"
+"""The header's entry with the names of complex tensors that are written as pairs of real numbers, (..., 2)."""
+
+
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write one safetensors file, readable by whom the umask allows; `sync` makes it last.
 
-    Tensors on a device are copied to main memory for it, all of this file at once.
+    Tensors on a device are copied to main memory for it, all of this file at once. The format knows complex64 alone of
+    the complex types; others are written as pairs.
     """
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    pairs = [name for name, one in here.items() if one.is_complex() and one.dtype != torch.complex64]
+    if pairs:
+        here |= {name: torch.view_as_real(here[name]) for name in pairs}
+        metadata = {**(metadata or {}), PAIRS: json.dumps(pairs)}
     try:
         path.touch()
         mode = S_IMODE(path.stat().st_mode)  # the library makes its files anew, for their owner alone
@@ -101,6 +111,22 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
             f"cannot write {path}: safetensors does not take one of {sorted({str(t.dtype) for t in tensors.values()})} "
             f"({problem}). Keep such a tensor out of the state, or store it in another dtype."
         ) from problem
+
+
+def read_tensors(path: Path, *, only: str = "") -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Header and tensors of a safetensors file, or those whose names begin so; `ValueError` or `OSError` if damaged."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = dict(file.metadata() or {})
+            names = [name for name in file.keys() if name.startswith(only)]  # noqa: SIM118 (not a dict)
+            tensors = {name: file.get_tensor(name) for name in names}
+        for name in json.loads(header.get(PAIRS, "[]")):
+            if name in tensors:
+                # Copied: a file's memory may be aligned to 8 bytes only, where copying complex128 ends in SIGSEGV.
+                tensors[name] = torch.view_as_complex(tensors[name].clone())
+    except (SafetensorError, RuntimeError, TypeError) as problem:
+        raise ValueError(str(problem)) from problem
+    return header, tensors
 
 
 def replace_file(path: Path, needed: int, write: Callable[[Path], None]) -> None:

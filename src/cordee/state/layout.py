@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from cordee.core.errors import CheckpointError
-from cordee.state.files import sha256, sync, write_tensors
+from cordee.state.files import read_tensors, sha256, sync, write_tensors
 from cordee.state.naming import Snapshot
 
 FORMAT = 1
@@ -144,9 +143,8 @@ def read_folder(folder: Path, *, check: bool, only: str = "") -> Snapshot:
     for name in header.body["files"]:
         path = _inside(folder, name)
         try:
-            with safe_open(str(path), framework="pt") as file:
-                stored[name] = {key: file.get_tensor(key) for key in file.keys() if key.startswith(only)}  # noqa: SIM118 (not a dict)
-        except (OSError, SafetensorError) as problem:
+            stored[name] = read_tensors(path, only=only)[1]
+        except (OSError, ValueError) as problem:
             raise damaged(path, str(problem)) from problem
     try:
         tensors = {

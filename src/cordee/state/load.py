@@ -8,15 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.export import PROGRAM, WEIGHTS
+from cordee.state.files import read_tensors
 from cordee.state.layout import INDEX, damaged, read_folder
 from cordee.state.naming import fingerprint, load_weights
 from cordee.state.program import Program
 from cordee.state.recipe import Recipe
+
+SHARDS = "model.safetensors.index.json"
+"""Where Hugging Face's folders say which of several files holds which weight."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def load(run: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
@@ -49,11 +53,14 @@ def load(run: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module]
 
 
 def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Weights by name, and tied names, from a run, a checkpoint or any safetensors file; our own files are checked."""
+    """Weights by name, and tied names, from a run, a checkpoint or safetensors files; our own are checked."""
     path = Path(run)
     if (path / INDEX).is_file():
         snapshot = read_folder(path, check=True)
         return snapshot.weights(), snapshot.aliases
+    if path.name == SHARDS or (path / SHARDS).is_file():
+        return _read_shards(path if path.name == SHARDS else path / SHARDS), {}
+    _refuse_pickles(path)
     path = path / WEIGHTS if path.is_dir() else path
     if not path.is_file():
         raise CheckpointError(
@@ -72,10 +79,35 @@ def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], 
     return weights, aliases
 
 
+def _read_shards(index: Path) -> dict[str, torch.Tensor]:
+    """The weights of a large model, in several files beside a table of their names."""
+    try:
+        table = json.loads(index.read_text())["weight_map"]
+        files = sorted({str(file) for file in table.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise damaged(index, f"its table of files cannot be read ({problem!r})") from problem
+    if strange := [file for file in files if Path(file).name != file]:
+        raise damaged(index, f"it names {strange[0]!r}, which is not a file of this folder")
+    weights = {name: one for file in files for name, one in _read(index.parent / file)[1].items()}
+    if lost := [name for name in table if name not in weights]:
+        raise damaged(index, f"it names {lost[0]}, which none of its files holds")
+    return weights
+
+
+def _refuse_pickles(path: Path) -> None:
+    """Name what was found where only a pickle is."""
+    pickles = [path] if path.suffix in PICKLES else []
+    if path.is_dir() and not (path / WEIGHTS).is_file():
+        pickles = sorted(one for one in path.iterdir() if one.suffix in PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{pickles[0].absolute()} is a pickle, which could run any code when it is read. Save the weights as "
+            "safetensors: safetensors.torch.save_model(model, file), or save_pretrained of Hugging Face"
+        )
+
+
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     try:
-        with safe_open(str(path), framework="pt") as file:
-            names = list(file.keys())
-            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError) as problem:
+        return read_tensors(path)
+    except (OSError, ValueError) as problem:
         raise damaged(path, str(problem)) from problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,9 +125,9 @@ def load_weights(
     aliases = aliases or {}
     own = model.state_dict(keep_vars=True)
     given: dict[str, Any] = {**weights, **{name: weights[kept] for name, kept in aliases.items() if kept in weights}}
+    given = with_tied({name: one for name, one in own.items() if isinstance(one, torch.Tensor)}, given)
     given.update(values or {})
     _same_names("tensors of the model", given, own)
-    first: dict[int, str] = {}
     for name, value in own.items():
         stored = given[name]
         if not isinstance(value, torch.Tensor) or not isinstance(stored, torch.Tensor):
@@ -137,13 +137,25 @@ def load_weights(
                 f"{name} is {tuple(stored.shape)} of {stored.dtype} in the file, but {tuple(value.shape)} of "
                 f"{value.dtype} in the model. Build the model with the sizes and precision that it was saved with."
             )
-        tied = first.setdefault(id(value), name)
-        if tied != name and given[tied] is not stored and not torch.equal(given[tied], stored):
-            raise CheckpointError(
-                f"{tied} and {name} are one tensor in the model, but two different ones in the file. "
-                "Build the model with the same tied weights as when it was saved."
-            )
     model.load_state_dict(given, strict=True)
+
+
+def with_tied(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`given` with all names of each tied tensor of `own`; files such as Hugging Face's hold it under one of them."""
+    names: dict[int, list[str]] = {}
+    for name, one in own.items():
+        names.setdefault(id(one), []).append(name)
+    full = dict(given)
+    for group in names.values():
+        held = [name for name in group if name in given]
+        for name in held[1:]:
+            if given[held[0]] is not given[name] and not torch.equal(given[held[0]], given[name]):
+                raise CheckpointError(
+                    f"{held[0]} and {name} are one tensor in the model, but two different ones in the file. "
+                    "Build the model with the same tied weights as when it was saved."
+                )
+        full.update({name: given[held[0]] for name in group if held and name not in given})
+    return full
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
@@ -258,13 +270,14 @@ def _same_names(what: str, given: Iterable[str], expected: Iterable[str]) -> Non
     unexpected = sorted(set(given) - set(expected))
     if missing or unexpected:
         raise CheckpointError(
-            f"the {what} do not fit: missing in the file {_few(missing)}; "
-            f"in the file but unknown here {_few(unexpected)}. "
+            f"the {what} do not fit: missing in the file {few(missing)}; "
+            f"in the file but unknown here {few(unexpected)}. "
             "Load it into a model and optimizers built by the same job."
         )
 
 
-def _few(names: list[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first of many names, for an error."""
     if not names:
         return "nothing"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -27,7 +27,8 @@ class Program(nn.Module):
         made: dict[int, nn.Parameter] = {}
         for name in recipe.parameters:  # in the model's own order, which files do not keep
             tensor = weights[name]
-            kept = made.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
+            trained = tensor.is_floating_point() or tensor.is_complex()
+            kept = made.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=trained))
             _home(self, name).register_parameter(name.rpartition(".")[2], kept)
         for name in sorted(weights.keys() - set(recipe.parameters)):
             _home(self, name).register_buffer(name.rpartition(".")[2], weights[name])

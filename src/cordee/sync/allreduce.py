@@ -29,6 +29,7 @@ from cordee.core.errors import ModelError
 from cordee.group.rope import Rope
 from cordee.sync import sparse
 from cordee.sync.buckets import Bucket, grouped, make_bucket
+from cordee.sync.gradients import norm_of, shorten, unscale
 from cordee.sync.sparse import is_sparse
 
 SHARED_BUCKET_MB = 4.0
@@ -58,8 +59,8 @@ class Reducer:
         self._sparse: set[int] = set()
         """The numbers of parameters with sparse gradients, which lie in no bucket."""
         self._riders: list[NDArray[Any]] = []
-        self._treated = [torch.zeros(2, dtype=torch.float64) for _ in range(2)]
-        """For each set, and handed over with it: what became of its gradients in `treat`, and their factor there."""
+        self._treated = [torch.zeros(3, dtype=torch.float64) for _ in range(2)]
+        """For each set, and handed over with it: what became of its gradients in `treat`, the factor, the norm."""
         self._extras: Extras = tuple
         self._armed = False
         self._filled = False
@@ -178,27 +179,29 @@ class Reducer:
         summed: list[float] = self._riders[self._turn][: -len(self.parameters)].tolist()
         return summed
 
-    def treat(self, *, scale: float = 1.0, clip: float | None = None) -> bool:
-        """Undo the scale of the loss and bound the norm of the global gradient; False if it is not finite.
+    def treat(self, *, scale: float = 1.0, clip: float | None = None) -> tuple[bool, Tensor]:
+        """Undo the scale of the loss and bound the norm of the global gradient; whether it fits the format, its norm.
 
-        Done once: a peer that gets the gradient handed over gets it treated, and is told so.
+        Done once: a peer that gets the gradient handed over gets it treated, and is told so. The norm is that before it
+        is bounded, still on its device: nothing waits for it.
         """
-        if scale == 1.0 and clip is None:
-            return True
         treated, values = self._treated[self._turn], sparse.values_of(self.parameters)
-        became, factor = treated.tolist() if self.rope.size > 1 else (0.0, 1.0)
+        became, factor, _ = treated.tolist() if self.rope.size > 1 else (0.0, 1.0, 0.0)
         if became:  # handed over; but not what is sparse, of which every replica has all rows
             for one in values:
                 one.mul_(factor)
-            return bool(became == FINITE)
-        gradients = values + [p.grad for p in self.parameters if p.grad is not None and not is_sparse(p.grad)]
-        finite = scale == 1.0 or _unscale(gradients, scale)
+            return became == FINITE, treated[2]
+        dense = [p.grad for p in self.parameters if p.grad is not None and not is_sparse(p.grad)]
+        fits = scale == 1.0 or unscale(values + dense, scale)
+        norm = norm_of(values + (dense if self.rope.size == 1 else self._flats()))
         factor = 1.0 / scale
-        if finite and clip is not None:
-            bound = _bound(gradients, clip)
+        if fits and clip is not None and (norm.is_cuda or norm.isfinite()):  # or the session looks which are not
+            bound = shorten(values + dense, norm, clip)
             factor *= bound.item() if values else 1.0  # on a GPU it would be a wait
-        treated[0], treated[1] = FINITE if finite else NOT_FINITE, factor
-        return finite
+        if self.rope.size > 1 and (scale != 1.0 or clip is not None):
+            treated[0], treated[1] = FINITE if fits else NOT_FINITE, factor
+            treated[2:].copy_(norm.reshape(1))
+        return fits, norm
 
     def update(self, optimizer: Optimizer) -> None:
         """Let the optimizer step; a peer that is behind still gets what was agreed on, whatever it does to gradients.
@@ -231,6 +234,11 @@ class Reducer:
             parameter.grad = None
 
     # ------------------------------------------------------------- inside
+
+    def _flats(self) -> list[Tensor]:
+        """The gradients of each bucket side by side, without the numbers that ride along."""
+        sizes = [sum(parameter.numel() for parameter in bucket.parameters) for bucket in self._buckets]
+        return [one.flats[self._turn][:size] for one, size in zip(self._buckets, sizes, strict=True) if size]
 
     def _all_have(self) -> bool:
         """Wait until all replicas have the last result, which need not be held any more; False on a broken rope."""
@@ -279,26 +287,27 @@ class Reducer:
         """Begin to add up the next bucket's gradients, after copying those that the hooks have not."""
         bucket = self._buckets[self._launched]
         self._launched += 1
-        made: list[tuple[Tensor, Tensor]] = []
-        for parameter, view in zip(bucket.parameters, bucket.views[self._turn], strict=True):
-            if parameter.grad is None or is_sparse(parameter.grad):
-                view.zero_()
-            elif parameter.grad is not view:
-                made.append((view, parameter.grad))
-        if made:
-            torch._foreach_copy_([view for view, _ in made], [gradient for _, gradient in made])
+        views, gradients = bucket.views[self._turn], [parameter.grad for parameter in bucket.parameters]
+        pairs = [(view, made) for view, made in zip(views, gradients, strict=True) if made is not view]
+        copied = [(view, made) for view, made in pairs if made is not None and not is_sparse(made)]
+        if len(copied) < len(pairs):
+            for view, made in pairs:
+                if made is None or is_sparse(made):
+                    view.zero_()
+        if copied:
+            torch._foreach_copy_([view for view, _ in copied], [made for _, made in copied])
         if self._launched == len(self._buckets):
             # On a broken rope the rider stays here, and with it the agreement: nobody commits without everybody's.
             if not self.rope.complete([one.work for one in self._buckets[:-1]]):
                 return
             rider, count = self._riders[self._turn], len(self.parameters)
             rider[:-count] = self._extras()
-            rider[-count:] = [self._presence(number, one) for number, one in enumerate(self.parameters)]
+            gradients = [parameter.grad for parameter in self.parameters]
+            rider[-count:] = [made is not None for made in gradients]
+            for number, made in enumerate(gradients):
+                if is_sparse(made) and number not in self._sparse:
+                    rider[number - count] = _LATE
         bucket.work = self.rope.start_sum(bucket.flats[self._turn])
-
-    def _presence(self, number: int, parameter: nn.Parameter) -> float:
-        late = is_sparse(parameter.grad) and number not in self._sparse
-        return _LATE if late else float(parameter.grad is not None)
 
     def _found_late(self) -> bool:
         """Whether a gradient was sparse for the first time: then no replica uses this step, and all do it again."""
@@ -342,27 +351,10 @@ class Reducer:
         places = {id(p): (bucket, place) for bucket in self._buckets for place, p in enumerate(bucket.parameters)}
         self._places = [places.get(id(parameter)) for parameter in self.parameters]
         self._riders = [flat[-riders:].numpy() for flat in self._buckets[-1].flats]
+        if len(self._buckets) == 1:  # full when the backward pass ends: nothing to send before, and hooks cost time
+            self.close()
+            self.overlap = False
         return True
-
-
-def _unscale(gradients: list[Tensor], scale: float) -> bool:
-    """Divide by the scale, in place; False if a number among them is not finite."""
-    groups: dict[torch.device, list[Tensor]] = {}
-    for gradient in gradients:
-        groups.setdefault(gradient.device, []).append(gradient)
-    found = {device: torch.zeros(1, device=device) for device in groups}
-    for device, group in groups.items():
-        factor = torch.full((1,), 1.0 / scale, device=device)
-        torch._amp_foreach_non_finite_check_and_unscale_(group, found[device], factor)
-    return not any(flag.item() for flag in found.values())
-
-
-def _bound(gradients: list[Tensor], clip: float) -> Tensor:
-    """Shorten them together to the norm `clip`, in place, if it is more; by which factor. As `clip_grad_norm_` does."""
-    factor = torch.clamp(clip / (nn.utils.get_total_norm(gradients) + 1e-6), max=1.0)
-    for device in {gradient.device for gradient in gradients}:
-        torch._foreach_mul_([one for one in gradients if one.device == device], factor.to(device))
-    return factor
 
 
 def _is_torchs_own(optimizer: Optimizer) -> bool:

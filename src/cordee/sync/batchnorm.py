@@ -101,13 +101,13 @@ def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState, *, comp
     are.
     """
     if rope.size == 1 and not any(isinstance(module, _Exact | _Replica) for module in model.modules()):
-        for module in _layers(model):
+        for module in batchnorms(model):
             if _refuse_one_value not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(_refuse_one_value, with_kwargs=True)
         return 0
     kind = {"exact": _Exact, "replica": _Replica}[mode]
     count = 0
-    for module in _layers(model):
+    for module in batchnorms(model):
         if isinstance(module, _Exact | _Replica):  # of a former session
             module.rope, module.step_state = rope, step_state
         else:
@@ -132,7 +132,7 @@ def together(model: nn.Module, rope: Rope) -> Iterator[StepState]:
     Layers without running statistics normalise by their batch in evaluation too, which is then that of all shares. If
     there are any, the state says `together`: empty shares have to compute along, silently.
     """
-    bound = (one for one in _layers(model) if isinstance(one, _Exact | _Replica) and one.rope is rope)
+    bound = (one for one in batchnorms(model) if isinstance(one, _Exact | _Replica) and one.rope is rope)
     ours = (one for one in bound if _of_batch(one))
     state = next((one.step_state for one in ours), None) if rope.size > 1 else None
     if state is None:
@@ -149,7 +149,7 @@ def together(model: nn.Module, rope: Rope) -> Iterator[StepState]:
 @contextmanager
 def set_aside(model: nn.Module) -> Iterator[None]:
     """In here layers without running statistics have fixed ones, so that in evaluation mode no layer mixes samples."""
-    layers = _layers(model)
+    layers = batchnorms(model)
     bare = [module for module in layers if _of_batch(module)]
     hooks = [module.register_forward_pre_hook(_refuse_one_value, with_kwargs=True) for module in layers]
     hooks += [module.register_forward_pre_hook(_fix_statistics, with_kwargs=True) for module in bare]
@@ -193,7 +193,8 @@ def backward_from(points: Sequence[GradientEdge]) -> None:
     torch.autograd.backward(points, nothing)
 
 
-def _layers(model: nn.Module) -> list[_BatchNorm]:
+def batchnorms(model: nn.Module) -> list[_BatchNorm]:
+    """The layers of a model that normalise by their batch."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 

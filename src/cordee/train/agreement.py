@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ def of_loop(source: Source, order: Order, epochs: int | None, start: tuple[int, 
 
 def of_model(model: nn.Module, plan: Plan) -> dict[str, Any]:
     """Names, shapes and number formats; and how it is to be trained."""
-    state = model.state_dict()
+    state = {**model.state_dict(), **dict(model.named_buffers())}
     shapes = [f"{name} {tuple(one.shape)} {one.dtype}" for name, one in state.items() if isinstance(one, Tensor)]
     count = sum(parameter.numel() for parameter in model.parameters())
     keys = {name: value for name, value in plan.to_dict().items() if name not in _BY_MACHINE}
@@ -91,6 +91,29 @@ def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
         numbers = {name: _plain(value) for name, value in group.items() if name not in _BY_MACHINE}
         groups.append({**numbers, "parameters": len(group["params"])})
     return {"optimizer": type(optimizer).__name__, "optimizer's settings": groups[0] if len(groups) == 1 else groups}
+
+
+def state_of(model: nn.Module) -> list[Tensor]:
+    """All that a model holds: buffers too that it does not save, except for what has no memory of its own (expand)."""
+    held = [*model.state_dict(keep_vars=True).values(), *model.buffers()]
+    tensors = {id(one): one for one in held if isinstance(one, Tensor)}
+    return [one for one in tensors.values() if not any(step == 0 < size - 1 for step, size in _strides(one))]
+
+
+def share(rope: Rope, tensors: Sequence[Tensor]) -> bool:
+    """Give all workers the first one's tensors; whether some worker had others. Every one of them calls this."""
+    if rope.size == 1 or not tensors:
+        return False
+    before = [tensor.detach().clone() for tensor in tensors]
+    rope.share_from_first(tensors)
+    others = float(any(not torch.equal(one, two) for one, two in zip(before, tensors, strict=True)))
+    while not rope.agree([differing := torch.tensor([others])]):
+        pass
+    return bool(differing)
+
+
+def _strides(tensor: Tensor) -> Iterator[tuple[int, int]]:
+    return zip(tensor.stride(), tensor.shape, strict=True)
 
 
 def _plain(value: Any) -> Any:

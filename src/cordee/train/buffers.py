@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cordee.group.rope import Rope
 
@@ -24,6 +25,8 @@ class _Kept:
     version: int
     quiet: int = 0
     """Looks in a row without news."""
+    looks: int = 0
+    """Looks at its content, whatever its version said."""
 
     def holds(self, buffer: Tensor) -> bool:
         """Whether the copy is known to be that of `buffer` as it is now."""
@@ -32,6 +35,12 @@ class _Kept:
         same = buffer._version == self.version and (self.quiet >= QUIET or torch.equal(buffer, self.copy))
         self.quiet = self.quiet + 1 if same else 0
         return same
+
+
+Key = tuple[nn.Module, str]
+"""A buffer: its module, and its name there."""
+Snapshot = list[dict[str, "_Kept | None"]]
+"""For each module, its buffers by name; None where there is none."""
 
 
 class BufferKeeper:
@@ -45,8 +54,10 @@ class BufferKeeper:
     def __init__(self) -> None:
         """Watch nothing yet."""
         self._modules: list[nn.Module] = []
-        self._kept: list[dict[str, _Kept | None]] = []
-        """For each module, its buffers by name; None where there is none."""
+        self._kept: Snapshot = []
+        self._plain: list[tuple[nn.Module, dict[str, _Kept | None]]] = []
+        """The modules with buffers and what they held when the step began; not BatchNorm, which agrees in its way."""
+        self._settled: dict[Key, tuple[Tensor, int]] = {}
 
     def watch(self, model: nn.Module) -> None:
         """Remember this model's buffers too."""
@@ -54,11 +65,19 @@ class BufferKeeper:
         self._kept += [{} for _ in range(len(self._modules) - len(self._kept))]
         self.remember()
 
-    @torch.no_grad()
     def remember(self) -> None:
         """A step begins: this is what a void step comes back to."""
+        pairs = zip(self._modules, self._kept, strict=True)
+        if holders := [(module, kept) for module, kept in pairs if module._buffers or kept]:  # most layers have none
+            self._remember(holders)
+
+    @torch.no_grad()
+    def _remember(self, holders: list[tuple[nn.Module, dict[str, _Kept | None]]]) -> None:
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # of one type: one kernel on a GPU
-        for module, kept in zip(self._modules, self._kept, strict=True):
+        self._plain.clear()
+        for module, kept in holders:
+            if module._buffers and not isinstance(module, _BatchNorm):
+                self._plain.append((module, kept))
             for name, buffer in module._buffers.items():
                 before = kept.get(name)
                 if buffer is None:
@@ -79,9 +98,23 @@ class BufferKeeper:
             torch._foreach_copy_(copies, buffers)
 
     @torch.no_grad()
-    def bring_back(self) -> None:
-        """A step was void: undo what it did to the buffers."""
+    def snapshot(self) -> Snapshot:
+        """The buffers as they are now, for `bring_back` in the same step; what has not changed is not copied."""
+        taken: Snapshot = []
         for module, kept in zip(self._modules, self._kept, strict=True):
+            taken.append({})
+            for name, buffer in module._buffers.items():
+                before = kept.get(name)
+                if buffer is None or (before is not None and before.holds(buffer)):
+                    taken[-1][name] = before if buffer is not None else None
+                else:
+                    taken[-1][name] = _Kept(buffer, buffer.clone(), buffer._version)
+        return taken
+
+    @torch.no_grad()
+    def bring_back(self, taken: Snapshot | None = None) -> None:
+        """A step was void: undo what it did to the buffers; or make them what they were when `taken`."""
+        for module, kept in zip(self._modules, taken or self._kept, strict=True):
             for name in module._buffers.keys() - kept.keys():
                 del module._buffers[name]
             for name, before in kept.items():
@@ -89,20 +122,75 @@ class BufferKeeper:
                 if before is not None and not torch.equal(before.tensor, before.copy):
                     before.tensor.copy_(before.copy)
 
+    # ------------------------------------------------------------- those that live
+
+    def keys(self) -> list[Key]:
+        """All buffers that were there when the step began, but those of BatchNorm; on every worker the same."""
+        return [(module, name) for module, kept in self._plain for name, before in kept.items() if before is not None]
+
+    def at(self, key: Key) -> Tensor:
+        """A buffer as it is now."""
+        module, name = key
+        found = module._buffers[name]
+        assert found is not None
+        return found
+
+    def before(self, key: Key) -> Tensor:
+        """What it held when the step began."""
+        module, name = key
+        kept = next(kept[name] for one, kept in self._plain if one is module)
+        assert kept is not None
+        return kept.copy
+
+    def changed(self) -> set[Key]:
+        """Those that hold something else than when the step began; of another shape (a cache), they are not counted.
+
+        After some looks at its content, a buffer's version is believed.
+        """
+        return {
+            (module, name) for module, kept in self._plain for name in kept if _has_changed(module, name, kept[name])
+        }
+
+    def settle(self) -> None:
+        """The step is committed, or undone: what changes from here on is not of a step."""
+        self._settled = {key: (self.at(key), self.at(key)._version) for key in self.keys() if key[1] in key[0]._buffers}
+
+    def moved(self) -> set[Key]:
+        """Those that have changed since."""
+        now = {key: key[0]._buffers.get(key[1]) for key in self._settled}
+        return {
+            key
+            for key, (tensor, version) in self._settled.items()
+            if (one := now[key]) is not None and (one is not tensor or one._version != version) and _alike(one, tensor)
+        }
+
+    # ------------------------------------------------------------- batchnorm=replica
+
     @torch.no_grad()
     def agree(self, rope: Rope, seen: int) -> None:
         """Give all replicas the mean of their floating buffers, weighted by the samples that each has seen."""
         found = {id(one): one for module in self._modules for one in module._buffers.values() if one is not None}
-        floating = [buffer for buffer in found.values() if buffer.is_floating_point()]
+        floating = [buffer for buffer in found.values() if buffer.is_floating_point() or buffer.is_complex()]
         while floating and rope.size > 1:
             weight = torch.tensor([float(seen)], dtype=torch.float64)
-            sums = [buffer.double() * seen for buffer in floating]
+            sums = [buffer.to(torch.complex128 if buffer.is_complex() else torch.double) * seen for buffer in floating]
             if not rope.agree([weight, *sums]):
                 continue
             if weight:  # otherwise nothing was trained since the last time
                 for buffer, total in zip(floating, sums, strict=True):
                     buffer.copy_((total / weight.to(total.device)).reshape(total.shape))
             return
+
+
+def _has_changed(module: nn.Module, name: str, before: _Kept | None) -> bool:
+    buffer = module._buffers.get(name)
+    if buffer is None or before is None or not _alike(buffer, before.copy):
+        return False
+    if buffer is before.tensor and buffer._version == before.version:
+        if before.looks >= QUIET:
+            return False
+        before.looks += 1
+    return not torch.equal(buffer, before.copy)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

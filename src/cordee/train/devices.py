@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from cordee.feed.permute import random_bits
+from cordee.feed.reading import begin_others
 from cordee.sync.buckets import is_dense
 
 FUSABLE = (Adam, AdamW, SGD, Adagrad)
@@ -36,9 +37,14 @@ def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
     return True
 
 
-def seed_draws(device: str, *key: int) -> None:
-    """Random draws of a step depend on seed, step and rank alone: a resumed run draws what it would have drawn."""
+def seed_draws(device: str, *key: int, others: bool) -> None:
+    """Random draws of a step depend on seed, step and rank alone: a resumed run draws what it would have drawn.
+
+    Those of torch; with `others` also NumPy's and Python's: 10 microseconds, most of them Python's.
+    """
     (bits,) = random_bits(1, "draws", *key)
+    if others:
+        begin_others(int(bits))
     torch.default_generator.manual_seed(int(bits) >> 1)
     if device != "cpu":
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(int(bits) >> 1)

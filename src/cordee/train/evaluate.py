@@ -20,8 +20,8 @@ from cordee.train.feeder import Feeder, Slot
 from cordee.train.gather import Regrouped
 from cordee.train.metrics import Tally, tally_of
 
-Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any]"]
-"""Loss (a mean over the batch, or None) and output of the model for one batch."""
+Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any, Any]"]
+"""For one batch: loss (a mean over the batch, or None), output of the model, and what metrics compare it with."""
 
 
 def evaluate(
@@ -134,7 +134,7 @@ def _walk(
         for step in range(order.steps):
             mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
             state.silent = mine.borrowed
-            loss, output = judge(model, mine)
+            loss, output, target = judge(model, mine)
             if mine.borrowed:
                 continue
             if loss is not None:
@@ -144,5 +144,5 @@ def _walk(
                 )
             losses[2] += len(mine)
             for tally in tallies.values():
-                tally.update(output, mine.y)
+                tally.update(output, target)
         return state.void

@@ -103,6 +103,15 @@ class Feeder:
         self._cuts.clear()
         self._loader.cancel()
 
+    def hold(self, hold: bool) -> None:
+        """Gather nothing ahead, or do so again where that pays."""
+        self._loader.hold = hold
+
+    @property
+    def ahead(self) -> bool:
+        """Whether samples are gathered ahead, by a thread."""
+        return self._loader.ahead
+
     def close(self) -> None:
         """Stop reading ahead."""
         gathering.leave(self)

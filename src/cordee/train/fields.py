@@ -1,4 +1,4 @@
-"""The fields of a batch by name, and their shapes in words: for messages."""
+"""The fields of a batch by name: which is the target, and their shapes in words, for messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,38 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+
+from cordee.core.errors import JobError
+from cordee.feed.batch import Batch
+
+TARGETS = ("labels", "label", "targets", "target")
+"""What the target is called where it is not called y."""
+
+
+def target_of(batch: Batch, name: str | int | None) -> Any:
+    """What loss and metrics compare an output with: the field `name`; by default y, or the only one of `TARGETS`."""
+    fields = batch.fields
+    if name is not None:
+        if isinstance(fields, Mapping) and name in fields:
+            return fields[name]
+        if isinstance(fields, tuple | list) and isinstance(name, int) and 0 <= name < len(fields):
+            return fields[name]
+        if not isinstance(fields, Mapping) and name == "x":
+            return batch.x
+        raise JobError(f"target={name!r}: a batch holds {_names(fields)}. Name one of them")
+    if not isinstance(fields, Mapping) or "y" in fields:
+        return batch.y
+    found = [one for one in TARGETS if one in fields]
+    if len(found) == 1:
+        return fields[found[0]]
+    which = f"both {' and '.join(found)}" if found else "no field y"
+    raise JobError(f"a batch holds {_names(fields)}: {which}. Say which one is the target: target='...'")
+
+
+def _names(fields: Any) -> str:
+    if isinstance(fields, Mapping):
+        return f"the fields {', '.join(map(str, fields))}"
+    return f"the fields 0 to {len(fields) - 1}, without names" if isinstance(fields, tuple | list) else "one tensor, x"
 
 
 def named_tensors(fields: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

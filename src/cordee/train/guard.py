@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
 
 INSTEAD = "s.backward(loss) instead of loss.backward(), and s.step(optimizer) instead of optimizer.step()"
+LOOKS = 8
+"""Steps at the beginning of a loop of which every gradient is looked at; a microsecond per parameter."""
+LOOKS_EVERY = 32
+"""Later on, one step of so many is looked at: code may begin late to do what it must not."""
+
+
+@dataclass(frozen=True)
+class _Seal:
+    """A parameter as the session left it: its gradient, and how often the two have been written to."""
+
+    gradient: Tensor
+    written: int
+    changed: int | None
+    """Of the parameter itself; None once another step began."""
 
 
 class Guard:
@@ -22,6 +38,16 @@ class Guard:
         """Nothing was seen yet."""
         self._before: dict[int, str] | None = None
         self._gradients = False
+        self._steps = 0
+        self._seals: dict[int, _Seal] | None = {}
+        """By parameter: those that have a gradient of ours. None: not known, as nothing was looked at."""
+        self._known: set[int] = set()
+        """The parameters that were looked at; an optimizer may bring others."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether the gradients of this step are looked at."""
+        return self._steps <= LOOKS or self._steps % LOOKS_EVERY == 0
 
     def begin_loop(self, models: Iterable[nn.Module]) -> None:
         """A loop over batches begins with these parameters."""
@@ -30,18 +56,42 @@ class Guard:
     def begin_step(self) -> None:
         """A step begins."""
         self._gradients = False
+        self._steps += 1
+        if self._seals is not None:
+            now = {key: _Seal(one.gradient, one.written, None) for key, one in self._seals.items()}
+            self._seals = now if self.looks else None
 
-    def backward(self) -> None:
-        """The gradients of this step come from the session."""
-        self._gradients = True
+    def backward(self, parameters: Sequence[nn.Parameter], models: Iterable[nn.Module]) -> None:
+        """The gradients of this step come from the session; `parameters` may have some already."""
+        again, self._gradients = self._gradients, True
+        self._check(parameters)
+        if again and self._before is not None and self._before != _marks(models):  # not every change is counted
+            raise _moved()
 
-    def step(self) -> None:
+    def seal(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The backward pass is over: nobody else may write to these gradients before an update uses them."""
+        self._known = set(map(id, parameters))
+        self._seals = {id(p): _Seal(p.grad, p.grad._version, p._version) for p in parameters if p.grad is not None}
+
+    def step(self, optimizer: Optimizer) -> None:
         """An update is asked for."""
         if not self._gradients:
             raise UsageError(
                 "step() was called for a batch without backward(): gradients that loss.backward() made are those of "
                 f"this worker's share alone, and not weighted by its samples. Write {INSTEAD}"
             )
+        self._before = None
+        if self.looks:
+            given = [one for group in optimizer.param_groups for one in group["params"]]
+            self._check([one for one in given if id(one) in self._known])
+
+    def committed(self, parameters: Iterable[nn.Parameter]) -> None:
+        """An update of these parameters was made."""
+        for parameter in parameters if self._seals else ():
+            self._seals.pop(id(parameter), None)  # type: ignore[union-attr]
+
+    def trained_inside(self) -> None:
+        """A loop inside this step trains: that parameters change is its affair."""
         self._before = None
 
     def end_step(self, models: Iterable[nn.Module], *, updates: int) -> None:
@@ -62,10 +112,43 @@ class Guard:
                 f"worker would train a model of its own, on its share alone. Write {INSTEAD} and zero_grad()"
             )
 
+    def _check(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Raise if a gradient is not as we left it, or a parameter changed after it got one."""
+        if self._seals is None:
+            return
+        for parameter in parameters:
+            seal, gradient = self._seals.get(id(parameter)), parameter.grad
+            if seal is not None and seal.changed not in (None, parameter._version):
+                raise _moved()
+            ours = seal is not None and seal.gradient is gradient and gradient._version == seal.written
+            if gradient is not None and not ours and not _is_zero(gradient):
+                raise UsageError(
+                    "gradients were written to by something else than s.backward(): a plain loss.backward(), or a "
+                    "change between s.backward() and s.step(), such as clip_grad_norm_. They are those of this "
+                    "worker's share alone: only s.step() has the gradient of the global batch. To clip, write "
+                    f"s.step(optimizer, clip=1.0). For a second loss, write {INSTEAD}. To change gradients otherwise, "
+                    "use optimizer.register_step_pre_hook, which sees the global ones. What an evaluation left: "
+                    "zero_grad() before the loop"
+                )
+
+
+def _moved() -> UsageError:
+    return UsageError(
+        "parameters changed between s.backward() and the update that uses its gradient, as SAM changes them: by a "
+        "gradient of this worker's share alone, which is another one on every worker. Make each change of parameters "
+        "an update of its own, by s.step(optimizer), which has the gradient of the global batch: see the page A loop "
+        "of your own, Two passes (SAM)"
+    )
+
+
+def _is_zero(gradient: Tensor) -> bool:
+    return gradient.layout is torch.strided and not gradient.any()
+
 
 def _marks(models: Iterable[nn.Module]) -> dict[int, str]:
     """What tells whether parameters have changed, by their content: not every optimizer counts versions up."""
-    parameters = {id(p): p.detach() for model in models for p in model.parameters() if p.is_floating_point()}
+    trained = [p for model in models for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+    parameters = {id(p): torch.view_as_real(p.detach()) if p.is_complex() else p.detach() for p in trained}
     return {
         key: f"{p.sum(dtype=torch.float64).item()} {torch.linalg.vector_norm(p, dtype=torch.float64).item()}"
         for key, p in parameters.items()

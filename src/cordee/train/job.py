@@ -18,6 +18,7 @@ from cordee.feed.data import Data, as_data
 from cordee.feed.loader import Batch
 from cordee.feed.order import SHUFFLES, Order
 from cordee.train.callbacks import Callback
+from cordee.train.fields import target_of
 from cordee.train.spelling import nearest, refuse_unknown, spelt
 
 
@@ -73,6 +74,9 @@ class Job:
     batch: int = 32
     batch_per: str = "step"
     """`step`: `batch` is the global batch. `replica`: times the number of workers at the first start, then frozen."""
+    target: str | int | None = None
+    """The field of a batch that `loss` and metrics compare with, by name, or by place in a tuple. Default: `y`, else
+    `labels`, `label`, `targets` or `target`."""
     epochs: int | None = 1
     metrics: Mapping[str, Any] = field(default_factory=dict)
     schedule: Callable[[Optimizer], LRScheduler] | None = None
@@ -95,7 +99,9 @@ class Job:
     save: Save = field(default_factory=Save)
     callbacks: Sequence[Callback] = ()
     start_from: str | None = None
-    """Begin with the weights of this run folder, checkpoint or .safetensors file."""
+    """Begin with the weights of this run folder, checkpoint, .safetensors file or Hugging Face folder, by name."""
+    start_partly: bool = False
+    """Of `start_from`, leave out what has another shape in this model; otherwise that is an error."""
     preflight: bool = True
     """Check before the first step that shares of a batch add up to the whole."""
     name: str = "job"
@@ -220,7 +226,11 @@ class Job:
             return found if isinstance(found, tuple) else (found, None)
         assert self.loss is not None
         output = model(batch.x)
-        return self.loss(output, batch.y), output
+        return self.loss(output, self.target_of(batch)), output
+
+    def target_of(self, batch: Batch) -> Any:
+        """What `loss` and metrics compare an output with."""
+        return target_of(batch, self.target)
 
     def replace(self, **fields: Any) -> Job:
         """The same job with other fields."""

@@ -21,7 +21,8 @@ from cordee.feed.source import Source
 from cordee.state.export import WEIGHTS, save_model
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
-from cordee.state.naming import Snapshot, capture, load_weights, restore
+from cordee.state.naming import Snapshot, capture, restore
+from cordee.state.start import take_weights
 from cordee.train.agreement import agree_on, differing, of_job, same_as_saved, settings_of
 from cordee.train.best import Best
 from cordee.train.compiling import training_loss
@@ -30,11 +31,11 @@ from cordee.train.evaluate import evaluate
 from cordee.train.exporting import write_program
 from cordee.train.job import Job, Resolved
 from cordee.train.precision import widened
-from cordee.train.preflight import SAMPLES, UNSTEADY, is_steady, preflight
+from cordee.train.preflight.job import before_training
 from cordee.train.record import Committed, Ledger
 from cordee.train.saving import Saver
 from cordee.train.session import Session
-from cordee.train.stopping import Ending, Patience, wishes
+from cordee.train.stopping import Ending, Patience, last_step, wishes
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,13 @@ class _Training:
         torch.manual_seed(job.seed)
         model = job.make_model().to(session.device)
         if job.start_from is not None and snapshot is None and session.rank == 0:
-            load_weights(model, *read_weights(Path(job.start_from)))
+            found = read_weights(job.start_from)
+            if told := take_weights(model, *found, where=job.start_from, partly=job.start_partly):
+                session.tell("warning", {"message": told})
+        session.updates = 1
         if job.preflight:
-            preflight(job, model, self.data.train, self._first_ids, session.device)
-            if not is_steady(self.data.train, self._first_ids(SAMPLES)):
-                session.tell("warning", {"message": UNSTEADY})
+            for message in before_training(job, model, self.order, session.rope, session.device):
+                session.tell("warning", {"message": message})
         first = session.rope.members[0]
         self.model = session.prepare(model, compile=False)
         if job.start_from is not None and snapshot is None and session.rope.members[0] != first:
@@ -120,7 +123,7 @@ class _Training:
         session.reducer_of(self.optimizer)
         if snapshot is not None:
             self._take_up(snapshot)
-        job.check_schedule(self.schedule, self._last_step(), self.order.steps)
+        job.check_schedule(self.schedule, last_step(self.job, self.order.steps), self.order.steps)
         self._samples_before = session.ledger.samples
         session.tell("job", self._describe())
         if (idle := session.size - self.resolved.batch) > 0:
@@ -141,16 +144,10 @@ class _Training:
             **self.job.describe(),
             **asdict(self.resolved),
             "steps_per_epoch": self.order.steps,
-            "last_step": self._last_step(),
+            "last_step": last_step(self.job, self.order.steps),
             "steps": self.next[0] * self.order.steps + self.next[1],
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
         }
-
-    def _last_step(self) -> int | None:
-        """The step after which the run ends if nothing else ends it; None: nobody knows."""
-        ends = [self.job.epochs * self.order.steps] if self.job.epochs is not None else []
-        ends += [self.job.stop.steps] if self.job.stop.steps is not None else []
-        return min(ends, default=None)
 
     def _first_ids(self, count: int) -> Any:
         return self.order.ids(0, 0, slice(0, min(count, self.order.size(0))))
@@ -286,10 +283,10 @@ class _Training:
         self._call("on_evaluation", part, metrics)
         return metrics
 
-    def _judge(self, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
+    def _judge(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
         with self.session.autocast():
             loss, output = self.job.compute(model, batch)
-        return loss, widened(output)
+        return loss, widened(output), self.job.target_of(batch) if self.job.metrics else None
 
     def save(self) -> None:
         """A checkpoint of this moment, written in the background by the worker that speaks for all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -35,3 +36,15 @@ def _short(file: str) -> str:
         return str(Path(file).resolve().relative_to(Path.cwd()))
     except (OSError, ValueError):
         return file
+
+
+def is_users(thing: object) -> bool:
+    """Whether a function, class or module is the user's own code: neither installed nor ours."""
+    code = getattr(thing, "__code__", None)
+    file = code.co_filename if code is not None else getattr(thing, "__file__", None)
+    if file is None:  # a class; one without a module was made in a notebook or a text
+        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+        file = getattr(module, "__file__", None)
+        if module is not None and file is None:
+            return module.__name__ == "__main__"
+    return file is None or not (file.startswith((*OURS, "<frozen")) or _installed(file))

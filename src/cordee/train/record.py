@@ -42,6 +42,36 @@ def from_limbs(limbs: Sequence[float]) -> int:
 
 
 @dataclass(frozen=True)
+class Riders:
+    """The few numbers that ride along with a gradient, added up over all workers."""
+
+    loss: float
+    stop: float
+    """Wishes to stop."""
+    asked: float
+    """Workers that the launcher asked to stop."""
+    save: float
+    """Wishes for a checkpoint."""
+    news: float
+    """Workers whose buffers changed, where they had not so far."""
+    count: float
+    """Samples."""
+    digest: int
+    """Of the samples."""
+
+    def numbers(self) -> list[float]:
+        """As they travel: small whole numbers stay exact."""
+        given = (self.loss, self.stop, self.asked, self.save, self.news, self.count)
+        return [*map(float, given), *to_limbs(self.digest % 2**64)]
+
+    @classmethod
+    def summed(cls, numbers: Sequence[float]) -> Riders:
+        """What has come of everybody's."""
+        loss, stop, asked, save, news, count = numbers[:-LIMBS]
+        return cls(loss, stop, asked, save, news, count, from_limbs(numbers[-LIMBS:]))
+
+
+@dataclass(frozen=True)
 class Committed:
     """A step that happened everywhere."""
 
@@ -57,6 +87,10 @@ class Committed:
     """It was the launcher who asked to stop (Ctrl-C)."""
     save: bool
     """Some replica wished a checkpoint after this step."""
+    grad_norm: float | None = None
+    """The norm of the global gradient, before it was clipped; None on a GPU, where it comes with the record only."""
+    lr: float | None = None
+    """The learning rate of the optimizer's first group; None if it has none."""
 
 
 @dataclass
@@ -176,6 +210,8 @@ class Reporter:
         if rope.channel is not None:
             rope.channel.before_end = self.send
         self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
+        self._waits: dict[str, Any] | None = None
+        """The record of the last step, if its gradient's norm has not come yet."""
         self._sent_at = self._usage_at = 0.0
         self._began = self._asked = self._arrived = 0.0
         self._data = self._callbacks = 0.0
@@ -230,10 +266,11 @@ class Reporter:
         """All gradients of this worker are there: stamped before it waits for those of the others."""
         self._arrived = time.perf_counter()
 
-    def commit(self, done: Committed, mine: int) -> None:
+    def commit(self, done: Committed, mine: int, *, waits: bool = False) -> None:
         """The step is over: write down where its time went and tell of it, one worker for all.
 
-        The others keep it, in case the one that speaks dies before it was sent.
+        The others keep it, in case the one that speaks dies before it was sent. If it `waits` for the gradient's norm,
+        it is told of when that `came`.
         """
         now = time.perf_counter()
         rope = self._rope
@@ -254,12 +291,15 @@ class Reporter:
             "epoch": done.epoch,
             "loss": done.loss,
             "samples": done.samples,
+            "grad_norm": done.grad_norm,
+            "lr": done.lr,
             "ms": round(whole * 1e3, 4),
             "at": round(clock, 6),
         }
-        self._recent.append(record)
-        if rope.rank == 0:
-            rope.channel.post("step", record)
+        self.came(None)
+        self._waits = record
+        if not waits:
+            self.came(done.grad_norm)
         if now - self._sent_at > SEND_EVERY_S:
             self._sent_at = now
             self.send_timing()
@@ -268,8 +308,19 @@ class Reporter:
                 self.send_usage()
         rope.channel.heed()
 
+    def came(self, grad_norm: float | None) -> None:
+        """The gradient's norm of the last step is known, or not to be known."""
+        record, self._waits = self._waits, None
+        if record is None or self._rope.channel is None:
+            return
+        record["grad_norm"] = grad_norm
+        self._recent.append(record)
+        if self._rope.rank == 0:
+            self._rope.channel.post("step", record)
+
     def send(self) -> None:
         """Send all that there is to say, at the end; also from another thread, when the run ends early."""
+        self.came(None)
         self.send_timing()
         self.send_usage()
 

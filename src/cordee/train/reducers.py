@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from torch.optim import Optimizer
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.group.rope import Rope
-from cordee.sync.allreduce import Reducer
+from cordee.sync.allreduce import Extras, Reducer
 from cordee.sync.batchnorm import backward_from
-from cordee.train.agreement import agree_on, of_optimizer
+from cordee.train.agreement import agree_on, of_optimizer, share
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -24,9 +25,14 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class Reducers:
     """Finds the reducer of an optimizer; with two optimizers nothing is sent before `step` asks for it."""
 
-    def __init__(self, rope: Rope, plan: Plan) -> None:
-        """None yet."""
-        self._rope, self._plan = rope, plan
+    def __init__(self, rope: Rope, plan: Plan, models: list[nn.Module]) -> None:
+        """None yet; `models` are those that were prepared, and will be."""
+        self._rope, self._plan, self._models = rope, plan, models
+        self.least = 1
+        """So many updates may be expected of a step: two, if some parameters are in no optimizer so far."""
+        self._shared: dict[int, nn.Parameter] = {}
+        """Parameters outside of all models, which all workers have from the first one."""
+        self._differed = False
         self.loop: dict[str, Any] = {}
         """What is gone through; all workers have to go through the same."""
         self._of: dict[int, Reducer] = {}
@@ -57,7 +63,52 @@ class Reducers:
     def _enter(self, optimizer: Optimizer, reducer: Reducer) -> Reducer:
         agree_on(self._rope, {**of_optimizer(optimizer), **self.loop})
         self._of[id(optimizer)], self._optimizers[id(optimizer)] = reducer, optimizer
+        self._share_strays(optimizer)
+        given = {id(one) for each in self._of.values() for one in each.parameters}
+        self.least = 2 if any(one.requires_grad and id(one) not in given for one in self.all_parameters()) else 1
         return reducer
+
+    def _share_strays(self, optimizer: Optimizer) -> None:
+        """Give all workers the first one's parameters, where no prepared model holds them."""
+        known = {id(one) for model in self._models for one in model.parameters()} | self._shared.keys()
+        strays = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in known]
+        if strays and (owner := owner_of(strays)) is not None:
+            raise UsageError(
+                f"{type(optimizer).__name__} was given parameters of a {type(owner).__name__} that was never prepared: "
+                "they would begin with other numbers on every worker, and its layers and buffers would know its share "
+                "alone. Write model = s.prepare(model) for every model, then make its optimizer"
+            )
+        self._shared |= {id(one): one for one in strays}
+        self._differed |= share(self._rope, strays)
+
+    def differed(self, updates: int) -> bool:
+        """Whether the open step was computed with parameters that were not the same on all workers until now."""
+        differed, self._differed = self._differed, False
+        if differed and updates:
+            raise UsageError(
+                "an optimizer of a later update of this step was given parameters that no prepared model holds, and "
+                "that began with other numbers on every worker. Put them into a module and prepare it: "
+                "s.prepare(nn.ParameterList([...])), or make them alike: torch.manual_seed(0) before"
+            )
+        return differed
+
+    def backward(
+        self, loss: Tensor, factor: float, met: Sequence[GradientEdge], early: Reducer | None, riders: Extras
+    ) -> None:
+        """Run the backward pass of my share, whose loss counts `factor` times; `early` sends what is complete.
+
+        A share that weighs nothing (`factor` 0) and meets no other in its backward pass leaves no gradient.
+        """
+        silent = factor == 0.0 and not met
+        if silent:
+            backward_for_nothing(loss, self.all_parameters())
+        if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
+            early.ride_along(riders)
+            early.arm()
+        if not silent:
+            backward_of_share(loss, factor, met)
+        if early is not None:
+            early.filled()
 
     def only(self) -> Reducer | None:
         """The reducer, if there is just one."""
@@ -70,20 +121,32 @@ class Reducers:
         held = [reducer.hold_back() for reducer in self._of.values()]  # all of them, whatever the first says
         return all(held)
 
-    def forget(self) -> None:
-        """Drop the gradients of a step that was void, or to which no step came."""
+    def forget(self, *, more: bool = False) -> None:
+        """Drop the gradients of a step that was void, or to which no step came; `more`: of all models too."""
         for reducer in self._of.values():
             reducer.forget()
+        for parameter in self.all_parameters() if more else ():
+            parameter.grad = None
 
     def close(self) -> None:
         """Take all hooks off."""
         for reducer in self._of.values():
             reducer.close()
 
-    def parameters(self, models: Iterable[nn.Module]) -> list[nn.Parameter]:
-        """All parameters of these models and of all optimizers: one that has not stepped yet has no reducer."""
-        of_models = [parameter for model in models for parameter in model.parameters()]
+    def all_parameters(self) -> list[nn.Parameter]:
+        """Those of all models and of all optimizers: one that has not stepped yet has no reducer."""
+        of_models = [parameter for model in self._models for parameter in model.parameters()]
         return list(dict.fromkeys(of_models + [p for reducer in self._of.values() for p in reducer.parameters]))
+
+
+def owner_of(parameters: Sequence[nn.Parameter]) -> nn.Module | None:
+    """A module that holds one of these parameters; None for parameters by themselves."""
+    wanted = {id(one) for one in parameters}
+    for thing in gc.get_objects():  # a parameter does not know its module; asked once, where there are strays
+        if issubclass(type(thing), nn.Module) and any(id(one) in wanted for one in thing._parameters.values()):
+            found: nn.Module = thing
+            return found
+    return None
 
 
 def _refuse_closure(optimizer: Optimizer) -> None:

@@ -1,11 +1,5 @@
 """The session: my place in a run, and the few calls that make a training loop a distributed one.
 
-    with cordee.session() as s:
-        model = s.prepare(model)
-        for batch in s.batches(data.train, batch=250, epochs=5):
-            s.backward(loss_fn(model(batch.x), batch.y))
-            s.step(optimizer)
-
 When a peer dies, nothing is raised here: the step in which it happened is void, `step` returns False, and the
 iterator yields the same step again, newly shared among the survivors.
 """
@@ -13,8 +7,9 @@ iterator yields the same step again, newly shared among the survivors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,26 +18,26 @@ from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
-from cordee.core.world import World
 from cordee.feed.data import as_source
-from cordee.feed.digest import delivered
 from cordee.feed.loader import Batch
 from cordee.feed.order import Order
-from cordee.feed.share import Share
-from cordee.group.join import join
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, bind, meeting_points
-from cordee.train.agreement import agree_on, of_loop, of_model
+from cordee.train.agreement import agree_on, of_loop, of_model, state_of
 from cordee.train.buffers import BufferKeeper
-from cordee.train.devices import lay_out, seed_draws
+from cordee.train.devices import lay_out
 from cordee.train.diverged import diverged
-from cordee.train.feeder import Feeder, Slot, Weigh
-from cordee.train.guard import Guard
-from cordee.train.precision import Precision, Readings
-from cordee.train.record import Committed, Ledger, Reporter, from_limbs, to_limbs
-from cordee.train.reducers import Reducers, backward_for_nothing, backward_of_share
-from cordee.train.weight import GlobalWeight
+from cordee.train.feeder import Slot, Weigh
+from cordee.train.living import Living
+from cordee.train.loops import Held, Loop, Loops, Start
+from cordee.train.norms import Norms, learning_rate
+from cordee.train.precision import Precision
+from cordee.train.preflight.batch import check_batch
+from cordee.train.record import Committed, Ledger, Reporter, Riders
+from cordee.train.reducers import Reducers
+from cordee.train.statistical import by_micro_batch, warn_statistical
+from cordee.train.trail import Trail
 
 
 class Session:
@@ -70,24 +65,22 @@ class Session:
         """Set it to end the run on all workers after the current step."""
         self.wish_save = False
         self._state = StepState()
-        self._guard = Guard()
         self.models: list[nn.Module] = []
         """What `prepare` was given, in that order."""
+        self.updates: int | None = None
+        """How many updates a step has, where that is known before: a job's has one. None: as many as the loop makes."""
         self._buffers = BufferKeeper()
-        self._reducers = Reducers(self.rope, self.plan)
+        self._trail = Trail(self._buffers)
+        self._warn = partial(warn_statistical, self.rope, self.plan)
+        self._living = Living(self.rope, self._buffers, self._state, self.models, self._warn)
+        self._reducers = Reducers(self.rope, self.plan, self.models)
+        self._norms = Norms(self.models)
         self.precision = Precision(self.plan.precision, device)
         self.skipped = 0
         """Steps that changed nothing, because their gradient did not fit into fp16 at the scale of the loss."""
-        self._feeder: Feeder | None = None
+        self._loops = Loops()
         self._number = 0
-        self._redo = False
-        self._substeps = self._substeps_done = 0
-        self._generation = 0
-        self._batch: Batch | None = None
-        self._weight = GlobalWeight(self.rope)
         self._seen = 0  # own samples since running statistics were last agreed on
-        self._losses = Readings()
-        self._count = self._digest = self._backwards = 0
         self.rope.on_regroup.append(self._regrouped)
         self.reporter.introduce(device, torch.get_num_threads())
 
@@ -131,6 +124,7 @@ class Session:
         """Come to the end together with the others, unless an exception ended the block."""
         if kind is not None:
             return
+        self.settle()
         self._reducers.close()
         if self._launched:
             self.reporter.send()
@@ -162,8 +156,9 @@ class Session:
         agree_on(self.rope, of_model(model, self.plan))
         model = lay_out(model.to(self.device), self.plan.layout)
         bind(model, self.plan.batchnorm, self.rope, self._state, compiled=self.plan.compile)
-        state = model.state_dict(keep_vars=True).values()
-        self.rope.share_from_first([tensor for tensor in state if isinstance(tensor, Tensor)])
+        self.rope.share_from_first(state_of(model))
+        if (why := by_micro_batch(model, self.plan)) and self.rank == 0:
+            self._warn(why)
         self.models.append(model)
         self._buffers.watch(model)
         if self.plan.compile and compile:
@@ -182,75 +177,68 @@ class Session:
         epochs: int | None = 1,
         order: Order | None = None,
         weigh: Weigh | None = None,
-        start: tuple[int, int] = (0, 0),
+        start: Start | None = None,
     ) -> Iterator[Batch]:
-        """My share of each global batch, epoch after epoch (`epochs=None`: without end), from (epoch, step) on.
+        """My share of each global batch, epoch after epoch (`epochs=None`: without end).
 
-        The tensors of a batch are reused: clone what you keep. With `accumulate` in the plan every micro-batch comes
-        by itself. `weigh` says what a batch weighs if not its samples (tokens, for instance); the loss is the mean over
-        that. Ends on all workers after the same step when one wished to stop, or Ctrl-C asked for it.
+        A second loop over the same data goes on with the next epoch. With `start=(epoch, step)` a loop begins there,
+        and `epochs` counts from epoch 0 on. The tensors of a batch are reused: clone what you keep. With `accumulate`
+        in the plan every micro-batch comes by itself. `weigh` says what a batch weighs if not its samples (tokens, for
+        instance); the loss is the mean over that. Ends on all workers after the same step when one wished to stop, or
+        Ctrl-C asked for it.
         """
         source = as_source(data)
         order = order or Order(len(source), batch, seed=self.seed)
-        self._reducers.loop = of_loop(source, order, epochs, start)
-        share = Share(self.plan.share, self.plan.proportions, seed=order.seed)
-        self._feeder = Feeder(
-            source, order, share, self.rope, accumulate=self.plan.accumulate, device=self.device, state=self._state
-        )
-        (epoch, step), self._substeps_done = start, 0  # a former loop may have been left right after an update
-        before = self.rope.steps if start == (0, 0) else 0  # those of former loops of the same script
-        self._number = before + epoch * order.steps + step
-        self._guard.begin_loop(self.models)
-        self.reporter.start()
+        keys = (source.fingerprint, Held(data))
+        (epoch, step), end = self._loops.first(keys, start, epochs)
+        self._reducers.loop = of_loop(source, order, epochs, (epoch, step))
+        loop = Loop.over(source, order, weigh, self.rope, self.plan, self.device, keys, self._state)
+        before = epoch * order.steps + step  # of the run that a script goes on with
+        self._number = before if start is not None and before else self.rope.steps
+        kept = self._enter(loop)
         try:
-            while epochs is None or epoch < epochs:
+            while end is None or epoch < end:
                 while step < order.steps:
-                    yield from self._one_step(self._feeder, Slot(epoch, step), weigh)
-                    if self._redo:
+                    yield from self._one_step(loop, Slot(epoch, step))
+                    if loop.redo:
                         continue
                     step += 1
-                    committed, self._substeps_done = self._substeps_done > 0, 0
+                    committed, loop.done = loop.done > 0, 0
                     self._number += committed  # a loop that evaluates commits nothing
                     if committed and self.last is not None and self.last.stop:
                         return
                 epoch, step = epoch + 1, 0
         finally:
-            self._feeder.close()
-            self._feeder = None
-            self._reducers.forget()  # what no step has used
+            loop.feeder.close()
+            self._leave(loop, kept)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of my share, weighted so that their sum over all workers is that of the global batch."""
-        batch = self._current()
-        weight = None if self._state.void else self._weight.total()
+        loop, batch = self._current()
+        self._loops.train()
+        loop.guard.backward(self._reducers.all_parameters() if loop.guard.looks else (), self.models)
+        weight = None if self._state.void else loop.weight.total()
         self._state.void |= weight is None
         met = meeting_points(loss) if weight and not batch.weight and not batch.borrowed else []
-        silent = batch.weight == 0 and not met
-        self._backwards += 1
-        self._guard.backward()
+        loop.backwards += 1
+        loop.open = True
         early = self._reducers.only() if batch.last and not self._state.void else None
-        if self._backwards > 1 and batch.last:
+        if loop.backwards > 1 and batch.last:
             self._state.void |= not self._reducers.hold_back()
             early = None
-        if silent:
-            backward_for_nothing(loss, self._reducers.parameters(self.models))
         factor = batch.weight / weight if weight else 0.0
         if batch.weight:
-            self._losses.add(loss, factor)
-        if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
-            early.ride_along(self._extras)
-            early.arm()
-        if not silent:
-            backward_of_share(loss, factor * self.precision.scale, met)
-        if early is not None:
-            early.filled()
+            loop.losses.add(loss, factor)
+        self._reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._riders, loop))
+        if loop.guard.looks:
+            loop.guard.seal(self._reducers.all_parameters())
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Agree on the gradient, update, commit. False: not yet (accumulating), or void because a peer was lost.
 
         `clip` bounds the norm of the global gradient.
         """
-        batch = self._current()
+        loop, batch = self._current()
         if not batch.last:
             return False
         if not self.precision.entered:
@@ -258,27 +246,40 @@ class Session:
                 f"the plan says precision={self.plan.precision}, but this loop computes in fp32: put the forward pass "
                 "and the loss under `with s.autocast():`"
             )
-        self._guard.step()
+        loop.guard.step(optimizer)
         reducer = self.reducer_of(optimizer)
-        self._substeps += 1
-        if self._substeps <= self._substeps_done:  # done before the peer was lost; only what came after it is repeated
+        loop.updates += 1
+        if loop.updates <= loop.done:  # made before the peer was lost; only what came after it is agreed on anew
             reducer.clear()
-            self._buffers.bring_back()
+            self._trail.again()
+            loop.guard.committed(reducer.parameters)
             return True
-        if self._generation != self.rope.generation:
-            self._void()
+        if loop.generation != self.rope.generation or self._reducers.differed(loop.done):
+            self._void(loop)
             return False
-        reducer.ride_along(self._extras)
+        self._living.agree(loop.count, exact=self.plan.accumulate == 1)
+        reducer.ride_along(partial(self._riders, loop))
         self.reporter.arrives()
-        extras = reducer.finish(void=self._state.void)
-        if extras is None:
-            self._void()
+        numbers = reducer.finish(void=self._state.void)
+        if numbers is None or not self._living.commit((riders := Riders.summed(numbers)).news):
+            self._void(loop)
             return False
-        self._commit(optimizer, reducer, extras, clip)
+        self._commit(loop, optimizer, reducer, riders, clip)
         return True
+
+    def settle(self) -> None:
+        """Wait for what is still to be known of the last step: `DivergedError` if its gradient was not finite."""
+        if (late := self._norms.late()) is not None:
+            self.reporter.came(late)
+
+    def check(self, objective: Callable[[Batch], Any], batch: Batch, *, weigh: Weigh | None = None) -> None:
+        """Raise `MixingError` unless `objective(batch)`, a loss, is a mean that shares of the batch add up to."""
+        for message in check_batch(objective, batch, self.models, weigh):
+            self.tell("warning", {"message": message})
 
     def agree_buffers(self) -> None:
         """With `batchnorm=replica`: give all replicas the mean of their running statistics, by samples."""
+        self.settle()  # before anything is saved
         if self.plan.batchnorm == "replica":
             self._buffers.agree(self.rope, self._seen)
             self._seen = 0
@@ -287,115 +288,113 @@ class Session:
         """What sums the gradients of this optimizer's parameters."""
         reducer, sound = self._reducers.of(optimizer)
         self._state.void |= not sound
+        self._trail.least = self._reducers.least
         return reducer
 
     # ------------------------------------------------------------- inside a step
 
-    def _one_step(self, feeder: Feeder, slot: Slot, weigh: Weigh | None) -> Iterator[Batch]:
-        """Yield the micro-batches of one step; afterwards `_redo` says whether it has to be done again."""
-        self._begin_step()
-        slots = [Slot(slot.epoch, slot.step, micro) for micro in range(feeder.micros(slot.step))]
-        if weigh is None:
-            self._weight.know(float(feeder.order.size(slot.step)))
-            taken: Iterator[Batch] = map(feeder.take, slots)
-        else:
-            ready = [feeder.take(one, ahead=one is slots[-1]) for one in slots]
-            self._weight.weigh(ready, weigh)
-            taken = iter(ready)
-        for one, batch in zip(slots, taken, strict=True):
-            self._give(batch, last=one is slots[-1])
-            if one.micro == 0:
-                seed_draws(self.device, self.seed, slot.epoch, slot.step, self.rope.rank)
+    def _enter(self, loop: Loop) -> tuple[bool, bool]:
+        """A loop begins; what is given back is for `_leave`."""
+        self._loops.enter(loop)
+        loop.guard.begin_loop(self.models)
+        if not self._loops.nested:
+            self._trail.most = self.updates
+            self.reporter.start()
+        return self._state.silent, self._state.void
+
+    def _leave(self, loop: Loop, kept: tuple[bool, bool]) -> None:
+        """A loop ends; the one around it goes on as it was."""
+        if not self._loops.nested:
+            self._reducers.forget(more=loop.open)  # what no step has used
+        self._loops.leave(loop)
+        self._state.silent, void = kept
+        self._state.void |= void
+
+    def _one_step(self, loop: Loop, slot: Slot) -> Iterator[Batch]:
+        """Yield the micro-batches of one step; afterwards `redo` says whether it has to be done again."""
+        self._begin_step(loop)
+        for first, batch in loop.take(slot):
+            self._state.silent = batch.borrowed
+            if first:
+                loop.seed(self.device, self.seed, slot.epoch, slot.step, self.rope.rank)
             self.reporter.got()
             yield batch
-            if self._redo:
+            self._loops.resume(loop)
+            loop.see()
+            if loop.redo:
                 return
             self.reporter.asks()
-        self._guard.end_step(self.models, updates=self._substeps)
-        self._batch = None
+        loop.guard.end_step(self.models, updates=loop.updates)
+        loop.batch = None
 
-    def _give(self, batch: Batch, *, last: bool) -> None:
-        """This is the batch that the user's code works on now, and that counts as delivered."""
-        batch.last = last
-        self._batch = batch
-        self._backwards = 0
-        self._state.silent = batch.borrowed
-        if not batch.borrowed:
-            self._count += len(batch)
-            self._digest += delivered(batch.ids, batch.positions)
-
-    def _begin_step(self) -> None:
-        self._redo, self._substeps = False, 0
-        self._guard.begin_step()
-        if not self._substeps_done:  # not when the rest of a step is done again
-            self.precision.begin_step()
-        self._generation = self.rope.generation
-        self._state.void = False
-        self._losses.clear()
-        self._count = self._digest = 0
+    def _begin_step(self, loop: Loop) -> None:
+        loop.begin_step(self.rope.generation)
         self.reporter.asks()
+        self._state.void = False
+        if self._loops.inside_open:  # it may only look: what the step around it comes back to stays
+            return
+        if not loop.done:  # not when a step is done again after its first update
+            self.precision.begin_step()
+            self._trail.begin()
         if self.rope.size > 1:  # alone, no step is ever void
+            self._living.begin()
             self._buffers.remember()
         if self.rope.channel is not None:
             self.rope.channel.at = f"step {self._number}"
 
-    def _extras(self) -> list[float]:
-        wishes = (self.wish_stop, self.stop_reason is not None, self.wish_save)
-        return [self._losses.total(), *map(float, wishes), float(self._count), *to_limbs(self._digest % 2**64)]
+    def _riders(self, loop: Loop) -> list[float]:
+        asked = self.stop_reason is not None
+        loss = loop.losses.total()
+        news = self._living.news()
+        return Riders(loss, self.wish_stop, asked, self.wish_save, news, loop.count, loop.digest).numbers()
 
-    def _commit(self, optimizer: Optimizer, reducer: Reducer, extras: list[float], clip: float | None) -> None:
-        loss, stop, asked, save, count = extras[:5]
-        batch = self._current()
-        if self._weight.nothing:
-            reducer.clear()
-            loss = 0.0
-        if not math.isfinite(loss):
-            raise diverged(loss, self._number, batch, self._feeder)
-        finite = reducer.treat(scale=self.precision.scale, clip=clip)
-        self.precision.saw(finite)
-        if finite:
+    def _commit(self, loop: Loop, optimizer: Optimizer, reducer: Reducer, riders: Riders, clip: float | None) -> None:
+        _, batch = self._current()
+        riders = loop.weighed(riders, reducer)
+        if not math.isfinite(riders.loss):
+            raise diverged(riders.loss, self._number, batch, loop.feeder)
+        self.settle()
+        fits, norm = reducer.treat(scale=self.precision.scale, clip=clip)
+        self.precision.saw(fits)
+        of = f"step {self._number + 1} (epoch {batch.epoch + 1})"
+        grad_norm = self._norms.see(norm, reducer.parameters, of) if fits else None
+        rate = learning_rate(optimizer)
+        self._trail.before(reducer.parameters, alone=self.rope.size == 1)
+        if fits:
             reducer.update(optimizer)
-        self.skipped += not finite
+        self.skipped += not fits
         reducer.clear()
-        self._substeps_done += 1
-        self._seen += self._count
-        if self.rope.size > 1:
-            self._buffers.remember()
-        if self._substeps_done == 1 and self._feeder is not None:
-            order, at = self._feeder.order, (batch.epoch, batch.step)
-            expected = (order.size(batch.step), self._feeder.lookahead.digest(*at))
-            self.ledger.enter((*at, order.steps), int(count), from_limbs(extras[5:]), expected)
-            self.last = Committed(
-                self._number, batch.epoch, batch.step, loss, int(count), stop + asked > 0, asked > 0, save > 0
-            )
+        self._trail.after()
+        loop.guard.committed(reducer.parameters)
+        loop.done += 1
+        loop.open = False
+        self._seen += loop.count
+        if loop.done == 1:
+            order, at = loop.feeder.order, (batch.epoch, batch.step)
+            expected = (order.size(batch.step), loop.feeder.lookahead.digest(*at))
+            self.ledger.enter((*at, order.steps), int(riders.count), riders.digest, expected)
+            wishes = (riders.stop + riders.asked > 0, riders.asked > 0, riders.save > 0)
+            self.last = Committed(self._number, *at, riders.loss, int(riders.count), *wishes, grad_norm, rate)
+            self._loops.trained(loop, batch.epoch)
             self.rope.steps = self._number + 1
-            self.reporter.commit(self.last, self._count)
+            self.reporter.commit(self.last, loop.count, waits=fits and grad_norm is None)
 
-    def _void(self) -> None:
-        """Nothing of this step was committed: forget its gradients and what its forward pass left in buffers."""
-        self._redo = True
-        self._reducers.forget()
-        self._buffers.bring_back()
+    def _void(self, loop: Loop) -> None:
+        """This step is done again: forget its gradients, and what it did to parameters and buffers."""
+        loop.redo = True
+        loop.feeder.forget()
+        self._reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
+        self._trail.back()
+        self._buffers.settle()
 
     def _regrouped(self) -> None:
         self._state.void = True  # what is left of this step was cut for other members
         self.reporter.repeat()
-        if self._feeder:
-            self._feeder.forget()
+        for loop in self._loops:
+            loop.feeder.forget()
 
-    def _current(self) -> Batch:
-        if self._batch is None:
+    def _current(self) -> tuple[Loop, Batch]:
+        loop = self._loops.now
+        if loop is None or loop.batch is None:
             raise UsageError("backward() and step() belong inside a loop over batches()")
-        return self._batch
-
-
-def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
-    """My session: of the run that started this process (cordee run, torchrun, mpirun, Slurm), or alone."""
-    joined = join(world := World.from_env())
-    chosen = Plan.parse(plan) if plan is not None else joined.plan
-    chosen.check(world.size)
-    made = Session(joined.rope, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
-    made.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
-    if chosen.backend != joined.plan.backend:
-        made.tell("warning", {"message": f"backend={chosen.backend} comes too late: give it to `cordee run --plan`"})
-    return made
+        return loop, loop.batch

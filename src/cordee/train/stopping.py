@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cordee.train.job import Stop
+from cordee.train.job import Job, Stop
 
 
 @dataclass(frozen=True)
@@ -93,3 +93,10 @@ class Patience:
     def take_up(self, kept: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was."""
         self._best, self._waited = kept["best"], kept["waited"]
+
+
+def last_step(job: Job, steps_per_epoch: int) -> int | None:
+    """The step after which a run ends if nothing else ends it; None where only something else does."""
+    ends = [job.epochs * steps_per_epoch] if job.epochs is not None else []
+    ends += [job.stop.steps] if job.stop.steps is not None else []
+    return min(ends, default=None)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cordee.core.errors import UsageError
 from cordee.feed.batch import Batch
 from cordee.group.gathering import Gathering
 from cordee.group.rope import Rope
@@ -41,7 +42,7 @@ class GlobalWeight:
             self._on_gpu.add(weights[0], 1.0)
             return
         for batch, weight in zip(batches, weights, strict=True):
-            batch.weight = float(weight)
+            batch.weight = _checked(float(weight), batch)
         self.know(sum(batch.weight for batch in batches))
         self._pending = self._rope.size > 1
         if self._pending:
@@ -60,3 +61,13 @@ class GlobalWeight:
     def nothing(self) -> bool:
         """Whether a batch that was taken to count once weighs nothing: its step changes nothing."""
         return self._on_gpu.waiting and self._on_gpu.total() == 0.0
+
+
+def _checked(weight: float, batch: Batch) -> float:
+    """What `weigh` says of a batch, if it can be a weight."""
+    if not 0.0 <= weight < float("inf"):
+        raise UsageError(
+            f"weigh says {weight:g} for a batch of {len(batch)} samples (epoch {batch.epoch + 1}, step "
+            f"{batch.step + 1}): a weight is a finite number of at least 0, such as the number of tokens that count"
+        )
+    return weight

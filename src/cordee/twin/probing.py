@@ -12,7 +12,7 @@ import torch
 
 from cordee.group.links import everybody, measure
 from cordee.group.rope import Rope
-from cordee.train.session import session
+from cordee.train.door import session
 
 ENOUGH_S = 0.5
 """How long a transfer should take: what a link's token bucket lets pass at once is then little of it."""

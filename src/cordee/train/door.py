@@ -1,0 +1,21 @@
+"""How a script comes into a run: one place where its session is put together, whoever started the process."""
+
+from __future__ import annotations
+
+from cordee.core.plan import Plan
+from cordee.core.world import World
+from cordee.group.join import join
+from cordee.train.session import Session
+
+
+def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
+    """My session: of the run that started this process (cordee run, torchrun, mpirun, Slurm), or alone."""
+    joined = join(world := World.from_env())
+    chosen = Plan.parse(plan) if plan is not None else joined.plan
+    chosen.check(world.size)
+    made = Session(joined.rope, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
+    made.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
+    if chosen.backend != joined.plan.backend:
+        late = f"backend={chosen.backend} comes too late here: give it to `cordee run --plan`"
+        made.tell("warning", {"message": late})
+    return made

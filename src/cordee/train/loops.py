@@ -1,0 +1,234 @@
+"""The loops over batches that are open in a session, and where each of them stands.
+
+A loop may be inside another one: to evaluate in mid-epoch, or to train on what the outer loop chose. In one step of the
+outer loop only one of them may train, because a step that is void is computed again with all that is inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+
+from cordee.core.errors import UsageError
+from cordee.core.plan import Plan
+from cordee.feed.batch import Batch
+from cordee.feed.dataset import draws_of_others
+from cordee.feed.digest import delivered
+from cordee.feed.order import Order
+from cordee.feed.reading import places_of_others
+from cordee.feed.share import Share
+from cordee.feed.source import Source
+from cordee.group.rope import Rope
+from cordee.sync.allreduce import Reducer
+from cordee.sync.batchnorm import StepState
+from cordee.train.devices import seed_draws
+from cordee.train.feeder import Feeder, Slot, Weigh
+from cordee.train.guard import Guard
+from cordee.train.precision import Readings
+from cordee.train.record import Riders
+from cordee.train.weight import GlobalWeight
+
+BODIES = 2
+"""So many are looked at to see whether they draw."""
+Start = tuple[int, int]
+"""Epoch, and step within it."""
+
+
+class Loop:
+    """One loop over batches: its data, and what its open step has done so far."""
+
+    def __init__(self, feeder: Feeder, weigh: Weigh | None, rope: Rope, keys: Sequence[Hashable]) -> None:
+        """No step is open yet; `keys` are those of its data."""
+        self.feeder, self.weigh, self.keys = feeder, weigh, keys
+        self.guard = Guard()
+        self.weight = GlobalWeight(rope)
+        self.losses = Readings()
+        self.batch: Batch | None = None
+        self.redo = False
+        """Whether the open step has to be done again."""
+        self.generation = 0
+        """The rope's, when the step began."""
+        self.updates = 0
+        """Updates that the code has come to in this pass through the step."""
+        self.done = 0
+        """Updates of this step that are committed; more than `updates` where a void step is computed again."""
+        self.backwards = 0
+        """Backward passes of this micro-batch."""
+        self.open = False
+        """Whether there are gradients that no update has used yet."""
+        self.trained_inside = False
+        """Whether a loop inside this step has trained."""
+        self._bodies = 0
+        """Bodies of steps in a row that were looked at and drew nothing from Python's and NumPy's generators."""
+        self._places: object = None
+        feeder.hold(draws_of_others(feeder.source) is not False)
+        self.count = self.digest = 0
+        """Samples that were delivered in this step, and their digest."""
+
+    @classmethod
+    def over(
+        cls,
+        source: Source,
+        order: Order,
+        weigh: Weigh | None,
+        rope: Rope,
+        plan: Plan,
+        device: str,
+        keys: Sequence[Hashable],
+        state: StepState,
+    ) -> Loop:
+        """A loop over a source in this order, shared as the plan says."""
+        share = Share(plan.share, plan.proportions, seed=order.seed)
+        feeder = Feeder(source, order, share, rope, accumulate=plan.accumulate, device=device, state=state)
+        return cls(feeder, weigh, rope, keys)
+
+    def seed(self, device: str, *key: int) -> None:
+        """Let all that is drawn in the body of this step depend on `key` alone, and see whether it draws.
+
+        Python's and NumPy's generators are the same for all threads. Where the samples draw from them too, nothing is
+        read ahead until some bodies were seen not to draw; if they do, nothing is read ahead at all.
+        """
+        samples = draws_of_others(self.feeder.source)
+        seed_draws(device, *key, others=not (samples and self.feeder.ahead))
+        if self._bodies < BODIES:
+            self._places = places_of_others() if samples else None
+
+    def see(self) -> None:
+        """The body of a step is over."""
+        if self._bodies < BODIES:
+            self._bodies += 1
+            drew = self._places is not None and self._places != places_of_others()
+            self._bodies = 0 if drew else self._bodies
+            self.feeder.hold(bool(draws_of_others(self.feeder.source)) and self._bodies < BODIES)
+
+    def begin_step(self, generation: int) -> None:
+        """A step begins, or begins again."""
+        self.redo = self.open = self.trained_inside = False
+        self.updates = 0
+        self.generation = generation
+        self.losses.clear()
+        self.count = self.digest = 0
+        self.guard.begin_step()
+
+    def take(self, slot: Slot) -> Iterator[tuple[bool, Batch]]:
+        """My share of each micro-batch of a step, one after the other; whether it is the first."""
+        slots = [Slot(slot.epoch, slot.step, micro) for micro in range(self.feeder.micros(slot.step))]
+        if self.weigh is None:
+            self.weight.know(float(self.feeder.order.size(slot.step)))
+            taken: Iterator[Batch] = map(self.feeder.take, slots)
+        else:
+            ready = [self.feeder.take(one, ahead=one is slots[-1]) for one in slots]
+            self.weight.weigh(ready, self.weigh)
+            taken = iter(ready)
+        for one, batch in zip(slots, taken, strict=True):
+            if draws_of_others(self.feeder.source) is False:
+                self.feeder.hold(False)
+            batch.last = one is slots[-1]
+            self.batch = batch
+            self.backwards = 0
+            if not batch.borrowed:  # it counts as delivered
+                self.count += len(batch)
+                self.digest += delivered(batch.ids, batch.positions)
+            yield one.micro == 0, batch
+
+    def weighed(self, riders: Riders, reducer: Reducer) -> Riders:
+        """What this step agrees on, once its weight is known: a batch that weighs nothing changes nothing."""
+        if not self.weight.nothing:
+            return riders
+        reducer.clear()
+        return replace(riders, loss=0.0)
+
+
+class Held:
+    """A key that is a thing itself, whatever it holds, and keeps it, so that no other one gets its place in memory."""
+
+    def __init__(self, thing: object) -> None:
+        """Hold it."""
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same one."""
+        return isinstance(other, Held) and other._thing is self._thing
+
+    def __hash__(self) -> int:
+        """By its place in memory."""
+        return id(self._thing)
+
+
+class Loops:
+    """The open loops, the innermost last, and the epoch with which the next loop over some data goes on."""
+
+    def __init__(self) -> None:
+        """None is open, and no data was trained on."""
+        self._open: list[Loop] = []
+        self._next: dict[Hashable, int] = {}
+
+    @property
+    def now(self) -> Loop | None:
+        """The loop whose batch the user's code works on."""
+        return self._open[-1] if self._open else None
+
+    @property
+    def nested(self) -> bool:
+        """Whether it is inside another one."""
+        return len(self._open) > 1
+
+    @property
+    def inside_open(self) -> bool:
+        """Whether it is inside a step that has gradients for its next update."""
+        return any(outer.open for outer in self._open[:-1])
+
+    def __iter__(self) -> Iterator[Loop]:
+        """All of them, from outside to inside."""
+        return iter(self._open)
+
+    def enter(self, loop: Loop) -> None:
+        """A loop begins."""
+        self._open.append(loop)
+
+    def leave(self, loop: Loop) -> None:
+        """It ends, and what is open inside it counts no more."""
+        if loop in self._open:
+            del self._open[self._open.index(loop) :]
+
+    def resume(self, loop: Loop) -> None:
+        """The next batch of this loop is asked for."""
+        if self.now is not loop:
+            raise UsageError(
+                "two loops over batches() take turns: one was asked for its next batch while another one, begun later, "
+                "was still open. A loop inside another one has to end first (by its last batch, or by break). To train "
+                "on two data sets side by side, as zip would, give them as one: s.batches((x, y, other), ...)"
+            )
+
+    def train(self) -> None:
+        """The innermost loop trains: no other one may do so in the same step."""
+        if self.now is not None and self.now.trained_inside:
+            raise UsageError(
+                "a loop over batches() inside this step has trained already, so the step itself cannot: when a worker "
+                "is lost, all of it would be done again. Train in one of the two loops"
+            )
+        if self.inside_open:
+            raise UsageError(
+                "this loop over batches() is inside the step of another one, which has called s.backward() already: "
+                "when a worker is lost, the outer step is computed again with all that is inside it. Evaluate in the "
+                "inner loop, or begin it before s.backward() or after s.step() of the outer one"
+            )
+        for outer in self._open[:-1]:
+            outer.trained_inside = True
+            outer.guard.trained_inside()
+
+    def first(self, keys: Sequence[Hashable], start: Start | None, epochs: int | None) -> tuple[Start, int | None]:
+        """Where a loop over the data with these `keys` begins, and before which epoch it ends.
+
+        Without a `start` it goes on with the epoch after the last one that was trained on in this session, and `epochs`
+        counts from there.
+        """
+        if start is not None:
+            return start, epochs
+        first = max(self._next.get(key, 0) for key in keys)
+        return (first, 0), None if epochs is None else first + epochs
+
+    def trained(self, loop: Loop, epoch: int) -> None:
+        """A step of this epoch was committed."""
+        for key in loop.keys:
+            self._next[key] = epoch + 1

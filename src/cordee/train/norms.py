@@ -1,0 +1,75 @@
+"""The norm of each gradient: looked at for numbers that are not finite, and written down with its step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cordee.core.errors import DivergedError
+from cordee.train.precision import Readings
+
+MOST_NAMED = 3
+
+
+class Norms:
+    """Checks norms as they come: at once on a CPU; on a GPU one step later, so that nothing waits for them."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        """`models` are those that were prepared, and will be: their parameters have names."""
+        self._models = models
+        self._coming = Readings()
+        self._of = ""
+
+    def see(self, norm: Tensor, parameters: Sequence[nn.Parameter], of: str) -> float | None:
+        """The norm of a gradient that is about to be used; None if it comes later. `of` says of what, in words."""
+        if norm.is_cuda:
+            self._coming.add(norm, 1.0)
+            self._of = of
+            return None
+        value = norm.item()
+        if not math.isfinite(value):
+            odd = [one for one in parameters if one.grad is not None and not _finite(one.grad)]
+            if odd:  # otherwise they are finite, and only their squares are not
+                raise self._error(odd, of, "no parameter was changed by it")
+        return value
+
+    def late(self) -> float | None:
+        """The norm that `see` did not wait for; None if there is none."""
+        if not self._of:
+            return None
+        value, of = self._coming.total(), self._of
+        self._coming.clear()
+        self._of = ""
+        if not math.isfinite(value):
+            odd = [one for model in self._models for one in model.parameters() if not _finite(one.detach())]
+            if odd:
+                raise self._error(odd, of, "the parameters are changed by it already: go on from a checkpoint")
+        return value
+
+    def _error(self, odd: Sequence[nn.Parameter], of: str, so: str) -> DivergedError:
+        names = {id(one): name for model in self._models for name, one in model.named_parameters()}
+        told = [names.get(id(one), f"a parameter of shape {tuple(one.shape)}") for one in odd]
+        more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
+        return DivergedError(
+            f"the gradient of {of} is not finite, though the loss is: {', '.join(told[:MOST_NAMED])}{more}; {so}. "
+            "Usual causes: the root, norm or standard deviation of something that is zero, a division or log that "
+            "torch.where only hides (its gradient is NaN all the same). Add a small number under the root, or clamp "
+            "before the log; torch.autograd.set_detect_anomaly(True) names the operation"
+        )
+
+
+def learning_rate(optimizer: Optimizer) -> float | None:
+    """Of its first group; None if it has none, or if it would have to be fetched from a GPU."""
+    rate = optimizer.param_groups[0].get("lr")
+    if isinstance(rate, Tensor):
+        return rate.item() if rate.is_cpu else None
+    return None if rate is None else float(rate)
+
+
+def _finite(tensor: Tensor) -> bool:
+    values = tensor if tensor.layout is torch.strided else tensor.coalesce().values()
+    return bool(values.isfinite().all())

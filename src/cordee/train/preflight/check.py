@@ -1,0 +1,178 @@
+"""The preflight from beginning to end: a first pass, tests spread over the workers, and a verdict.
+
+Every test compares passes of one worker with each other, so that workers may differ in rounding, or in weights that
+are not yet shared. A test is done by one worker, and all of them know what it found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from cordee.core.errors import CordeeError, ModelError
+from cordee.feed.batch import Batch
+from cordee.group.rope import Rope
+from cordee.train.gather import Regrouped, gather_any
+from cordee.train.preflight.findings import Finding
+from cordee.train.preflight.interaction import UNEVEN_DRAWS, interaction, quadruple
+from cordee.train.preflight.passes import Pass, Passes
+from cordee.train.preflight.replay import replay
+from cordee.train.preflight.samples import Samples
+from cordee.train.preflight.scale import scale
+from cordee.train.preflight.state import aftermath, batch_buffers, refuse_buffers, refuse_state, repeated
+from cordee.train.preflight.verdict import UNCHECKED, refuse
+
+SAMPLES = 8
+"""Of the larger batches of the tests."""
+POOL = 40
+"""Samples that are read: two batches of the interaction test, or the one of the scale test."""
+
+STATISTICAL = "each worker updates its own from its share, so that results depend on the number of workers"
+
+
+@dataclass(frozen=True)
+class Test:
+    """One of the tests, and what it costs: the samples of its passes."""
+
+    run: Callable[[], Finding]
+    cost: int
+
+
+@dataclass
+class Verdict:
+    """What the preflight has to say of an objective that it accepts."""
+
+    warnings: list[str] = field(default_factory=list)
+    buffers: dict[str, bool] = field(default_factory=dict)
+    """Buffers that a pass updates from its batch, each with whether the update is a mean over samples."""
+    passes: int = 0
+    """Passes that this worker computed."""
+
+    def messages(self) -> list[str]:
+        """What the user should know."""
+        kept = [f"the forward pass updates {name!r} from its batch" for name in self.buffers]
+        return [*self.warnings, *(f"{one}: {STATISTICAL}" for one in kept)]
+
+
+def check(passes: Passes, samples: Samples, first: Pass, rope: Rope, *, largest: int, weighed: bool) -> Verdict:
+    """Judge an objective by tests with batches of up to `largest` samples. Raises `MixingError`."""
+    places = whole_of(len(samples), largest)
+    if len(places) < 2 or first.gathers:  # what gathers mixes by declaration, over all workers
+        return Verdict(passes=passes.count)
+    batch = samples.batch(places)
+    size, count = min(SAMPLES, largest), len(places)
+    cuts = sorted({1, 3, 6} & set(range(1, count))) or [1]
+    tests = [
+        Test(lambda: interaction(passes, samples, size), 4 * size),
+        Test(lambda: interaction(passes, samples, 2), 4 * 2),
+        Test(lambda: repeated(passes, samples, places, first), count),
+        Test(lambda: aftermath(passes, samples, first.changed), 2 * count if first.changed else 0),
+        *(Test(partial(replay, passes, samples, first, places, cut), count) for cut in cuts),
+    ]
+    findings = spread(tests, rope)
+    if any(one.void == UNEVEN_DRAWS for one in findings):  # whose draw is whose is then a guess
+        findings = [replace(one, trusted=False) if one.test == "replay" else one for one in findings]
+    verdict = Verdict(buffers=batch_buffers(findings))
+    if any(one.test == "repeat" and one.over > 1.0 for one in findings):
+        verdict.warnings.append(UNCHECKED.format(why="the same batch gives another loss each time it is computed"))
+    else:
+        if _needs_scale(findings):
+            findings += spread([Test(lambda: scale(passes, samples, largest), 1)], rope)
+        refuse_buffers(verdict.buffers)
+        refuse_state(findings)
+        refuse(findings, first, batch, weighed=weighed)
+        if why := _unchecked(findings):
+            verdict.warnings.append(UNCHECKED.format(why=why))
+    verdict.passes = passes.count
+    return verdict
+
+
+def whole_of(pool: int, largest: int) -> list[int]:
+    """The places in the pool of the batch that is cut into parts: the first one of the interaction test."""
+    sets = quadruple(pool, min(SAMPLES, max(2, largest)))
+    return [*sets[0], *sets[2]] if sets is not None else list(range(min(pool, SAMPLES)))
+
+
+def _needs_scale(findings: Sequence[Finding]) -> bool:
+    """Where replay failed and cannot be trusted."""
+    replays = [one for one in findings if one.test == "replay"]
+    return any(one.wrong and not one.trusted for one in replays) and not any(
+        one.wrong and one.trusted for one in replays
+    )
+
+
+def _unchecked(findings: Sequence[Finding]) -> str:
+    """Why an objective that nothing speaks against is not known to be right; empty if it is."""
+    kinds = {kind: [one for one in findings if one.test == kind] for kind in ("interaction", "replay", "scale")}
+    if kinds["replay"] and all(one.right for one in kinds["replay"]):
+        return ""
+    apart = any(one.right for one in kinds["interaction"])
+    if apart and any(one.right for one in kinds["scale"]):
+        return ""
+    return next(
+        (one.void for one in findings if one.void and one.test in kinds), "its random draws could not be replayed"
+    )
+
+
+def spread(tests: Sequence[Test], rope: Rope) -> list[Finding]:
+    """Run every test on one of the workers; all get all findings. An error of the user's code is raised on all."""
+    results: dict[int, Finding] = {}
+    while True:
+        for place in shares([test.cost for test in tests], rope.size)[rope.rank]:
+            if place not in results:
+                results[place] = _run(tests[place], alone=rope.size == 1)
+        own = json.dumps({place: asdict(one) for place, one in results.items()}).encode()
+        try:
+            tables = [json.loads(bytes(raw.tolist())) for raw in gather_any(rope, _bytes(own))]
+        except Regrouped:  # what the lost worker did is done by another
+            continue
+        merged = {int(place): found for table in tables for place, found in table.items()}
+        if len(merged) == len(tests):
+            break
+    findings = [_finding(merged[place]) for place in range(len(tests))]
+    for test, found in zip(tests, findings, strict=True):
+        if found.error:
+            test.run()  # fails here too, in the same words
+            raise ModelError(found.error)
+    return findings
+
+
+def shares(costs: Sequence[int], workers: int) -> list[list[int]]:
+    """Which tests each of the workers runs: the dearest first, each by the worker with the least to do."""
+    loads, chosen = [0] * workers, [[] for _ in range(workers)]  # type: tuple[list[int], list[list[int]]]
+    for place in sorted(range(len(costs)), key=lambda at: -costs[at]):
+        worker = loads.index(min(loads))
+        loads[worker] += costs[place] + 1
+        chosen[worker].append(place)
+    return chosen
+
+
+def _run(test: Test, *, alone: bool) -> Finding:
+    try:
+        return test.run()
+    except CordeeError as error:
+        if alone:
+            raise
+        return Finding("error", void="error", error=str(error))
+
+
+def _bytes(raw: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+def _finding(content: dict[str, Any]) -> Finding:
+    return Finding(**{**content, "losses": tuple(content["losses"]), "weights": tuple(content["weights"])})
+
+
+def first_pass(passes: Passes, batch: Batch) -> Pass:
+    """One pass that shows what the objective does: its draws, its losses, its state and its output."""
+    first = passes.run(batch, keep_output=True)
+    if first.tape.fused:
+        passes.plain_attention = True
+        first = passes.run(batch, keep_output=True)
+    return first

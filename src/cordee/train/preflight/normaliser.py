@@ -1,0 +1,93 @@
+"""Losses that divide by something else than samples: cross-entropy with ignored targets or class weights.
+
+All of them end in torch's `nll_loss`, which says what it divided by. That is read off every call, and so is the line
+that declares it; both are only believed where interaction and replay agree with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cordee.feed.batch import Batch
+from cordee.train.fields import named_tensors
+
+_MEAN = 1  # as torch counts reductions
+DEFAULT_IGNORED = -100
+MOST_WEIGHTS = 100_000
+MOST_TELLING = 16
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `nll_loss` with a mean: what it ignores, the weights of classes, and what it divided by."""
+
+    ignored: int
+    weights: tuple[float, ...] | None
+    """None: all classes weigh the same."""
+    total: float
+    """The weight of all targets that count."""
+    targets: int
+
+    @property
+    def telling_values(self) -> tuple[int, ...]:
+        """Targets that make a difference: the ignored one, and one class of every weight, up to some."""
+        if self.weights is None:
+            return (self.ignored,)
+        classes = {weight: place for place, weight in enumerate(self.weights)}
+        return (self.ignored, *(classes[weight] for weight in sorted(classes, reverse=True)[:MOST_TELLING]))
+
+
+def loss_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Call | None:
+    """What a call of `nll_loss_forward` or `nll_loss2d_forward` tells; None for anything else."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if "grad_output" in given or given.get("reduction", _MEAN) != _MEAN or not isinstance(result, tuple):
+        return None
+    weight, target = given.get("weight"), given["target"]
+    weights = None
+    if isinstance(weight, Tensor) and weight.numel() <= MOST_WEIGHTS and bool((weight != weight.flatten()[0]).any()):
+        weights = tuple(weight.detach().flatten().tolist())
+    ignored = given.get("ignore_index", DEFAULT_IGNORED)
+    total = float(result[1])
+    return Call(int(ignored), weights, total, target.numel())
+
+
+def lines_to_add(call: Call, batch: Batch) -> Iterator[tuple[str, float]]:
+    """Ways to declare what a call divides by, each with what it comes to for this batch."""
+    for name, tensor in named_tensors(batch.fields):
+        if tensor.is_floating_point() or tensor.is_complex() or not tensor.dim():
+            continue
+        for cut, target in (
+            (f"{_spelt(name)}", tensor),
+            (f"{_spelt(name)}[:, 1:]", tensor[:, 1:] if tensor.dim() > 1 else None),
+        ):
+            if target is None:
+                continue
+            counted = target != call.ignored
+            if call.weights is None:
+                yield f"({cut} != {call.ignored}).sum()", float(counted.sum())
+                continue
+            inside = target[counted]
+            if inside.numel() and (int(inside.min()) < 0 or int(inside.max()) >= len(call.weights)):
+                continue
+            table = torch.tensor(call.weights, dtype=torch.float64, device=target.device)
+            total = float(table[inside.long()].sum())
+            if bool(counted.all()) or (call.ignored == DEFAULT_IGNORED and bool((target >= 0).all())):
+                yield f"weights[{cut}].sum()", total
+            else:
+                yield f"weights[{cut}[{cut} != {call.ignored}]].sum()", total
+
+
+def _spelt(name: str) -> str:
+    """How a field of a batch is written."""
+    if name in ("x", "y"):
+        return f"batch.{name}"
+    if name.startswith("field "):
+        place = int(name.split()[1])
+        return ("batch.x", "batch.y")[place] if place < 2 else f"batch.fields[{place}]"
+    return "batch.fields" + "".join(f"[{int(part)}]" if part.isdigit() else f'["{part}"]' for part in name.split("."))

@@ -1,0 +1,133 @@
+"""The samples of the preflight: few, and those that make a difference first.
+
+Columns of whole numbers that lie in memory are looked through for rare values: an ignored target among a thousand is
+only found if a pass sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cordee.feed.arrays import ArraySource
+from cordee.feed.batch import Batch
+from cordee.feed.dataset import DatasetSource
+from cordee.feed.permute import Ids
+from cordee.feed.source import Source, Subset, digest_of, map_tensors
+from cordee.train.fields import named_tensors
+
+MOST_SCANNED = 20_000_000
+"""Numbers of a column in which rare values are looked for; certain values are looked for in all of them."""
+MOST_KINDS = 4_096
+"""A column with more different values holds no classes."""
+TARGETS = ("y", "1", "label", "labels", "target", "targets")
+"""Columns that are looked through before others."""
+FIRST = 3
+"""Samples with rare values that stand first, where the interaction test exchanges them."""
+
+
+class Samples:
+    """A pool of samples, of which batches are made by their place in it."""
+
+    def __init__(self, source: Source | None, ids: Ids, device: str, whole: Batch | None = None) -> None:
+        """Read once: a data set that draws at random gives other samples each time. `whole`: they were read already."""
+        self._source, self._ids, self._device = source, ids, device
+        self._whole = whole if whole is not None else self._gather(ids)
+        lengths = {len(one) if one.dim() else -1 for _, one in named_tensors(self._whole.fields)}
+        self.divisible = lengths == {len(ids)}
+        """Whether rows are samples; a collate function may make something else of a batch."""
+
+    def __len__(self) -> int:
+        """How many samples are in the pool."""
+        return len(self._ids)
+
+    def batch(self, places: Sequence[int]) -> Batch:
+        """The samples at these places of the pool."""
+        chosen = np.asarray(places, dtype=np.int64)
+        if not self.divisible:
+            return self._gather(self._ids[chosen])
+        index = torch.from_numpy(chosen)
+        whole = self._whole
+        batch = Batch(
+            self._ids[chosen],
+            map_tensors(lambda one: one.index_select(0, index.to(one.device)), whole.fields),
+        )
+        batch.epoch, batch.step = whole.epoch, whole.step
+        return batch
+
+    def _gather(self, ids: Ids) -> Batch:
+        assert self._source is not None
+        fields = self._source.gather(np.asarray(ids, dtype=np.int64))
+        return Batch(ids, map_tensors(lambda tensor: tensor.to(self._device), fields))
+
+
+def choose(source: Source, usual: Ids, count: int, telling: Iterable[int] = ()) -> Ids:
+    """`count` ids: samples with one of the `telling` values first, then those with rare ones, then the `usual`."""
+    columns = sorted(whole_numbers(source), key=lambda one: one[0] not in TARGETS)
+    first: list[int] = []
+    for value in telling:
+        first += holding(columns, value, 1)
+    for _, column in columns:
+        first += _rare(column)
+    first = list(dict.fromkeys(first))[: max(FIRST, count // 4)]
+    rest = [one for one in usual.tolist() if one not in set(first)]
+    # Behind the first ones stand usual samples, so that what they are exchanged for is something else.
+    chosen = [*first[:FIRST], *rest[: 2 * FIRST], *first[FIRST:], *rest[2 * FIRST :]]
+    return np.asarray(chosen[:count], dtype=np.int64)
+
+
+def holding(columns: Iterable[tuple[str, NDArray[Any]]], value: int, count: int) -> list[int]:
+    """The ids of some samples with this value, one after the other through all of a column."""
+    found: list[int] = []
+    for _, column in columns:
+        hits = np.flatnonzero((column == value).reshape(len(column), -1).any(1))
+        found += hits[:count].tolist()
+    return found
+
+
+def whole_numbers(source: Source) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The columns of whole numbers that lie in memory, by name; none of what must be read or computed."""
+    if isinstance(source, Subset):
+        for name, column in whole_numbers(source.source):
+            yield name, column[source.ids]
+    elif isinstance(source, ArraySource):
+        for name, rows in source.columns():
+            if rows.dtype.kind in "iu" and rows.dtype.itemsize > 1:
+                yield name, rows
+    elif isinstance(source, DatasetSource):
+        for place, tensor in enumerate(getattr(source.dataset, "tensors", ())):
+            if isinstance(tensor, Tensor) and not tensor.is_floating_point() and len(tensor) == len(source):
+                yield str(place), tensor.cpu().numpy()
+
+
+def scannable(source: Source) -> bool:
+    """Whether `whole_numbers` sees all that there is."""
+    inner = source.source if isinstance(source, Subset) else source
+    return isinstance(inner, ArraySource) or (isinstance(inner, DatasetSource) and hasattr(inner.dataset, "tensors"))
+
+
+def _rare(column: NDArray[Any]) -> list[int]:
+    """Of the smallest and the largest value, and of each of the rarest classes, the id of one sample."""
+    flat = column.reshape(-1)[:MOST_SCANNED]
+    each = max(1, column.size // len(column))
+    places = [int(flat.argmin()), int(flat.argmax())]  # what stands for nothing is often -1 or -100
+    least, most = int(flat[places[0]]), int(flat[places[1]])
+    if 0 < most - least < 100 * MOST_KINDS:
+        counts = np.bincount(flat.astype(np.int64) - least)
+        present = np.flatnonzero(counts)
+        if len(present) <= MOST_KINDS:
+            rarest = present[np.argsort(counts[present], kind="stable")][:4]
+            places = [*(int(np.argmax(flat == value + least)) for value in rarest), *places]
+    return [place // each for place in places]
+
+
+def digest(source: Source, ids: Ids) -> str:
+    """Of these samples, their ids and what they hold."""
+    fields = [one.detach().contiguous() for _, one in named_tensors(source.gather(ids))]
+    words = [f"{tuple(one.shape)} {one.dtype}".encode() for one in fields]
+    return digest_of([ids, *words, *(one.reshape(-1).view(torch.uint8).cpu().numpy() for one in fields if one.numel())])

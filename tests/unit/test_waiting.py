@@ -1,0 +1,45 @@
+"""Waiting for a collective: what is late is not lost."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from cordee.group.patience import Stuck, await_work
+
+
+class Late(dist.Work):
+    """Comes to its end, well or not, in the very moment in which somebody has given up waiting for it."""
+
+    def __init__(self, after: int, error: str = "") -> None:
+        super().__init__()
+        self.left, self.error = after, error
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise RuntimeError(self.error)
+        return True
+
+    def is_completed(self) -> bool:
+        return self.left == 0
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_collective_that_ends_right_after_a_look_has_not_failed(after: int) -> None:
+    await_work(Late(after), lambda: False)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_collective_that_failed_says_why(after: int) -> None:
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        await_work(Late(after, "Connection closed by peer"), lambda: False)
+
+
+def test_a_collective_that_never_ends_is_left_once_a_peer_was_lost() -> None:
+    with pytest.raises(Stuck):
+        await_work(Late(9), lambda: True)
