@@ -84,3 +84,6 @@ def test_a_worker_keeps_no_more_cores_busy_than_there_are(tmp_path: Path) -> Non
     assert summary.usage["0"].values["memory_mb"] == (100.0,) * 4
     brief = summarise(write(tmp_path / "brief", [*start(0.0, 1), usage(1.1, 0, 4.0), usage(1.2, 0, 4.05), end(1.3)]))
     assert brief.workers[0].cpu_cores is None and brief.workers[0].cpu_s == 4.05
+    made = [*start(0.0, 1), usage(1.1, 0, 4.0), step(1.15, 1), usage(1.2, 0, 4.05), end(1.3)]
+    page = render(summarise(write(tmp_path / "one step", made)), T0 + 2)
+    assert "<h3>Memory</h3>" in page and "<h3>Processor</h3>" not in page  # an empty plot tells nothing

@@ -161,6 +161,15 @@ def test_a_step_that_fits_keeps_its_lengths() -> None:
     assert [length for _, _, length in laid] == pytest.approx([0.01, 0.04, 0.03, 0.02])
 
 
+def test_callbacks_stand_before_what_comes_after_them(tmp_path: Path) -> None:
+    made = [times(2.2, 0, 0, [2.1, 2.2], (10.0, 40.0, 10.0, 0.0), 6, callbacks=30.0)]
+    events = traced(write(tmp_path, [*start(0.0, 1), *made]))
+    assert_sound(events)
+    laid = [(one["name"], one["dur"]) for one in slices(events, 0)][:5]
+    assert [name for name, _ in laid] == ["step 1", "callbacks", "data", "compute", "communication"]
+    assert [length for _, length in laid] == pytest.approx([90e3, 30e3, 10e3, 40e3, 10e3], abs=1)
+
+
 def test_a_long_run_with_a_resume(tmp_path: Path) -> None:
     write(tmp_path, long_run(500, 3))
     write(tmp_path, [*start(60.0, 2, resume=True, steps=400), step(62.0, 401)])

@@ -184,8 +184,6 @@ def _figure_split(summary: Summary) -> str:
 
 
 def _usage(summary: Summary) -> list[str]:
-    if not any(curve.seconds for curve in summary.usage.values()):
-        return []
     plots = {
         "cores": ("Processor", "cores that each worker keeps busy"),
         "memory_mb": ("Memory", "MiB of each worker, what it shares with its siblings included"),
@@ -196,7 +194,10 @@ def _usage(summary: Summary) -> list[str]:
         del plots["gpu_mb"]
     if not summary.resources["bytes_sent"]:
         del plots["sent_mb_s"]
+    known = {name for one in summary.usage.values() for name, column in one.values.items() if set(column) - {None}}
     made = [
-        _figure("usage", title, f"{note}, over time", name=name, small=True) for name, (title, note) in plots.items()
+        _figure("usage", title, f"{note}, over time", name=name, small=True)
+        for name, (title, note) in plots.items()
+        if name in known  # of a brief run no rate is
     ]
-    return ["<h2>Resources</h2>", '<div class="plots">', *made, "</div>"]
+    return ["<h2>Resources</h2>", _grid(*made)] if made else []

@@ -302,7 +302,7 @@
 
     throughput(host) {
       const [x, values] = along(data.pace, [data.pace.values.throughput]);
-      draw(host, { data: [x, values], series: [line("samples/s", css("c2"))], zero: true });
+      draw(host, { data: [x, values], series: [line("samples/s", css("c2"), dotted(values))], zero: true });
     },
 
     latency(host) {
