@@ -43,8 +43,8 @@ def test_the_parts_add_up_to_the_time_between_two_steps(
     for worker, parts in split(run).items():
         at = json.loads(Path(f"clock-{worker}.json").read_text())
         assert len(at) == 300
-        assert sum(map(sum, parts.values())) == pytest.approx(at[-1] - at[0], rel=0.02, abs=0.1), worker
-        assert min(map(min, parts.values())) > -1e-3
+        assert sum(map(sum, parts.values())) == pytest.approx(at[-1] - at[0], rel=0.02), worker
+        assert min(map(sum, parts.values())) >= 0.0
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
