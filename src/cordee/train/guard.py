@@ -18,12 +18,17 @@ LOOKS_EVERY = 32
 """Later on, one step of so many is looked at: code may begin late to do what it must not."""
 
 
+MOST_NUMBERS = 65_536
+"""Of a parameter that are looked at."""
+
+
 @dataclass(frozen=True)
 class _Seal:
     """A parameter as the session left it: its gradient, and how often the two have been written to."""
 
     gradient: Tensor
-    written: int
+    written: int | None
+    """Of the gradient; None where sums over GPUs write to it too."""
     changed: int | None
     """Of the parameter itself; None once another step began."""
 
@@ -68,10 +73,17 @@ class Guard:
         if again and self._before is not None and self._before != _marks(models):  # not every change is counted
             raise _moved()
 
-    def seal(self, parameters: Sequence[nn.Parameter]) -> None:
-        """The backward pass is over: nobody else may write to these gradients before an update uses them."""
+    def seal(self, parameters: Sequence[nn.Parameter], *, sent: bool) -> None:
+        """The backward pass is over: only an update may use these gradients; `sent`: they are on their way to peers.
+
+        gloo writes its sums to a GPU's memory as anyone would, and they are counted: only a gradient's place is known.
+        """
         self._known = set(map(id, parameters))
-        self._seals = {id(p): _Seal(p.grad, p.grad._version, p._version) for p in parameters if p.grad is not None}
+        self._seals = {}
+        for one in parameters:
+            if one.grad is not None:
+                written = None if sent and one.grad.is_cuda else one.grad._version
+                self._seals[id(one)] = _Seal(one.grad, written, one._version)
 
     def step(self, optimizer: Optimizer) -> None:
         """An update is asked for."""
@@ -120,7 +132,7 @@ class Guard:
             seal, gradient = self._seals.get(id(parameter)), parameter.grad
             if seal is not None and seal.changed not in (None, parameter._version):
                 raise _moved()
-            ours = seal is not None and seal.gradient is gradient and gradient._version == seal.written
+            ours = seal is not None and seal.gradient is gradient and seal.written in (None, gradient._version)
             if gradient is not None and not ours and not _is_zero(gradient):
                 raise UsageError(
                     "gradients were written to by something else than s.backward(): a plain loss.backward(), or a "
@@ -148,8 +160,16 @@ def _is_zero(gradient: Tensor) -> bool:
 def _marks(models: Iterable[nn.Module]) -> dict[int, str]:
     """What tells whether parameters have changed, by their content: not every optimizer counts versions up."""
     trained = [p for model in models for p in model.parameters() if p.is_floating_point() or p.is_complex()]
-    parameters = {id(p): torch.view_as_real(p.detach()) if p.is_complex() else p.detach() for p in trained}
+    parameters = {id(p): _some(p.detach()) for p in trained}
     return {
         key: f"{p.sum(dtype=torch.float64).item()} {torch.linalg.vector_norm(p, dtype=torch.float64).item()}"
         for key, p in parameters.items()
     }
+
+
+def _some(parameter: Tensor) -> Tensor:
+    """Its numbers; of a large one some, spread over all of it."""
+    real = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+    if real.numel() <= MOST_NUMBERS or not real.is_contiguous():
+        return real
+    return real.view(-1)[:: real.numel() // MOST_NUMBERS]

@@ -231,7 +231,7 @@ class Session:
             loop.losses.add(loss, factor)
         self._reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._riders, loop))
         if loop.guard.looks:
-            loop.guard.seal(self._reducers.all_parameters())
+            loop.guard.seal(self._reducers.all_parameters(), sent=self.rope.size > 1)
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Agree on the gradient, update, commit. False: not yet (accumulating), or void because a peer was lost.

@@ -41,6 +41,8 @@ class Draw:
 
     kind: str
     value: Any
+    bounds: tuple[Any, ...] = ()
+    """Of whole numbers: between what they were drawn."""
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -77,12 +79,15 @@ class Slice:
     calls: int = 0
     """With one call per sample: how many calls the part makes."""
 
-    def of(self, place: int, kind: str, like: Any) -> Any:
-        """What the call at `place` of the part has to give, which gave `like` by itself."""
+    def of(self, place: int, kind: str, like: Any, bounds: tuple[Any, ...]) -> Any:
+        """What the call at `place` of the part has to give, which gave `like` by itself.
+
+        Never a number beyond its bounds: as an index it would end all use of a GPU.
+        """
         draws = self.whole.draws
         if self.layout == LAYOUTS[2]:
             place = self._shifted(place)
-        if not 0 <= place < len(draws) or draws[place].kind != kind:
+        if not 0 <= place < len(draws) or (draws[place].kind, draws[place].bounds) != (kind, bounds):
             raise ReplayFailed
         value = draws[place].value
         given, wanted = draws[place].form[1:], Draw(kind, like).form[1:]
@@ -139,7 +144,7 @@ class Draws:
                 self.tape.fused |= rate is not None
             return result
         drawn = result[1] if name == "native_dropout" else result
-        value = self._enter(name, drawn)
+        value = self._enter(name, drawn, _bounds(func, args, kwargs))
         if value is not drawn:
             with torch.no_grad():
                 drawn.copy_(value)
@@ -154,11 +159,11 @@ class Draws:
         noise.copy_(torch.where(x <= 0, drawn, 1.0))
         return x * noise
 
-    def _enter(self, kind: str, drawn: Any) -> Any:
+    def _enter(self, kind: str, drawn: Any, bounds: tuple[Any, ...] = ()) -> Any:
         """What the call has to give; what it drew itself where nothing is replayed."""
         place = len(self.tape.draws)
-        self.tape.draws.append(Draw(kind, drawn.detach().clone() if isinstance(drawn, Tensor) else drawn))
-        return drawn if self._replay is None else self._replay.of(place, kind, drawn)
+        self.tape.draws.append(Draw(kind, drawn.detach().clone() if isinstance(drawn, Tensor) else drawn, bounds))
+        return drawn if self._replay is None else self._replay.of(place, kind, drawn, bounds)
 
     @contextlib.contextmanager
     def watching(self, seed: int) -> Iterator[None]:
@@ -192,7 +197,9 @@ class Draws:
             if kind.rpartition(".")[2] in _SHUFFLES:
                 self.tape.shuffled = True
                 return result
-            return self._enter(kind, result)
+            whole = kind.rpartition(".")[2] in ("randint", "random_integers", "randrange")
+            given = (*args[:2], kwargs.get("low"), kwargs.get("high"), kwargs.get("start"), kwargs.get("stop"))
+            return self._enter(kind, result, tuple(map(repr, given)) if whole else ())
 
         return call
 
@@ -210,6 +217,15 @@ def draws_by(func: Any) -> bool:
     """Whether an operator of torch draws; some that do lack the tag in some versions."""
     name = func._schema.name.rpartition("::")[2]
     return torch.Tag.nondeterministic_seeded in func.tags or name in ("_sample_dirichlet", "binomial", "random_")
+
+
+def _bounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Between what an operator draws whole numbers: its limits, or how many outcomes there are."""
+    if func._schema.name.endswith("multinomial"):
+        return (args[0].shape[-1],)
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return tuple(given.get(name) for name in ("low", "high", "from", "to"))
 
 
 def _dropout_rate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
