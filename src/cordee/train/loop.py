@@ -211,7 +211,7 @@ class _Training:
             assert session.last is not None
             if self._after_step(session.last):
                 break
-        within = self.next[1] != 0 and self.interrupted is None
+        within = self.next[1] != 0 and self.interrupted is None  # stopped within an epoch
         if within and self._validate(self.next[0]):
             self._saver.step = -1  # a checkpoint of this step does not know its metrics yet
 
