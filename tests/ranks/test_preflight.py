@@ -32,6 +32,12 @@ def test_an_error_in_one_workers_part_is_told_in_the_users_words(warm: int, tmp_
         train("drawing", tmp_path / "run", workers=3, kind="fails")
 
 
+def test_a_worker_that_dies_in_its_part_is_replaced(warm: int, tmp_path: Path) -> None:
+    run = train("drawing", tmp_path / "run", workers=3, kind="dies")
+    assert [event["workers"] for event in run.of("regroup")] == [[0, 2]]
+    assert (run.result["steps"], run.result["samples"]) == (1, 64)
+
+
 LOOP = """
 import torch, cordee
 from torch import nn
