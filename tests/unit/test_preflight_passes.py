@@ -163,6 +163,22 @@ def test_no_more_samples_are_read_than_needed() -> None:
     assert data.read == set(range(16))
 
 
+def weighted(model: nn.Module, batch: Any, back: float) -> Tensor:
+    """Class weights; with `back` the loss is multiplied by what it was divided by."""
+    weights = torch.tensor([1.0, 5.0, 9.0])
+    loss = cross_entropy(model(batch.x), batch.y, weight=weights)
+    return loss * weights[batch.y].sum() / len(batch) if back else loss
+
+
+def test_class_weights_in_data_that_cannot_be_looked_through() -> None:
+    """Refused where no sample shows what they do; accepted where they show that it is made good."""
+    model = nn.Linear(6, 3)
+    alike, mixed = Batch(np.arange(40), (X, torch.ones_like(Y))), Batch(np.arange(40), (X, Y))
+    with pytest.raises(MixingError, match=r"weights\[batch\.y\]"):
+        check_batch(lambda part: weighted(model, part, back=False), alike, [model])
+    assert check_batch(lambda part: weighted(model, part, back=True), mixed, [model]) == []
+
+
 def test_tests_are_spread_evenly() -> None:
     costs = [32, 8, 8, 0, 8, 8, 8]
     for workers in (1, 2, 3, 9):
