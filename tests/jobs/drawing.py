@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from cordee.train.job import Save, Stop
 
 
 def job(kind: str = "mean", marks: str = "") -> cordee.Job:
+    mortal = kind == "dies" and cordee.World.from_env().rank == 1
+
     def objective(model: nn.Module, batch: Any) -> Tensor:
+        if mortal and len(batch) != 8:  # in its part of the tests
+            os.kill(os.getpid(), signal.SIGKILL)
         if marks:
             with (Path(marks) / str(os.getpid())).open("a") as file:
                 file.write(".")

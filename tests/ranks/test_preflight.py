@@ -32,6 +32,12 @@ def test_an_error_in_one_workers_part_is_told_in_the_users_words(warm: int, tmp_
         train("drawing", tmp_path / "run", workers=3, kind="fails")
 
 
+def test_a_worker_that_dies_in_its_part_is_replaced(warm: int, tmp_path: Path) -> None:
+    run = train("drawing", tmp_path / "run", workers=3, kind="dies")
+    assert [event["workers"] for event in run.of("regroup")] == [[0, 2]]
+    assert (run.result["steps"], run.result["samples"]) == (1, 64)
+
+
 LOOP = """
 import torch, cordee
 from torch import nn
@@ -43,20 +49,23 @@ with cordee.session() as s:
         out = model(batch.x + 0.1 * torch.randn_like(batch.x))
         return {loss}
     for batch in s.batches(cordee.data.digits().train, batch=64, epochs=1):
-        if s.number_done == 0:
+        if s.number_done in {checks}:
             s.check(objective, batch)
         s.backward(objective(batch))
         s.step(optimizer)
-        s.wish_stop = True
+        s.wish_stop = s.number_done > 2
 """
 
 
-def test_an_own_loop_checks_its_objective(warm: int, tmp_path: Path) -> None:
+def test_an_own_loop_checks_its_objective_and_trains_as_without_it(warm: int, tmp_path: Path) -> None:
     script = tmp_path / "loop.py"
     right, wrong = "nn.functional.cross_entropy(out, batch.y)", "(out @ out.T).square().mean()"
+    losses = []
+    for checks in ((), (0, 2)):
+        script.write_text(LOOP.format(loss=right, checks=checks))
+        losses.append(run_script(script, tmp_path / f"right{len(checks)}", workers=2).losses)
+    assert losses[0] == losses[1] and len(losses[0]) > 2
+    script.write_text(LOOP.format(loss=wrong, checks=(0,)))
     for workers in (1, 2):
-        script.write_text(LOOP.format(loss=right))
-        run_script(script, tmp_path / f"right{workers}", workers=workers)
-        script.write_text(LOOP.format(loss=wrong))
         with pytest.raises(MixingError, match=r"not the mean of its parts"):
             run_script(script, tmp_path / f"wrong{workers}", workers=workers)

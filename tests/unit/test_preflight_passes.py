@@ -140,6 +140,45 @@ def test_little_data_is_enough(count: int) -> None:
             look(lambda model, batch: plain(model, batch) * len(batch), data=(X[:count], Y[:count]))
 
 
+class Noted(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Remembers which samples were read."""
+
+    def __init__(self) -> None:
+        self.read: set[int] = set()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.read.add(index)
+        return X[index], Y[index]
+
+
+def test_no_more_samples_are_read_than_needed() -> None:
+    data = Noted()
+    job = Job(model=lambda: nn.Linear(6, 3), loss=cross_entropy, optimizer=torch.optim.SGD, data=data)
+    job.data.train.gather(np.arange(2))  # a data set is looked through once for draws
+    data.read.clear()
+    preflight(job, job.make_model(), job.data.train, lambda count: np.arange(count), largest=64)
+    assert data.read == set(range(16))
+
+
+def weighted(model: nn.Module, batch: Any, back: float) -> Tensor:
+    """Class weights; with `back` the loss is multiplied by what it was divided by."""
+    weights = torch.tensor([1.0, 5.0, 9.0])
+    loss = cross_entropy(model(batch.x), batch.y, weight=weights)
+    return loss * weights[batch.y].sum() / len(batch) if back else loss
+
+
+def test_class_weights_in_data_that_cannot_be_looked_through() -> None:
+    """Refused where no sample shows what they do; accepted where they show that it is made good."""
+    model = nn.Linear(6, 3)
+    alike, mixed = Batch(np.arange(40), (X, torch.ones_like(Y))), Batch(np.arange(40), (X, Y))
+    with pytest.raises(MixingError, match=r"weights\[batch\.y\]"):
+        check_batch(lambda part: weighted(model, part, back=False), alike, [model])
+    assert check_batch(lambda part: weighted(model, part, back=True), mixed, [model]) == []
+
+
 def test_tests_are_spread_evenly() -> None:
     costs = [32, 8, 8, 0, 8, 8, 8]
     for workers in (1, 2, 3, 9):

@@ -10,6 +10,7 @@ from torch import nn
 
 from cordee.core.errors import UsageError
 from cordee.feed.batch import Batch
+from cordee.feed.reading import reading
 from cordee.group.rope import Rope
 from cordee.train.fields import shapes
 from cordee.train.preflight.check import check, first_pass, whole_of
@@ -38,7 +39,9 @@ def check_batch(
             f"check() cuts a batch into samples, but the tensors of this one differ in their first dimension: "
             f"{shapes(batch.fields)}"
         )
-    with Passes(compute, models, [objective, *([weigh] if weigh is not None else [])], weigh) as passes:
+    functions = [objective, *([weigh] if weigh is not None else [])]
+    # A loader that reads ahead waits meanwhile: its samples may draw from the generators that passes begin anew.
+    with reading(), Passes(compute, models, functions, weigh) as passes:
         first = first_pass(passes, samples.batch(whole_of(len(samples), len(batch))))
         verdict = check(passes, samples, first, Rope(), largest=len(batch), weighed=weigh is not None)
         if weigh is None and (told := unseen_weights(first)):

@@ -17,7 +17,6 @@ import torch
 from cordee.core.errors import CordeeError, ModelError
 from cordee.feed.batch import Batch
 from cordee.group.rope import Rope
-from cordee.train.gather import Regrouped, gather_any
 from cordee.train.preflight.findings import Finding
 from cordee.train.preflight.interaction import UNEVEN_DRAWS, interaction, quadruple
 from cordee.train.preflight.passes import Pass, Passes
@@ -32,6 +31,9 @@ SAMPLES = 8
 POOL = 40
 """Samples that are read: two batches of the interaction test, or the one of the scale test."""
 
+ROOM_BYTES = 32_768
+"""For a finding on its way between workers."""
+MOST_WORDS = 2_000
 STATISTICAL = "each worker updates its own from its share, so that results depend on the number of workers"
 
 
@@ -123,18 +125,15 @@ def spread(tests: Sequence[Test], rope: Rope) -> list[Finding]:
     """Run every test on one of the workers; all get all findings. An error of the user's code is raised on all."""
     results: dict[int, Finding] = {}
     while True:
+        table = torch.zeros(len(tests), ROOM_BYTES, dtype=torch.uint8)  # a sum over workers: all but one add zeros
         for place in shares([test.cost for test in tests], rope.size)[rope.rank]:
             if place not in results:
                 results[place] = _run(tests[place], alone=rope.size == 1)
-        own = json.dumps({place: asdict(one) for place, one in results.items()}).encode()
-        try:
-            tables = [json.loads(bytes(raw.tolist())) for raw in gather_any(rope, _bytes(own))]
-        except Regrouped:  # what the lost worker did is done by another
-            continue
-        merged = {int(place): found for table in tables for place, found in table.items()}
-        if len(merged) == len(tests):
+            raw = json.dumps(asdict(results[place])).encode()
+            table[place, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        if rope.agree([table]):  # otherwise a worker was lost, and what it did is done by another
             break
-    findings = [_finding(merged[place]) for place in range(len(tests))]
+    findings = [_finding(json.loads(bytes(row.tolist()).rstrip(b"\0"))) for row in table]
     for test, found in zip(tests, findings, strict=True):
         if found.error:
             test.run()  # fails here too, in the same words
@@ -158,11 +157,7 @@ def _run(test: Test, *, alone: bool) -> Finding:
     except CordeeError as error:
         if alone:
             raise
-        return Finding("error", void="error", error=str(error))
-
-
-def _bytes(raw: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        return Finding("error", void="error", error=str(error)[:MOST_WORDS])
 
 
 def _finding(content: dict[str, Any]) -> Finding:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from cordee.train.preflight.passes import Pass
 
-TOLERANCE_EPSILONS = 16.0
+TOLERANCE_EPSILONS = 8.0
 """Errors of rounding that the interaction test allows, in units of the format's epsilon."""
+
+MOST_BUFFERS = 100
+"""Buffers that a finding names."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from cordee.train.preflight.findings import NOTHING, TOLERANCE_EPSILONS, Finding, is_nothing, weighed
+from cordee.train.preflight.findings import MOST_BUFFERS, NOTHING, TOLERANCE_EPSILONS, Finding, is_nothing, weighed
 from cordee.train.preflight.passes import Pass, Passes
 from cordee.train.preflight.samples import Samples
 
@@ -42,7 +42,7 @@ def interaction(passes: Passes, samples: Samples, size: int) -> Finding:
 
 def compare(cells: Sequence[Pass]) -> Finding:
     """Judge four passes, in the order of `SIGNS`."""
-    buffers = {name: False for name in cells[0].buffers if _differ(name, cells)}
+    buffers = {name: False for name in list(cells[0].buffers)[:MOST_BUFFERS] if _differ(name, cells)}
     if not all(cell.finite or not cell.weight for cell in cells):
         return Finding("interaction", void="the loss is not finite", buffers=buffers)
     if is_nothing(cells):

@@ -70,7 +70,7 @@ def _key(job: Job, model: nn.Module, order: Order, device: str) -> str | None:
     functions = fingerprint([job.objective, job.loss, job.weigh, dict(job.metrics), model])
     if functions is None:
         return None
-    usual = _first_ids(order, POOL)
+    usual = _first_ids(order, 2 * SAMPLES)
     pool = digest(source, choose(source, usual, len(usual)))
     return key_of([functions, source.fingerprint, pool, str(order.batch), torch.device(device).type])
 

@@ -32,6 +32,8 @@ class Call:
     total: float
     """The weight of all targets that count."""
     targets: int
+    uneven: bool
+    """Whether these targets weigh differently, so that the tests see what that does."""
 
     @property
     def telling_values(self) -> tuple[int, ...]:
@@ -53,8 +55,10 @@ def loss_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: An
     if isinstance(weight, Tensor) and weight.numel() <= MOST_WEIGHTS and bool((weight != weight.flatten()[0]).any()):
         weights = tuple(weight.detach().flatten().tolist())
     ignored = given.get("ignore_index", DEFAULT_IGNORED)
-    total = float(result[1])
-    return Call(int(ignored), weights, total, target.numel())
+    total, counted = float(result[1]), target[target != ignored]
+    each = weight[counted] if isinstance(weight, Tensor) and weights is not None else counted[:0]
+    uneven = counted.numel() < target.numel() or bool((each != each[:1]).any())
+    return Call(int(ignored), weights, total, target.numel(), uneven)
 
 
 def lines_to_add(call: Call, batch: Batch) -> Iterator[tuple[str, float]]:

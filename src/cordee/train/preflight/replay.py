@@ -12,7 +12,7 @@ import torch
 
 from cordee.feed.batch import Batch
 from cordee.train.preflight.draws import LAYOUTS, ReplayFailed, Slice
-from cordee.train.preflight.findings import NOTHING, Finding, is_nothing, vector, weighed
+from cordee.train.preflight.findings import MOST_BUFFERS, NOTHING, Finding, is_nothing, vector, weighed
 from cordee.train.preflight.passes import Pass, Passes
 from cordee.train.preflight.samples import Samples
 
@@ -63,7 +63,7 @@ def _parts(
 
 def compare(whole: Pass, parts: Sequence[Pass], *, trusted: bool = True) -> Finding:
     """Judge a whole and its two parts."""
-    buffers = {name: _is_mean(name, whole, parts) for name in whole.buffers}
+    buffers = {name: _is_mean(name, whole, parts) for name in list(whole.buffers)[:MOST_BUFFERS]}
     if not all(one.finite or not one.weight for one in (whole, *parts)):
         return Finding("replay", void="the loss is not finite", trusted=trusted, buffers=buffers)
     if is_nothing((whole, *parts)):

@@ -27,6 +27,8 @@ MOST_KINDS = 4_096
 """A column with more different values holds no classes."""
 TARGETS = ("y", "1", "label", "labels", "target", "targets")
 """Columns that are looked through before others."""
+AHEAD = 16
+"""Samples that most tests need: two batches of 8."""
 FIRST = 3
 """Samples with rare values that stand first, where the interaction test exchanges them."""
 
@@ -35,11 +37,11 @@ class Samples:
     """A pool of samples, of which batches are made by their place in it."""
 
     def __init__(self, source: Source | None, ids: Ids, device: str, whole: Batch | None = None) -> None:
-        """Read once: a data set that draws at random gives other samples each time. `whole`: they were read already."""
+        """Samples of `source` are read when they are needed, `AHEAD` at first. `whole`: they were read already."""
         self._source, self._ids, self._device = source, ids, device
-        self._whole = whole if whole is not None else self._gather(ids)
+        self._whole = whole if whole is not None else self._gather(ids[:AHEAD])
         lengths = {len(one) if one.dim() else -1 for _, one in named_tensors(self._whole.fields)}
-        self.divisible = lengths == {len(ids)}
+        self.divisible = lengths == {len(self._whole)}
         """Whether rows are samples; a collate function may make something else of a batch."""
 
     def __len__(self) -> int:
@@ -51,6 +53,9 @@ class Samples:
         chosen = np.asarray(places, dtype=np.int64)
         if not self.divisible:
             return self._gather(self._ids[chosen])
+        if chosen.max(initial=0) >= len(self._whole):
+            self._whole = self._gather(self._ids)
+        # Cut from what was read once: a data set that draws at random gives other samples each time.
         index = torch.from_numpy(chosen)
         whole = self._whole
         batch = Batch(

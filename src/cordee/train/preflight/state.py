@@ -29,7 +29,7 @@ def aftermath(passes: Passes, samples: Samples, names: Sequence[str]) -> Finding
     for before in (range(half), range(half, 2 * half)):
         passes.run(samples.batch(list(before)))
         ends.append(passes.run(samples.batch(list(range(half))), go_on=True))
-    return Finding("state", over=_apart(*ends), state=", ".join(names))
+    return Finding("state", over=_apart(*ends), state=", ".join(names)[:500])
 
 
 def batch_buffers(findings: Sequence[Finding]) -> dict[str, bool]:

@@ -98,12 +98,14 @@ def declare(calls: Sequence[Call], total: float | None, batch: Batch) -> str:
 def unseen_weights(first: Pass) -> str:
     """For data that cannot be looked through: what may yet come of class weights, or of an ignored value."""
     for call in first.calls:
+        if call.uneven:  # and nothing came of it
+            continue
         if call.weights is not None:
             raise MixingError(
                 "the loss has class weights: its mean is over something else than samples. Add to the job: "
                 "weigh=lambda batch: weights[batch.y].sum(), with the same `weights` that the loss is given"
             )
-        if call.ignored != DEFAULT_IGNORED and call.total == call.targets:
+        if call.ignored != DEFAULT_IGNORED:
             return (
                 f"the loss has ignore_index={call.ignored}. No target of the samples that were checked is ignored. If "
                 f"some are, the mean is over something else than samples; then add to the job: "
