@@ -241,7 +241,9 @@ class Session:
         `clip` bounds the norm of the global gradient.
         """
         loop, batch = self._current()
-        if not batch.last:
+        if loop.redo:  # an update before was void, and with it the rest of this step
+            self._reducers.forget(more=True)
+        if loop.redo or not batch.last:
             return False
         if not self.precision.entered:
             raise UsageError(
@@ -373,7 +375,7 @@ class Session:
 
     def _void(self, loop: Loop) -> None:
         """This step is done again: forget its gradients, and what it did to parameters and buffers."""
-        loop.redo = True
+        loop.redo = self._state.void = True
         loop.feeder.forget()
         self._reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
         self._trail.back()
