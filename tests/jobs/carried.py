@@ -2,7 +2,7 @@
 
 `carried.py FOLDER LOOP [WORKER STEP UPDATE]`, alone or under `cordee run`. LOOP: `two` has two optimizers, `thrice`
 makes three updates with one optimizer, `late` makes its second update from step 3 on. With WORKER, STEP and UPDATE that
-worker kills itself in that step, after that update.
+worker kills itself in that step, after that update. In the place of the three: the acts of `instants.py`, as JSON.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import signal
 import sys
 from pathlib import Path
 
+import instants
 import torch
 from torch import Tensor, nn
 
 import cordee
+from cordee.group.rope import Rope
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
-dies_at = tuple(map(int, sys.argv[3:6])) or (-1, -1, -1)
+acts = sys.argv[3] if len(sys.argv) == 4 else ""
+dies_at = tuple(map(int, sys.argv[3:6])) if len(sys.argv) == 6 else (-1, -1, -1)
+instants.place(Rope, folder, acts)
 data = cordee.data.digits()
 losses = []
 

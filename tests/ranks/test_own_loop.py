@@ -85,6 +85,18 @@ def test_a_step_of_several_updates_is_computed_again_from_its_beginning(
         assert_told_the_same(json.loads((tmp_path / f"{rank}.json").read_text()), alone(f"carried {how}"))
 
 
+@pytest.mark.parametrize("at", [6, 13, 14])  # the first update of step 0 and of step 3, the second of step 3
+def test_an_update_of_several_is_handed_over(at: int, alone: Callable[[str], Told], warm: int, tmp_path: Path) -> None:
+    """Worker 0 has what was agreed on, 1 has not, 2 is dead: both make the same update, and go on with the step."""
+    words = [f"agreed-{at}.0", f"lost-{at}.1"]
+    acts = {"1": {f"agree-{at}": ["lose"]}, "2": {f"agreed-{at}": ["die", *words]}}
+    run = run_script(JOBS / "carried.py", tmp_path / "run", str(tmp_path), "two", json.dumps(acts), workers=3)
+    assert [event["worker"] for event in run.of("failure")] == [2]
+    assert json.loads((tmp_path / "go-2.0").read_text())["giver"] == 0
+    for rank in range(2):
+        assert_told_the_same(json.loads((tmp_path / f"{rank}.json").read_text()), alone("carried two"))
+
+
 @pytest.mark.parametrize("fate", [[], ["1", "0"], ["0", "6"]])
 def test_two_passes_as_two_updates(fate: list[str], alone: Callable[[str], Told], warm: int, tmp_path: Path) -> None:
     """SAM, with the gradient of the global batch in both passes."""

@@ -88,6 +88,8 @@ class Living:
 
     def commit(self, news: float) -> bool:
         """The step's numbers are agreed on; False if it has to be done again, because buffers live on some worker."""
+        if self._rope.size == 1:
+            return True
         if news:
             self._asked = True
             self._watch()
@@ -95,8 +97,7 @@ class Living:
         if self._next is not None:
             self._live, self._next, self._asked = self._next, None, False
         self._buffers.settle()
-        late = self._buffers.changed().difference(self._live)  # after the news of this step were sent
-        self._outside = late if self._rope.size > 1 else set()
+        self._outside = self._buffers.changed().difference(self._live)  # after the news of this step were sent
         return True
 
     def _settle(self, live: Sequence[Key], weights: Tensor, values: Sequence[Tensor], exact: bool) -> None:

@@ -25,7 +25,7 @@ from cordee.train.devices import seed_draws
 from cordee.train.feeder import Feeder, Slot, Weigh
 from cordee.train.guard import Guard
 from cordee.train.precision import Readings
-from cordee.train.record import Riders
+from cordee.train.record import Committed, Ledger, Riders
 from cordee.train.weight import GlobalWeight
 
 BODIES = 2
@@ -137,6 +137,17 @@ class Loop:
             return riders
         reducer.clear()
         return replace(riders, loss=0.0)
+
+    def enter(
+        self, ledger: Ledger, riders: Riders, number: int, grad_norm: float | None, rate: float | None
+    ) -> Committed:
+        """Enter the open step, the `number`-th, in the ledger; what became of it, for the record."""
+        assert self.batch is not None
+        order, at = self.feeder.order, (self.batch.epoch, self.batch.step)
+        expected = (order.size(at[1]), self.feeder.lookahead.digest(*at))
+        ledger.enter((*at, order.steps), int(riders.count), riders.digest, expected)
+        wishes = (riders.stop + riders.asked > 0, riders.asked > 0, riders.save > 0)
+        return Committed(number, *at, riders.loss, int(riders.count), *wishes, grad_norm, rate)
 
 
 class Held:

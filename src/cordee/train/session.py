@@ -23,10 +23,9 @@ from cordee.feed.loader import Batch
 from cordee.feed.order import Order
 from cordee.group.rope import Rope
 from cordee.sync.allreduce import Reducer
-from cordee.sync.batchnorm import StepState, bind, meeting_points
-from cordee.train.agreement import agree_on, of_loop, of_model, state_of
+from cordee.sync.batchnorm import StepState, meeting_points
+from cordee.train.agreement import of_loop
 from cordee.train.buffers import BufferKeeper
-from cordee.train.devices import lay_out
 from cordee.train.diverged import diverged
 from cordee.train.feeder import Slot, Weigh
 from cordee.train.living import Living
@@ -34,6 +33,7 @@ from cordee.train.loops import Held, Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.precision import Precision
 from cordee.train.preflight.batch import check_batch
+from cordee.train.prepare import prepared
 from cordee.train.record import Committed, Ledger, Reporter, Riders
 from cordee.train.reducers import Reducers
 from cordee.train.statistical import by_micro_batch, warn_statistical
@@ -153,10 +153,7 @@ class Session:
 
         With `compile=True` in the plan it is compiled too, unless you compile what you compute by yourself.
         """
-        agree_on(self.rope, of_model(model, self.plan))
-        model = lay_out(model.to(self.device), self.plan.layout)
-        bind(model, self.plan.batchnorm, self.rope, self._state, compiled=self.plan.compile)
-        self.rope.share_from_first(state_of(model))
+        model = prepared(model, self.rope, self.plan, self._state, self.device)
         if (why := by_micro_batch(model, self.plan)) and self.rank == 0:
             self._warn(why)
         self.models.append(model)
@@ -239,7 +236,9 @@ class Session:
         `clip` bounds the norm of the global gradient.
         """
         loop, batch = self._current()
-        if not batch.last:
+        if loop.redo:  # an update before was void, and with it the rest of this step
+            self._reducers.forget(more=True)
+        if loop.redo or not batch.last:
             return False
         if not self.precision.entered:
             raise UsageError(
@@ -288,7 +287,7 @@ class Session:
         """What sums the gradients of this optimizer's parameters."""
         reducer, sound = self._reducers.of(optimizer)
         self._state.void |= not sound
-        self._trail.least = self._reducers.least
+        self._trail.least = self._reducers.least if self.updates is None else 1
         return reducer
 
     # ------------------------------------------------------------- inside a step
@@ -370,18 +369,14 @@ class Session:
         loop.open = False
         self._seen += loop.count
         if loop.done == 1:
-            order, at = loop.feeder.order, (batch.epoch, batch.step)
-            expected = (order.size(batch.step), loop.feeder.lookahead.digest(*at))
-            self.ledger.enter((*at, order.steps), int(riders.count), riders.digest, expected)
-            wishes = (riders.stop + riders.asked > 0, riders.asked > 0, riders.save > 0)
-            self.last = Committed(self._number, *at, riders.loss, int(riders.count), *wishes, grad_norm, rate)
+            self.last = loop.enter(self.ledger, riders, self._number, grad_norm, rate)
             self._loops.trained(loop, batch.epoch)
             self.rope.steps = self._number + 1
             self.reporter.commit(self.last, loop.count, waits=fits and grad_norm is None)
 
     def _void(self, loop: Loop) -> None:
         """This step is done again: forget its gradients, and what it did to parameters and buffers."""
-        loop.redo = True
+        loop.redo = self._state.void = True
         loop.feeder.forget()
         self._reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
         self._trail.back()
