@@ -94,6 +94,8 @@ def measure(given: argparse.Namespace, missing: dict[str, str]) -> Result:
         figures = result["tasks"][task] = empty(TASKS[task])
         for name in chosen:
             peer = PEERS[name]
+            if peer.goals and task not in peer.goals:
+                continue
             starts = given.starts or (1 if given.quick else peer.starts)
             pairs = given.pairs or (6 if given.quick else PAIRS)
             about = described("cordee", *([] if peer.module == "torch" else [peer.module]))
@@ -103,7 +105,8 @@ def measure(given: argparse.Namespace, missing: dict[str, str]) -> Result:
                 result["left_out"][f"{name}, {task}"] = f"failed: {error}"
                 print(f"{task:>5} {name:>10} failed: {error}", file=sys.stderr, flush=True)
                 continue
-            figures["peers"][name] = {**about, **summary(TASKS[task].chunk, turns)}
+            goal = {"goal": peer.goals[task]} if peer.goals else {}
+            figures["peers"][name] = {**about, **goal, **summary(TASKS[task].chunk, turns)}
             show(task, name, figures["peers"][name])
     return result
 

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 WORKERS = 2
@@ -32,6 +32,8 @@ class Peer:
     """What has to be installed for it."""
     starts: int = 2
     """How often both sides are started anew in a full run."""
+    goals: Mapping[str, float] = field(default_factory=dict)
+    """What the ratio has to reach, by task; a peer that has some takes part in these tasks only."""
     starts_its_ranks: bool = False
     """Whether the script starts its ranks by itself, instead of being started once for each by `ranks.py`."""
 
@@ -44,6 +46,13 @@ class Peer:
 
 
 PEERS = {
+    "alone": Peer(
+        "two independent processes, each with a model of its own and half of the batch, which exchange nothing: no peer"
+        " but the bound, in tiny steps",
+        "alone.py",
+        starts=4,
+        goals={"mlp": 0.8},
+    ),
     "ddp": Peer(
         "a loop by hand with DistributedDataParallel; gathers a batch from memory in one call: the strictest peer",
         "ddp.py",
@@ -70,7 +79,8 @@ PEERS = {
         starts_its_ranks=True,
     ),
 }
-"""By name. All use gloo, gradient_as_bucket_view, and the model, data, loss and optimizer that Cordée gets."""
+"""By name. All get the model, data, loss and optimizer that Cordée gets; all but the first use gloo, with
+gradient_as_bucket_view."""
 
 
 @contextlib.contextmanager

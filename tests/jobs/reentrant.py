@@ -16,8 +16,8 @@ class Model(nn.Module):
     def __init__(self, reentrant: bool, shared: bool) -> None:
         super().__init__()
         self.reentrant = reentrant
-        self.first, self.last = nn.Linear(64, 24), nn.Linear(24, 10)
-        self.inner = nn.ModuleList([nn.Linear(24, 24) for _ in range(1 if shared else 2)])
+        self.first, self.last = nn.Linear(64, 40), nn.Linear(40, 10)
+        self.inner = nn.ModuleList([nn.Linear(40, 40) for _ in range(1 if shared else 2)])
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,13 +16,14 @@ Reference = Callable[..., Run]
 
 def test_a_gradient_in_pieces_is_refused_where_it_would_be_sent_early(warm: int, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"several pieces.*use_reentrant=False.*overlap=false"):
-        train("reentrant", tmp_path / "run", workers=2)
+        train("reentrant", tmp_path / "run", workers=2, plan="bucket_mb=0.01")
 
 
 @pytest.mark.parametrize(
     ("workers", "plan", "settings"),
     [
-        pytest.param(2, "overlap=false", {}, id="nothing is sent early"),
+        pytest.param(2, "overlap=false,bucket_mb=0.01", {}, id="nothing is sent early"),
+        pytest.param(2, "auto", {}, id="one bucket, which is sent at the end"),
         pytest.param(
             3,
             "overlap=false,proportions=2:0:1,bucket_mb=0.01",

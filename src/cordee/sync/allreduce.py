@@ -15,6 +15,7 @@ those that the backward pass makes are let go one by one as they are copied, so 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -225,8 +226,7 @@ class Reducer:
 
     def covers(self, parameters: Sequence[nn.Parameter]) -> bool:
         """Whether these are the parameters that it sums: later ones may be unfrozen or added."""
-        mine = self.parameters
-        return len(mine) == len(parameters) and all(one is other for one, other in zip(mine, parameters, strict=True))
+        return len(self.parameters) == len(parameters) and all(map(operator.is_, self.parameters, parameters))
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -287,9 +287,10 @@ class Reducer:
         """Begin to add up the next bucket's gradients, after copying those that the hooks have not."""
         bucket = self._buckets[self._launched]
         self._launched += 1
-        views, gradients = bucket.views[self._turn], [parameter.grad for parameter in bucket.parameters]
+        strided, views = torch.strided, bucket.views[self._turn]
+        gradients = [parameter.grad for parameter in bucket.parameters]
         pairs = [(view, made) for view, made in zip(views, gradients, strict=True) if made is not view]
-        copied = [(view, made) for view, made in pairs if made is not None and not is_sparse(made)]
+        copied = [(view, made) for view, made in pairs if made is not None and made.layout is strided]
         if len(copied) < len(pairs):
             for view, made in pairs:
                 if made is None or is_sparse(made):
@@ -304,9 +305,8 @@ class Reducer:
             rider[:-count] = self._extras()
             gradients = [parameter.grad for parameter in self.parameters]
             rider[-count:] = [made is not None for made in gradients]
-            for number, made in enumerate(gradients):
-                if is_sparse(made) and number not in self._sparse:
-                    rider[number - count] = _LATE
+            late = [number for number, made in enumerate(gradients) if made is not None and made.layout is not strided]
+            rider[[number - count for number in late if number not in self._sparse]] = _LATE
         bucket.work = self.rope.start_sum(bucket.flats[self._turn])
 
     def _found_late(self) -> bool:
