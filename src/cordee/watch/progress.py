@@ -7,6 +7,7 @@ import time
 from typing import Any, TextIO
 
 from cordee.core.plan import Plan
+from cordee.core.text import plain
 
 LINE_EVERY_S = 2.0
 """How often a plain line is printed."""
@@ -41,6 +42,7 @@ class Progress:
             self._bar = None
 
     def _say(self, text: str) -> None:
+        text = plain(text)
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         else:
