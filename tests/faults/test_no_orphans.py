@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cordee.core.errors import Interrupted, WorkerFailed, WorkersLost
+from cordee.core.errors import Interrupted, StorageError, WorkerFailed, WorkersLost
 from cordee.runtime.folder import is_held
 from harness import DEADLINE_S, Process, Run, command, descendants, job_file, marked, start
 
@@ -152,4 +153,19 @@ def test_a_worker_raises(training: Training) -> None:
         _, errors = run.launcher.communicate(timeout=DEADLINE_S)
         assert run.launcher.returncode == WorkerFailed.code, errors
         assert errors.count("Traceback") == 1 and "as it was told to" in errors
+        _assert_gone(run.everybody)
+
+
+@pytest.mark.parametrize("act", ["remove", "rename"])
+def test_the_folder_of_the_run_goes_away(act: str, training: Training, tmp_path: Path) -> None:
+    """It could save nothing more, so it ends, and says why."""
+    with training() as run:
+        if act == "remove":
+            shutil.rmtree(tmp_path / "run")
+        else:
+            (tmp_path / "run").rename(tmp_path / "other")
+        _, errors = run.launcher.communicate(timeout=DEADLINE_S)
+        assert run.launcher.returncode == StorageError.code, errors
+        assert f"the folder {tmp_path / 'run'} was removed or renamed while its run was going on" in errors
+        assert "Traceback" not in errors
         _assert_gone(run.everybody)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from cordee.core.text import plain
 from cordee.runtime.check import Check
 from cordee.runtime.doctor import Examination, examine, exit_code
 
@@ -44,9 +45,9 @@ def _show(checks: list[Check]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for one in checks:
-        said = Text(one.found)
+        said = Text(plain(one.found))
         if one.advice:
-            said.append(f"\n→ {one.advice}", style="dim" if one.state == "ok" else "")
+            said.append(plain(f"\n→ {one.advice}"), style="dim" if one.state == "ok" else "")
         table.add_row(Text(one.state, style=COLOURS[one.state]), one.name, said)
     console = Console(highlight=False)
     console.print(table)

@@ -14,6 +14,7 @@ from cordee.cli.help import polished
 from cordee.cli.settings import pairs
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
+from cordee.core.text import plain
 
 app = typer.Typer(
     name="cordee",
@@ -120,10 +121,8 @@ def run(
     known = [name for one in context.command.params for name in one.opts if name.startswith("--")]
     behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []  # meant for the script, beyond doubt
     for given, near in misplaced(context.args[: len(context.args) - len(behind)], known):
-        print(
-            f"note: {given} is passed to {script}; did you mean {near}? What stands behind -- is the script's",
-            file=sys.stderr,
-        )
+        note = f"note: {given} is passed to {script}; did you mean {near}? What stands behind -- is the script's"
+        print(plain(note), file=sys.stderr)
     target = Target("script", str(script), arguments=tuple(context.args))
     meeting = (rendezvous, nodes, token_file, trusted_network)
     start(target, Options(workers, plan, out, False, threads, cores, deadline, device, meeting))
@@ -231,7 +230,7 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         said, code = "interrupted", Interrupted.code
     except WorkerFailed as error:
-        print(error.traceback.rstrip(), file=sys.stderr)
+        print(plain(error.traceback.rstrip()), file=sys.stderr)
         said, code = str(error), error.code
     except CordeeError as error:
         said, code = str(error), error.code
@@ -241,7 +240,7 @@ def _run(words: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help is on the screen already
             return UsageError.code
         said, code = complaint(error, words), UsageError.code
-    print(f"cordee: {said}", file=sys.stderr)
+    print(plain(f"cordee: {said}"), file=sys.stderr)
     return code
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from cordee.core import damage
 from cordee.core.errors import UsageError
 from cordee.core.events import damaged_record
+from cordee.core.text import plain
 from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
@@ -111,10 +112,10 @@ def show(summary: Summary, now: float) -> None:
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(f"{_plain(summary.name)}: {ending(summary, now)}", style="bold")
+    console.print(f"{plain(summary.name)}: {ending(summary, now)}", style="bold")
     for sentence in (*losses(summary)[:MOST_NAMED], verdict(summary.workers)):
         if sentence:
-            console.print(_plain(sentence))
+            console.print(plain(sentence))
     parts = parts_of(summary.workers)
     for table in (
         _table("", ("", ""), _figures(summary), left={0, 1}),
@@ -139,15 +140,10 @@ def _table(
         return None
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns))
     for place, column in enumerate(columns):
-        table.add_column(_plain(column), justify="left" if place in left else "right", overflow="fold")
+        table.add_column(plain(column), justify="left" if place in left else "right", overflow="fold")
     for row in made:
-        table.add_row(*map(_plain, row))
+        table.add_row(*map(plain, row))
     return table
-
-
-def _plain(text: str) -> str:
-    """Text that can do nothing to a terminal."""
-    return "".join(one if one.isprintable() else " " for one in text)
 
 
 def _figures(summary: Summary) -> Iterable[tuple[str, str]]:

@@ -12,6 +12,7 @@ from cordee.cli.tally import Tally
 from cordee.core import interrupts
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
+from cordee.core.text import plain
 from cordee.core.times import shares
 from cordee.core.world import World
 from cordee.runtime.api import default_folder, default_workers
@@ -80,7 +81,7 @@ def _start(target: Target, options: Options, world: World) -> None:
             progress.close()
     if world.rank == 0:
         for line in tally.lines():
-            print(line)
+            print(plain(line))
         _show(result, launch.out, listen.path)
 
 
@@ -133,11 +134,11 @@ def _show(result: dict[str, object], folder: Path, report: Path | None) -> None:
     for part in ("validation", "test"):
         metrics = result.get(part)
         if isinstance(metrics, dict) and metrics:
-            print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+            print(plain(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())))
     if named := best(result):
-        print(f"best: {named}")
+        print(plain(f"best: {named}"))
     if result.get("ended"):
-        print(f"ended: {result['ended']}")
+        print(plain(f"ended: {result['ended']}"))
     times = result.get("time_s")
     if isinstance(times, dict) and times:
         parts = {
@@ -145,6 +146,6 @@ def _show(result: dict[str, object], folder: Path, report: Path | None) -> None:
         }
         print("time: " + ", ".join(f"{part} {share:.0%}" for part, share in parts.items()))
     if result:
-        print(f"run: {folder}")
+        print(plain(f"run: {folder}"))
     if report is not None:
-        print(f"report: {report}")
+        print(plain(f"report: {report}"))

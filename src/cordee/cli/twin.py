@@ -24,6 +24,7 @@ from cordee.core.errors import (
     PlanError,
     UsageError,
 )
+from cordee.core.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -378,4 +379,4 @@ def _exit_code(code: int) -> int:
 
 
 def _say(message: str) -> None:
-    print(f"twin: {message}", file=sys.stderr, flush=True)
+    print(plain(f"twin: {message}"), file=sys.stderr, flush=True)

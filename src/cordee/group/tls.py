@@ -7,6 +7,12 @@ import os
 import ssl
 from dataclasses import dataclass
 
+from cordee.core.errors import SecurityError
+
+VALID = datetime.timedelta(days=30)
+SLACK = datetime.timedelta(days=1)
+"""How far the clocks of hosts may be apart."""
+
 
 @dataclass(frozen=True)
 class ServerTls:
@@ -16,8 +22,22 @@ class ServerTls:
     certificate: bytes
 
 
-def make_server_tls() -> ServerTls:
-    """A fresh key and self-signed certificate, valid for 30 days."""
+def check_dates(certificate: bytes) -> None:
+    """Refuse a certificate that has expired, or is not valid yet."""
+    from cryptography import x509
+
+    read = x509.load_der_x509_certificate(certificate)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    if not read.not_valid_before_utc <= now <= read.not_valid_after_utc:
+        raise SecurityError(
+            f"the launcher's certificate is valid from {read.not_valid_before_utc:%Y-%m-%d} to "
+            f"{read.not_valid_after_utc:%Y-%m-%d}, but it is {now:%Y-%m-%d} here: check the clocks of the hosts, and "
+            "start the run anew"
+        )
+
+
+def make_server_tls(valid: datetime.timedelta = VALID) -> ServerTls:
+    """A fresh key and self-signed certificate, `valid` from now on."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -32,8 +52,8 @@ def make_server_tls() -> ServerTls:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=30))
+        .not_valid_before(now - SLACK + min(valid, datetime.timedelta(0)))
+        .not_valid_after(now + valid)
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(

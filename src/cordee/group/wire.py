@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cordee.core.errors import RendezvousError, SecurityError
+from cordee.group.tls import check_dates
 
 Message = dict[str, Any]
 HEADER = struct.Struct("!I")
@@ -95,12 +96,10 @@ class Connection:
             if length > MAX_FRAME:
                 return None
             body = self._reader.read(length)
-        except (OSError, ValueError):
+            message = json.loads(body) if len(body) == length else None
+        except (OSError, ValueError, RecursionError):
             return None
-        if len(body) < length:
-            return None
-        message: Message = json.loads(body)
-        return message
+        return message if isinstance(message, dict) else None
 
     def close_writing(self) -> None:
         """Say that nothing more comes; the other end reads what is under way and then closes."""
@@ -131,6 +130,8 @@ def connect(address: Address, who: Mapping[str, Any], timeout_s: float = 10.0) -
             sock = wrapped
         connection = Connection(sock)
         try:
+            if address.tls:
+                check_dates(certificate)
             welcome = _introduce(connection, address, who, certificate)
         except BaseException:
             connection.close()

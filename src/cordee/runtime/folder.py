@@ -22,6 +22,8 @@ OURS = ("report.html", "events.jsonl", "run.json")
 """What a start writes before the first step."""
 UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What file systems answer that know no locks."""
+UNKNOWN = (0, 0)
+"""The identity of a folder that cannot be looked at."""
 GLANCE_S = 0.3
 """Whoever only looks whether a folder is held holds it for a moment himself."""
 
@@ -120,6 +122,17 @@ def make(folder: Path, wording: Wording = COMMAND) -> None:
         raise StorageError(
             f"cannot make the folder {folder.absolute()}: {why}. Choose another folder with {wording.option('out')}"
         ) from error
+
+
+def identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from another one of its name; None if there is none."""
+    try:
+        found = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return UNKNOWN  # a disk that does not answer; writing will tell
+    return found.st_dev, found.st_ino
 
 
 def check(folder: Path, *, resume: bool, script: bool, wording: Wording = COMMAND) -> None:

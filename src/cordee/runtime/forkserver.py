@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cordee.core.errors import CordeeError
+from cordee.core.text import plain
 from cordee.group.wire import HEADER, pack
 from cordee.runtime.streams import outlive_terminal
 
@@ -186,7 +187,7 @@ def _become_worker(values: dict[str, Any], descriptors: list[int]) -> NoReturn:
 
         code = work(values, descriptors[2] if len(descriptors) > 2 else None)
     except CordeeError as error:  # no launcher to tell: it is gone, or too busy to answer
-        print(f"cordee: worker {values['worker']} ends: {error}", file=sys.stderr)  # noqa: T201
+        print(plain(f"cordee: worker {values['worker']} ends: {error}"), file=sys.stderr)  # noqa: T201
         code = error.code
     except BaseException:
         traceback.print_exc()  # before the worker has a launcher to tell

@@ -18,7 +18,7 @@ from cordee.core.events import EVENTS, EventLog, count_events, jsonable
 from cordee.core.plan import Plan
 from cordee.core.times import TimeSplit
 from cordee.core.usage import Resources
-from cordee.runtime.folder import Hold, check, make
+from cordee.runtime.folder import UNKNOWN, Hold, check, identity, make
 from cordee.runtime.wording import COMMAND, Wording
 
 Listener = Callable[[dict[str, Any]], None]
@@ -56,6 +56,7 @@ class Recorder:
         if not out.is_dir():  # refused before anything is made
             check(out, resume=resume, script=script, wording=wording)
         make(out, wording)
+        self._identity = identity(out)
         self._hold = Hold(out, wording)
         try:  # not before we hold it: somebody may be training there
             check(out, resume=resume, script=script, wording=wording)
@@ -100,7 +101,12 @@ class Recorder:
             self._listen({"event": name, **fields})
 
     def flush(self) -> None:
-        """Write what waits; called several times a second."""
+        """Write what waits, if the folder is still there; called several times a second."""
+        if identity(self.out) not in (self._identity, UNKNOWN):
+            raise StorageError(
+                f"the folder {self.out.absolute()} was removed or renamed while its run was going on: no checkpoint "
+                "and no model could be written there. Start anew, or put the folder back and resume"
+            )
         if not self._waits:
             self._events.flush()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TextIO
 
 from cordee.core.plan import Plan
+from cordee.core.text import plain
 from cordee.watch.display import display_for
 
 MOST_NAMED = 8
@@ -31,26 +32,30 @@ class Progress:
         """The run is over."""
         self.display.close()
 
+    def _say(self, text: str) -> None:
+        self.display.say(plain(text))
+
+    def _note(self, text: str) -> None:
+        self.display.note(plain(text))
+
     def _on_start(self, event: dict[str, Any]) -> None:
         workers = event["workers"]
-        self.display.say(f"starting {workers} worker{'s' if workers > 1 else ''}, plan: {event['plan']}")
+        self._say(f"starting {workers} worker{'s' if workers > 1 else ''}, plan: {event['plan']}")
 
     def _on_plan(self, event: dict[str, Any]) -> None:
         result = "another result than" if event["faithfulness"] == "statistical" else "the same result as"
-        self.display.say(f"the script's own plan: {Plan.from_dict(event['plan'])} ({result} in one process)")
+        self._say(f"the script's own plan: {Plan.from_dict(event['plan'])} ({result} in one process)")
 
     def _on_job(self, event: dict[str, Any]) -> None:
         self._total = event["last_step"]
         samples = ", ".join(f"{count:,} {part}" for part, count in event["samples"].items())
-        self.display.say(
-            f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}"
-        )
+        self._say(f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}")
         self._name_processes()
         if event["steps"]:
             left = (
                 "" if self._total is None or event["steps"] < self._total else ", which was the last: nothing is left"
             )
-            self.display.say(f"going on after step {event['steps']}{left}")
+            self._say(f"going on after step {event['steps']}{left}")
         self.display.begin(event["steps"], self._total)
 
     def _on_worker(self, event: dict[str, Any]) -> None:
@@ -61,7 +66,7 @@ class Progress:
         """Once: before the first step, also of a script, which has no job to introduce."""
         if self._processes and not self._named:
             self._named = True
-            self.display.say(
+            self._say(
                 "processes: " + ", ".join(f"worker {who} is {pid}" for who, pid in sorted(self._processes.items()))
             )
 
@@ -71,25 +76,21 @@ class Progress:
 
     def _on_epoch(self, event: dict[str, Any]) -> None:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in event["validation"].items())
-        self.display.say(
-            f"epoch {event['epoch'] + 1}: {f'validation {metrics}' if metrics else f'loss {_loss(event)}'}"
-        )
+        self._say(f"epoch {event['epoch'] + 1}: {f'validation {metrics}' if metrics else f'loss {_loss(event)}'}")
 
     def _on_failure(self, event: dict[str, Any]) -> None:
         where = f" on {event['host']}" if event["host"] else ""
-        self.display.note(f"worker {event['worker']}{where} was lost ({event['reason']}); {event['left']} left")
+        self._note(f"worker {event['worker']}{where} was lost ({event['reason']}); {event['left']} left")
 
     def _on_regroup(self, event: dict[str, Any]) -> None:
-        self.display.note(f"going on with workers {', '.join(map(str, event['workers']))}")
+        self._note(f"going on with workers {', '.join(map(str, event['workers']))}")
 
     def _on_links(self, event: dict[str, Any]) -> None:
         one, other, speed, ms = min(event["links"], key=lambda link: link[2])
-        self.display.note(
-            f"links between hosts: the slowest, {one} to {other}, {speed:,.0f} Mbit/s ({ms:.1f} ms both ways)"
-        )
+        self._note(f"links between hosts: the slowest, {one} to {other}, {speed:,.0f} Mbit/s ({ms:.1f} ms both ways)")
 
     def _on_warning(self, event: dict[str, Any]) -> None:
-        self.display.note(f"note: {event['message']}")
+        self._note(f"note: {event['message']}")
 
 
 def _loss(event: dict[str, Any]) -> str:

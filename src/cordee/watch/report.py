@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import StorageError
+from cordee.core.text import plain
 
 NAME = "report.html"
 Listener = Callable[[dict[str, Any]], None]
@@ -62,9 +63,10 @@ class Reported:
         try:
             self.path = write_report(folder)
             if failed and self._stepped and self._tell:
-                print(f"report: {self.path}", file=sys.stderr)  # noqa: T201
+                print(plain(f"report: {self.path}"), file=sys.stderr)  # noqa: T201
         except Exception as error:  # the run has its own end, which nothing here may hide
-            print(f"note: the report could not be written ({type(error).__name__}: {error})", file=sys.stderr)  # noqa: T201
+            note = f"note: the report could not be written ({type(error).__name__}: {error})"
+            print(plain(note), file=sys.stderr)  # noqa: T201
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from cordee.core.text import plain
+
 
 class Rounds:
     """Shows which run of how many goes on, and how much time is left."""
@@ -61,6 +63,7 @@ class Rounds:
         return f", about {seconds:.0f} s left" if seconds < 120 else f", about {seconds / 60:.0f} min left"
 
     def _say(self, text: str) -> None:
+        text = plain(text)
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         else:
