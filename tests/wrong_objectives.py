@@ -323,7 +323,7 @@ class Centred(nn.Module):
 case("'centre'", "a centre that is a sum", model=lambda: Centred("sum"))(plain)
 case("'centre'", "the largest output so far", model=lambda: Centred("largest"))(plain)
 case("keeps state from its batches.*queue", "a queue of former outputs", model=lambda: Centred("queue"))(plain)
-case("warned", "a centre that is a mean", model=lambda: Centred("mean"))(plain)
+case("right", "a centre that is a mean", model=lambda: Centred("mean"))(plain)
 case("right", "a log of outputs", model=lambda: Centred("log"))(plain)
 case("right", "a factor that grows with the steps", model=lambda: Centred("counter"))(plain)
 

@@ -94,5 +94,4 @@ def job(kind: str = "nt_xent", weighed: bool = False, falls: int = -1, calls: in
         weigh=(lambda batch: float((batch.ids < 40).sum())) if weighed else None,
         clip=clip or None,
         callbacks=[Falls(falls, 5, calls)] if falls >= 0 else [],
-        preflight=False,
     )

@@ -12,6 +12,7 @@ import torch
 import wrong_objectives  # noqa: F401  (enters its cases)
 from cordee.core.errors import MixingError
 from cordee.train.job import Job
+from cordee.train.preflight import check as check_module
 from cordee.train.preflight.check import Verdict
 from cordee.train.preflight.job import preflight
 from objectives import CASES, Case
@@ -51,6 +52,12 @@ def test_what_is_said_of_an_objective(case: Case, device: str) -> None:
         return
     with pytest.raises(MixingError, match=case.expected):
         look(case, device)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_large_models_are_judged_alike_by_fewer_passes(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "LARGE", 0)
+    test_what_is_said_of_an_objective(case, "cpu")
 
 
 def test_the_table_is_large_and_its_names_differ() -> None:

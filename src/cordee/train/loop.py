@@ -340,14 +340,16 @@ class _Training:
 
     def _write_files(self, brought_back: bool) -> str:
         """The last checkpoint, the model and its program; the checksum of its weights."""
-        with self.session.reporter.aside("saving"):
-            if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
-                self._write_last()
-            checksum = save_model(self.out / WEIGHTS, capture(self.model, live=True))
+        aside = self.session.reporter.aside
+        if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
+            with aside("saving"):
+                self._write_checkpoint()
         if self.interrupted is None:
-            with self.session.reporter.aside("tracing"):
+            with aside("tracing"):  # while the checkpoint is written
                 write_program(self.job, self.session, self.model, self.out, self._first_ids(3))
-        return checksum
+        with aside("saving"):
+            self._saver.close()
+            return save_model(self.out / WEIGHTS, capture(self.model, live=True))
 
     def _bring_back_best(self) -> bool:
         """Put the best model in the place of the last, of which a checkpoint stands before: a run goes on with that."""

@@ -21,7 +21,17 @@ from cordee.train.fields import named_tensors, shapes
 from cordee.train.job import Job
 from cordee.train.metrics import tally_of
 from cordee.train.misfit import misfit, said
-from cordee.train.preflight.check import POOL, SAMPLES, Verdict, check, first_pass, whole_of
+from cordee.train.preflight.check import (
+    FEW,
+    POOL,
+    SAMPLES,
+    Verdict,
+    check,
+    first_pass,
+    is_large,
+    plainly_right,
+    whole_of,
+)
 from cordee.train.preflight.fingerprint import fingerprint
 from cordee.train.preflight.memory import key_of, remember, remembered
 from cordee.train.preflight.passes import Passes
@@ -101,6 +111,8 @@ def preflight(
     with Passes(lambda batch: job.compute(model, batch), [model], functions, job.weigh) as passes:
         ids = choose(source, usual, len(usual))
         samples = Samples(source, ids, device)
+        if is_large([model]) and _is_plain(job, passes, samples, rope or Rope()):
+            return Verdict(passes=passes.count)
         batch = samples.batch(whole_of(len(samples), largest))
         first = first_pass(passes, batch)
         _metrics_fit(job, first.output, batch)
@@ -113,6 +125,16 @@ def preflight(
         if job.weigh is None and not scannable(source) and (told := unseen_weights(first)):
             verdict.warnings.append(told)
         return verdict
+
+
+def _is_plain(job: Job, passes: Passes, samples: Samples, rope: Rope) -> bool:
+    """Whether few passes of few samples show that the job is right."""
+    places = list(range(min(FEW, len(samples))))
+    batch = samples.batch(places)
+    first = first_pass(passes, batch)
+    _metrics_fit(job, first.output, batch)
+    telling = job.weigh is None and any(call.telling_values for call in first.calls)
+    return not telling and plainly_right(passes, samples, first, places, rope)
 
 
 def is_steady(source: Source, ids: Ids) -> bool:
