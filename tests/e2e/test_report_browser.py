@@ -43,7 +43,7 @@ def assert_fine(page: Page, plots: int) -> None:
 @pytest.mark.parametrize("width", [1200, 400])
 def test_a_run_with_a_killed_worker(width: int, dark: bool, killed: Path, chromium: Page) -> None:
     chromium.open(write_report(killed), width=width, dark=dark)
-    assert_fine(chromium, plots=10)
+    assert_fine(chromium, plots=12)
     text = chromium.evaluate(EVERYTHING)
     assert "Worker 1 on" in text and "was lost: killed by SIGKILL" in text
     assert "150 of 150" in text and "completed" in text
@@ -56,7 +56,7 @@ def test_what_a_reader_can_change(width: int, killed: Path, chromium: Page) -> N
     chromium.open(write_report(killed), width=width)
     before = chromium.evaluate("document.querySelector('canvas').toDataURL()")
     chromium.evaluate("document.querySelector('input[value=seconds]').click()")
-    assert_fine(chromium, plots=10)
+    assert_fine(chromium, plots=12)
     over_time = chromium.evaluate("document.querySelector('canvas').toDataURL()")
     assert over_time != before
     chromium.evaluate("document.getElementById('log').click()")
@@ -64,7 +64,7 @@ def test_what_a_reader_can_change(width: int, killed: Path, chromium: Page) -> N
     choose = "const list = document.getElementById('whose'); list.value = '2'; list.dispatchEvent(new Event('change'))"
     chromium.evaluate(choose)
     chromium.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
-    assert_fine(chromium, plots=10)
+    assert_fine(chromium, plots=12)
     assert "order (SHA-256)" in chromium.evaluate(EVERYTHING)
 
 
@@ -72,7 +72,7 @@ def test_a_window_that_becomes_narrow(killed: Path, chromium: Page) -> None:
     chromium.open(write_report(killed), width=1200)
     chromium.call("Emulation.setDeviceMetricsOverride", width=420, height=800, deviceScaleFactor=2, mobile=True)
     chromium.evaluate("new Promise((done) => setTimeout(done, 300))")
-    assert_fine(chromium, plots=10)
+    assert_fine(chromium, plots=12)
 
 
 @pytest.mark.parametrize("width", [1200, 400])
@@ -183,7 +183,7 @@ def test_learning_rate_gradient_norm_and_callbacks_are_drawn(steps: int, tmp_pat
         made.append(step(at, number, lr=0.5, grad_norm=2.0 + number % 2))
         made.append(times(at, 0, number - 1, [at - 0.05], (5.0, 40.0, 5.0, 0.0), 12, callbacks=50.0))
     chromium.open(write_report(write(tmp_path, [*made, usage(at, 0, 3.2), end(at + 0.1)])), width=1200)
-    assert_fine(chromium, plots=10)
+    assert_fine(chromium, plots=12)
     assert legend(chromium, "lr")["learning rate"] == "0.5"
     norm = legend(chromium, "grad_norm")
     assert norm.get("gradient norm, mean", norm.get("gradient norm")) == ("3" if steps == 1 else "2.5")

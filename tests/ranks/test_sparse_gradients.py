@@ -28,8 +28,8 @@ folder = Path(sys.argv[1])
 torch.manual_seed(0)
 model, (x, y) = Rows(False), samples()
 largest, losses, layouts = [], [], set()
-make = allreduce._make_bucket
-allreduce._make_bucket = lambda group, riders: largest.append(sum(p.numel() for p in group)) or make(group, riders)
+make = allreduce.make_bucket
+allreduce.make_bucket = lambda group, *more: largest.append(sum(p.numel() for p in group)) or make(group, *more)
 
 class Seen(torch.optim.SparseAdam):
     def step(self, closure=None):

@@ -52,6 +52,6 @@ def test_a_loop_may_be_left_before_or_after_an_update(warm: int, tmp_path: Path)
     (alone,) = told(1)
     assert alone["moved"] == [True] * 10
     for one in told(3):
-        assert (one["moved"], one["lost"], set(one["hooks"])) == ([True] * 10, 0, {1})
+        assert (one["moved"], one["lost"], max(one["hooks"]) <= 1) == ([True] * 10, 0, True)
         for mine, wanted in zip(one["state"], alone["state"], strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-12)

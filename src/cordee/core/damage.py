@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from cordee.core.errors import CordeeError
 
@@ -29,3 +32,12 @@ def named(make: Callable[[str], CordeeError]) -> Iterator[None]:
     except DAMAGE as problem:
         reason = " ".join(str(problem).split())[:200]
         raise make(f"{type(problem).__name__}: {reason}" if reason else type(problem).__name__) from problem
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object in a file; empty if there is none, or not all of one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

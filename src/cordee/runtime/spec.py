@@ -59,4 +59,4 @@ class WorkerSpec:
         told = values["target"]
         trial = Trial(**told["trial"]) if told["trial"] is not None else None
         target = Target(**{**told, "arguments": tuple(told["arguments"]), "trial": trial})
-        return cls(**{**values, "target": target, "cores": tuple(values["cores"])})
+        return cls(**{**values, "target": target, "cores": tuple(values["cores"]), "search": tuple(values["search"])})

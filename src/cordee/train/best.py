@@ -26,14 +26,21 @@ class Best:
         """Steps that were committed when it was measured; -1: nothing finite was measured yet."""
         self.validation: dict[str, float] = {}
         self._epoch = 0
+        self._lasting: dict[str, Any] | None = None
+        """What a checkpoint gets, where it is not what is known now."""
 
     @property
     def metric(self) -> str | None:
         """What it goes by, with a leading minus if less is better."""
         return f"-{self._metric.lstrip('-')}" if self._metric and is_falling(self._metric) else self._metric
 
-    def see(self, step: int, epoch: int, validation: Mapping[str, float]) -> None:
-        """One more evaluation, after so many steps; it is the best so far if `step` is this one now."""
+    def see(self, step: int, epoch: int, validation: Mapping[str, float], *, passing: bool = False) -> None:
+        """One more evaluation, after so many steps; it is the best so far if `step` is this one now.
+
+        A `passing` one, of a run that was stopped within an epoch, counts for this ending only: a run that goes on, or
+        that was never stopped, does not have it.
+        """
+        self._lasting = self.to_dict() if passing else None
         value = None if self._metric is None else score(self._metric, validation)
         if value is not None and (self.step < 0 or value > (score(str(self._metric), self.validation) or 0.0)):
             self.step, self._epoch, self.validation = step, epoch, dict(validation)
@@ -67,7 +74,12 @@ class Best:
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"metric": self.metric, "step": self.step, "epoch": self._epoch, "validation": self.validation}
+        return self._lasting or {
+            "metric": self.metric,
+            "step": self.step,
+            "epoch": self._epoch,
+            "validation": self.validation,
+        }
 
     def take_up(self, kept: Mapping[str, Any] | None) -> None:
         """Go on where a checkpoint was; one that went by another metric does not say what was the best by this one."""

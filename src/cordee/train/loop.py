@@ -212,7 +212,7 @@ class _Training:
             if self._after_step(session.last):
                 break
         within = self.next[1] != 0 and self.interrupted is None  # stopped within an epoch
-        if within and self._validate(self.next[0]):
+        if within and self._validate(self.next[0], passing=True):
             self._saver.step = -1  # a checkpoint of this step does not know its metrics yet
 
     def _after_step(self, done: Committed) -> bool:
@@ -242,11 +242,11 @@ class _Training:
         done = {"epoch": epoch, "step": self.session.number_done, "loss": self.session.last_loss, "ms": ms}
         self.session.tell("epoch", {**done, "validation": self.validation})
 
-    def _validate(self, epoch: int) -> bool:
+    def _validate(self, epoch: int, *, passing: bool = False) -> bool:
         if self.data.validation is not None:
             self.validation = self._evaluate("validation", self.data.validation)
             self._validated_at = self.session.number_done
-            self.best.see(self._validated_at, epoch, self.validation)
+            self.best.see(self._validated_at, epoch, self.validation, passing=passing)
         return self.data.validation is not None
 
     def _wishes_to_stop(self, done: Committed) -> bool:

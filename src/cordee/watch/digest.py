@@ -8,7 +8,6 @@ several times: then its events have several sections, each from a `start` to an 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import time
@@ -48,17 +47,8 @@ def summarise(folder: str | os.PathLike[str], now: float | None = None) -> Summa
             for event in read_events(record):
                 digest.take(event)
         else:
-            digest.result = _read_json(place / "result.json")
-        return digest.summary(place, _read_json(place / "run.json"), time.time() if now is None else now)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """An object in a file; empty if there is none, or not all of one."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+            digest.result = damage.read_object(place / "result.json")
+        return digest.summary(place, damage.read_object(place / "run.json"), time.time() if now is None else now)
 
 
 class Digest:

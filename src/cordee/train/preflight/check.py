@@ -104,9 +104,10 @@ def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[in
     tests = [
         Test(lambda: repeated(passes, samples, places, first), len(places)),
         Test(lambda: replay(passes, samples, first, places, 1), len(places)),
+        Test(lambda: interaction(passes, samples, 2), 4 * 2),
     ]
-    again, parts = spread(tests, rope)
-    return again.over <= 1.0 and parts.right and parts.trusted
+    again, parts, apart = spread(tests, rope)
+    return again.over <= 1.0 and parts.right and parts.trusted and apart.right
 
 
 def whole_of(pool: int, largest: int) -> list[int]:

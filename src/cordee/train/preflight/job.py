@@ -34,7 +34,7 @@ from cordee.train.preflight.check import (
 )
 from cordee.train.preflight.fingerprint import fingerprint
 from cordee.train.preflight.memory import key_of, remember, remembered
-from cordee.train.preflight.passes import Passes
+from cordee.train.preflight.passes import Pass, Passes
 from cordee.train.preflight.samples import Samples, choose, digest, scannable
 from cordee.train.preflight.verdict import unseen_weights
 
@@ -109,32 +109,37 @@ def preflight(
     usual: Ids = np.asarray(ids_of(POOL if largest > SAMPLES else 2 * SAMPLES), dtype=np.int64)
     functions = [one for one in (job.objective, job.loss, job.weigh) if one is not None]
     with Passes(lambda batch: job.compute(model, batch), [model], functions, job.weigh) as passes:
-        ids = choose(source, usual, len(usual))
-        samples = Samples(source, ids, device)
-        if is_large([model]) and _is_plain(job, passes, samples, rope or Rope()):
-            return Verdict(passes=passes.count)
-        batch = samples.batch(whole_of(len(samples), largest))
-        first = first_pass(passes, batch)
-        _metrics_fit(job, first.output, batch)
-        telling = dict.fromkeys(value for call in first.calls for value in call.telling_values)
-        better = choose(source, usual, len(usual), telling) if job.weigh is None else ids
-        if not np.array_equal(better, ids):
-            samples = Samples(source, better, device)
-            first = first_pass(passes, samples.batch(whole_of(len(samples), largest)))
+        samples = Samples(source, choose(source, usual, len(usual)), device)
+        if is_large([model]):  # few passes of few samples may do
+            few = list(range(min(FEW, len(samples))))
+            samples, first = _first(job, source, passes, samples, usual, few)
+            if plainly_right(passes, samples, first, few, rope or Rope()):
+                return _told(job, first, Verdict(passes=passes.count))
+        samples, first = _first(job, source, passes, samples, usual, whole_of(len(samples), largest))
         verdict = check(passes, samples, first, rope or Rope(), largest=largest, weighed=job.weigh is not None)
-        if job.weigh is None and not scannable(source) and (told := unseen_weights(first)):
-            verdict.warnings.append(told)
-        return verdict
+        return _told(job, first, verdict)
 
 
-def _is_plain(job: Job, passes: Passes, samples: Samples, rope: Rope) -> bool:
-    """Whether few passes of few samples show that the job is right."""
-    places = list(range(min(FEW, len(samples))))
+def _first(
+    job: Job, source: Source, passes: Passes, samples: Samples, usual: Ids, places: list[int]
+) -> tuple[Samples, Pass]:
+    """The first pass; and samples that show what its losses leave out or weigh, if the data has any."""
     batch = samples.batch(places)
     first = first_pass(passes, batch)
     _metrics_fit(job, first.output, batch)
-    telling = job.weigh is None and any(call.telling_values for call in first.calls)
-    return not telling and plainly_right(passes, samples, first, places, rope)
+    telling = dict.fromkeys(value for call in first.calls for value in call.telling_values)
+    better = choose(source, usual, len(usual), telling) if job.weigh is None else samples.ids
+    if not np.array_equal(better, samples.ids):
+        samples = samples.others(better)
+        first = first_pass(passes, samples.batch(places))
+    return samples, first
+
+
+def _told(job: Job, first: Pass, verdict: Verdict) -> Verdict:
+    """The verdict, with what no sample could show."""
+    if job.weigh is None and not scannable(job.data.train) and (told := unseen_weights(first)):
+        verdict.warnings.append(told)
+    return verdict
 
 
 def is_steady(source: Source, ids: Ids) -> bool:

@@ -38,7 +38,7 @@ class Samples:
 
     def __init__(self, source: Source | None, ids: Ids, device: str, whole: Batch | None = None) -> None:
         """Samples of `source` are read when they are needed, `AHEAD` at first. `whole`: they were read already."""
-        self._source, self._ids, self._device = source, ids, device
+        self._source, self.ids, self._device = source, ids, device
         self._whole = whole if whole is not None else self._gather(ids[:AHEAD])
         lengths = {len(one) if one.dim() else -1 for _, one in named_tensors(self._whole.fields)}
         self.divisible = lengths == {len(self._whole)}
@@ -46,20 +46,24 @@ class Samples:
 
     def __len__(self) -> int:
         """How many samples are in the pool."""
-        return len(self._ids)
+        return len(self.ids)
+
+    def others(self, ids: Ids) -> Samples:
+        """A pool of other samples of the same source."""
+        return Samples(self._source, ids, self._device)
 
     def batch(self, places: Sequence[int]) -> Batch:
         """The samples at these places of the pool."""
         chosen = np.asarray(places, dtype=np.int64)
         if not self.divisible:
-            return self._gather(self._ids[chosen])
+            return self._gather(self.ids[chosen])
         if chosen.max(initial=0) >= len(self._whole):
-            self._whole = self._gather(self._ids)
+            self._whole = self._gather(self.ids)
         # Cut from what was read once: a data set that draws at random gives other samples each time.
         index = torch.from_numpy(chosen)
         whole = self._whole
         batch = Batch(
-            self._ids[chosen],
+            self.ids[chosen],
             map_tensors(lambda one: one.index_select(0, index.to(one.device)), whole.fields),
         )
         batch.epoch, batch.step = whole.epoch, whole.step
