@@ -183,7 +183,7 @@ def test_learning_rate_gradient_norm_and_callbacks_are_drawn(steps: int, tmp_pat
         made.append(step(at, number, lr=0.5, grad_norm=2.0 + number % 2))
         made.append(times(at, 0, number - 1, [at - 0.05], (5.0, 40.0, 5.0, 0.0), 12, callbacks=50.0))
     chromium.open(write_report(write(tmp_path, [*made, usage(at, 0, 3.2), end(at + 0.1)])), width=1200)
-    assert_fine(chromium, plots=12)
+    assert_fine(chromium, plots=10)
     assert legend(chromium, "lr")["learning rate"] == "0.5"
     norm = legend(chromium, "grad_norm")
     assert norm.get("gradient norm, mean", norm.get("gradient norm")) == ("3" if steps == 1 else "2.5")

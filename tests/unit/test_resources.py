@@ -49,7 +49,7 @@ def test_cores_are_named_by_numbers_and_ranges() -> None:
 FAULTS = """
 import resource
 import torch
-from cordee.runtime.resources import keep_memory
+from cordee.core.heap import keep
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -57,7 +57,7 @@ def faults():
         [torch.ones(4 * 2**20) for _ in range(6)]  # 6 times 16 MiB, freed at once
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-print(keep_memory())
+print(keep())
 faults()
 print(faults() < 2_000)
 """

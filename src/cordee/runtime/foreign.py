@@ -7,13 +7,14 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cordee.core import heap
 from cordee.core.errors import CordeeError, Interrupted
 from cordee.core.world import World
 from cordee.group.hub import Hub
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import GOES_ON, Launch
 from cordee.runtime.recorder import Listener, Recorder
-from cordee.runtime.resources import devices, keep_memory
+from cordee.runtime.resources import devices
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None = None) -> dict[str, Any]:
     """This process's part of the run; every rank returns the result."""
     launch.plan.check(world.size)
-    keep_memory()
+    heap.keep_later()
     launch.settle(lambda message: listen({"event": "warning", "message": message}))
     if world.rank != 0:
         return _run(launch, world, None, job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import resource
@@ -120,21 +119,6 @@ def allot(
         mine = cores[count * worker // workers : count * (worker + 1) // workers] or (cores[worker % count],)
         allotments.append(Allotment(threads or len(mine), mine if pin else ()))
     return allotments
-
-
-def keep_memory() -> bool:
-    """Let this process keep memory that it frees; False where the C library has no such setting.
-
-    glibc gives what a step frees back to the system, which has to clear every page of it for the next step: on a CPU,
-    thousands of page faults a step. Held instead, memory stays at its peak, as on a GPU. The user's own settings stay.
-    """
-    if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    trim_threshold, mmap_threshold = -1, -3  # their numbers in malloc.h
-    return bool(mallopt(mmap_threshold, 32 * 2**20) and mallopt(trim_threshold, 2**31 - 1))  # the largest it takes
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from cordee.core import heap
 from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed
 from cordee.core.interpreter import search_in, shadowed
 from cordee.core.plan import Plan
@@ -22,7 +23,6 @@ from cordee.group.channel import Channel
 from cordee.group.join import Joined, set_current
 from cordee.group.rope import Rope
 from cordee.group.wire import Address
-from cordee.runtime.resources import keep_memory
 from cordee.runtime.spec import WorkerSpec
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job
@@ -70,7 +70,7 @@ def _use(spec: WorkerSpec) -> None:
     """Keep to the cores and threads that this worker was given."""
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
-    keep_memory()
+    heap.keep_later()
     os.environ["OMP_NUM_THREADS"] = str(spec.threads)
     torch.set_num_threads(spec.threads)
     torch.set_num_interop_threads(1)

@@ -297,6 +297,9 @@ class Reducer:
                     view.zero_()
         if copied:
             torch._foreach_copy_([view for view, _ in copied], [made for _, made in copied])
+        if copied and self._sets == 1:  # a large gradient goes before the next bucket takes memory
+            for parameter, view, made in zip(bucket.parameters, views, gradients, strict=True):
+                parameter.grad = view if made is not None and made.layout is strided else made
         if self._launched == len(self._buckets):
             # On a broken rope the rider stays here, and with it the agreement: nobody commits without everybody's.
             if not self.rope.complete([one.work for one in self._buckets[:-1]]):

@@ -42,7 +42,7 @@ def make_bucket(group: list[nn.Parameter], riders: int, sets: int) -> Bucket:
     """Memory for the gradients of `group` and `riders` numbers behind them, for each set."""
     size = sum(parameter.numel() for parameter in group) + riders
     like = group[0] if group else torch.empty(0, dtype=torch.float64)
-    flats = [torch.zeros(size, dtype=like.dtype, device=like.device) for _ in range(sets)]
+    flats = [torch.empty(size, dtype=like.dtype, device=like.device) for _ in range(sets)]
     return Bucket(group, flats, [_views(flat, group) for flat in flats])
 
 

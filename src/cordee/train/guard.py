@@ -26,7 +26,8 @@ MOST_NUMBERS = 65_536
 class _Seal:
     """A parameter as the session left it: its gradient, and how often the two have been written to."""
 
-    gradient: Tensor
+    gradient: int
+    """Which tensor it is. Not held: in a first step it goes before the optimizer takes memory for its state."""
     written: int | None
     """Of the gradient; None where sums over GPUs write to it too."""
     changed: int | None
@@ -83,7 +84,7 @@ class Guard:
         for one in parameters:
             if one.grad is not None:
                 written = None if sent and one.grad.is_cuda else one.grad._version
-                self._seals[id(one)] = _Seal(one.grad, written, one._version)
+                self._seals[id(one)] = _Seal(one.grad._cdata, written, one._version)
 
     def step(self, optimizer: Optimizer) -> None:
         """An update is asked for."""
@@ -132,7 +133,12 @@ class Guard:
             seal, gradient = self._seals.get(id(parameter)), parameter.grad
             if seal is not None and seal.changed not in (None, parameter._version):
                 raise _moved()
-            ours = seal is not None and seal.gradient is gradient and seal.written in (None, gradient._version)
+            ours = (
+                seal is not None
+                and gradient is not None
+                and seal.gradient == gradient._cdata
+                and seal.written in (None, gradient._version)
+            )
             if gradient is not None and not ours and not _is_zero(gradient):
                 raise UsageError(
                     "gradients were written to by something else than s.backward(): a plain loss.backward(), or a "

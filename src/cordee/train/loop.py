@@ -325,7 +325,8 @@ class _Training:
         test = {}
         if self.data.test is not None and self.interrupted is None:
             test = self._evaluate("test", self.data.test)
-        self._saver.before_update()
+        with self.session.reporter.aside("saving"):
+            self._saver.before_update()
         self._call("on_end")
         self.session.agree_buffers()
         while True:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cordee.core import heap
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.feed.data import as_source
@@ -372,6 +373,7 @@ class Session:
             self.last = loop.enter(self.ledger, riders, self._number, grad_norm, rate)
             self._loops.trained(loop, batch.epoch)
             self.rope.steps = self._number + 1
+            heap.warm(self._number + 1)
             self.reporter.commit(self.last, loop.count, waits=fits and grad_norm is None)
 
     def _void(self, loop: Loop) -> None:
