@@ -30,14 +30,15 @@ def quadruple(pool: int, size: int) -> tuple[list[int], list[int], list[int], li
     return tuple(list(range(start, stop)) for start, stop in pairwise(ends))  # type: ignore[return-value]
 
 
-def interaction(passes: Passes, samples: Samples, size: int) -> Finding:
-    """Four passes, compared."""
+def interaction(passes: Passes, samples: Samples, size: int, first: Pass | None = None) -> Finding:
+    """Four passes, compared; `first` is that of (a, b), if it was made before."""
     sets = quadruple(len(samples), size)
     if sets is None:
         return Finding("interaction", void="too few samples")
     a, other, b, c = sets
-    cells = [passes.run(samples.batch([*first, *rest])) for first in (a, other) for rest in (b, c)]
-    return compare(cells)
+    pairs = [(a, b), (a, c), (other, b), (other, c)]
+    made = [] if first is None else [first]
+    return compare(made + [passes.run(samples.batch([*one, *rest])) for one, rest in pairs[len(made) :]])
 
 
 def compare(cells: Sequence[Pass]) -> Finding:

@@ -110,12 +110,13 @@ def preflight(
     functions = [one for one in (job.objective, job.loss, job.weigh) if one is not None]
     with Passes(lambda batch: job.compute(model, batch), [model], functions, job.weigh) as passes:
         samples = Samples(source, choose(source, usual, len(usual)), device)
-        if is_large([model]):  # few passes of few samples may do
-            few = list(range(min(FEW, len(samples))))
-            samples, first = _first(job, source, passes, samples, usual, few)
-            if plainly_right(passes, samples, first, few, rope or Rope()):
+        for size in (FEW, largest) if is_large([model]) else ():  # few passes of few samples may do
+            places = whole_of(len(samples), size)
+            samples, first = _first(job, source, passes, samples, usual, places)
+            if plainly_right(passes, samples, first, places, rope or Rope()):
                 return _told(job, first, Verdict(passes=passes.count))
-        samples, first = _first(job, source, passes, samples, usual, whole_of(len(samples), largest))
+        if not is_large([model]):
+            samples, first = _first(job, source, passes, samples, usual, whole_of(len(samples), largest))
         verdict = check(passes, samples, first, rope or Rope(), largest=largest, weighed=job.weigh is not None)
         return _told(job, first, verdict)
 
