@@ -10,7 +10,7 @@ from shape.house import ROOT
 from shape.pages import blocks, missing, programs, run
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_readme_runs(warm: int, tmp_path: Path) -> None:
     found = programs((ROOT / "README.md").read_text(encoding="utf-8"))
     assert {language for language, _ in found} == {"python", "console"}
