@@ -21,7 +21,7 @@ from cordee.cli.report import report
 from cordee.core.errors import CheckpointError, CordeeError, PlanError
 from cordee.core.plan import Plan
 from cordee.state.checkpoint import Checkpoints
-from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
+from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program, trace_program
 from cordee.state.layout import INDEX, _seal
 from cordee.state.load import load
 from cordee.state.naming import capture, restore
@@ -168,7 +168,7 @@ def test_plans(tmp_path: Path, counts: dict[str, int]) -> None:
 def test_programs(tmp_path: Path, counts: dict[str, int]) -> None:
     model = net().eval()
     save_model(tmp_path / WEIGHTS, capture(model))
-    save_program(tmp_path / PROGRAM, model, (torch.ones(2, 4),))
+    save_program(tmp_path / PROGRAM, model, trace_program(model, (torch.ones(2, 4),)))
     path = tmp_path / PROGRAM
     whole, weights = path.read_bytes(), (tmp_path / WEIGHTS).read_bytes()
     constants = load_file(path)

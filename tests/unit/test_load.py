@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from cordee.core.errors import CheckpointError, UsageError
-from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program
+from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program, trace_program
 from cordee.state.load import load, read_weights
 from cordee.state.naming import capture, fingerprint
 from cordee.state.recipe import Recipe, verb_named
@@ -67,7 +67,7 @@ def cnn() -> nn.Module:
 
 def save(folder: Path, model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     save_model(folder / WEIGHTS, capture(model))
-    save_program(folder / PROGRAM, model, args, kwargs)
+    save_program(folder / PROGRAM, model, trace_program(model, args, kwargs))
     return model
 
 
@@ -207,7 +207,8 @@ def test_a_model_that_is_not_called_as_a_whole() -> None:
 @pytest.mark.parametrize("kind", [Branches, FixedBatch, Boxed, Random])
 def test_a_model_that_cannot_be_traced_says_so(tmp_path: Path, kind: type[nn.Module]) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be saved as a program\. \S+"):
-        save_program(tmp_path / PROGRAM, kind(), [torch.randn(4, 6)])
+        model = kind()
+        save_program(tmp_path / PROGRAM, model, trace_program(model, [torch.randn(4, 6)]))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import cordee
-from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program
+from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program, trace_program
 from cordee.state.naming import capture
 
 
@@ -28,5 +28,5 @@ def test_a_loaded_model_predicts(tmp_path: Path) -> None:
     model = nn.Linear(64, 10)
     data = cordee.data.digits().test
     save_model(tmp_path / WEIGHTS, capture(model))
-    save_program(tmp_path / PROGRAM, model, (torch.zeros(3, 64),))
+    save_program(tmp_path / PROGRAM, model, trace_program(model, (torch.zeros(3, 64),)))
     torch.testing.assert_close(cordee.predict(cordee.load(tmp_path), data), cordee.predict(model, data))

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +44,44 @@ def save_model(path: Path, snapshot: Snapshot) -> str:
     return checksum
 
 
-def save_program(path: Path, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
-    """Trace `model` as called with `args` and `kwargs`, compare the two, and write it without its weights.
+@dataclass(frozen=True)
+class Traced:
+    """A model as a recipe, with constant tensors that are not in its `state_dict`, and the example that it was made by.
+
+    Both arguments of a call: positions and names.
+    """
+
+    recipe: Recipe
+    constants: dict[str, torch.Tensor]
+    example: Any
+
+
+def trace_program(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Traced:
+    """Trace `model` as called with `args` and `kwargs`; its numbers are not touched.
 
     Every input tensor whose first size is that of the first one has a batch there, which may be of any size later. The
     model is traced in evaluation mode and left as it was. `CheckpointError` says why a model cannot be traced.
     """
-    example = _rows((tuple(args), dict(kwargs or {})), _ROWS)
     with _evaluation(model), torch.no_grad():
         try:
-            recipe, constants = trace(model, *example)
-            state = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
-            _compare(model, Program(recipe, state, constants), example)
+            example = _rows((tuple(args), dict(kwargs or {})), _ROWS)
+            return Traced(*trace(model, *example), example)
         except Exception as problem:
             raise _not_saved(problem) from problem
-    content = dict(constants)
+
+
+def save_program(path: Path, model: nn.Module, traced: Traced) -> None:
+    """Compare what was traced with the model, and write it without its weights; `CheckpointError` if they differ."""
+    recipe, constants = traced.recipe, traced.constants
+    with _evaluation(model), torch.no_grad():
+        try:
+            state = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
+            _compare(model, Program(recipe, state, constants), traced.example)
+        except Exception as problem:
+            raise _not_saved(problem) from problem
     header = {"program": json.dumps(recipe.to_json(), allow_nan=False), "torch": torch.__version__}
-    size = len(header["program"]) + tensor_bytes(content.values())
-    replace_file(path, size, lambda file: write_tensors(file, content, header))
+    size = len(header["program"]) + tensor_bytes(constants.values())
+    replace_file(path, size, lambda file: write_tensors(file, constants, header))
 
 
 def called_with(model: nn.Module, *ways: Callable[[], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

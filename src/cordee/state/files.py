@@ -10,17 +10,39 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from stat import S_IMODE
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from cordee.core.errors import CheckpointError, StorageError
 
 _CHUNK = 1 << 20
+_PIECE = 32 << 20
+"""Bytes of a tensor that are written at once."""
+_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""How safetensors calls number formats."""
 
 _ADVICE = {
     errno.ENOSPC: "Free some space, write the run to another disk, or keep fewer checkpoints.",
@@ -90,27 +112,50 @@ PAIRS = "complex"
 """The header's entry with the names of complex tensors that are written as pairs of real numbers, (..., 2)."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write one safetensors file, readable by whom the umask allows; `sync` makes it last.
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write one safetensors file, and return its SHA-256; `sync` makes it last.
 
-    Tensors on a device are copied to main memory for it, all of this file at once. The format knows complex64 alone of
-    the complex types; others are written as pairs.
+    Piece by piece, though the format's own library would have the whole file in memory first: a model on a GPU must not
+    need as much main memory to be written. The format knows complex64 alone of the complex types; others are written as
+    pairs.
     """
-    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    here = {name: tensor.detach() for name, tensor in tensors.items()}
     pairs = [name for name, one in here.items() if one.is_complex() and one.dtype != torch.complex64]
     if pairs:
-        here |= {name: torch.view_as_real(here[name]) for name in pairs}
+        here |= {name: torch.view_as_real(here[name].resolve_conj()) for name in pairs}
         metadata = {**(metadata or {}), PAIRS: json.dumps(pairs)}
-    try:
-        path.touch()
-        mode = S_IMODE(path.stat().st_mode)  # the library makes its files anew, for their owner alone
-        save_file(here, str(path), metadata=dict(metadata or {}))
-        path.chmod(mode)
-    except (TypeError, KeyError, ValueError) as problem:  # how the library says that it has no word for a dtype
+    if strange := sorted({str(one.dtype) for one in here.values() if one.dtype not in _CODES}):
         raise CheckpointError(
-            f"cannot write {path}: safetensors does not take one of {sorted({str(t.dtype) for t in tensors.values()})} "
-            f"({problem}). Keep such a tensor out of the state, or store it in another dtype."
-        ) from problem
+            f"cannot write {path}: safetensors has no word for {', '.join(strange)}. Keep such a tensor out of the "
+            "state, or store it in another dtype."
+        )
+    names = sorted(here, key=lambda name: (-here[name].element_size(), name))  # so that all are aligned
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in names:
+        start, end = end, end + here[name].nbytes
+        shape = list(here[name].shape)
+        header[name] = {"dtype": _CODES[here[name].dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as other:
+        head = memoryview(len(text).to_bytes(8, "little") + text)
+        for rest in chain([head], *(pieces(here[name]) for name in names)):
+            hashed = other.submit(digest.update, rest)
+            while rest:
+                rest = rest[file.write(rest) :]
+            hashed.result()
+    return digest.hexdigest()
+
+
+def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, some at a time; those of one on a device come through the same little memory."""
+    raw = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    room = None if raw.is_cpu else torch.empty(min(_PIECE, raw.numel()), dtype=torch.uint8)
+    for start in range(0, raw.numel(), _PIECE):
+        piece = raw[start : start + _PIECE]
+        yield (piece if room is None else room[: len(piece)].copy_(piece)).numpy().data
 
 
 def read_tensors(path: Path, *, only: str = "") -> tuple[dict[str, str], dict[str, torch.Tensor]]:
@@ -129,7 +174,7 @@ def read_tensors(path: Path, *, only: str = "") -> tuple[dict[str, str], dict[st
     return header, tensors
 
 
-def replace_file(path: Path, needed: int, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, needed: int, write: Callable[[Path], object]) -> None:
     """Let `write` fill a hidden neighbour of `path`, then put it in its place in one go."""
     with storage_errors(path, needed):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -72,14 +72,16 @@ def write_folder(
     names_of = {
         f"tensors-{number:05d}-of-{len(packed):05d}.safetensors": names for number, names in enumerate(packed, 1)
     }
-    for file, names in names_of.items():
-        write_tensors(folder / file, {name: snapshot.tensors[name] for name in names})
+    sums = {
+        file: write_tensors(folder / file, {name: snapshot.tensors[name] for name in names})
+        for file, names in names_of.items()
+    }
     on_read()
     index: dict[str, Any] = {}
     files: dict[str, Any] = {}
     for file, names in names_of.items():
         sync(folder / file)
-        files[file] = {"bytes": (folder / file).stat().st_size, "sha256": sha256(folder / file)}
+        files[file] = {"bytes": (folder / file).stat().st_size, "sha256": sums[file]}
         for name in names:
             shape = list(snapshot.tensors[name].shape)
             piece = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}

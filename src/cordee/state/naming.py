@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cordee.core.damage import named
 from cordee.core.errors import CheckpointError
+from cordee.state.files import pieces
 from cordee.state.plain import Take, as_it_is, decode, encode, to_cpu
 
 MODEL = "model."
@@ -172,9 +173,10 @@ def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 over names, dtypes, shapes and bytes, in the order of the names: equal when all bits are equal."""
     digest = hashlib.sha256()
     for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
+        tensor = weights[name]
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        for piece in pieces(tensor):
+            digest.update(piece)
     return digest.hexdigest()
 
 

@@ -28,7 +28,7 @@ from cordee.train.best import Best
 from cordee.train.compiling import training_loss
 from cordee.train.devices import fuse
 from cordee.train.evaluate import evaluate
-from cordee.train.exporting import write_program
+from cordee.train.exporting import Exporter
 from cordee.train.job import Job, Resolved
 from cordee.train.precision import widened
 from cordee.train.preflight.job import before_training
@@ -325,29 +325,30 @@ class _Training:
         test = {}
         if self.data.test is not None and self.interrupted is None:
             test = self._evaluate("test", self.data.test)
+        exporter = Exporter(self.job, self.session, self._first_ids(3), self._saver)
+        if self.interrupted is None:
+            exporter.trace(self.model)
         with self.session.reporter.aside("saving"):
             self._saver.before_update()
         self._call("on_end")
         self.session.agree_buffers()
         while True:
-            checksum = self._write_files(brought_back) if self.session.rank == 0 else ""
+            checksum = self._write_files(brought_back, exporter) if self.session.rank == 0 else ""
             result = {**self._result(test, brought_back), "params_sha256": checksum}
-            if self.session.rank == 0:
-                if self.session.ledger.lost or self.session.ledger.repeated:
-                    self.session.tell("warning", {"message": self.session.ledger.told()})
-                self.session.tell("result", result)
+            if self.session.ledger.lost or self.session.ledger.repeated:
+                self.session.tell("warning", {"message": self.session.ledger.told()})
+            self.session.tell("result", result)
             if self.session.leave():
                 return Outcome(result, self.interrupted)
 
-    def _write_files(self, brought_back: bool) -> str:
+    def _write_files(self, brought_back: bool, exporter: Exporter) -> str:
         """The last checkpoint, the model and its program; the checksum of its weights."""
         aside = self.session.reporter.aside
         if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
             with aside("saving"):
                 self._write_checkpoint()
         if self.interrupted is None:
-            with aside("tracing"):  # while the checkpoint is written
-                write_program(self.job, self.session, self.model, self.out, self._first_ids(3))
+            exporter.write(self.model, self.out)
         with aside("saving"):
             self._saver.close()
             return save_model(self.out / WEIGHTS, capture(self.model, live=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from cordee.core.plan import Plan
+from cordee.group.alike import alike
 from cordee.group.rope import Rope
 from cordee.sync.batchnorm import StepState, bind
 from cordee.train.agreement import agree_on, of_model, state_of
@@ -16,5 +17,6 @@ def prepared(model: nn.Module, rope: Rope, plan: Plan, state: StepState, device:
     agree_on(rope, of_model(model, plan))
     model = lay_out(model.to(device), plan.layout)
     bind(model, plan.batchnorm, rope, state, compiled=plan.compile)
-    rope.share_from_first(state_of(model))
+    if not alike(state_of(model), rope):  # made from one seed they mostly are, and slow links are spared
+        rope.share_from_first(state_of(model))
     return model

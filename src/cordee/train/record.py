@@ -7,7 +7,7 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,15 +232,16 @@ class Reporter:
         self._blocked_before, self._waited_before = self._rope.blocked_s, self._rope.waited_s
 
     @contextmanager
-    def aside(self, kind: str) -> Iterator[None]:
-        """What happens in here belongs to no step."""
+    def aside(self, kind: str | Callable[[], str]) -> Iterator[None]:
+        """What happens in here belongs to no step; of what kind it was, may be known at its end only."""
         began = time.perf_counter()
         blocked, waited = self._rope.blocked_s, self._rope.waited_s
         try:
             yield
         finally:
             spent = time.perf_counter() - began
-            self.aside_s[kind] = self.aside_s.get(kind, 0.0) + spent
+            name = kind if isinstance(kind, str) else kind()
+            self.aside_s[name] = self.aside_s.get(name, 0.0) + spent
             self._began += spent
             self._blocked_before += self._rope.blocked_s - blocked
             self._waited_before += self._rope.waited_s - waited

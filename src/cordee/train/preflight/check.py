@@ -31,7 +31,8 @@ SAMPLES = 8
 """Of the larger batches of the tests."""
 LARGE = 30_000_000
 """Parameters from which on a pass is dear: few passes of few samples come first, and often last."""
-FEW = 2
+FEW = 3
+"""Samples of these; no part of them is half of the batch."""
 POOL = 40
 """Samples that are read: two batches of the interaction test, or the one of the scale test."""
 
@@ -98,8 +99,8 @@ def check(passes: Passes, samples: Samples, first: Pass, rope: Rope, *, largest:
 def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[int], rope: Rope) -> bool:
     """Whether few passes show that an objective is right, as for most large models; False: not by these.
 
-    Of `first`, that of the samples at `places`. Where it draws, few samples may have drawn alike by chance: not by two,
-    and by several cuts.
+    Of `first`, that of the samples at `places`. Where nothing is drawn, a few samples and their parts tell. Where it
+    draws, few samples may have drawn alike by chance: it takes more of them, more cuts, and the interaction test.
     """
     tape = first.tape
     if len(places) < 2 or first.gathers or first.buffers or first.changed or tape.shuffled or tape.unseen:
@@ -107,17 +108,17 @@ def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[in
     few = len(places) <= FEW
     if few and tape.draws:
         return False
-    tests = [
-        Test(lambda: interaction(passes, samples, FEW, first if few else None), 4 * FEW),
-        *(Test(partial(replay, passes, samples, first, places, cut), len(places)) for cut in cuts_of(places)),
-    ]
+    cuts = cuts_of(places)[: rope.size if few else None]  # one would do; what costs no time comes with it
+    tests = [Test(partial(replay, passes, samples, first, places, cut), len(places)) for cut in cuts]
+    if not few:
+        tests.append(Test(lambda: interaction(passes, samples, 2), 4 * 2))
     # None of them would be right if the same batch gave another loss each time.
     return all(one.right and one.trusted for one in spread(tests, rope))
 
 
 def cuts_of(places: Sequence[int]) -> list[int]:
     """Behind which samples of a batch it is cut into two parts, one after the other."""
-    return sorted({1, 3, 6} & set(range(1, len(places)))) or [1]
+    return sorted({1, 3, 6} & set(range(1, len(places)))) if len(places) > FEW else [*range(1, len(places))] or [1]
 
 
 def whole_of(pool: int, largest: int) -> list[int]:

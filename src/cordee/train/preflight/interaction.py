@@ -30,15 +30,14 @@ def quadruple(pool: int, size: int) -> tuple[list[int], list[int], list[int], li
     return tuple(list(range(start, stop)) for start, stop in pairwise(ends))  # type: ignore[return-value]
 
 
-def interaction(passes: Passes, samples: Samples, size: int, first: Pass | None = None) -> Finding:
-    """Four passes, compared; `first` is that of (a, b), if it was made before."""
+def interaction(passes: Passes, samples: Samples, size: int) -> Finding:
+    """Four passes, compared."""
     sets = quadruple(len(samples), size)
     if sets is None:
         return Finding("interaction", void="too few samples")
     a, other, b, c = sets
     pairs = [(a, b), (a, c), (other, b), (other, c)]
-    made = [] if first is None else [first]
-    return compare(made + [passes.run(samples.batch([*one, *rest])) for one, rest in pairs[len(made) :]])
+    return compare([passes.run(samples.batch([*one, *rest])) for one, rest in pairs])
 
 
 def compare(cells: Sequence[Pass]) -> Finding:

@@ -110,7 +110,8 @@ def preflight(
     functions = [one for one in (job.objective, job.loss, job.weigh) if one is not None]
     with Passes(lambda batch: job.compute(model, batch), [model], functions, job.weigh) as passes:
         samples = Samples(source, choose(source, usual, len(usual)), device)
-        for size in (FEW, largest) if is_large([model]) else ():  # few passes of few samples may do
+        sizes = dict.fromkeys((min(FEW, largest), largest)) if is_large([model]) else ()
+        for size in sizes:  # few passes of few samples may do
             places = whole_of(len(samples), size)
             samples, first = _first(job, source, passes, samples, usual, places)
             if plainly_right(passes, samples, first, places, rope or Rope()):
