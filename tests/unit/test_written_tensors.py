@@ -52,7 +52,7 @@ def test_nothing_at_all(tmp_path: Path) -> None:
 
 
 def test_a_format_that_has_no_name(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no word for torch.quint8"):
+    with pytest.raises(CheckpointError, match=r"no word for torch\.quint8"):
         write_tensors(
             tmp_path / "file",
             {"a": torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.quint8), "b": torch.zeros(2)},
