@@ -10,7 +10,7 @@ from torch import nn
 
 from cordee.core.errors import DivergedError
 from cordee.group.rope import Rope
-from cordee.train import norms
+from cordee.train import norms, record
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.record import Committed, Reporter
 
@@ -62,9 +62,9 @@ def test_a_norm_that_comes_late_is_looked_at_then(monkeypatch: pytest.MonkeyPatc
     seen = Norms([model])
     assert seen.late() is None
     for value in (1.5, 2.5):
-        assert seen.see(OnGpu(value), list(model.parameters()), "step 1") is None  # type: ignore[arg-type]
+        assert seen.see(OnGpu(value), list(model.parameters()), (0, 0)) is None  # type: ignore[arg-type]
         assert seen.late() == value and seen.late() is None
-    assert seen.see(OnGpu(float("nan")), list(model.parameters()), "step 7 (epoch 2)") is None  # type: ignore[arg-type]
+    assert seen.see(OnGpu(float("nan")), list(model.parameters()), (6, 1)) is None  # type: ignore[arg-type]
     model.bias.data.fill_(float("nan"))  # what the update made of it
     with pytest.raises(DivergedError, match=r"step 7 \(epoch 2\) is not finite, though the loss is: bias; the param"):
         seen.late()
@@ -73,10 +73,11 @@ def test_a_norm_that_comes_late_is_looked_at_then(monkeypatch: pytest.MonkeyPatc
 def test_a_finite_gradient_with_large_squares_is_no_error() -> None:
     model = nn.Linear(2, 1)
     model.weight.grad = torch.full((1, 2), 1e30)
-    assert Norms([model]).see(torch.tensor(float("inf")), list(model.parameters()), "step 1") == float("inf")
+    assert Norms([model]).see(torch.tensor(float("inf")), list(model.parameters()), (0, 0)) == float("inf")
 
 
-def test_a_record_waits_for_its_norm() -> None:
+def test_a_record_waits_for_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "WRITE_EVERY_S", -1.0)
     rope, channel = Rope(), Channel()
     reporter = Reporter(rope)
     rope.channel = channel  # type: ignore[assignment]

@@ -13,7 +13,8 @@ from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
 from cordee.group.rope import Rope
 from cordee.train import record
-from cordee.train.record import Committed, Ledger, Reporter, Timing, from_limbs, to_limbs
+from cordee.train.record import Committed, Ledger, Reporter, Timing
+from cordee.train.riders import from_limbs, to_limbs
 
 ORDER = Order(1003, 101, seed=3)
 

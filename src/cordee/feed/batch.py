@@ -13,7 +13,7 @@ from cordee.feed.source import Fields
 class Batch:
     """Samples of one step, with their place in the global batch."""
 
-    __slots__ = ("borrowed", "epoch", "fields", "ids", "last", "positions", "step", "weight")
+    __slots__ = ("borrowed", "digest", "epoch", "fields", "ids", "last", "positions", "step", "weight")
 
     def __init__(self, ids: Ids, fields: Fields) -> None:
         """Hold `fields`, the data of the samples `ids`; who asked for it fills in the rest."""
@@ -25,6 +25,8 @@ class Batch:
         self.positions: range | Ids = range(len(ids))
         self.borrowed = False
         """The share was empty: the one sample in here is borrowed, weighs nothing and counts nowhere."""
+        self.digest: int | None = None
+        """Of its ids at their positions, if it is known already."""
         self.last = True
         """The last micro-batch of its step."""
 

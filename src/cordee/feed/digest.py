@@ -25,6 +25,12 @@ def delivered(ids: Ids, positions: range | Ids) -> int:
     return int(np.add.reduce(mix(ids.view(np.uint64) ^ places)))
 
 
+def delivered_shares(ids: Ids, positions: range) -> list[int]:
+    """The digests of one share in several steps: a row of `ids` holds those at `positions` of one step."""
+    sums: list[int] = np.add.reduce(mix(ids.view(np.uint64) ^ _of_range(positions)), axis=1).tolist()
+    return sums
+
+
 def delivered_each(ids: Ids, batch: int) -> list[int]:
     """The digests of consecutive whole batches that lie one after the other; the last may be short."""
     places = np.resize(_of_range(range(batch)), len(ids))

@@ -68,6 +68,11 @@ class Loader:
         """Whether a background thread gathers."""
         return self._ahead and not self.hold
 
+    @property
+    def plain(self) -> bool:
+        """Whether samples are copied from main memory to main memory, and nothing is drawn or computed for them."""
+        return self._memory.plain
+
     def request(self, key: Hashable, ids: Ids, epoch: int = 0) -> None:
         """Ask for the samples `ids` of an epoch under the name `key`; returns at once."""
         with self._changed:

@@ -27,6 +27,13 @@ class Lookahead:
         start = within * self._order.batch
         return self._chunk(epoch, number)[0][start : start + self._order.batch]
 
+    def following(self, epoch: int, step: int, most: int) -> Ids | None:
+        """The samples of this step and of those after it, at most so many, one in a row; None if it is a short one."""
+        number, within = divmod(step, self._at_once)
+        ids, batch = self._chunk(epoch, number)[0], self._order.batch
+        count = min(most, len(ids) // batch - within)
+        return ids[within * batch : (within + count) * batch].reshape(count, batch) if count > 0 else None
+
     def digest(self, epoch: int, step: int) -> int:
         """What the shares' digests of a step have to add up to."""
         number, within = divmod(step, self._at_once)

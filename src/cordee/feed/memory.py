@@ -44,6 +44,7 @@ class Memory:
         self._source = source
         whole = source.source if isinstance(source, Subset) else source
         self._runs_users_code = not isinstance(whole, ArraySource | TextSource)
+        self.plain = not self._runs_users_code and device.type == "cpu"
         self._seed, self._deadline_s = seed, deadline_s
         self._device = device
         self._depth = depth

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -60,6 +61,10 @@ class Reducer:
         self._sparse: set[int] = set()
         """The numbers of parameters with sparse gradients, which lie in no bucket."""
         self._riders: list[NDArray[Any]] = []
+        self._flats: list[list[Tensor]] = []
+        """For each set: the gradients of its buckets side by side, without the numbers that ride along."""
+        self._everywhere = b""
+        """How it looks in the last bucket if every replica has a gradient for every parameter."""
         self._treated = [torch.zeros(3, dtype=torch.float64) for _ in range(2)]
         """For each set, and handed over with it: what became of its gradients in `treat`, the factor, the norm."""
         self._extras: Extras = tuple
@@ -186,20 +191,23 @@ class Reducer:
         Done once: a peer that gets the gradient handed over gets it treated, and is told so. The norm is that before it
         is bounded, still on its device: nothing waits for it.
         """
-        treated, values = self._treated[self._turn], sparse.values_of(self.parameters)
-        became, factor, _ = treated.tolist() if self.rope.size > 1 else (0.0, 1.0, 0.0)
+        alone = self.rope.size == 1
+        treated, values = self._treated[self._turn], sparse.values_of(self.parameters if alone or self._sparse else ())
+        became, factor, _ = treated.tolist() if not alone else (0.0, 1.0, 0.0)
         if became:  # handed over; but not what is sparse, of which every replica has all rows
             for one in values:
                 one.mul_(factor)
             return became == FINITE, treated[2]
-        dense = [p.grad for p in self.parameters if p.grad is not None and not is_sparse(p.grad)]
+        dense: list[Tensor] = []
+        if alone or scale != 1.0 or clip is not None:
+            dense = [p.grad for p in self.parameters if p.grad is not None and not is_sparse(p.grad)]
         fits = scale == 1.0 or unscale(values + dense, scale)
-        norm = norm_of(values + (dense if self.rope.size == 1 else self._flats()))
+        norm = norm_of(values + (dense if alone else self._flats[self._turn]))
         factor = 1.0 / scale
         if fits and clip is not None and (norm.is_cuda or norm.isfinite()):  # or the session looks which are not
             bound = shorten(values + dense, norm, clip)
             factor *= bound.item() if values else 1.0  # on a GPU it would be a wait
-        if self.rope.size > 1 and (scale != 1.0 or clip is not None):
+        if not alone and (scale != 1.0 or clip is not None):
             treated[0], treated[1] = FINITE if fits else NOT_FINITE, factor
             treated[2:].copy_(norm.reshape(1))
         return fits, norm
@@ -235,11 +243,6 @@ class Reducer:
 
     # ------------------------------------------------------------- inside
 
-    def _flats(self) -> list[Tensor]:
-        """The gradients of each bucket side by side, without the numbers that ride along."""
-        sizes = [sum(parameter.numel() for parameter in bucket.parameters) for bucket in self._buckets]
-        return [one.flats[self._turn][:size] for one, size in zip(self._buckets, sizes, strict=True) if size]
-
     def _all_have(self) -> bool:
         """Wait until all replicas have the last result, which need not be held any more; False on a broken rope."""
         if self._told is not None and self._told[0] == self.rope.generation:
@@ -254,7 +257,12 @@ class Reducer:
             return False
         self._turn = (self._kept + 1) % self._sets
         self._launched = 0
+        if self._generation != self.rope.generation:
+            self._everywhere = b""
         self._generation = self.rope.generation
+        if not self._everywhere:
+            present = self._riders[0][-len(self.parameters) :]
+            self._everywhere = np.full_like(present, self.rope.size).tobytes()
         self._seen.clear()
         self._treated[self._turn].zero_()
         for bucket in self._buckets:
@@ -304,18 +312,22 @@ class Reducer:
             # On a broken rope the rider stays here, and with it the agreement: nobody commits without everybody's.
             if not self.rope.complete([one.work for one in self._buckets[:-1]]):
                 return
-            rider, count = self._riders[self._turn], len(self.parameters)
-            rider[:-count] = self._extras()
-            gradients = [parameter.grad for parameter in self.parameters]
-            rider[-count:] = [made is not None for made in gradients]
-            late = [number for number, made in enumerate(gradients) if made is not None and made.layout is not strided]
-            rider[[number - count for number in late if number not in self._sparse]] = _LATE
+            self._ride(self._riders[self._turn], len(self.parameters))
         bucket.work = self.rope.start_sum(bucket.flats[self._turn])
+
+    def _ride(self, rider: NDArray[Any], count: int) -> None:
+        """What rides along: the extras, and which parameters have a gradient here."""
+        rider[:-count] = self._extras()
+        gradients = [parameter.grad for parameter in self.parameters]
+        rider[-count:] = [made is not None for made in gradients]
+        for number, made in enumerate(gradients):
+            if made is not None and made.layout is not torch.strided and number not in self._sparse:
+                rider[number - count] = _LATE
 
     def _found_late(self) -> bool:
         """Whether a gradient was sparse for the first time: then no replica uses this step, and all do it again."""
         present = self._riders[self._turn][-len(self.parameters) :]
-        if present.max() < _LATE:
+        if present.tobytes() == self._everywhere or present.max() < _LATE:
             return False
         self._sparse |= set((present >= _LATE).nonzero()[0].tolist())
         self._buckets = []
@@ -330,7 +342,7 @@ class Reducer:
                 if parameter.grad is not view:
                     parameter.grad = view
         present = self._riders[self._turn][-len(self.parameters) :]
-        if not present.all():
+        if present.tobytes() != self._everywhere:
             for parameter, count in zip(self.parameters, present, strict=True):
                 if count == 0.0:
                     parameter.grad = None
@@ -354,6 +366,12 @@ class Reducer:
         places = {id(p): (bucket, place) for bucket in self._buckets for place, p in enumerate(bucket.parameters)}
         self._places = [places.get(id(parameter)) for parameter in self.parameters]
         self._riders = [flat[-riders:].numpy() for flat in self._buckets[-1].flats]
+        self._everywhere = b""
+        sizes = [sum(parameter.numel() for parameter in bucket.parameters) for bucket in self._buckets]
+        self._flats = [
+            [one.flats[turn][:size] for one, size in zip(self._buckets, sizes, strict=True) if size]
+            for turn in range(self._sets)
+        ]
         if len(self._buckets) == 1:  # full when the backward pass ends: nothing to send before, and hooks cost time
             self.close()
             self.overlap = False

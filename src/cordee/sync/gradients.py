@@ -21,6 +21,9 @@ def unscale(gradients: Sequence[Tensor], scale: float) -> bool:
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
     """Of all of them together, in float32 at least; still on its device."""
+    if len(gradients) == 1 and gradients[0].dtype in (torch.float32, torch.float64):
+        of_one: Tensor = torch.linalg.vector_norm(gradients[0])
+        return of_one
     norms: list[Tensor] = []
     for group in _kinds(gradients):
         wide = torch.float32 if group[0].dtype in (torch.float16, torch.bfloat16) else None

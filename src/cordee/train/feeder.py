@@ -13,6 +13,7 @@ from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.share import Share
 from cordee.feed.source import Source
+from cordee.feed.strip import steps_at_once, strip
 from cordee.group.rope import Rope
 from cordee.sync.batchnorm import StepState
 from cordee.train import gathering
@@ -55,6 +56,10 @@ class Feeder:
         self._asked: dict[Slot, _Mine] = {}
         self._cuts: dict[int, range] = {}
         """Where my share of a micro-batch of so many samples lies, as long as the members stay."""
+        self._strip: dict[Slot, Batch] = {}
+        """Small batches of the next steps."""
+        self._at_once = -1
+        """How many of them are gathered at once, if they are that small; not known before the first one."""
         if state is not None:
             gathering.enter(self)
 
@@ -77,6 +82,10 @@ class Feeder:
 
     def take(self, slot: Slot, *, ahead: bool = True) -> Batch:
         """My share of this slot's samples; an empty share borrows the first sample of the micro-batch."""
+        found = self._strip.pop(slot, None) or (self._from_strip(slot) if self._at_once > 0 else None)
+        if found is not None:
+            self.batch = found
+            return found
         mine = self._asked.pop(slot, None)
         if mine is None:
             mine = self._mine(slot)
@@ -91,6 +100,8 @@ class Feeder:
         batch.borrowed = mine.borrowed
         batch.weight = 0.0 if mine.borrowed else float(len(mine.ids))
         self.batch = batch
+        if self._at_once < 0 and not batch.borrowed:
+            self._at_once = steps_at_once(batch.fields) if self._loader.plain and self.accumulate == 1 else 0
         if ahead and self._loader.ahead:
             following = self.after(slot)
             self._asked[following] = self._mine(following)
@@ -101,6 +112,7 @@ class Feeder:
         """The members have changed: what was gathered ahead is cut wrongly."""
         self._asked.clear()
         self._cuts.clear()
+        self._strip.clear()
         self._loader.cancel()
 
     def hold(self, hold: bool) -> None:
@@ -116,6 +128,18 @@ class Feeder:
         """Stop reading ahead."""
         gathering.leave(self)
         self._loader.close()
+
+    def _from_strip(self, slot: Slot) -> Batch | None:
+        """My share of this slot, gathered with those of the steps after it; None if it is cut in another way."""
+        cut = self._cuts.get(self.order.batch)
+        if cut is None or not len(cut) or self._loader.ahead:
+            return None
+        whole = self.lookahead.following(slot.epoch, slot.step, self._at_once)
+        if whole is None:
+            return None
+        shares = np.ascontiguousarray(whole[:, cut.start : cut.stop])
+        self._strip = {Slot(one.epoch, one.step): one for one in strip(self.source, shares, cut, slot.epoch, slot.step)}
+        return self._strip.pop(slot)
 
     def _mine(self, slot: Slot) -> _Mine:
         window = self.window(slot)

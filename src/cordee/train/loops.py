@@ -7,7 +7,6 @@ outer loop only one of them may train, because a step that is void is computed a
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
 
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
@@ -25,7 +24,8 @@ from cordee.train.devices import seed_draws
 from cordee.train.feeder import Feeder, Slot, Weigh
 from cordee.train.guard import Guard
 from cordee.train.precision import Readings
-from cordee.train.record import Committed, Ledger, Riders
+from cordee.train.record import Committed, Ledger
+from cordee.train.riders import Riders
 from cordee.train.weight import GlobalWeight
 
 BODIES = 2
@@ -128,7 +128,7 @@ class Loop:
             self.backwards = 0
             if not batch.borrowed:  # it counts as delivered
                 self.count += len(batch)
-                self.digest += delivered(batch.ids, batch.positions)
+                self.digest += delivered(batch.ids, batch.positions) if batch.digest is None else batch.digest
             yield one.micro == 0, batch
 
     def weighed(self, riders: Riders, reducer: Reducer) -> Riders:
@@ -136,7 +136,7 @@ class Loop:
         if not self.weight.nothing:
             return riders
         reducer.clear()
-        return replace(riders, loss=0.0)
+        return riders._replace(loss=0.0)
 
     def enter(
         self, ledger: Ledger, riders: Riders, number: int, grad_norm: float | None, rate: float | None
@@ -145,9 +145,9 @@ class Loop:
         assert self.batch is not None
         order, at = self.feeder.order, (self.batch.epoch, self.batch.step)
         expected = (order.size(at[1]), self.feeder.lookahead.digest(*at))
-        ledger.enter((*at, order.steps), int(riders.count), riders.digest, expected)
+        ledger.enter((*at, order.steps), int(riders.samples), riders.digest, expected)
         wishes = (riders.stop + riders.asked > 0, riders.asked > 0, riders.save > 0)
-        return Committed(number, *at, riders.loss, int(riders.count), *wishes, grad_norm, rate)
+        return Committed(number, *at, riders.loss, int(riders.samples), *wishes, grad_norm, rate)
 
 
 class Held:

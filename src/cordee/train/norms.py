@@ -13,6 +13,8 @@ from cordee.core.errors import DivergedError
 from cordee.train.precision import Readings
 
 MOST_NAMED = 3
+Place = tuple[int, int]
+"""Of a step: its number, and its epoch."""
 
 
 class Norms:
@@ -22,10 +24,10 @@ class Norms:
         """`models` are those that were prepared, and will be: their parameters have names."""
         self._models = models
         self._coming = Readings()
-        self._of = ""
+        self._of: Place | None = None
 
-    def see(self, norm: Tensor, parameters: Sequence[nn.Parameter], of: str) -> float | None:
-        """The norm of a gradient that is about to be used; None if it comes later. `of` says of what, in words."""
+    def see(self, norm: Tensor, parameters: Sequence[nn.Parameter], of: Place) -> float | None:
+        """The norm of a gradient that is about to be used; None if it comes later."""
         if norm.is_cuda:
             self._coming.add(norm, 1.0)
             self._of = of
@@ -39,23 +41,24 @@ class Norms:
 
     def late(self) -> float | None:
         """The norm that `see` did not wait for; None if there is none."""
-        if not self._of:
+        if self._of is None:
             return None
         value, of = self._coming.total(), self._of
         self._coming.clear()
-        self._of = ""
+        self._of = None
         if not math.isfinite(value):
             odd = [one for model in self._models for one in model.parameters() if not _finite(one.detach())]
             if odd:
                 raise self._error(odd, of, "the parameters are changed by it already: go on from a checkpoint")
         return value
 
-    def _error(self, odd: Sequence[nn.Parameter], of: str, so: str) -> DivergedError:
+    def _error(self, odd: Sequence[nn.Parameter], of: Place, so: str) -> DivergedError:
         names = {id(one): name for model in self._models for name, one in model.named_parameters()}
         told = [names.get(id(one), f"a parameter of shape {tuple(one.shape)}") for one in odd]
         more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
         return DivergedError(
-            f"the gradient of {of} is not finite, though the loss is: {', '.join(told[:MOST_NAMED])}{more}; {so}. "
+            f"the gradient of step {of[0] + 1} (epoch {of[1] + 1}) is not finite, though the loss is: "
+            f"{', '.join(told[:MOST_NAMED])}{more}; {so}. "
             "Usual causes: the root, norm or standard deviation of something that is zero, a division or log that "
             "torch.where only hides (its gradient is NaN all the same). Add a small number under the root, or clamp "
             "before the log; torch.autograd.set_detect_anomaly(True) names the operation"

@@ -7,12 +7,12 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,54 +21,14 @@ from cordee.core.cgroup import cpu_quota
 from cordee.feed.digest import chain
 from cordee.group.rope import Rope
 
+WRITE_EVERY_S = 0.05
+"""How often a worker writes down what became of its steps: many short ones together cost less."""
 SEND_EVERY_S = 0.25
-"""How often a worker sends where its time went."""
+"""How often it sends where its time went."""
 USAGE_EVERY_S = 1.0
 """How often a worker sends what it uses."""
 STEPS_KEPT = 100_000
 """Steps up to which the percentiles of a result are exact; a longer run must not take more and more memory."""
-LIMBS = 8
-"""A digest travels as eight bytes, each a small whole number, so that a float32 sum over 65,536 replicas is exact."""
-
-
-def to_limbs(digest: int) -> list[float]:
-    """A 64-bit digest as numbers that add up exactly."""
-    return [float(byte) for byte in digest.to_bytes(LIMBS, "little")]
-
-
-def from_limbs(limbs: Sequence[float]) -> int:
-    """The sum of digests, modulo 2**64, from the sums of their limbs."""
-    return sum(int(limb) << (8 * place) for place, limb in enumerate(limbs)) % 2**64
-
-
-@dataclass(frozen=True)
-class Riders:
-    """The few numbers that ride along with a gradient, added up over all workers."""
-
-    loss: float
-    stop: float
-    """Wishes to stop."""
-    asked: float
-    """Workers that the launcher asked to stop."""
-    save: float
-    """Wishes for a checkpoint."""
-    news: float
-    """Workers whose buffers changed, where they had not so far."""
-    count: float
-    """Samples."""
-    digest: int
-    """Of the samples."""
-
-    def numbers(self) -> list[float]:
-        """As they travel: small whole numbers stay exact."""
-        given = (self.loss, self.stop, self.asked, self.save, self.news, self.count)
-        return [*map(float, given), *to_limbs(self.digest % 2**64)]
-
-    @classmethod
-    def summed(cls, numbers: Sequence[float]) -> Riders:
-        """What has come of everybody's."""
-        loss, stop, asked, save, news, count = numbers[:-LIMBS]
-        return cls(loss, stop, asked, save, news, count, from_limbs(numbers[-LIMBS:]))
 
 
 @dataclass(frozen=True)
@@ -137,6 +97,42 @@ Parts = tuple[float, float, float, float, int, float, float]
 """A step's data, compute, blocked, waited, samples, arrived and callbacks; see the event `times`."""
 
 
+class Over(NamedTuple):
+    """A step that is over, as it is kept until it is written down; times in seconds."""
+
+    done: Committed
+    mine: int
+    """Samples of this worker."""
+    whole: float
+    data: float
+    blocked: float
+    waited: float
+    callbacks: float
+    late: float
+    """Since all gradients of this worker were there."""
+    clock: float
+
+    def parts(self) -> Parts:
+        """Where its time went."""
+        compute = self.whole - self.data - self.blocked - self.callbacks
+        arrived = self.clock - self.late
+        return self.data, compute, self.blocked, self.waited, self.mine, arrived, self.callbacks
+
+    def record(self) -> dict[str, Any]:
+        """What the run's record says of it."""
+        done = self.done
+        return {
+            "step": done.number + 1,
+            "epoch": done.epoch,
+            "loss": done.loss,
+            "samples": done.samples,
+            "grad_norm": done.grad_norm,
+            "lr": done.lr,
+            "ms": round(self.whole * 1e3, 4),
+            "at": round(self.clock, 6),
+        }
+
+
 @dataclass
 class Timing:
     """The parts of every step on this worker, in seconds, gathered until they are sent."""
@@ -202,7 +198,11 @@ class Reporter:
 
     def __init__(self, rope: Rope) -> None:
         """Nothing to tell yet."""
-        self.timing = Timing()
+        self._timing = Timing()
+        self._over: deque[Over] = deque()
+        """Steps that are not written down yet."""
+        self._waits = False
+        """Whether the last of them waits for its gradient's norm."""
         self.aside_s: dict[str, float] = {}
         """Time that belongs to no step, by kind."""
         self._rope = rope
@@ -210,9 +210,7 @@ class Reporter:
         if rope.channel is not None:
             rope.channel.before_end = self.send
         self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
-        self._waits: dict[str, Any] | None = None
-        """The record of the last step, if its gradient's norm has not come yet."""
-        self._sent_at = self._usage_at = 0.0
+        self._written_at = self._sent_at = self._usage_at = 0.0
         self._began = self._asked = self._arrived = 0.0
         self._data = self._callbacks = 0.0
         self._blocked_before = self._waited_before = 0.0
@@ -267,68 +265,70 @@ class Reporter:
         """All gradients of this worker are there: stamped before it waits for those of the others."""
         self._arrived = time.perf_counter()
 
-    def commit(self, done: Committed, mine: int, *, waits: bool = False) -> None:
-        """The step is over: write down where its time went and tell of it, one worker for all.
+    @property
+    def timing(self) -> Timing:
+        """The parts of all steps so far."""
+        self._write()
+        return self._timing
 
-        The others keep it, in case the one that speaks dies before it was sent. If it `waits` for the gradient's norm,
-        it is told of when that `came`.
-        """
+    def commit(self, done: Committed, mine: int, *, waits: bool = False) -> None:
+        """The step is over: note where its time went. If it `waits` for its gradient's norm, that is yet to `come`."""
         now = time.perf_counter()
         rope = self._rope
-        whole = now - self._began
+        self.came(None)
+        whole, late = now - self._began, now - self._arrived
         blocked, waited = rope.blocked_s - self._blocked_before, rope.waited_s - self._waited_before
-        clock = rope.clock()
-        compute = whole - self._data - blocked - self._callbacks
-        arrived = clock - (now - self._arrived)
-        with self._gathering:
-            self.timing.add(done.number, (self._data, compute, blocked, waited, mine, arrived, self._callbacks))
+        self._over.append(Over(done, mine, whole, self._data, blocked, waited, self._callbacks, late, rope.clock()))
+        self._waits = waits
         self._began, self._data, self._callbacks = now, 0.0, 0.0
         self._blocked_before, self._waited_before = rope.blocked_s, rope.waited_s
-        if rope.channel is None:
-            self.timing.parts.clear()  # nobody to tell
-            return
-        record = {
-            "step": done.number + 1,
-            "epoch": done.epoch,
-            "loss": done.loss,
-            "samples": done.samples,
-            "grad_norm": done.grad_norm,
-            "lr": done.lr,
-            "ms": round(whole * 1e3, 4),
-            "at": round(clock, 6),
-        }
-        self.came(None)
-        self._waits = record
-        if not waits:
-            self.came(done.grad_norm)
-        if now - self._sent_at > SEND_EVERY_S:
-            self._sent_at = now
-            self.send_timing()
-            if now - self._usage_at > USAGE_EVERY_S:
-                self._usage_at = now
-                self.send_usage()
-        rope.channel.heed()
+        if now - self._written_at > WRITE_EVERY_S:
+            self._written_at = now
+            self._write()
+            if now - self._sent_at > SEND_EVERY_S:
+                self._sent_at = now
+                self.send_timing()
+                if now - self._usage_at > USAGE_EVERY_S:
+                    self._usage_at = now
+                    self.send_usage()
+        if rope.channel is not None:
+            rope.channel.heed()
 
     def came(self, grad_norm: float | None) -> None:
         """The gradient's norm of the last step is known, or not to be known."""
-        record, self._waits = self._waits, None
-        if record is None or self._rope.channel is None:
-            return
-        record["grad_norm"] = grad_norm
-        self._recent.append(record)
-        if self._rope.rank == 0:
-            self._rope.channel.post("step", record)
+        if self._waits:
+            self._waits = False
+            last = self._over.pop()
+            self._over.append(last._replace(done=replace(last.done, grad_norm=grad_norm)))
+
+    def _write(self) -> None:
+        """Write down the steps that are over, and tell of them, one worker for all.
+
+        The others keep them, in case the one that speaks dies before they were sent.
+        """
+        with self._gathering:
+            while len(self._over) > self._waits:
+                over = self._over.popleft()
+                self._timing.add(over.done.number, over.parts())
+                if self._rope.channel is None:
+                    self._timing.parts.clear()  # nobody to tell
+                    continue
+                record = over.record()
+                self._recent.append(record)
+                if self._rope.rank == 0:
+                    self._rope.channel.post("step", record)
 
     def send(self) -> None:
         """Send all that there is to say, at the end; also from another thread, when the run ends early."""
         self.came(None)
+        self._write()
         self.send_timing()
         self.send_usage()
 
     def send_timing(self) -> None:
         """Send what has gathered."""
         with self._gathering:
-            record = self.timing.drain()
+            record = self._timing.drain()
         if record is not None and self._rope.channel is not None:
             self._rope.channel.post("times", record)
 
@@ -339,6 +339,7 @@ class Reporter:
 
     def repeat(self) -> None:
         """The members changed: whoever speaks for all now says what the hub has not on record."""
+        self._write()
         channel = self._rope.channel
         if channel is not None and self._rope.rank == 0:
             for record in self._recent:

@@ -35,8 +35,9 @@ from cordee.train.norms import Norms, learning_rate
 from cordee.train.precision import Precision
 from cordee.train.preflight.batch import check_batch
 from cordee.train.prepare import prepared
-from cordee.train.record import Committed, Ledger, Reporter, Riders
+from cordee.train.record import Committed, Ledger, Reporter
 from cordee.train.reducers import Reducers
+from cordee.train.riders import Riders
 from cordee.train.statistical import by_micro_batch, warn_statistical
 from cordee.train.trail import Trail
 
@@ -356,8 +357,7 @@ class Session:
         self.settle()
         fits, norm = reducer.treat(scale=self.precision.scale, clip=clip)
         self.precision.saw(fits)
-        of = f"step {self._number + 1} (epoch {batch.epoch + 1})"
-        grad_norm = self._norms.see(norm, reducer.parameters, of) if fits else None
+        grad_norm = self._norms.see(norm, reducer.parameters, (self._number, batch.epoch)) if fits else None
         rate = learning_rate(optimizer)
         self._trail.before(reducer.parameters, alone=self.rope.size == 1)
         if fits:
