@@ -20,6 +20,7 @@ __all__ = ["Batch", "Loader"]
 _WORTH_A_THREAD_S = 0.0005  # handing a batch from thread to thread costs about a tenth of this
 _SLOW_IN_A_ROW, _SLOW_S = 5, 0.1
 """So many slow gathers, which take so long together, are the source's own; fewer may be those of a busy machine."""
+_FIRST_TIMINGS = 3
 _CLOSING_S = 2.0
 
 
@@ -51,6 +52,7 @@ class Loader:
         self._may_change = ahead is None and not self._memory.on_gpu
         self.hold = False
         """Set it to gather nothing ahead for now: what the dataset draws would come between another thread's draws."""
+        self._timings = 0
         self._slow: list[float] = []
         """How long the last gathers took, since one was quick."""
         self._thread: threading.Thread | None = None
@@ -72,6 +74,11 @@ class Loader:
     def plain(self) -> bool:
         """Whether samples are copied from main memory to main memory, and nothing is drawn or computed for them."""
         return self._memory.plain
+
+    @property
+    def quick(self) -> bool | None:
+        """Whether gathers take little time, by the first ones; None: not known yet."""
+        return None if self._timings < _FIRST_TIMINGS else not self._slow
 
     def request(self, key: Hashable, ids: Ids, epoch: int = 0) -> None:
         """Ask for the samples `ids` of an epoch under the name `key`; returns at once."""
@@ -143,6 +150,7 @@ class Loader:
             return self._memory.gather(ids, epoch)
         began = time.perf_counter()
         gathered = self._memory.gather(ids, epoch)
+        self._timings += 1
         if (took := time.perf_counter() - began) <= _WORTH_A_THREAD_S:
             self._slow.clear()
             return gathered

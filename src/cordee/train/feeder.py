@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from cordee.feed.strip import steps_at_once, strip
 from cordee.group.rope import Rope
 from cordee.sync.batchnorm import StepState
 from cordee.train import gathering
+
+LONGEST_S = 0.005
+"""What gathering small batches of many steps at once may take."""
 
 
 class Slot(NamedTuple):
@@ -59,7 +63,7 @@ class Feeder:
         self._strip: dict[Slot, Batch] = {}
         """Small batches of the next steps."""
         self._at_once = -1
-        """How many of them are gathered at once, if they are that small; not known before the first one."""
+        """How many of them are gathered at once, if they are small and quick to read; -1: not known yet."""
         if state is not None:
             gathering.enter(self)
 
@@ -100,8 +104,9 @@ class Feeder:
         batch.borrowed = mine.borrowed
         batch.weight = 0.0 if mine.borrowed else float(len(mine.ids))
         self.batch = batch
-        if self._at_once < 0 and not batch.borrowed:
-            self._at_once = steps_at_once(batch.fields) if self._loader.plain and self.accumulate == 1 else 0
+        if self._at_once < 0 and not batch.borrowed and self._loader.quick is not None:
+            small = self._loader.plain and self._loader.quick and self.accumulate == 1
+            self._at_once = steps_at_once(batch.fields) if small else 0
         if ahead and self._loader.ahead:
             following = self.after(slot)
             self._asked[following] = self._mine(following)
@@ -138,7 +143,10 @@ class Feeder:
         if whole is None:
             return None
         shares = np.ascontiguousarray(whole[:, cut.start : cut.stop])
+        began = time.perf_counter()
         self._strip = {Slot(one.epoch, one.step): one for one in strip(self.source, shares, cut, slot.epoch, slot.step)}
+        if time.perf_counter() - began > LONGEST_S:  # a step in so many would be held up by it
+            self._at_once = 0
         return self._strip.pop(slot)
 
     def _mine(self, slot: Slot) -> _Mine:

@@ -302,10 +302,18 @@ class Reporter:
             self._over.append(last._replace(done=replace(last.done, grad_norm=grad_norm)))
 
     def _write(self) -> None:
-        """Write down the steps that are over, and tell of them, one worker for all.
+        """Write down the steps that are over; one worker tells of them for all.
 
-        The others keep them, in case the one that speaks dies before they were sent.
+        All keep them, in case the one that speaks dies before they were sent.
         """
+        speaks = self._rope.rank == 0
+        for record in self._records():
+            if speaks and self._rope.channel is not None:
+                self._rope.channel.post("step", record)
+
+    def _records(self) -> list[dict[str, Any]]:
+        """Of the steps that are over and were not written down yet."""
+        records = []
         with self._gathering:
             while len(self._over) > self._waits:
                 over = self._over.popleft()
@@ -313,10 +321,9 @@ class Reporter:
                 if self._rope.channel is None:
                     self._timing.parts.clear()  # nobody to tell
                     continue
-                record = over.record()
-                self._recent.append(record)
-                if self._rope.rank == 0:
-                    self._rope.channel.post("step", record)
+                records.append(over.record())
+            self._recent.extend(records)
+        return records
 
     def send(self) -> None:
         """Send all that there is to say, at the end; also from another thread, when the run ends early."""
@@ -339,7 +346,7 @@ class Reporter:
 
     def repeat(self) -> None:
         """The members changed: whoever speaks for all now says what the hub has not on record."""
-        self._write()
+        self._records()  # told of below
         channel = self._rope.channel
         if channel is not None and self._rope.rank == 0:
             for record in self._recent:
