@@ -114,6 +114,12 @@ class Hub:
         """End all workers at once."""
         self._call(self._abort, reason)
 
+    def hear_out(self, seconds: float) -> None:
+        """Wait until all is read that ended workers said: their connections come to an end then. At most so long."""
+        deadline = time.monotonic() + seconds
+        while any(role == "worker" for role, _ in list(self._peers)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
     def close(self) -> None:
         """Close every connection and end the thread."""
         if self._thread.is_alive():

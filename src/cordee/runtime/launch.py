@@ -49,6 +49,8 @@ END_S = 10.0
 """How long workers may take to end after everything is done."""
 PART_S = 2.0
 """How long they may take after something failed, unless one has a checkpoint to write to its end."""
+READ_S = 1.0
+"""How long it may take to read what workers said before they ended."""
 GOES_ON = (DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, StorageError, Interrupted)
 """What a run may be gone on with after, from its last checkpoint."""
 RECORDED = ("job", "worker", "step", "times", "usage", "plan", "result", "epoch", "checkpoint", "warning", "links")
@@ -328,6 +330,7 @@ class Supervisor:
             if time.monotonic() >= self._ends_by:
                 break
         self._nursery.close()
+        self._hub.hear_out(READ_S)
         self._hear_out()
 
     def _hear_out(self) -> None:

@@ -232,6 +232,7 @@ class Reporter:
     @contextmanager
     def aside(self, kind: str | Callable[[], str]) -> Iterator[None]:
         """What happens in here belongs to no step; of what kind it was, may be known at its end only."""
+        self.write()  # it may take a while
         began = time.perf_counter()
         blocked, waited = self._rope.blocked_s, self._rope.waited_s
         try:
@@ -268,7 +269,7 @@ class Reporter:
     @property
     def timing(self) -> Timing:
         """The parts of all steps so far."""
-        self._write()
+        self.write()
         return self._timing
 
     def commit(self, done: Committed, mine: int, *, waits: bool = False) -> None:
@@ -284,7 +285,7 @@ class Reporter:
         self._blocked_before, self._waited_before = rope.blocked_s, rope.waited_s
         if now - self._written_at > WRITE_EVERY_S:
             self._written_at = now
-            self._write()
+            self.write()
             if now - self._sent_at > SEND_EVERY_S:
                 self._sent_at = now
                 self.send_timing()
@@ -301,34 +302,27 @@ class Reporter:
             last = self._over.pop()
             self._over.append(last._replace(done=replace(last.done, grad_norm=grad_norm)))
 
-    def _write(self) -> None:
+    def write(self, *, tell: bool = True) -> None:
         """Write down the steps that are over; one worker tells of them for all.
 
         All keep them, in case the one that speaks dies before they were sent.
         """
-        speaks = self._rope.rank == 0
-        for record in self._records():
-            if speaks and self._rope.channel is not None:
-                self._rope.channel.post("step", record)
-
-    def _records(self) -> list[dict[str, Any]]:
-        """Of the steps that are over and were not written down yet."""
-        records = []
-        with self._gathering:
+        channel, speaks = self._rope.channel, tell and self._rope.rank == 0
+        with self._gathering:  # to the end: another thread may be about to end this process
             while len(self._over) > self._waits:
                 over = self._over.popleft()
                 self._timing.add(over.done.number, over.parts())
-                if self._rope.channel is None:
+                if channel is None:
                     self._timing.parts.clear()  # nobody to tell
                     continue
-                records.append(over.record())
-            self._recent.extend(records)
-        return records
+                self._recent.append(over.record())
+                if speaks:
+                    channel.post("step", self._recent[-1])
 
     def send(self) -> None:
         """Send all that there is to say, at the end; also from another thread, when the run ends early."""
         self.came(None)
-        self._write()
+        self.write()
         self.send_timing()
         self.send_usage()
 
@@ -346,7 +340,7 @@ class Reporter:
 
     def repeat(self) -> None:
         """The members changed: whoever speaks for all now says what the hub has not on record."""
-        self._records()  # told of below
+        self.write(tell=False)  # but below
         channel = self._rope.channel
         if channel is not None and self._rope.rank == 0:
             for record in self._recent:

@@ -146,6 +146,7 @@ class Session:
     def tell(self, kind: str, content: dict[str, Any]) -> None:
         """Something for the record of the run, said by one worker for all."""
         if self.rank == 0 and self.rope.channel is not None:
+            self.reporter.write()  # what happened before it
             self.rope.channel.post(kind, content)
 
     # ------------------------------------------------------------- the loop
