@@ -53,6 +53,25 @@ def test_the_rest_are_fields_of_the_job(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("stop.stepz", "a stop has no such field. Did you mean steps?"),
+        ("stopp.steps", "neither an argument of job()"),
+        ("batch.size", "batch has no fields of its own; stop and save have"),
+    ],
+)
+def test_fields_of_a_part_that_are_not_there(name: str, words: str, file: Path) -> None:
+    with pytest.raises(JobError, match=re.escape(words)):
+        load_job(file, {name: "3"})
+
+
+def test_fields_of_stop_and_save_are_set_by_type(file: Path) -> None:
+    job = load_job(file, {"stop.steps": "9", "stop.minutes": "1.5", "save.epochs": "none", "save.keep_last": "2"})
+    assert (job.stop.steps, job.stop.minutes, job.stop.patience) == (9, 1.5, 3)
+    assert (job.save.epochs, job.save.keep_last) == (None, 2)
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"width": "wide"}, r"--set width=wide: expected a whole number"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from cordee.core.words import did_you_mean, nearest
 
 NEAR = 0.85
 """How alike a script's option must be to one of ours before we ask: --num-workers is not --workers."""
@@ -18,8 +19,7 @@ def complaint(error: Any, words: Sequence[str]) -> str:
     param = getattr(error, "param", None)
     if kind == "NoSuchOption":
         known = [name for one in context.command.params for name in one.opts] if context else []
-        near = difflib.get_close_matches(error.option_name, known, n=1)
-        asked = f" Did you mean {near[0]}?" if near else ""
+        asked = did_you_mean(error.option_name, known)
         return f"{error.option_name}: there is no such option.{asked} All options: {more}"
     if kind == "BadOptionUsage":
         return f"{error.option_name}: {_lower(str(error.format_message()).rstrip('.'))}"
@@ -71,10 +71,10 @@ def misplaced(arguments: Iterable[str], known: Iterable[str]) -> list[tuple[str,
     found = []
     for place, word in enumerate(given):
         name, equals, _ = word.partition("=")
-        near = difflib.get_close_matches(name, names, n=1, cutoff=NEAR) if name.startswith("--") else []
+        near = nearest(name, names, cutoff=NEAR) if name.startswith("--") else ""
         if not near or name in names:
             continue
         behind = given[place + 1 : place + 2]
         value = f" {behind[0]}" if behind and not equals and not behind[0].startswith("-") else ""
-        found.append((word + value, near[0]))
+        found.append((word + value, near))
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from cordee.core.text import plain
+from cordee.core.words import plural
 from cordee.runtime.check import Check
 from cordee.runtime.doctor import Examination, examine, exit_code
 
@@ -60,9 +61,5 @@ def summary(checks: list[Check]) -> str:
     warnings = sum(one.state == "warning" for one in checks)
     if not errors and not warnings:
         return f"{len(checks)} checks, all well"
-    counted = [
-        f"{count} {word}{'s' if count != 1 else ''}"
-        for count, word in ((errors, "error"), (warnings, "warning"))
-        if count
-    ]
+    counted = [plural(count, word) for count, word in ((errors, "error"), (warnings, "warning")) if count]
     return f"{len(checks)} checks: {' and '.join(counted)}"

@@ -14,6 +14,7 @@ from cordee.core import damage
 from cordee.core.errors import UsageError
 from cordee.core.events import damaged_record
 from cordee.core.text import plain
+from cordee.core.words import plural
 from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
@@ -27,7 +28,6 @@ from cordee.watch.words import (
     milliseconds,
     parts_of,
     percent,
-    plural,
     samples_of,
     step_length,
     steps_of,

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from cordee.core.words import plural
+
 
 class Tally:
     """Passes every event on, and remembers how far the run came."""
@@ -33,5 +35,5 @@ class Tally:
             loss = self._last["loss"]
             figure = "not finite" if loss is None else f"{loss:.4f}"
             whole = f" (of {self._last['step']} in all)" if self._last["step"] > self.steps else ""
-            count = f"{self.steps} step{'s' if self.steps > 1 else ''}{whole}"
+            count = f"{plural(self.steps, 'step')}{whole}"
             yield f"{count}, last loss {figure}, {time.monotonic() - self._began:.1f} s"

@@ -6,7 +6,6 @@ shows and what help and docs say is read from the fields' metadata.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import reprlib
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from cordee.core.damage import DAMAGE
 from cordee.core.errors import PlanError
+from cordee.core.words import did_you_mean
 
 Faithfulness = Literal["exact", "same", "statistical"]
 
@@ -71,8 +71,7 @@ class Key:
 
     def _refused(self, given: Any) -> PlanError:
         """The error for a value that this key never takes."""
-        near = difflib.get_close_matches(given[:50], self.choices, n=1) if isinstance(given, str) else []
-        hint = f" Did you mean {self.name}={near[0]}?" if near else ""
+        hint = did_you_mean(given, self.choices, f"{self.name}={{}}") if isinstance(given, str) else ""
         return PlanError(f"plan key {self.name} was given {_shown(given)}; expected {self.allowed}.{hint}")
 
 
@@ -263,8 +262,7 @@ def plan_help() -> str:
 
 def _unknown(name: str, known: list[str]) -> PlanError:
     """The error for a key that no plan has."""
-    near = difflib.get_close_matches(name[:50], known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, known, "{!r}")
     return PlanError(f"plan key {_shown(name)} is not known.{hint} Allowed keys: {', '.join(known)}.")
 
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from cordee.core.cgroup import MemoryLimit, cpu_quota, memory_limit
+from cordee.core.words import plural
 from cordee.runtime.check import Check, ok, warning
 from cordee.runtime.resources import usable_cores
 
@@ -28,7 +29,7 @@ def cores() -> Check:
 
 def judge_cores(count: int, quota: float | None) -> Check:
     """Cores that this process may run on, and how many cores' worth of time its control group gives it."""
-    here = f"{count} core{'s' if count != 1 else ''} to run on"
+    here = f"{plural(count, 'core')} to run on"
     if quota is None:
         return ok("cores", f"{here}, no quota")
     if quota >= count:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from cordee.core.words import plural
 from cordee.runtime.check import Check, error, ok, warning
 from cordee.runtime.doctor_machine import gib
 from cordee.runtime.probe import Probe, known, probe
@@ -169,7 +170,7 @@ def judge_devices(look: TorchLook, there: int, visible: str | None = None) -> Ch
         return warning("devices", "not checked, since torch cannot be loaded", "Mend torch first.")
     if not there:
         return ok("devices", "CPU only")
-    count = f"{there} NVIDIA GPU{'s' if there > 1 else ''}"
+    count = plural(there, "NVIDIA GPU")
     if not look.cuda:
         return error(
             "devices",

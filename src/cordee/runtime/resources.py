@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cordee.core.cgroup import memory_limit
 from cordee.core.errors import UsageError
+from cordee.core.words import plural
 from cordee.runtime.wording import COMMAND, Wording
 
 WORKERS_A_CORE = 32
@@ -48,7 +49,7 @@ class Room:
 
     def bounds(self) -> dict[str, int]:
         """The most workers by each of them, and what it is, in words."""
-        cores = f"{self.cores} core{'s' if self.cores > 1 else ''}"
+        cores = plural(self.cores, "core")
         found = {f"{WORKERS_A_CORE} a core, on {cores}": WORKERS_A_CORE * self.cores}
         if self.memory is not None:
             found[f"{self.memory / (1 << 30):.1f} GiB of memory are available"] = self.memory // LEAST_MEMORY

@@ -14,12 +14,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from cordee.core.errors import JobError
+from cordee.core.words import did_you_mean
 from cordee.feed.data import Data, as_data
 from cordee.feed.loader import Batch
 from cordee.feed.order import SHUFFLES, Order
 from cordee.train.callbacks import Callback
 from cordee.train.fields import target_of
-from cordee.train.spelling import nearest, refuse_unknown, spelt
+from cordee.train.spelling import refuse_unknown, spelt
 
 
 @spelt
@@ -144,7 +145,7 @@ class Job:
             metric = (given or "loss").lstrip("-")
             if metric not in known:
                 raise JobError(
-                    f"{what}={given!r}: this job has no metric {metric!r}.{nearest(metric, known)} "
+                    f"{what}={given!r}: this job has no metric {metric!r}.{did_you_mean(metric, known)} "
                     f"It has {', '.join(known)}"
                 )
         object.__setattr__(self, "data", as_data(self.data))

@@ -15,10 +15,10 @@ from typing import Any
 
 from cordee.core.errors import JobError
 from cordee.core.interpreter import search_in
+from cordee.core.words import did_you_mean
 from cordee.feed.reading import begin_others
 from cordee.group.join import refusing
-from cordee.train.job import Job
-from cordee.train.spelling import nearest
+from cordee.train.job import Job, Save, Stop
 
 MODULE_NAME = "cordee_job"
 """Not `__main__`: a guarded main block of the file does not run in workers."""
@@ -67,7 +67,9 @@ def _load(path: Path, settings: Mapping[str, str]) -> Job:
             f"`job` in {path} is {type(found).__name__}: expected a cordee.Job or a function that returns one"
         )
     job = found.replace(name=path.stem) if found.name == "job" else found
-    return job.replace(**{name: _field_value(job, name, text) for name, text in left.items()}) if left else job
+    for name, text in left.items():
+        job = _with(job, name, text)
+    return job
 
 
 def _hint(path: Path) -> str:
@@ -122,23 +124,40 @@ def _call(factory: Any, settings: dict[str, str], path: Path) -> tuple[Any, dict
     left = {name: text for name, text in settings.items() if name not in arguments}
     fields = {field.name for field in dataclasses.fields(Job)}
     for name in left:
-        if name not in fields:
+        if name.partition(".")[0] not in fields:
             arguments_there = ", ".join(signature.parameters) or "it has none"
             raise JobError(
                 f"--set {name}: neither an argument of job() ({arguments_there}) nor a field of the job."
-                + nearest(name, {*signature.parameters, *fields})
+                + did_you_mean(name, {*signature.parameters, *fields})
             )
     return factory(**arguments), left
 
 
-def _field_value(job: Job, name: str, text: str) -> Any:
-    known = {field.name for field in dataclasses.fields(Job)}
-    if name not in known:
+def _with(job: Job, name: str, text: str) -> Job:
+    """The job with one field set as `text` says, or with one field of a part of it: `stop.steps`."""
+    field, dot, inner = name.partition(".")
+    if not dot:
+        return job.replace(**{name: _field_value(job, name, name, text)})
+    _refuse_unknown(job, name, field)
+    part = getattr(job, field)
+    if not isinstance(part, Stop | Save):
+        raise JobError(f"--set {name}: {field} has no fields of its own; stop and save have: --set stop.steps=100")
+    return job.replace(**{field: dataclasses.replace(part, **{inner: _field_value(part, name, inner, text)})})
+
+
+def _field_value(owner: Any, name: str, field: str, text: str) -> Any:
+    """What `text` means for a field of a job, or of a part of it."""
+    _refuse_unknown(owner, name, field)
+    return read_value(name, text, typing.get_type_hints(type(owner))[field], getattr(owner, field))
+
+
+def _refuse_unknown(owner: Any, name: str, field: str) -> None:
+    known = {one.name for one in dataclasses.fields(owner)}
+    if field not in known:
+        what = type(owner).__name__.lower()
         raise JobError(
-            f"--set {name}: a job has no such field.{nearest(name, known)} Fields: {', '.join(sorted(known))}"
+            f"--set {name}: a {what} has no such field.{did_you_mean(field, known)} Fields: {', '.join(sorted(known))}"
         )
-    hint = typing.get_type_hints(Job)[name]
-    return read_value(name, text, hint, getattr(job, name))
 
 
 def read_value(name: str, text: str, hint: Any, default: Any) -> Any:

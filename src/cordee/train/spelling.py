@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from cordee.core.errors import JobError
+from cordee.core.words import did_you_mean
 
 Kind = TypeVar("Kind")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` Did you mean epochs?`, ready to be put behind a sentence; empty if nothing is near."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f" Did you mean {near[0]}?" if near else ""
 
 
 def refuse_unknown(kind: type[Any], given: Iterable[str]) -> None:
@@ -25,7 +19,7 @@ def refuse_unknown(kind: type[Any], given: Iterable[str]) -> None:
     for name in given:
         if name not in known:
             fields = ", ".join(sorted(known))
-            raise JobError(f"{kind.__name__} has no field {name!r}.{nearest(name, known)} Fields: {fields}")
+            raise JobError(f"{kind.__name__} has no field {name!r}.{did_you_mean(name, known)} Fields: {fields}")
 
 
 def spelt(kind: type[Kind]) -> type[Kind]:

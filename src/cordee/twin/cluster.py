@@ -7,7 +7,6 @@ gives hosts a, b and c. What is not said is not limited.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,6 +14,7 @@ from itertools import count
 from typing import Any
 
 from cordee.core.errors import UsageError
+from cordee.core.words import did_you_mean
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 MOST_HOSTS = 250
@@ -112,8 +112,7 @@ class Cluster:
         for host in self.hosts:
             if host.name == name:
                 return host
-        near = difflib.get_close_matches(name, self.names, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(name, self.names)
         raise UsageError(f"there is no host {name!r}; the hosts are {', '.join(self.names)}.{hint}")
 
     def changed(self, name: str, settings: Mapping[str, Any]) -> Cluster:
@@ -139,8 +138,7 @@ def letters(number: int) -> str:
 def read_setting(key: str, text: str) -> Any:
     """The value meant by `key=text`; `max` takes a limit away. Raises `UsageError` for what a host does not have."""
     if key not in _READERS:
-        near = difflib.get_close_matches(key, _READERS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(key, _READERS)
         raise UsageError(f"{key}={text}: a host has {', '.join(_READERS)}, not {key}.{hint}")
     return _READERS[key](text)
 

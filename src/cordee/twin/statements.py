@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
 
 from cordee.core.errors import UsageError
+from cordee.core.words import did_you_mean
 from cordee.twin.rules import (
     Action,
     AtStep,
@@ -48,8 +48,7 @@ def place(line: int, number: int, text: str) -> str:
 
 def refused(where: str, expected: str, given: str = "", known: Sequence[str] = ()) -> UsageError:
     """The error for what does not belong there, with the nearest of the `known` words if `given` is nearly one."""
-    near = difflib.get_close_matches(given.lower(), known, n=1)
-    return UsageError(f"{where}: expected {expected}." + (f" Did you mean {near[0]}?" if near else ""))
+    return UsageError(f"{where}: expected {expected}.{did_you_mean(given.lower(), known)}")
 
 
 class Word(NamedTuple):

@@ -21,6 +21,7 @@ from cordee.core import damage
 from cordee.core.errors import Interrupted, PlanError
 from cordee.core.events import damaged_record, read_events
 from cordee.core.plan import Plan
+from cordee.core.words import plural
 from cordee.watch.accounts import Accounts, Missing, Piece
 from cordee.watch.latency import latency, usual
 from cordee.watch.members import Members
@@ -178,7 +179,7 @@ class Digest:
         if self._again is None:
             return
         workers = self._again["workers"]
-        many = f"{workers} worker{'s' if workers != 1 else ''}"
+        many = plural(workers, "worker")
         behind = f"; {self._step - step} steps beyond it are done again" if step < self._step else ""
         text = f"resumed after step {step} on {many}, {duration(self._again['pause'])} after the last record{behind}"
         self._add("resume", self._again["time"], text, step=step)

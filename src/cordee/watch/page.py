@@ -13,10 +13,11 @@ import time
 from functools import cache
 from importlib.resources import files
 
+from cordee.core.words import plural
 from cordee.watch.pageparts import cards, details, happened, lanes, panel_split, story, text, workers_table
 from cordee.watch.plots import metric_names, plot_data, shown_numbers
 from cordee.watch.summary import Summary
-from cordee.watch.words import duration, large, milliseconds, plural
+from cordee.watch.words import duration, large, milliseconds
 
 SIGNS = {"completed": "✓", "interrupted": "⏸", "failed": "✕", "killed": "✕", "running": "●", "unknown": "?"}
 WORDS = {"running": "going on", "unknown": "no end on record"}

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cordee.core.words import plural
 from cordee.watch.plots import MOST_METRICS, shown, shown_numbers, spans_of
 from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
@@ -22,7 +23,6 @@ from cordee.watch.words import (
     milliseconds,
     parts_of,
     percent,
-    plural,
     samples_of,
     steps_of,
     verdict,

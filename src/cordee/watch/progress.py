@@ -6,6 +6,7 @@ from typing import Any, TextIO
 
 from cordee.core.plan import Plan
 from cordee.core.text import plain
+from cordee.core.words import plural
 from cordee.watch.display import display_for
 
 MOST_NAMED = 8
@@ -40,7 +41,7 @@ class Progress:
 
     def _on_start(self, event: dict[str, Any]) -> None:
         workers = event["workers"]
-        self._say(f"starting {workers} worker{'s' if workers > 1 else ''}, plan: {event['plan']}")
+        self._say(f"starting {plural(workers, 'worker')}, plan: {event['plan']}")
 
     def _on_plan(self, event: dict[str, Any]) -> None:
         result = "another result than" if event["faithfulness"] == "statistical" else "the same result as"

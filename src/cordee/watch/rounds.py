@@ -7,6 +7,7 @@ import time
 from typing import Any, TextIO
 
 from cordee.core.text import plain
+from cordee.core.words import plural
 
 
 class Rounds:
@@ -28,9 +29,7 @@ class Rounds:
     def begin(self, number: int, *, round: int, workers: int) -> None:
         """The run with this number (from 1) starts."""
         self._done = number - 1
-        text = (
-            f"run {number} of {self._total}: round {round}, {workers} worker{'s' if workers > 1 else ''}{self._left()}"
-        )
+        text = f"run {number} of {self._total}: round {round}, {plural(workers, 'worker')}{self._left()}"
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, run=text)
         else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from cordee.core.scaling import Estimate, Figures
+from cordee.core.words import plural
 from cordee.watch.scaling import Setup, number, span, warning, wide_intervals
 from cordee.watch.scaling_charts import speed_up_chart, throughput_chart
 
@@ -55,7 +56,7 @@ def page(setup: Setup, found: Sequence[Figures]) -> str:
     """The whole file."""
     noted, name = warning(setup, found), escape(setup.name)
     whiskers = " Whiskers are 95 % intervals." if setup.has_intervals else ""
-    against = f"Against {found[0].workers} worker{'s' if found[0].workers > 1 else ''}."
+    against = f"Against {plural(found[0].workers, 'worker')}."
     ideal = "The dashed line is a speed-up in proportion to the workers."
     charts = [_figure("Throughput", throughput_chart(found), f"Samples a second.{whiskers}")]
     if len(found) > 1:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cordee.core.times import PARTS
+from cordee.core.words import plural
 from cordee.watch.summary import Summary, Worker
 
 NOTICEABLE = 0.10
@@ -96,11 +97,6 @@ def parts_of(workers: Sequence[Worker]) -> list[str]:
     """The parts of a step that are worth showing: of callbacks only if they take a noticeable time."""
     called = any(one.share("callbacks") >= LEAST_CALLBACKS for one in workers)
     return [part for part in PARTS if part != "callbacks" or called]
-
-
-def plural(count: int, thing: str) -> str:
-    """`1 worker`, `3 workers`."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def ending(summary: Summary, now: float) -> str:
