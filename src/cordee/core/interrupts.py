@@ -33,6 +33,16 @@ _counting: Interrupts | None = None
 
 
 @contextlib.contextmanager
+def held() -> Iterator[None]:
+    """A signal that comes within is dealt with at the end. No process may be started here: it would hold them too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def counted() -> Iterator[Interrupts]:
     """Count the signals instead of ending by them; only the main thread of a program may say so.
 

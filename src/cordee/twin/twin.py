@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.group.token import write_token
 from cordee.twin import enter, network
@@ -61,14 +62,17 @@ class Twin:
             lacking = [] if processes else missing()
             if lacking:
                 raise UsageError(f"hosts with links cannot be made here: {'; '.join(lacking)}. {_instead(cluster)}")
-            twin = cls(registry.add(name, cluster, Owner.me(), namespaces=not processes), registry)
+            twin = None
             try:
+                with interrupts.held():  # once it is on record, there is somebody who removes it
+                    twin = cls(registry.add(name, cluster, Owner.me(), namespaces=not processes), registry)
                 twin._make()
                 if stays:  # not before it is whole: what a killed one leaves is swept
                     twin._keep(replace(twin.entry, owner=None))
             except BaseException as error:
                 with contextlib.suppress(CordeeError):  # what cannot be removed now stays on record
-                    twin._remove()
+                    if twin is not None:
+                        twin._remove()
                 if isinstance(error, network.NetworkError):
                     raise UsageError(f"hosts with links cannot be made here: {error}. {_instead(cluster)}") from error
                 raise
