@@ -34,12 +34,19 @@ _counting: Interrupts | None = None
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """A signal that comes within is dealt with at the end. No process may be started here: it would hold them too."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    """A signal that comes within is dealt with at the end; only the main thread of a program hears any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = _handle(lambda number, frame: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came[:1]:
+            signal.raise_signal(one)
 
 
 @contextlib.contextmanager
