@@ -46,14 +46,13 @@ def save_model(path: Path, snapshot: Snapshot) -> str:
 
 @dataclass(frozen=True)
 class Traced:
-    """A model as a recipe, with constant tensors that are not in its `state_dict`, and the example that it was made by.
-
-    Both arguments of a call: positions and names.
-    """
+    """A model as a recipe."""
 
     recipe: Recipe
     constants: dict[str, torch.Tensor]
+    """Tensors that it needs and that are not in the model's `state_dict`."""
     example: Any
+    """The call by which it was traced: arguments by place, and by name."""
 
 
 def trace_program(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Traced:
