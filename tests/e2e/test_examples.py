@@ -281,7 +281,7 @@ def test_gpt(tmp_path: Path) -> None:
 
 
 def test_gpt_on_a_text_of_your_own(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("a rope team " * 2_000)
+    (tmp_path / "text").write_text("a team team " * 2_000)
     small = {"text": tmp_path / "text", "width": 32, "layers": 1, "epochs": 3, "batch": 16}
     assert_learns(train("gpt", tmp_path / "run", **small), 0.7)
 

@@ -14,17 +14,17 @@ import torch
 import cordee
 
 with cordee.session() as s:
-    first, worker = s.rank == 0, s.rope.worker
+    first, worker = s.rank == 0, s.team.membership.worker
     large = torch.full((75_000_000,), float(worker))
     ready = torch.zeros(1)
-    s.rope.agree([ready])
+    s.team.agree([ready])
     if first:
         threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    s.rope.share_from_first([large])
+    s.team.share_from_first([large])
     total = torch.ones(2)
-    while not s.rope.agree([total]):
+    while not s.team.agree([total]):
         total = torch.ones(2)
-    said = {"members": list(s.rope.members), "ends": large[[0, -1]].tolist(), "total": total.tolist()}
+    said = {"members": list(s.team.membership.members), "ends": large[[0, -1]].tolist(), "total": total.tolist()}
     Path(sys.argv[1], f"{worker}.json").write_text(json.dumps(said))
 """
 

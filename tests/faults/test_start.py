@@ -31,7 +31,7 @@ def lost(run: Run) -> list[int]:
 
 
 def formed(folder: Path, acts: Acts, *, workers: int, form_s: str = "") -> dict[int, dict[str, Any]]:
-    """What the survivors tell of a training on a rope of their own, whose first generation is struck."""
+    """What the survivors tell of a training on a team of their own, whose first generation is struck."""
     folder.mkdir()
     token = secrets.token_hex(32)
     hub = Hub(Address("127.0.0.1", 0, token), expected=workers)

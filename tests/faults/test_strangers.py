@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cordee.group.sockets import open_sockets, seal
+from cordee.group.transport.sockets import open_sockets, seal
 from harness import DEADLINE_S, Run, job_file, start
 from records import events_until
 

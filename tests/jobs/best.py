@@ -9,7 +9,7 @@ import mlp
 from torch import Tensor
 
 import cordee
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.job import Save, Stop
 
 
@@ -28,7 +28,7 @@ def job(
     acts: str = "",
     words: str = "",
 ) -> cordee.Job:
-    instants.place(Rope, words, acts)
+    instants.place(Team, words, acts)
     return mlp.job().replace(
         metrics={"size": size, "accuracy": cordee.metrics.accuracy},
         epochs=3,

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 import cordee
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 acts = sys.argv[3] if len(sys.argv) == 4 else ""
 dies_at = tuple(map(int, sys.argv[3:6])) if len(sys.argv) == 6 else (-1, -1, -1)
-instants.place(Rope, folder, acts)
+instants.place(Team, folder, acts)
 data = cordee.data.digits()
 losses = []
 
@@ -45,7 +45,7 @@ class Tracking(nn.Module):
 torch.manual_seed(0)
 first, second = Tracking(), nn.Linear(24, 10).double()
 with cordee.session() as s:
-    worker = s.rope.worker
+    worker = s.team.membership.worker
     first, second = s.prepare(first), s.prepare(second)
     optimizers = [torch.optim.Adam(one.parameters(), lr=2e-3) for one in (first, second)]
     both = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9)

@@ -66,18 +66,20 @@ class Falls(cordee.Callback):
     """Worker `who` dies within step `step`, after `calls` gathers of it."""
 
     def __init__(self, who: int, step: int, calls: int) -> None:
-        from cordee.group.rope import Rope
+        self.dies_at = (who, step, calls)
 
-        add_up, left = Rope.add_up, [calls]
+    def on_start(self, session: Any) -> None:
+        team, (who, step, calls) = session.team, self.dies_at
+        begin, left = team.layers.sum, [calls]
 
-        def counted(rope: Rope, tensor: Tensor) -> bool:
-            if rope.worker == who and rope.steps == step:
+        def counted(tensor: Tensor) -> Any:
+            if team.membership.worker == who and team.steps == step:
                 if not left[0]:
                     os.kill(os.getpid(), signal.SIGKILL)
                 left[0] -= 1
-            return add_up(rope, tensor)
+            return begin(tensor)
 
-        Rope.add_up = counted  # type: ignore[method-assign]
+        team.layers.sum = counted
 
 
 def job(kind: str = "nt_xent", weighed: bool = False, falls: int = -1, calls: int = 0, clip: float = 0.0) -> cordee.Job:

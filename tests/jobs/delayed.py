@@ -46,34 +46,53 @@ class Net(nn.Module):
 class LateWork:
     """A collective whose end is noticed later."""
 
+    ends_by_itself = True
+
     def __init__(self, work: Any, seconds: float) -> None:
         self._work, self._seconds = work, seconds
 
-    def wait(self) -> Any:
+    def wait(self, broken: Any) -> None:
         time.sleep(self._seconds)
-        return self._work.wait()
+        self._work.wait(broken)
+
+
+class LateSums:
+    """A transport whose sums come in late."""
+
+    def __init__(self, transport: Any, seconds: float) -> None:
+        self._transport, self._seconds = transport, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def sum(self, tensor: Tensor) -> Any:
+        work = self._transport.sum(tensor)
+        return LateWork(work, self._seconds) if work is not None else None
 
 
 class Clock(Callback):
-    """Notes when each step was committed here; with `seconds` the rope's sums come in late, with `rests` it sleeps."""
+    """Notes when each step was committed here; with `seconds` sums come in late, with `rests` it sleeps."""
 
     def __init__(self, seconds: float, rests: float) -> None:
         self._seconds, self._rests = seconds, rests
         self._at: list[float] = []
 
     def on_start(self, session: Any) -> None:
-        rope = session.rope
-        start = rope.start_sum
         if self._seconds:
-            rope.start_sum = lambda tensor: LateWork(start(tensor), self._seconds)
+            sums = session.team.sums
+            self._transports, sums.transports = (
+                sums.transports,
+                tuple(LateSums(one, self._seconds) for one in sums.transports),
+            )
 
     def on_step(self, session: Any, step: Any) -> None:
         self._at.append(time.perf_counter())
         time.sleep(self._rests)
 
     def on_end(self, session: Any) -> None:
-        session.rope.__dict__.pop("start_sum", None)
-        Path(f"clock-{session.rope.worker}.json").write_text(json.dumps(self._at))
+        if self._seconds:
+            session.team.sums.transports = self._transports
+        Path(f"clock-{session.team.membership.worker}.json").write_text(json.dumps(self._at))
 
 
 def job(where: str = "", worker: int = 1, seconds: float = 0.1, batchnorm: bool = False, steps: int = 10) -> cordee.Job:

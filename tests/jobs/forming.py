@@ -1,4 +1,4 @@
-"""A few steps on a rope of its own, whose hub is the test's: `forming.py FOLDER PORT TOKEN ACTS`; see `instants.py`."""
+"""A few steps in a team of its own, whose hub is the test's: `forming.py FOLDER PORT TOKEN ACTS`; see `instants.py`."""
 
 from __future__ import annotations
 
@@ -11,32 +11,38 @@ import torch
 from torch import nn
 
 import cordee
-from cordee.group import form
 from cordee.group.channel import Channel
-from cordee.group.rope import Rope
+from cordee.group.team import Team
+from cordee.group.transport import gloo
 from cordee.group.wire import Address
 from cordee.train.session import Session
 
 folder, port, token, acts = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 
 
-class Placed(Rope):
-    """Not the rope that holds this process to its launcher."""
+class Placed(Team):
+    """Not the team of this process and its launcher."""
 
 
 if len(sys.argv) > 5:
-    form.FORM_S = float(sys.argv[5])
+    gloo.FORM_S = float(sys.argv[5])
 instants.place(Placed, folder, acts)
 worker = cordee.World.from_env().rank
-rope = Placed(Channel(Address("127.0.0.1", port, token), worker, "here"), deadline_s=60.0)
+team = Placed(Channel(Address("127.0.0.1", port, token), worker, "here"), deadline_s=60.0)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)).double()
-with Session(rope, seed=3) as s:
+with Session(team, seed=3) as s:
     model = s.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for batch in s.batches(cordee.data.digits().train, batch=101, epochs=1):
         s.backward(nn.functional.cross_entropy(model(batch.x.double()), batch.y))
         s.step(optimizer)
     state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-    told = {"members": rope.members, "generation": rope.generation, "ledger": s.ledger.to_dict(), "state": state}
+    who = team.membership
+    told = {
+        "members": team.membership.members,
+        "generation": team.membership.generation,
+        "ledger": s.ledger.to_dict(),
+        "state": state,
+    }
     (folder / f"told.{worker}").write_text(json.dumps(told))

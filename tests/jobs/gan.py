@@ -33,7 +33,7 @@ def verdict(out: Tensor, real: bool) -> Tensor:
 
 
 with cordee.session() as s:
-    worker = s.rope.worker
+    worker = s.team.membership.worker
     generator, critic = s.prepare(generator), s.prepare(critic)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=2e-3)
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=2e-3)

@@ -8,7 +8,7 @@ import time
 import torch
 
 import cordee
-from cordee.group import shared
+from cordee.group.transport import shared
 
 
 def content(shape: tuple[int, ...], kind: torch.dtype, seed: int, rank: int) -> torch.Tensor:
@@ -17,15 +17,15 @@ def content(shape: tuple[int, ...], kind: torch.dtype, seed: int, rank: int) -> 
 
 
 with cordee.session() as s:
-    rope = s.rope
-    near, posts = rope._near, 0
-    assert (near is not None) == ("shared" in sys.argv)
-    if near is not None:
+    team = s.team
+    near, posts = team.layers.transports[0], 0
+    assert isinstance(near, shared.Shared) == ("shared" in sys.argv)
+    if isinstance(near, shared.Shared):
         if "small" in sys.argv:  # so that the arena is written round and round, and some go over sockets
             near._arena = 2**16
         post = near.post
 
-        def counted(*given: object) -> shared.Work:
+        def counted(*given: object) -> shared.SharedWork:
             global posts
             posts += 1
             return post(*given)  # type: ignore[arg-type]
@@ -35,21 +35,20 @@ with cordee.session() as s:
     kinds = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16, torch.bool]
     for turn in range(60):
         seed = 100 * turn
-        weight = rope.start_gather(content((1,), torch.float64, seed, s.rank))  # open while the others come and go
-        assert rope.start_gather(content((2,), torch.float32, seed, s.rank)) is not None  # nobody asks for it
+        weight = team.layers.gather(content((1,), torch.float64, seed, s.rank))  # open while the others come and go
+        team.layers.gather(content((2,), torch.float32, seed, s.rank))  # its result is never asked for
         total = torch.full((300,), float(s.rank + 1))
-        sum_of_all = rope.start_sum(total) if s.rank % 2 else None  # the sums have an order of their own
+        sum_of_all = team.sums.sum(total) if s.rank % 2 else None  # the sums have an order of their own
         for place, shape in enumerate(shapes):
             kind = kinds[(turn + place) % len(kinds)]
             if turn % 7 == s.rank:
                 time.sleep(0.001)
-            parts = rope.gather(content(shape, kind, seed + place, s.rank))
+            parts = team.layers.gather(content(shape, kind, seed + place, s.rank)).wait()
             assert parts is not None and len(parts) == s.size
             for rank, part in enumerate(parts):
                 assert part.dtype == kind and torch.equal(part, content(shape, kind, seed + place, rank)), (turn, place)
-        assert rope.wait(sum_of_all or rope.start_sum(total)) and float(total[0]) == s.size * (s.size + 1) / 2
-        assert weight is not None
-        weights = rope.gathered(weight)
+        assert (sum_of_all or team.sums.sum(total)).wait() and float(total[0]) == s.size * (s.size + 1) / 2
+        weights = weight.wait()
         assert weights is not None
         assert all(torch.equal(one, content((1,), torch.float64, seed, rank)) for rank, one in enumerate(weights))
     whole = 60 * (2 + len(shapes))

@@ -10,25 +10,25 @@ from pathlib import Path
 import torch
 
 import cordee
+from cordee.group.comm import NEVER
 
 folder = Path(sys.argv[1])
 
 with cordee.session() as s:
-    rope = s.rope
-    first = torch.full((5,), (rope.worker + 1) * (1 + 1j))  # complex: gloo has no such type
-    if rope.worker == 1:
-        work = rope.start_sum(first)
-        assert rope.wait(work)
+    team = s.team
+    first = torch.full((5,), (team.membership.worker + 1) * (1 + 1j))  # complex: gloo has no such type
+    if team.membership.worker == 1:
+        assert team.sums.sum(first).wait()
         first.fill_(-1.0)  # as if the wire had been cut before the result came
-        agreed = rope.settle([None], [first])
+        agreed = team.settle([NEVER], [first])
     else:
-        agreed = rope.agree([first])
-    if rope.worker == 2:
+        agreed = team.agree([first])
+    if team.membership.worker == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     while True:
-        second = torch.full((3,), 10.0 * (rope.worker + 1))
-        if rope.agree([second]):
+        second = torch.full((3,), 10.0 * (team.membership.worker + 1))
+        if team.agree([second]):
             break
-    members = ",".join(map(str, rope.members))
-    words = [agreed, rope.position, rope.generation, members, float(first.mean().real), float(second.mean())]
-    (folder / str(rope.worker)).write_text(" ".join(map(str, words)))
+    members = ",".join(map(str, team.membership.members))
+    words = [agreed, team.position, team.membership.generation, members, float(first.mean().real), float(second.mean())]
+    (folder / str(team.membership.worker)).write_text(" ".join(map(str, words)))

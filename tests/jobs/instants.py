@@ -1,4 +1,4 @@
-"""Makes a worker die, wait or lose a result at an exact place of its life on the rope; imported by jobs and scripts.
+"""Makes a worker die, wait or lose a result at an exact place of its life in the team; imported by jobs and scripts.
 
 `acts` is JSON: worker → place → [act, word, ...]. A worker that comes to a place leaves a word there, the file
 `PLACE.WORKER` in the folder, and it acts when all the words that follow the act are there; the word `broken` is there
@@ -34,8 +34,10 @@ from typing import Any
 
 from torch import Tensor
 
-from cordee.group.rope import Rope
+from cordee.group.comm import Comm
+from cordee.group.membership import Membership
 from cordee.group.store import HubStore
+from cordee.group.team import Team
 
 PATIENCE_S = 60.0
 FALL_S = 0.3
@@ -48,42 +50,43 @@ class Places:
         self.folder = Path(folder)
         self.acts: dict[str, dict[str, list[str]]] = json.loads(acts)
         self.counts: dict[str, int] = {}
+        self.handing_over = False
 
     def count(self, what: str) -> int:
         self.counts[what] = self.counts.get(what, 0) + 1
         return self.counts[what]
 
-    def come(self, rope: Any, place: str) -> str:
+    def come(self, who: Any, place: str) -> str:
         """Leave the word of this place, and act; the act, for those that a place does by itself."""
-        self.leave(rope, place)
-        act, *words = self.acts.get(str(rope.worker), {}).pop(place, [""])
+        self.leave(who, place)
+        act, *words = self.acts.get(str(who.worker), {}).pop(place, [""])
         if act == "fall":
-            threading.Thread(target=self.die, args=(rope, words, FALL_S), daemon=True).start()
+            threading.Thread(target=self.die, args=(who, words, FALL_S), daemon=True).start()
         elif act == "die":
-            self.die(rope, words)
+            self.die(who, words)
         for word in words if act in ("wait", "lose", "halt") else ():
-            self.hear(rope, word)
+            self.hear(who, word)
         if act == "halt":
             os.kill(os.getpid(), signal.SIGSTOP)
         return act
 
-    def die(self, rope: Any, words: Sequence[str], after_s: float = 0.0) -> None:
+    def die(self, who: Any, words: Sequence[str], after_s: float = 0.0) -> None:
         for word in words:
-            self.hear(rope, word)
+            self.hear(who, word)
         time.sleep(after_s)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def leave(self, rope: Any, word: str, content: str = "") -> None:
-        (self.folder / f"{word}.{rope.worker}").write_text(content)
+    def leave(self, who: Any, word: str, content: str = "") -> None:
+        (self.folder / f"{word}.{who.worker}").write_text(content)
 
-    def hear(self, rope: Any, word: str) -> None:
+    def hear(self, who: Any, word: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not (rope.broken if word == "broken" else (self.folder / word).exists()):
-            assert time.monotonic() < deadline, f"worker {rope.worker} waited in vain for {word}"
+        while not (who.broken if word == "broken" else (self.folder / word).exists()):
+            assert time.monotonic() < deadline, f"worker {who.worker} waited in vain for {word}"
             time.sleep(0.001)
 
 
-def place(kind: type[Rope], folder: str | Path, acts: str) -> None:
+def place(kind: type[Team], folder: str | Path, acts: str) -> None:
     """Let all ropes of this kind come to places and act there."""
     if acts:
         at = Places(folder, acts)
@@ -92,60 +95,65 @@ def place(kind: type[Rope], folder: str | Path, acts: str) -> None:
         _at_addresses(at)
 
 
-def _at_agreements(kind: type[Rope], at: Places) -> None:
-    settle, share, cast = kind.settle, kind.share_from_first, kind._start_broadcast
+def _at_agreements(kind: type[Team], at: Places) -> None:
+    settle, share, cast = kind.settle, kind.share_from_first, Comm.broadcast
 
-    def placed_settle(rope: Rope, works: Sequence[Any], result: Sequence[Tensor], *, void: bool = False) -> bool:
-        position = rope.position
-        if at.come(rope, f"agree-{position}") == "lose":
-            for work in works:
-                rope.wait(work)
+    def placed_settle(team: Team, works: Sequence[Any], result: Sequence[Tensor], *, void: bool = False) -> bool:
+        position = team.position
+        if at.come(team.membership, f"agree-{position}") == "lose":
+            for handle in works:
+                handle.wait()
             for tensor in result:
                 tensor.fill_(77)
             works, void = (), True
-            at.leave(rope, f"lost-{position}")
-        done = settle(rope, works, result, void=void)
+            at.leave(team.membership, f"lost-{position}")
+        done = settle(team, works, result, void=void)
         if done:
-            at.come(rope, f"agreed-{position}")
+            at.come(team.membership, f"agreed-{position}")
         return done
 
-    def placed_share(rope: Rope, tensors: Sequence[Tensor]) -> bool:
+    def placed_share(team: Team, tensors: Sequence[Tensor]) -> bool:
         number = at.count("share")
-        at.come(rope, f"share-{number}")
-        same = share(rope, tensors)
-        at.come(rope, f"shared-{number}")
+        at.come(team.membership, f"share-{number}")
+        same = share(team, tensors)
+        at.come(team.membership, f"shared-{number}")
         return same
 
-    def placed_cast(rope: Rope, tensor: Tensor, root: int, *, force: bool = False) -> Any:
-        if force:
-            at.come(rope, f"give-{rope.generation}-{at.count(f'give-{rope.generation}')}")
+    def placed_cast(comm: Comm, tensor: Tensor, root: int) -> Any:
+        who = comm.membership
+        if at.handing_over:
+            at.come(who, f"give-{who.generation}-{at.count(f'give-{who.generation}')}")
         else:
             sharing = f"cast-{at.counts['share']}"
-            at.come(rope, f"{sharing}-{at.count(sharing)}")
-        return cast(rope, tensor, root, force=force)
+            at.come(who, f"{sharing}-{at.count(sharing)}")
+        return cast(comm, tensor, root)
 
     kind.settle, kind.share_from_first = placed_settle, placed_share  # type: ignore[method-assign]
-    kind._start_broadcast = placed_cast  # type: ignore[method-assign]
+    Comm.broadcast = placed_cast  # type: ignore[method-assign]
 
 
-def _at_regroupings(kind: type[Rope], at: Places) -> None:
-    form, make_group, hand_over = kind._form, kind._make_group, kind._hand_over
+def _at_regroupings(kind: type[Team], at: Places) -> None:
+    advance, connect, hand_over = Membership.advance, kind._connect, kind._hand_over
 
-    def placed_form(rope: Rope, go: Any) -> None:
-        at.leave(rope, f"go-{go.generation}", json.dumps(dataclasses.asdict(go)))
-        form(rope, go)
+    def placed_advance(who: Membership, committed: int) -> Any:
+        go = advance(who, committed)
+        at.leave(who, f"go-{go.generation}", json.dumps(dataclasses.asdict(go)))
+        return go
 
-    def placed_make_group(rope: Rope, purpose: str) -> Any:
-        at.come(rope, f"{purpose}-{rope.generation}")
-        return make_group(rope, purpose)
+    def placed_connect(team: Team, comm: Comm, purpose: str) -> None:
+        at.come(team.membership, f"{purpose}-{team.membership.generation}")
+        connect(team, comm, purpose)
 
-    def placed_hand_over(rope: Rope, go: Any, awaited: Sequence[Tensor]) -> bool:
-        at.come(rope, f"formed-{go.generation}")
-        behind = hand_over(rope, go, awaited)
-        at.come(rope, f"handed-{go.generation}")
+    def placed_hand_over(team: Team, go: Any, awaited: Sequence[Tensor]) -> bool:
+        at.come(team.membership, f"formed-{go.generation}")
+        at.handing_over = True
+        behind = hand_over(team, go, awaited)
+        at.handing_over = False
+        at.come(team.membership, f"handed-{go.generation}")
         return behind
 
-    kind._form, kind._make_group, kind._hand_over = placed_form, placed_make_group, placed_hand_over  # type: ignore[method-assign]
+    kind._connect, kind._hand_over = placed_connect, placed_hand_over  # type: ignore[method-assign]
+    Membership.advance = placed_advance  # type: ignore[method-assign]
 
 
 def _at_addresses(at: Places) -> None:

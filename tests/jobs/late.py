@@ -17,5 +17,5 @@ with cordee.session() as s:
     for turn in range(400):
         time.sleep(draw.random() * 0.004)
         total = torch.full((5,), float(turn + s.rank))
-        assert s.rope.agree([total]) and float(total[0]) == 2 * turn + 1
-    assert s.rope.generation == 1, "the workers regrouped, though none was lost"
+        assert s.team.agree([total]) and float(total[0]) == 2 * turn + 1
+    assert s.team.membership.generation == 1, "the workers regrouped, though none was lost"

@@ -22,27 +22,27 @@ dies, at = map(int, names.pop(0).split("@")) if "@" in names[0] else (-1, 0)
 
 
 with cordee.session() as s:
-    rope, rank, sent = s.rope, s.rank, 0
+    team, rank, sent = s.team, s.rank, 0
     lane_of = links._lane
 
     class Counted:
         """A connection that counts what is sent."""
 
         def __init__(self, lane: Any) -> None:
-            self.lane, self.recv = lane, lane.recv
+            self.lane, self.receive = lane, lane.receive
 
-        def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Any:
+        def send(self, tensor: torch.Tensor, target: int, tag: int) -> Any:
             global sent
             sent += 1
             if (rank, sent) == (dies, at):
                 os.kill(os.getpid(), signal.SIGKILL)
-            return self.lane.send(tensors, target, tag)
+            return self.lane.send(tensor, target, tag)
 
     links._lane = lambda *which: Counted(lane_of(*which))
-    found = links.measure(rope, names[rank], links.everybody if which == "ALL" else links.ring, 0.01)
+    found = links.measure(team, names[rank], links.everybody if which == "ALL" else links.ring, 0.01)
     total = torch.ones(3)
-    while not rope.agree([total]):
+    while not team.agree([total]):
         total = torch.ones(3)
     said = None if found is None else [[one.source, one.target, one.bit_s, one.round_trip_s] for one in found]
-    about = {"links": said, "total": total.tolist(), "members": list(rope.members), "sent": sent}
-    Path(folder, f"{rank if found is not None else rope.worker}.json").write_text(json.dumps(about))
+    about = {"links": said, "total": total.tolist(), "members": list(team.membership.members), "sent": sent}
+    Path(folder, f"{rank if found is not None else team.membership.worker}.json").write_text(json.dumps(about))

@@ -73,7 +73,7 @@ if kind == "spectral":
 model = nn.Sequential(nn.Linear(64, 24).double(), middle, nn.ReLU(), nn.Linear(24, 10).double())
 losses = []
 with cordee.session() as s:
-    worker = s.rope.worker
+    worker = s.team.membership.worker
     model = s.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for batch in s.batches(cordee.data.digits().train, batch=50, epochs=1):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import cordee
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.sync import allreduce
 from cordee.train.job import Save, Stop
 
@@ -104,7 +104,7 @@ def job(
     sets: int = 2,
 ) -> cordee.Job:
     allreduce.SMALL_BYTES = allreduce.SMALL_BYTES if sets == 2 else 0  # one set of buckets, as large models have
-    instants.place(Rope, words, acts)
+    instants.place(Team, words, acts)
     return cordee.Job(
         model=Model,
         loss=nn.functional.cross_entropy,

@@ -25,6 +25,6 @@ class Model(nn.Module):
 
 with cordee.session() as s:
     numbers = np.arange(1003, dtype=np.float64)[:, None]
-    outputs = predict(s.prepare(Model()), as_source(numbers), s.rope, batch=97)
+    outputs = predict(s.prepare(Model()), as_source(numbers), s.team, batch=97)
     np.save(folder / f"{s.rank}.npy", outputs.numpy())
     np.save(folder / f"seen-{s.rank}.npy", np.asarray(seen))

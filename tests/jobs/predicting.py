@@ -12,14 +12,14 @@ from torch import nn
 
 import cordee
 from cordee.feed.data import as_source
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.evaluate import predict
 
 folder, acts = Path(sys.argv[1]), sys.argv[2]
-instants.place(Rope, folder, acts)
+instants.place(Team, folder, acts)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 with cordee.session() as s:
     numbers = np.arange(1003, dtype=np.float64)[:, None] / np.array([7.0, 100.0, 1000.0])
-    outputs = predict(s.prepare(model), as_source(numbers), s.rope, batch=97)
-    np.save(folder / f"{s.rope.worker}.npy", outputs.numpy())
+    outputs = predict(s.prepare(model), as_source(numbers), s.team, batch=97)
+    np.save(folder / f"{s.team.membership.worker}.npy", outputs.numpy())

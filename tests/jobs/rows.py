@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import cordee
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 
 WORDS = 400
 
@@ -52,7 +52,7 @@ def job(
     optimizer: str = "sgd", sparse_only: bool = False, clip: float = 0.0, acts: str = "", words: str = ""
 ) -> cordee.Job:
     if acts:
-        instants.place(Rope, words, acts)
+        instants.place(Team, words, acts)
     return cordee.Job(
         model=lambda: Rows(sparse_only),
         loss=nn.functional.cross_entropy,

@@ -41,7 +41,7 @@ class Climb(torch.optim.Optimizer):
 
 torch.manual_seed(0)
 with cordee.session() as s:
-    worker = s.rope.worker
+    worker = s.team.membership.worker
     model = s.prepare(nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).double())
     climb = Climb(model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -8,7 +8,7 @@ import time
 import torch
 
 import cordee
-from cordee.group import shared
+from cordee.group.transport import shared
 
 
 def expected(like: torch.Tensor, seed: int, size: int) -> torch.Tensor:
@@ -24,29 +24,29 @@ def content(like: torch.Tensor, seed: int, rank: int) -> torch.Tensor:
 
 
 with cordee.session() as s:
-    rope = s.rope
+    team = s.team
     posts = 0
-    if rope._shared is not None:
+    if isinstance(memory := team.sums.transports[0], shared.Shared):
         if "small" in sys.argv:  # so that the arena is written round and round
-            rope._shared._arena = shared.MOST_BYTES = 2**20
-        post = rope._shared.post
+            memory._arena = shared.MOST_BYTES = 2**20
+        post = memory.post
 
-        def counted(tensor: torch.Tensor) -> shared.Work:
+        def counted(tensor: torch.Tensor) -> shared.SharedWork:
             global posts
             posts += 1
             return post(tensor)
 
-        rope._shared.post = counted  # type: ignore[method-assign]
+        memory.post = counted  # type: ignore[method-assign]
     shapes = [(1,), (3, 5), (40_000,), (0,), (7,), (33_333,)]
     kinds = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16]
     for turn in range(60):
         tensors = [torch.empty(shape, dtype=kinds[(turn + place) % 5]) for place, shape in enumerate(shapes)]
         tensors = [content(one, 10 * turn + place, s.rank) for place, one in enumerate(tensors)]
-        works = [rope.start_sum(one) for one in tensors]
+        handles = [team.sums.sum(one) for one in tensors]
         if turn % 7 == s.rank:
             time.sleep(0.01)  # the others begin to write anew while this one has not read yet
-        for place, (one, work) in enumerate(zip(tensors, works, strict=True)):
-            assert work is not None and rope.wait(work)
+        for place, (one, handle) in enumerate(zip(tensors, handles, strict=True)):
+            assert handle.wait()
             over_sockets = "gloo" in sys.argv or one.nbytes * s.size > shared.MOST_BYTES  # in another order: rounding
             assert torch.equal(one, expected(one, 10 * turn + place, s.size)) or over_sockets, (turn, place)
             torch.testing.assert_close(
@@ -54,4 +54,4 @@ with cordee.session() as s:
             )
     assert (posts > 0) == ("shared" in sys.argv), posts
     huge = torch.ones(shared.MOST_BYTES // 4 + 1)  # too large to be shared
-    assert rope.agree([huge]) and float(huge[-1]) == s.size
+    assert team.agree([huge]) and float(huge[-1]) == s.size

@@ -43,7 +43,7 @@ for turn in range(2):
         if how == "new":
             optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for number, batch in enumerate(s.batches(train, batch=101, epochs=1)):
-            if turn == 1 and number == 5 and s.rope.worker == dies:
+            if turn == 1 and number == 5 and s.team.membership.worker == dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             leaving = leaves and turn == 0 and number == 7
             if leaving and s.rank == 1:

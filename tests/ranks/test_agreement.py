@@ -41,8 +41,8 @@ with cordee.session() as s:
              "samples": {"samples": 50}, "wide": {"wide": 4}}
     said = {name: refused(lambda: steps(s, here, **(more if here else {}))) for name, more in cases.items()}
     said["nothing again"] = refused(lambda: steps(s, here))
-    said["many"] = refused(lambda: agree_on(s.rope, {str(key): key * here for key in range(9)}))
-    said["only here"] = refused(lambda: agree_on(s.rope, {"extra": 1} if here else {}))
+    said["many"] = refused(lambda: agree_on(s.team, {str(key): key * here for key in range(9)}))
+    said["only here"] = refused(lambda: agree_on(s.team, {"extra": 1} if here else {}))
     Path(sys.argv[1], f"{s.rank}.json").write_text(json.dumps(said))
 """
 JOB = """

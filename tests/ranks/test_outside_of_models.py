@@ -32,7 +32,7 @@ class Scaled(nn.Module):
 second = sys.argv[2] == "second"
 losses = []
 with cordee.session() as s:
-    torch.manual_seed(s.rope.worker)
+    torch.manual_seed(s.team.membership.worker)
     model = s.prepare(Scaled())
     scale = nn.Parameter(torch.randn((), dtype=torch.float64))
     shift = torch.randn(10, dtype=torch.float64, requires_grad=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cordee.group.shared import open_shared
+from cordee.group.transport.shared import open_shared
 from harness import JOBS, Run, assert_same, run_script, train
 
 
@@ -50,9 +50,9 @@ class Store(dict[str, bytes]):
 def test_whoever_cannot_reach_the_memory_says_so_and_all_do_without_it() -> None:
     elsewhere = Store(where=b"another-machine/pid 1 3 ")
     elsewhere["reached-0"] = b"yes"
-    assert open_shared(elsewhere, 1, 2, lambda: False, 1.0) is None
+    assert open_shared(elsewhere, 1, 2, lambda: False, 1.0) == ()
     assert elsewhere["reached-1"] == b"no"
     first = Store({"reached-1": b"no"})
     held = set(os.listdir("/proc/self/fd"))
-    assert open_shared(first, 0, 2, lambda: False, 1.0) is None
+    assert open_shared(first, 0, 2, lambda: False, 1.0) == ()
     assert first["reached-0"] == b"yes" and set(os.listdir("/proc/self/fd")) <= held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import ModelError
-from cordee.group.rope import Rope
+from cordee.group.channel import Unconnected
+from cordee.group.comm import Comm, Meter
+from cordee.group.membership import Membership
+from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState, backward_from, bind, meeting_points, set_aside, together
 
 CHANNELS = 6
@@ -25,7 +29,7 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Table:
-    """Where the members of a rope lay what they gather: one after the other, so it takes rounds until all is there.
+    """Where the members of a team lay what they gather: one after the other, so it takes rounds until all is there.
 
     What is gathered in the forward pass depends on nothing before, what is gathered in the backward pass on that: the
     third round has everybody's parts of both.
@@ -38,29 +42,27 @@ class Table:
         self.size = size
 
 
-class Seat(Rope):
+class Seat(Comm):
     """A member's place at a table, for one round."""
 
     def __init__(self, table: Table, number: int) -> None:
-        super().__init__()
-        self.worker, self.members = number, tuple(range(table.size))
+        super().__init__(Membership(Unconnected()), Meter())
+        self.membership.rank, self.membership.size = number, table.size
+        self.transports = (self,)  # type: ignore[assignment]
         self._table, self._gathers = table, 0
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
+    def gather(self, tensor: Tensor) -> Any:
         turn, self._gathers = self._gathers, self._gathers + 1
-        self._table.parts[turn, self.worker] = tensor.clone()
-        return [self._table.parts.get((turn, member), tensor).clone() for member in self.members]
+        self._table.parts[turn, self.rank] = tensor.clone()
+        parts = [self._table.parts.get((turn, member), tensor).clone() for member in range(self.size)]
+        return SimpleNamespace(wait=lambda: parts)
 
 
-class Lost(Rope):
-    """A rope of two that broke."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.members = (0, 1)
-
-    def gather(self, tensor: Tensor) -> None:
-        return None
+def lost() -> Comm:
+    """Between two members, one of which was lost."""
+    comm = Comm(Membership(Unconnected()), Meter())
+    comm.membership.size = 2
+    return comm
 
 
 class Outcome:
@@ -238,7 +240,7 @@ def test_a_share_without_any_number_in_it(device: str) -> None:
 def test_a_gather_that_fails_makes_the_step_void_and_everything_stays_finite(silent: bool) -> None:
     x = drawn((3, CHANNELS, 2)).float()
     layer, state = layer_for(x), StepState(silent=silent)
-    bind(layer, "exact", Lost(), state)
+    bind(layer, "exact", lost(), state)
     outcome = Outcome(layer, x, torch.ones_like(x))
     assert state.void
     assert outcome.out.isfinite().all() and outcome.d_x.isfinite().all()
@@ -261,7 +263,7 @@ def test_sync_batchnorm_is_a_batchnorm_like_others() -> None:
 def test_sync_batchnorm_of_each_replica_has_the_statistics_of_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     x, layer = drawn((5, CHANNELS)), nn.SyncBatchNorm(CHANNELS).double()
     wanted = nn.BatchNorm1d(CHANNELS).double()(x)
-    assert bind(layer, "replica", Lost(), StepState()) == 1
+    assert bind(layer, "replica", lost(), StepState()) == 1
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)  # as a script for DDP leaves it
     torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-12)
 
@@ -272,7 +274,7 @@ def test_a_sync_batchnorm_with_a_forward_of_its_own_is_refused() -> None:
             return super().forward(input).relu()
 
     with pytest.raises(ModelError, match="Own"):
-        bind(Own(CHANNELS), "exact", Lost(), StepState())
+        bind(Own(CHANNELS), "exact", lost(), StepState())
 
 
 # ------------------------------------------------------------- a share whose loss weighs nothing
@@ -328,9 +330,9 @@ def test_evaluated_together_a_layer_without_running_statistics_has_those_of_the_
 
 
 def test_layers_with_running_statistics_ask_nobody_in_evaluation() -> None:
-    layer, rope = nn.BatchNorm1d(CHANNELS), Lost()
-    bind(layer, "exact", rope, StepState())
-    with together(layer.eval(), rope) as state:
+    layer, comm = nn.BatchNorm1d(CHANNELS), lost()
+    bind(layer, "exact", comm, StepState())
+    with together(layer.eval(), comm) as state:
         assert not state.together
         layer(torch.randn(4, CHANNELS))
     assert not state.void
@@ -365,7 +367,7 @@ def test_a_global_batch_of_one_value_is_refused_by_everybody() -> None:
 def test_one_worker_refuses_it_in_the_same_words() -> None:
     layer = nn.BatchNorm1d(CHANNELS)
     for _ in range(2):
-        assert bind(layer, "exact", Rope(), StepState()) == 0
+        assert bind(layer, "exact", Team().layers, StepState()) == 0
     assert len(layer._forward_pre_hooks) == 1 and type(layer) is nn.BatchNorm1d
     with pytest.raises(ModelError, match=ONE_VALUE):
         layer(torch.randn(1, CHANNELS))
@@ -375,6 +377,6 @@ def test_one_worker_refuses_it_in_the_same_words() -> None:
 
 def test_a_share_of_one_value_is_refused_where_every_share_counts_by_itself() -> None:
     layer = nn.BatchNorm1d(CHANNELS)
-    bind(layer, "replica", Lost(), StepState())
+    bind(layer, "replica", lost(), StepState())
     with pytest.raises(ModelError, match=ONE_VALUE):
         layer(torch.randn(1, CHANNELS))

@@ -10,7 +10,7 @@ from torch import nn
 
 from cordee.core.errors import DivergedError, PlanError
 from cordee.core.plan import Plan
-from cordee.group import nccl
+from cordee.group.transport import nccl
 from cordee.train.compiling import replays
 from cordee.train.devices import fuse, lay_out
 from cordee.train.precision import FIRST_SCALE, GROW_AFTER, Precision, widened
@@ -165,11 +165,34 @@ def test_outputs_in_half_precision_are_widened_for_metrics() -> None:
 
 
 def test_nccl_only_where_every_worker_has_a_gpu_of_its_own() -> None:
-    assert nccl.identity("cpu", "auto") == "" and nccl.identity("cuda:0", "gloo") == ""
     assert nccl.usable(["a/1", "a/2", "b/1"])
     assert not nccl.usable(["a/1", "a/1"]) and not nccl.usable(["a/1", ""])
+
+
+class Store(dict[str, bytes]):
+    """What the other worker has left there."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "gpu"), [("cpu", "auto", ""), ("cuda:0", "gloo", ""), ("cuda:0", "auto", "a/1")]
+)
+def test_without_a_gpu_for_each_there_is_no_nccl(
+    device: str, backend: str, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl, "_gpu", lambda device: "a/1")
+    store = Store({"1": b" "})
+    assert nccl.open_nccl(lambda purpose: store, (0, 2), device, backend, 1.0, lambda: False) is None  # type: ignore[arg-type, return-value]
+    assert store["0"].decode().strip() == gpu
+
+
+def test_nccl_that_is_asked_for_and_cannot_be_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "_gpu", lambda device: "a/1")
+    store = Store({"1": b" "})
     with pytest.raises(PlanError, match="the workers have a/1, no GPU"):
-        nccl.require(["a/1", ""])
+        nccl.open_nccl(lambda purpose: store, (0, 2), "cuda:0", "nccl", 1.0, lambda: False)  # type: ignore[arg-type, return-value]
 
 
 class Work:
@@ -183,11 +206,13 @@ class Work:
         return self.looks <= 0
 
 
-def test_nobody_counts_sums_as_done_while_a_peer_is_lost() -> None:
-    assert nccl.complete([Work(3), Work(1)], lambda: False)
-    assert not nccl.complete([Work(10**9)], lambda: True)
-    assert not nccl.complete([Work(1)], lambda: True)  # an aborted collective looks completed
-    assert not nccl.complete([None], lambda: False)
+def test_a_sum_of_nccl_does_not_count_as_complete_while_a_peer_is_lost() -> None:
+    work = nccl.NcclWork(Work(3))
+    work.wait(lambda: False)
+    work.wait(lambda: True)  # it was complete before the loss
+    for looks in (10**9, 1):  # an aborted collective looks completed
+        with pytest.raises(RuntimeError, match="a peer was lost"):
+            nccl.NcclWork(Work(looks)).wait(lambda: True)
 
 
 @pytest.mark.parametrize(

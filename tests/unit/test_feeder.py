@@ -11,7 +11,7 @@ import torch
 
 from cordee.feed.order import Order
 from cordee.feed.share import Share
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.feeder import Feeder, Slot
 
 
@@ -37,7 +37,7 @@ class Slow:
 
 def test_once_a_thread_reads_ahead_nobody_else_reads() -> None:
     source = Slow()
-    feeder = Feeder(source, Order(1_000, 10, shuffle="none"), Share(), Rope())
+    feeder = Feeder(source, Order(1_000, 10, shuffle="none"), Share(), Team())
     for step in range(40):
         if step in (20, 21, 30):
             feeder.forget()  # the members have changed

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cordee.core.errors import DivergedError
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train import norms, record
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.record import Committed, Reporter
@@ -78,9 +78,9 @@ def test_a_finite_gradient_with_large_squares_is_no_error() -> None:
 
 def test_a_record_waits_for_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "WRITE_EVERY_S", -1.0)
-    rope, channel = Rope(), Channel()
-    reporter = Reporter(rope)
-    rope.channel = channel  # type: ignore[assignment]
+    team, channel = Team(), Channel()
+    reporter = Reporter(team)
+    team.channel = channel  # type: ignore[assignment]
 
     def committed(number: int) -> Committed:
         return Committed(number, 0, number, 1.0, 1, False, False, False, None, 0.1)

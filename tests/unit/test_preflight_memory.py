@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cordee.core.errors import MixingError
 from cordee.feed.data import as_source
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.job import Job, Resolved
 from cordee.train.preflight.fingerprint import fingerprint
 from cordee.train.preflight.job import before_training
@@ -44,7 +44,7 @@ def passes(data: Any = (X, Y), loss: Any = entropy, model: Callable[[], nn.Modul
     """How many passes a start of this job costs."""
     PASSES.tally = 0
     job = Job(model=model, loss=loss, optimizer=torch.optim.SGD, data=data)
-    before_training(job, job.make_model(), job.order(Resolved(32, 1.0)), Rope(), "cpu")
+    before_training(job, job.make_model(), job.order(Resolved(32, 1.0)), Team(), "cpu")
     found, PASSES.tally = PASSES.tally, 0
     return found
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cordee.core.errors import MixingError, UsageError
 from cordee.feed.batch import Batch
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.job import Job, Resolved
 from cordee.train.preflight import surroundings
 from cordee.train.preflight.batch import check_batch
@@ -193,7 +193,7 @@ def test_lazy_modules_take_their_shapes_first(tmp_path: Path, monkeypatch: pytes
         settings: dict[str, Any] = {"loss": cross_entropy, "optimizer": torch.optim.SGD, "data": (X, Y)}
         job = Job(model=lambda: nn.Sequential(nn.LazyLinear(3)), **settings)
         model = job.make_model()
-        assert before_training(job, model, job.order(Resolved(32, 1.0)), Rope(), "cpu") == []
+        assert before_training(job, model, job.order(Resolved(32, 1.0)), Team(), "cpu") == []
         assert [tuple(one.shape) for one in model.parameters()] == [(3, 6), (3,)]
 
 

@@ -11,7 +11,7 @@ import pytest
 from cordee.feed.digest import delivered
 from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train import record
 from cordee.train.record import Committed, Ledger, Reporter, Timing
 from cordee.train.riders import from_limbs, to_limbs
@@ -113,9 +113,10 @@ def test_a_long_run_keeps_a_fair_part_of_its_steps(monkeypatch: pytest.MonkeyPat
     assert abs(found["p50"] - 500) < 60 and abs(found["p99"] - 990) < 20
 
 
-def test_a_session_alone_keeps_nothing_that_nobody_will_read() -> None:
-    reporter = Reporter(Rope())
+def test_a_session_alone_keeps_nothing_that_is_sent() -> None:
+    reporter = Reporter(Team())
     for number in range(5):
         reporter.start()
         reporter.commit(Committed(number, 0, number, 1.0, 1, False, False, False), 1)
+    reporter.send()
     assert reporter.timing.count == 5 and reporter.timing.parts == []

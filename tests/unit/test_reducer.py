@@ -11,32 +11,43 @@ from torch import nn
 
 from cordee.core.errors import ModelError, UsageError
 from cordee.core.plan import Plan
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, bind
 from cordee.train.reducers import Reducers
 
 
-class Echo(Rope):
-    """A rope of two whose other member always says the same as we do: sums are doubles."""
+class Doubling:
+    """A transport between two members that always have the same."""
 
-    members = (0, 1)
+    ends_by_itself = True
 
     def __init__(self) -> None:
-        super().__init__()
-        self.members = (0, 1)
         self.sent: list[int] = []
 
-    def start_sum(self, tensor: torch.Tensor) -> object:
+    def sum(self, tensor: torch.Tensor) -> Any:
         self.sent.append(tensor.numel())
         tensor.mul_(2)
         return self
 
-    def wait(self, work: object) -> bool:
-        return True
+    def gather(self, tensor: torch.Tensor, parts: list[torch.Tensor]) -> Any:
+        for part in parts:
+            part.copy_(tensor)
+        return self
 
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return [tensor, tensor.clone()]
+    def wait(self, broken: object) -> None:
+        pass
+
+
+class Echo(Team):
+    """A team of two whose other member always has the same as this one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.membership.members, self.membership.size = (0, 1), 2
+        doubling = Doubling()
+        self.sums.transports = self.layers.transports = (doubling,)  # type: ignore[assignment]
+        self.sent = doubling.sent
 
 
 def two_layers() -> nn.Sequential:
@@ -46,20 +57,20 @@ def two_layers() -> nn.Sequential:
 
 @pytest.mark.parametrize(("bucket_mb", "buckets"), [(25.0, 1), (0.005, 2), (0.0005, 3)])
 def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: int) -> None:
-    model, rope = two_layers(), Echo()
-    reducer = Reducer(model.parameters(), rope, bucket_mb=bucket_mb, overlap=True)
+    model, team = two_layers(), Echo()
+    reducer = Reducer(model.parameters(), team, bucket_mb=bucket_mb, overlap=True)
     for step in range(3):
         reducer.ride_along(lambda step=step: [1.5, float(step)])
         reducer.arm()
         loss = model(torch.ones(3, 40).double()).square().mean()
         wanted = [2 * gradient for gradient in torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)]
         loss.backward()
-        early = len(rope.sent)
+        early = len(team.sent)
         assert reducer.finish(void=False) == [3.0, 2.0 * step]
         # The first step builds the buckets, later ones fill them early; one bucket is full at the end only.
         assert early == (0 if step == 0 or buckets == 1 else buckets)
-        assert len(rope.sent) == buckets
-        rope.sent.clear()
+        assert len(team.sent) == buckets
+        team.sent.clear()
         assert all(torch.equal(p.grad, want) for p, want in zip(model.parameters(), wanted, strict=True))  # type: ignore[arg-type]
         reducer.clear()
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -82,13 +93,13 @@ def test_frozen_parameters_are_left_out() -> None:
 
 
 def test_parameters_of_two_types_travel_in_buckets_of_their_own() -> None:
-    rope = Echo()
+    team = Echo()
     model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 2).double()])
-    reducer = Reducer(model.parameters(), rope, bucket_mb=25.0, overlap=False)
+    reducer = Reducer(model.parameters(), team, bucket_mb=25.0, overlap=False)
     reducer.ride_along(lambda: [7.0])
     (model[0](torch.ones(1, 4)).sum() + model[1](torch.ones(1, 4).double()).sum()).backward()
     assert reducer.finish(void=False) == [14.0]
-    assert len(rope.sent) == 2
+    assert len(team.sent) == 2
     assert model[0].bias.grad is not None and model[0].bias.grad.dtype == torch.float32
     assert model[1].bias.grad is not None and model[1].bias.grad.tolist() == [2.0, 2.0]
 
@@ -170,8 +181,8 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_whatever_an_optimizer_does_to_gradients_a_peer_gets_what_was_agreed_on(kind: str) -> None:
     """And what it keeps of them is its own: buckets are filled anew two steps later."""
-    alone, model, rope = two_layers(), two_layers(), Echo()
-    reducer = Reducer(model.parameters(), rope, bucket_mb=0.005, overlap=True)
+    alone, model, team = two_layers(), two_layers(), Echo()
+    reducer = Reducer(model.parameters(), team, bucket_mb=0.005, overlap=True)
     optimizers = [OPTIMIZERS[kind](one.parameters()) for one in (alone, model)]
     for step in range(6):
         x = torch.full((3, 40), 0.1 + step).double()
@@ -182,10 +193,10 @@ def test_whatever_an_optimizer_does_to_gradients_a_peer_gets_what_was_agreed_on(
         model(x).square().mean().backward()
         reducer.filled()
         reducer.finish(void=False)
-        agreed = [tensor.clone() for tensor in rope._held]
+        agreed = [tensor.clone() for tensor in team._result]
         reducer.update(optimizers[1])
         optimizers[0].step()
-        assert all(torch.equal(held, was) for held, was in zip(rope._held, agreed, strict=True)), step
+        assert all(torch.equal(held, was) for held, was in zip(team._result, agreed, strict=True)), step
         reducer.clear()
         for mine, wanted in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
@@ -220,42 +231,42 @@ def test_only_optimizers_of_pytorch_get_the_buckets_themselves(kind: str, copied
 def test_a_step_that_is_dropped_sends_as_much_on_every_replica(
     backward: bool, filled: bool, regrouped: bool, sends: bool
 ) -> None:
-    model, rope = two_layers(), Echo()
-    reducer = Reducer(model.parameters(), rope, bucket_mb=0.005, overlap=True)
+    model, team = two_layers(), Echo()
+    reducer = Reducer(model.parameters(), team, bucket_mb=0.005, overlap=True)
     reducer.ride_along(lambda: [])
     reducer.finish(void=False)  # makes the buckets
-    wanted = list(rope.sent) if sends else []
-    assert len(rope.sent) > 1
-    rope.sent.clear()
+    wanted = list(team.sent) if sends else []
+    assert len(team.sent) > 1
+    team.sent.clear()
     reducer.arm()
     if backward:
         model(torch.ones(3, 40).double()).square().mean().backward()
     if filled:
         reducer.filled()
-    rope.generation += regrouped
+    team.membership.generation += regrouped
     reducer.forget()
-    assert rope.sent == wanted
+    assert team.sent == wanted
     assert all(parameter.grad is None for parameter in model.parameters())
     reducer.forget()
-    assert rope.sent == wanted
+    assert team.sent == wanted
 
 
 def test_sums_of_a_former_generation_are_not_gone_on_with() -> None:
-    model, rope = two_layers(), Echo()
-    reducer = Reducer(model.parameters(), rope, bucket_mb=0.005, overlap=True)
+    model, team = two_layers(), Echo()
+    reducer = Reducer(model.parameters(), team, bucket_mb=0.005, overlap=True)
     reducer.ride_along(lambda: [])
     reducer.finish(void=False)
     reducer.arm()
-    rope.generation += 1
-    rope.sent.clear()
-    assert reducer.hold_back() is False and rope.sent == []
+    team.membership.generation += 1
+    team.sent.clear()
+    assert reducer.hold_back() is False and team.sent == []
 
 
 def test_a_sparse_gradient_is_clipped_by_the_norm_of_its_rows() -> None:
     layer, twin = nn.Embedding(5, 3, sparse=True), nn.Embedding(5, 3)
     for one in (layer, twin):
         one(torch.tensor([1, 2, 1])).sum().backward()
-        Reducer(one.parameters(), Rope(), bucket_mb=25.0, overlap=True).treat(scale=2.0, clip=1.0)
+        Reducer(one.parameters(), Team(), bucket_mb=25.0, overlap=True).treat(scale=2.0, clip=1.0)
     assert layer.weight.grad is not None and layer.weight.grad.is_sparse and layer.weight.grad._nnz() == 2
     assert torch.allclose(layer.weight.grad.to_dense(), twin.weight.grad)  # type: ignore[arg-type]
 
@@ -293,7 +304,7 @@ def test_optimizers_of_different_parameters_stay_side_by_side() -> None:
 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     with pytest.raises(UsageError, match="LBFGS cannot be used here: its step\\(\\) needs closure"):
-        Reducers(Rope(), Plan(), []).of(torch.optim.LBFGS(two_layers().parameters()))
+        Reducers(Team(), Plan(), []).of(torch.optim.LBFGS(two_layers().parameters()))
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -302,7 +313,7 @@ def test_batchnorm_over_two_equal_halves_is_that_of_the_whole(affine: bool) -> N
     plain = nn.BatchNorm2d(3, affine=affine).double()
     exact = nn.BatchNorm2d(3, affine=affine).double()
     exact.load_state_dict(plain.state_dict())
-    assert bind(exact, "exact", Echo(), StepState()) == 1
+    assert bind(exact, "exact", Echo().layers, StepState()) == 1
     half = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     whole = torch.cat([half, half]).requires_grad_()
     mine = half.clone().requires_grad_()
@@ -327,5 +338,5 @@ def test_a_batchnorm_with_a_forward_of_its_own_is_refused_and_not_replaced() -> 
             return super().forward(input).relu()
 
     with pytest.raises(ModelError, match="WithActivation"):
-        bind(torch.nn.Sequential(WithActivation(4)), "exact", Echo(), StepState())
-    assert bind(torch.nn.Sequential(WithActivation(4)), "replica", Echo(), StepState()) == 1
+        bind(torch.nn.Sequential(WithActivation(4)), "exact", Echo().layers, StepState())
+    assert bind(torch.nn.Sequential(WithActivation(4)), "replica", Echo().layers, StepState()) == 1

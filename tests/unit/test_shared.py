@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cordee.group import shared
-from cordee.group.shared import Shared
+from cordee.group.transport import shared
+from cordee.group.transport.shared import Shared
 
 ARENA = 2**16
 
@@ -31,6 +31,11 @@ class Pair:
         return begun
 
 
+def never() -> bool:
+    """No peer was lost, as far as the caller knows."""
+    return False
+
+
 def content(nbytes: int, seed: int, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(2 * seed + rank)
     return torch.randint(256, (nbytes,), dtype=torch.uint8, generator=generator)
@@ -47,12 +52,12 @@ def test_one_that_is_left_open_ends_with_a_later_one() -> None:
     for seed in range(1, 200):  # many times around the arena
         later = pair.gather(1000 + seed, seed)
         for work, _ in later:
-            work.wait()
+            work.wait(never)
         assert_gathered(later, 1000 + seed, seed)
         assert_gathered(first, 24, 0)
     pair.broken = True
     for work, _ in first:
-        work.wait()  # it came to its end before the rope broke
+        work.wait(never)  # it came to its end before the team broke
 
 
 @pytest.mark.parametrize("nbytes", [9, ARENA // 2])
@@ -60,7 +65,7 @@ def test_those_that_nobody_waits_for_do_not_pile_up(nbytes: int) -> None:
     pair = Pair()
     begun = [pair.gather(nbytes, seed) for seed in range(3 * shared._RECORDS)]
     for work, _ in begun[-1]:
-        work.wait()
+        work.wait(never)
     for seed in (0, 1, shared._RECORDS, 3 * shared._RECORDS - 1):
         assert_gathered(begun[seed], nbytes, seed)
 
@@ -71,9 +76,9 @@ def test_sums_and_gathers_in_one_order() -> None:
     works = [member.post(tensor) for member, tensor in zip(pair.members, numbers, strict=True)]
     later = pair.gather(8, 1)
     for work, _ in later:
-        work.wait()
+        work.wait(never)
     for work in works:
-        work.wait()  # has ended, and is not done twice
+        work.wait(never)  # has ended, and is not done twice
     assert numbers[0].tolist() == numbers[1].tolist() == [11.0, 22.0]
     assert_gathered(later, 8, 1)
 
@@ -83,7 +88,7 @@ def test_a_lost_member_ends_the_wait() -> None:
     work = pair.members[0].post(torch.ones(3), [torch.zeros(3), torch.zeros(3)])
     pair.broken = True
     with pytest.raises(RuntimeError, match="lost"):
-        work.wait()
+        work.wait(never)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +122,7 @@ def test_two_different_collectives_are_not_taken_for_one(here: Tensor, there: Te
     with pytest.raises(
         RuntimeError, match=f"rank 1 began another collective than rank 0 did: {there.nbytes} bytes there"
     ):
-        works[0].wait()
+        works[0].wait(never)
     assert torch.equal(here, torch.ones_like(here)), "nothing was added"
 
 

@@ -7,11 +7,12 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from cordee.group.patience import Stuck, await_work
+from cordee.group.transport.gloo import GlooWork
+from cordee.group.transport.seam import LostInMessage
 
 
 class Late(dist.Work):
-    """Comes to its end, well or not, in the very moment in which somebody has given up waiting for it."""
+    """Comes to its end, well or not, just after a wait for it has timed out."""
 
     def __init__(self, after: int, error: str = "") -> None:
         super().__init__()
@@ -31,15 +32,15 @@ class Late(dist.Work):
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_collective_that_ends_right_after_a_look_has_not_failed(after: int) -> None:
-    await_work(Late(after), lambda: False)
+    GlooWork(Late(after)).wait(lambda: False)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_collective_that_failed_says_why(after: int) -> None:
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
-        await_work(Late(after, "Connection closed by peer"), lambda: False)
+        GlooWork(Late(after, "Connection closed by peer")).wait(lambda: False)
 
 
 def test_a_collective_that_never_ends_is_left_once_a_peer_was_lost() -> None:
-    with pytest.raises(Stuck):
-        await_work(Late(9), lambda: True)
+    with pytest.raises(LostInMessage):
+        GlooWork(Late(9)).wait(lambda: True)

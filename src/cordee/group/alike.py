@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 
 _AT_ONCE = 2**16
 """Words that are multiplied and added up at once, so that it takes little memory."""
 
 
-def alike(tensors: Sequence[Tensor], rope: Rope) -> bool:
+def alike(tensors: Sequence[Tensor], team: Team) -> bool:
     """Whether these are the same on all members, bit by bit; every member calls this."""
-    while rope.size > 1:
+    while team.size > 1:
         mine = checksum(tensors)
-        table = torch.zeros(rope.size, len(mine), dtype=torch.uint8)  # a sum over members: all but one add zeros
-        table[rope.rank] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        if rope.agree([table]):  # otherwise a member was lost, and the others have new ranks
+        table = torch.zeros(team.size, len(mine), dtype=torch.uint8)  # a sum over members: all but one add zeros
+        table[team.rank] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        if team.agree([table]):  # otherwise a member was lost, and the others have new ranks
             return bool((table == table[0]).all())
     return True
 

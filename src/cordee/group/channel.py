@@ -1,7 +1,7 @@
-"""A worker's end of the rope: told at once when a peer is lost, independent of any collective.
+"""A worker's connection to the coordinator: it is told at once when a peer is lost, independent of any collective.
 
-Two threads: one listens to the hub, one says several times a second that this process is there and sends what has
-gathered for the record. Neither ever waits for the training thread.
+Two threads: one listens to the hub, one sends heartbeats several times per second, and what has gathered for the
+record. Neither ever waits for the training thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,47 @@ SEND_S = 0.1
 """How often what has gathered for the record is sent."""
 CLOSE_S = 2.0
 """How long the hub may take to read our last words."""
+
+
+class Unconnected:
+    """In the place of a channel where a process trains alone: it has no peers, and what it posts is dropped."""
+
+    worker = 0
+    name = "the only worker"
+    clock_offset_s = 0.0
+    recorded = -1
+    stop_reason: str | None = None
+
+    def __init__(self) -> None:
+        """Nothing to connect to."""
+        self.at = "starting"
+        self.brief: Message = {}
+        self.on_break: Callable[[], None] = lambda: None
+        self.before_end: Callable[[], None] = lambda: None
+
+    def is_broken(self, generation: int) -> bool:
+        """No peer can be lost."""
+        return False
+
+    def next_generation(self, after: int, committed: int, deadline_s: float) -> Go:
+        """The same one worker again."""
+        return Go(after + 1, (self.worker,), committed, None)
+
+    def await_break(self, generation: int, deadline_s: float) -> bool:
+        """No peer can be lost."""
+        return False
+
+    def finish(self, generation: int, deadline_s: float) -> bool:
+        """No other worker has anything left to do."""
+        return True
+
+    def post(self, kind: str, content: Any) -> None:
+        """There is no record."""
+
+    def _nothing(self, *_: object) -> None:
+        """There is no coordinator to tell."""
+
+    torn = stuck = flush = heed = part = close = _nothing
 
 
 class Channel:

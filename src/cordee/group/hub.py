@@ -1,4 +1,4 @@
-"""The launcher's end of the rope: one connection per worker, on which losses are noticed and generations announced.
+"""The launcher's end of the team: one connection per worker, on which losses are noticed and generations announced.
 
 A hub runs in a thread of its own, so that it works in a notebook and beside a progress bar. All of its state lives in
 that thread; the outside talks to it through `lose`, `ask_to_stop`, `abort` and listens on `notices`.

@@ -1,4 +1,4 @@
-"""How a process gets onto the rope: by our own launcher, or by finding its peers under somebody else's."""
+"""How a process gets onto the team: by our own launcher, or by finding its peers under somebody else's."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from cordee.group import links
 from cordee.group.channel import Channel
 from cordee.group.hub import Hub
 from cordee.group.meeting import Meeting
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.group.token import read_token
 from cordee.group.wire import Address, Message
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A place on the rope, and the hub if this process hosts it."""
+    """A place on the team, and the hub if this process hosts it."""
 
-    rope: Rope
+    team: Team
     plan: Plan
     hub: Hub | None = None
     device: str = "cpu"
     launched: bool = False
-    """Our own launcher's worker leaves the rope at the end of the script; until then it may do more."""
+    """Our own launcher's worker leaves the team at the end of the script; until then it may do more."""
 
 
 _current: Joined | None = None
@@ -78,7 +78,7 @@ def join(world: World, asked: Asked | None = None) -> Joined:
     if _current is not None:
         return _current
     if world.size == 1:
-        return Joined(Rope(), Plan(), device=_device(world))
+        return Joined(Team(), Plan(), device=_device(world))
     return _join_foreign(world, asked or Asked())
 
 
@@ -101,7 +101,7 @@ def _join_foreign(world: World, asked: Asked) -> Joined:
         channel, address = _connect(world, asked.deadline_s, hub, meeting)
         interface = "127.0.0.1" if one_host else own_address_towards(address.host, address.port)
         device = _device(world)
-        rope = _rope(world, asked, channel, interface, device)
+        team = _team(world, asked, channel, interface, device)
     except BaseException:
         if hub is not None:
             hub.close()
@@ -110,8 +110,8 @@ def _join_foreign(world: World, asked: Asked) -> Joined:
         if meeting is not None:
             meeting.close()
     if not one_host:
-        links.tell(rope, world.host)
-    return Joined(rope, Plan(), hub, device)
+        links.tell(team, world.host)
+    return Joined(team, Plan(), hub, device)
 
 
 def _connect(world: World, deadline_s: float, hub: Hub | None, meeting: Meeting | None) -> tuple[Channel, Address]:
@@ -132,10 +132,10 @@ def _connect(world: World, deadline_s: float, hub: Hub | None, meeting: Meeting 
             time.sleep(0.02)
 
 
-def _rope(world: World, asked: Asked, channel: Channel, interface: str, device: str) -> Rope:
+def _team(world: World, asked: Asked, channel: Channel, interface: str, device: str) -> Team:
     """The first group, when all processes have come."""
     try:
-        return Rope(channel, interface=interface, deadline_s=asked.deadline_s, device=device, backend=asked.backend)
+        return Team(channel, interface=interface, deadline_s=asked.deadline_s, device=device, backend=asked.backend)
     except WaitedTooLong as error:
         channel.close()  # before the hub, whose end it would take for a lost launcher
         raise RendezvousError(

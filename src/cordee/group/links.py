@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 
-from cordee.group.patience import LOOK_S
-from cordee.group.rope import Rope
+from cordee.core.errors import CordeeError
+from cordee.group.comm import Comm, Handle
+from cordee.group.team import Team
+from cordee.group.transport.gloo import LOOK_S
 
 PINGS = 12
 FIRST_BYTES, MOST_BYTES, GROWTH = 65_536, 67_108_864, 2
@@ -47,15 +49,15 @@ class Link:
 
 
 def measure(
-    rope: Rope, host: str, shifts: Callable[[int], Iterable[int]], enough_s: float = ENOUGH_S
+    team: Team, host: str, shifts: Callable[[int], Iterable[int]], enough_s: float = ENOUGH_S
 ) -> list[Link] | None:
     """The links between hosts, for all members; every member calls this. None if somebody was lost meanwhile.
 
     `shifts` says, for a number of hosts, which ones: `ring` for the neighbours, `everybody` for all pairs. A transfer
     lasts `enough_s`, or more.
     """
-    measures: tuple[Callable[[Rope, int], float], ...] = (_round_trip, partial(_speed, enough_s=enough_s))
-    names = _names(rope, host)
+    measures: tuple[Callable[[Team, int], float], ...] = (_round_trip, partial(_speed, enough_s=enough_s))
+    names = _names(team, host)
     if names is None:
         return None
     hosts = list(dict.fromkeys(names))
@@ -63,13 +65,15 @@ def measure(
     count = len(hosts)
     mine = torch.zeros(count, len(measures), dtype=torch.float64)
     for shift, (column, ask) in itertools.product(shifts(count), enumerate(measures)):
-        if rope.rank in speakers:
-            place = speakers.index(rope.rank)
+        if team.rank in speakers:
+            place = speakers.index(team.rank)
             target, source = speakers[(place + shift) % count], speakers[(place - shift) % count]
-            mine[(place + shift) % count, column] = _exchange(rope, partial(ask, rope, target), source)
-        if rope.gather(torch.zeros(1)) is None:  # nobody begins the next one before all have ended this one
+            mine[(place + shift) % count, column] = _exchange(team, partial(ask, team, target), source)
+        if (
+            team.layers.gather(torch.zeros(1)).wait() is None
+        ):  # nobody begins the next one before all have ended this one
             return None
-    tables = rope.gather(mine)
+    tables = team.layers.gather(mine).wait()
     if tables is None:
         return None
     return [
@@ -80,11 +84,11 @@ def measure(
     ]
 
 
-def tell(rope: Rope, host: str) -> None:
+def tell(team: Team, host: str) -> None:
     """Measure the ring, and have it on record; said by one member for all."""
-    links = measure(rope, host, ring)
-    if links and rope.rank == 0 and rope.channel is not None:
-        rope.channel.post("links", {"links": [link.to_list() for link in links]})
+    links = measure(team, host, ring)
+    if links and team.rank == 0:
+        team.channel.post("links", {"links": [link.to_list() for link in links]})
 
 
 def ring(count: int) -> Iterable[int]:
@@ -97,16 +101,16 @@ def everybody(count: int) -> Iterable[int]:
     return range(1, count)
 
 
-def _names(rope: Rope, host: str) -> Sequence[str] | None:
+def _names(team: Team, host: str) -> Sequence[str] | None:
     raw = host.encode()[:_NAME].ljust(_NAME)
-    gathered = rope.gather(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    gathered = team.layers.gather(torch.frombuffer(bytearray(raw), dtype=torch.uint8)).wait()
     return None if gathered is None else [bytes(one.tolist()).decode(errors="replace").strip() for one in gathered]
 
 
-def _exchange(rope: Rope, ask: Callable[[], float], source: int) -> float:
+def _exchange(team: Team, ask: Callable[[], float], source: int) -> float:
     """What `ask` measures, while we answer `source`; 0 if somebody was lost."""
     found: list[float] = []
-    tasks = (lambda: found.append(ask()), lambda: _answer(rope, source))
+    tasks = (lambda: found.append(ask()), lambda: _answer(team, source))
     threads = [threading.Thread(target=_quietly, args=(task,), name="cordee-links", daemon=True) for task in tasks]
     for thread in threads:
         thread.start()
@@ -114,81 +118,85 @@ def _exchange(rope: Rope, ask: Callable[[], float], source: int) -> float:
     while any(thread.is_alive() for thread in threads):
         for thread in threads:
             thread.join(LOOK_S / 2)
-        if rope.broken:
+        if team.membership.broken:
             lost_at = lost_at or time.monotonic()
-            if time.monotonic() - lost_at > LOOK_S:  # gloo does not say so to those who wait in mid-message
-                rope.stuck = True
+            if time.monotonic() - lost_at > LOOK_S:  # gloo does not wake a rank that waits in the middle of a message
+                team.membership.stuck = True
                 break
     return found[0] if found else 0.0
 
 
 def _quietly(task: Callable[[], Any]) -> None:
-    with contextlib.suppress(RuntimeError):  # somebody was lost, and everybody is told so by other ways
+    with contextlib.suppress(RuntimeError, CordeeError):  # a peer was lost, which the next gather notices too
         task()
 
 
-def _lane(rope: Rope, source: int, target: int) -> Any:
+def _await(*handles: Handle) -> None:
+    if not all(handle.wait() for handle in handles):
+        raise RuntimeError("a peer was lost")
+
+
+def _lane(team: Team, source: int, target: int) -> Comm:
     """Two groups are two connections between the same members: each carries data one way.
 
     On one connection, where gloo's own words (that a receiver is ready) queue behind the data of its host, two members
     that send to each other would take turns.
     """
-    return rope._layers if source < target else rope._group
+    return team.layers if source < target else team.sums
 
 
-def _round_trip(rope: Rope, target: int) -> float:
+def _round_trip(team: Team, target: int) -> float:
     """In seconds; while all do so, and nobody sends much."""
-    found = statistics.median(_sent(rope, target, 1)[0] for _ in range(PINGS))
-    _end(rope, target)
+    found = statistics.median(_sent(team, target, 1)[0] for _ in range(PINGS))
+    _end(team, target)
     return found
 
 
-def _speed(rope: Rope, target: int, *, enough_s: float) -> float:
+def _speed(team: Team, target: int, *, enough_s: float) -> float:
     """In bits per second; while all send as much as they can."""
     size = FIRST_BYTES
     while True:
-        times = [_sent(rope, target, size)[1]]
-        times += [_sent(rope, target, size)[1] for _ in range(AGAIN if enough_s <= times[0] < LONG_S else 0)]
+        times = [_sent(team, target, size)[1]]
+        times += [_sent(team, target, size)[1] for _ in range(AGAIN if enough_s <= times[0] < LONG_S else 0)]
         if (spent := statistics.median(times)) >= enough_s or size >= MOST_BYTES:
             break
         size *= GROWTH
-    _end(rope, target)
+    _end(team, target)
     return size * 8 / max(spent, 1e-9)
 
 
-def _sent(rope: Rope, target: int, size: int) -> tuple[float, float]:
+def _sent(team: Team, target: int, size: int) -> tuple[float, float]:
     """How long it takes to send so many bytes and get an answer, and how long they came for at the target.
 
     The target's clock begins with a word that goes the same way just before them: what comes back to us may have to
     wait behind what the target itself sends.
     """
-    lane, data = _lane(rope, rope.rank, target), torch.zeros(size, dtype=torch.uint8)
+    lane, data = _lane(team, team.rank, target), torch.zeros(size, dtype=torch.uint8)
     ready, answer = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.float64)
-    lane.send([torch.tensor([size])], target, _SIZE).wait()
-    lane.recv([ready], target, _READY).wait()
+    _await(lane.send(torch.tensor([size]), target, _SIZE))
+    _await(lane.receive(ready, target, _READY))
     began = time.perf_counter()
-    sending = [lane.send([ready], target, _GO), lane.send([data], target, _DATA)]
-    for work in (lane.recv([answer], target, _ANSWER), *sending):
-        work.wait()
+    sending = [lane.send(ready, target, _GO), lane.send(data, target, _DATA)]
+    _await(lane.receive(answer, target, _ANSWER), *sending)
     return time.perf_counter() - began, float(answer)
 
 
-def _end(rope: Rope, target: int) -> None:
+def _end(team: Team, target: int) -> None:
     """Nothing more comes."""
-    _lane(rope, rope.rank, target).send([torch.zeros(1, dtype=torch.int64)], target, _SIZE).wait()
+    _await(_lane(team, team.rank, target).send(torch.zeros(1, dtype=torch.int64), target, _SIZE))
 
 
-def _answer(rope: Rope, source: int) -> None:
-    lane, size, word = _lane(rope, source, rope.rank), torch.zeros(1, dtype=torch.int64), torch.zeros(1).byte()
+def _answer(team: Team, source: int) -> None:
+    lane, size, word = _lane(team, source, team.rank), torch.zeros(1, dtype=torch.int64), torch.zeros(1).byte()
     while True:
-        lane.recv([size], source, _SIZE).wait()
+        _await(lane.receive(size, source, _SIZE))
         if not int(size):
             return
-        go = lane.recv([word], source, _GO)
-        data = lane.recv([torch.empty(int(size), dtype=torch.uint8)], source, _DATA)
-        lane.send([torch.zeros(1).byte()], source, _READY).wait()
-        go.wait()
+        go = lane.receive(word, source, _GO)
+        data = lane.receive(torch.empty(int(size), dtype=torch.uint8), source, _DATA)
+        _await(lane.send(torch.zeros(1).byte(), source, _READY))
+        _await(go)
         began = time.perf_counter()
-        data.wait()
+        _await(data)
         spent = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-        lane.send([spent], source, _ANSWER).wait()
+        _await(lane.send(spent, source, _ANSWER))

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ REACH_S = 8.0
 """How long a connection may take; the system has sent its first packet four times by then."""
 LOOKS = 10
 """A member that waits looks at the others after so many seconds, and again."""
+SECOND_S = 0.9
+"""Looks closer to each other than this count as one."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,15 @@ class Lookout:
         """`places` is what `meet` gave."""
         self._places, self._name, self._say = list(places), name, say
         self._looks = 0
+        self._looked = 0.0
 
     def look(self) -> None:
-        """Asked once per second of a wait; nothing is waited for here."""
+        """Called at least once per second of a wait; nothing is waited for here."""
+        if not self._places or time.monotonic() - self._looked < SECOND_S:
+            return
+        self._looked = time.monotonic()
         self._looks += 1
-        if self._places and self._looks % LOOKS == 0:
+        if self._looks % LOOKS == 0:
             threading.Thread(target=self._try, name="cordee-lookout", daemon=True).start()
 
     def _try(self) -> None:

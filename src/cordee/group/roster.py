@@ -1,4 +1,4 @@
-"""Who is on the rope, as values: which workers form the next generation, and from which point they go on.
+"""Who is on the team, as values: which workers form the next generation, and from which point they go on.
 
 Nothing here touches a socket or a process. The hub feeds in what happened and carries out what comes back.
 """

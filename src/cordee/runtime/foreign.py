@@ -43,8 +43,8 @@ def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | Non
     settings = {"settings": launch.taken_over}
     joined = join(world, Asked(launch.deadline_s, launch.plan.backend, record=recorder is not None, brief=settings))
     keeper = None
-    if joined.rope.channel is not None:  # rank 0 knows the run's folder, which others may not see
-        launch = launch.told(joined.rope.channel.brief.get("settings", {}))
+    # Rank 0 knows the run's folder, which others may not see.
+    launch = launch.told(joined.team.channel.brief.get("settings", {}))
     if recorder is not None and joined.hub is not None:
         launch.begin(recorder, world.size)
         keeper = _Keeper(joined.hub, recorder)
@@ -53,16 +53,15 @@ def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | Non
     try:
         job = job or load_job(Path(launch.target.path), launch.target.settings)
         device = devices(world.local_size, launch.device)[world.local_rank]
-        session = Session(joined.rope, plan=launch.plan, seed=job.seed, device=device)
+        session = Session(joined.team, plan=launch.plan, seed=job.seed, device=device)
         outcome = run_job(job, session, out=launch.out, resume=launch.resume)
         result = outcome.result
-        joined.rope.close()
+        joined.team.close()
         if outcome.interrupted:
             error = Interrupted("stopped with a checkpoint")
     except BaseException as raised:
-        if joined.rope.channel is not None:
-            joined.rope.channel.part()
-            joined.rope.channel.close()  # before the hub, whose end it would take for a lost launcher
+        joined.team.channel.part()
+        joined.team.channel.close()  # before the hub, whose end it would take for a lost launcher
         if not isinstance(raised, CordeeError):
             raise
         error = raised

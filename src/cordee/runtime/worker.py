@@ -21,7 +21,7 @@ from cordee.feed.reading import begin_others
 from cordee.group import links
 from cordee.group.channel import Channel
 from cordee.group.join import Joined, set_current
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.group.wire import Address
 from cordee.runtime.spec import WorkerSpec
 from cordee.train.job import Job
@@ -45,7 +45,7 @@ def work(values: dict[str, Any], sent_job: int | None) -> int:
     channel = Channel(Address(**spec.hub), spec.worker, socket.gethostname())
     try:
         plan = Plan.from_dict(spec.plan)
-        rope = Rope(
+        team = Team(
             channel,
             interface=spec.interface,
             deadline_s=spec.deadline_s,
@@ -53,9 +53,9 @@ def work(values: dict[str, Any], sent_job: int | None) -> int:
             backend=plan.backend,
         )
         if spec.interface != LOOPBACK:
-            links.tell(rope, socket.gethostname())
-        set_current(Joined(rope, plan, device=spec.device, launched=True))
-        _run(spec, rope, plan, sent_job)
+            links.tell(team, socket.gethostname())
+        set_current(Joined(team, plan, device=spec.device, launched=True))
+        _run(spec, team, plan, sent_job)
     except SystemExit as error:
         if error.code not in (None, 0):
             return _fail(channel, JobError(f"the script ended with sys.exit({error.code!r})"))
@@ -78,36 +78,36 @@ def _use(spec: WorkerSpec) -> None:
         torch.cuda.set_device(spec.device)
 
 
-def _run(spec: WorkerSpec, rope: Rope, plan: Plan, sent_job: int | None) -> None:
+def _run(spec: WorkerSpec, team: Team, plan: Plan, sent_job: int | None) -> None:
     target = spec.target
     sys.argv = [target.path, *target.arguments]  # those of the fork server are nobody's business
     if target.kind == "script":
         search_in([Path(target.path).resolve().parent])
         begin_others(0)  # what it draws without a seed, to split data for instance, is the same on all workers
-        _see(_run_script(target.path), spec, rope)
-        while not rope.finish():
+        _see(_run_script(target.path), spec, team)
+        while not team.finish():
             pass
         return
     search_in(folder for folder in spec.search if folder not in sys.path)
     job = _receive_job(sent_job) if sent_job is not None else _load(Path(target.path), target.settings)
-    session = Session(rope, plan=plan, seed=job.seed, device=spec.device)
+    session = Session(team, plan=plan, seed=job.seed, device=spec.device)
     if target.trial is not None:
         run_trial(job, session, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
     else:
         run_job(job, session, out=Path(spec.out), resume=spec.resume)
 
 
-def _see(left: dict[str, Any], spec: WorkerSpec, rope: Rope) -> None:
+def _see(left: dict[str, Any], spec: WorkerSpec, team: Team) -> None:
     """A script that opened no session was not trained, though it may have done something else."""
-    if rope.position:
+    if team.position:
         return
     path = spec.target.path
     if isinstance(left.get("job"), Job) or callable(left.get("job")):
         raise UsageError(
             f"{path} opened no cordee.session() and defines `job`, so it is a job: use cordee train {path}"
         )
-    if spec.worker == 0 and rope.channel is not None:
-        rope.channel.post("warning", {"message": f"{path} opened no cordee.session(); every worker ran it alone"})
+    if spec.worker == 0:
+        team.channel.post("warning", {"message": f"{path} opened no cordee.session(); every worker ran it alone"})
 
 
 def _run_script(path: str) -> dict[str, Any]:

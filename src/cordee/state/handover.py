@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.state.naming import Snapshot
 
 
-def share_snapshot(rope: Rope, read: Callable[[], Snapshot | None]) -> Snapshot | None:
+def share_snapshot(team: Team, read: Callable[[], Snapshot | None]) -> Snapshot | None:
     """What the first member reads, on every member; if that one is lost before all have it, the next one reads.
 
     Whether a round counts is decided by agreed values alone, so that all members decide alike: a table that says who
@@ -19,15 +19,15 @@ def share_snapshot(rope: Rope, read: Callable[[], Snapshot | None]) -> Snapshot 
     """
     while True:
         snapshot, table = None, b""
-        if rope.rank == 0:
+        if team.rank == 0:
             snapshot = read()
-            table = _table(snapshot, rope.worker)
-        if rope.size == 1 and table:
+            table = _table(snapshot, team.membership.worker)
+        if team.size == 1 and table:
             return snapshot
         length = torch.tensor([len(table)])
-        rope.share_from_first([length])
+        team.share_from_first([length])
         content = torch.frombuffer(bytearray(table or bytes(max(1, int(length)))), dtype=torch.uint8)
-        rope.share_from_first([content])
+        team.share_from_first([content])
         try:
             described = json.loads(content.numpy().tobytes())
         except ValueError:  # zeros, of a member that had not read
@@ -35,8 +35,8 @@ def share_snapshot(rope: Rope, read: Callable[[], Snapshot | None]) -> Snapshot 
         if described["tensors"] is None:
             return None
         tensors = snapshot.tensors if snapshot is not None else _empty(described["tensors"])
-        giver = torch.tensor([rope.worker])
-        rope.share_from_first([*tensors.values(), giver])
+        giver = torch.tensor([team.membership.worker])
+        team.share_from_first([*tensors.values(), giver])
         if int(giver) == described["reader"]:
             return Snapshot(tensors, described["meta"])
 

@@ -28,7 +28,8 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from cordee.core.errors import ModelError
-from cordee.group.rope import Rope
+from cordee.group.comm import NEVER, Handle
+from cordee.group.team import Team
 from cordee.sync import sparse
 from cordee.sync.buckets import Bucket, grouped, make_bucket
 from cordee.sync.gradients import norm_of, shorten, unscale
@@ -47,12 +48,12 @@ Extras = Callable[[], Sequence[float]]
 
 
 class Reducer:
-    """Sums gradients over the members of a rope, together with a few numbers that ride along."""
+    """Sums gradients over the members of a team, together with a few numbers that ride along."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], rope: Rope, *, bucket_mb: float, overlap: bool) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], team: Team, *, bucket_mb: float, overlap: bool) -> None:
         """Put hooks on `parameters`, unless we are alone; memory is taken when the first step needs it."""
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self.rope = rope
+        self.team = team
         self.overlap = overlap
         self._bucket_mb = bucket_mb
         self._buckets: list[Bucket] = []
@@ -72,11 +73,11 @@ class Reducer:
         self._filled = False
         """The backward pass for which it was armed has come to its end."""
         self._generation = 0
-        """The rope's, when the sums of this step were begun."""
+        """The team's, when the sums of this step were begun."""
         self._sets = 2
         self._turn = self._kept = 0
         """The set in use, and the one that holds the last result, until there is a new one."""
-        self._told: tuple[int, Any] | None = None
+        self._told: tuple[int, Handle] | None = None
         """The sum by which all replicas say that they have the last result, and its generation, until it has come."""
         self._seen: set[int] = set()
         self._reader: Optimizer | None = None
@@ -84,7 +85,7 @@ class Reducer:
         self._launched = 0
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(self.parameters if rope.size > 1 else ())
+            for number, parameter in enumerate(self.parameters if team.size > 1 else ())
         ]
 
     def close(self) -> None:
@@ -96,7 +97,7 @@ class Reducer:
 
     def arm(self) -> None:
         """The next backward pass is the last one of this step: hooks may send what is complete."""
-        self._armed = self.overlap and self.rope.size > 1 and bool(self._buckets)
+        self._armed = self.overlap and self.team.size > 1 and bool(self._buckets)
         self._filled = False
         self._armed = self._armed and self._begin()
 
@@ -109,7 +110,7 @@ class Reducer:
         self._extras = extras
 
     def hold_back(self) -> bool:
-        """More gradients will follow those that the hooks have sent in this step. False on a broken rope.
+        """More gradients will follow those that the hooks have sent in this step. False if a worker was lost.
 
         What was begun is summed to its end, as all replicas do; one of them keeps the sum among its own gradients, to
         be sent with what follows, and the others go on from zero.
@@ -117,17 +118,17 @@ class Reducer:
         if not self._armed:
             return True
         self._armed = False
-        if self._generation != self.rope.generation:  # begun among others: nobody waits for the rest of it
+        if self._generation != self.team.membership.generation:  # begun among others: nobody waits for the rest of it
             self._launched = 0
             return False
         while self._launched < len(self._buckets):
             self._launch()
         self._launched = 0
-        complete = [bucket.work is not None and self.rope.wait(bucket.work) for bucket in self._buckets]
+        complete = [bucket.handle.wait() for bucket in self._buckets]
         if not all(complete) or self._found_late():
             return False
         self._hand_out()
-        if self.rope.rank != 0:
+        if self.team.rank != 0:
             for bucket in self._buckets:
                 bucket.flats[self._turn].zero_()
         return True
@@ -139,13 +140,12 @@ class Reducer:
         none: all of them begin the rest too, as later sums would meet those otherwise. In the midst of a backward pass
         nothing is begun: what a failing replica has must not look to the others like a gradient.
         """
-        if self._armed and self._filled and self._generation == self.rope.generation:
+        if self._armed and self._filled and self._generation == self.team.membership.generation:
             while self._launched < len(self._buckets):
                 self._launch()
         self._armed = False
         for bucket in self._buckets[: self._launched]:
-            if bucket.work is not None:
-                self.rope.wait(bucket.work)
+            bucket.handle.wait()
         self._launched = 0
         self.clear()
 
@@ -154,29 +154,31 @@ class Reducer:
 
         Afterwards every parameter's `grad` is the global one; None where no replica had any, as in one process.
         """
-        if self.rope.size == 1:
-            self.rope.settle((), ())
+        if self.team.size == 1:
+            self.team.settle((), ())
             return list(self._extras())
         if not self._buckets and not self._build(len(self._extras())):
-            self.rope.settle((), (), void=True)
+            self.team.settle((), (), void=True)
             return None
         if not self._armed and not self._begin():
-            self.rope.settle((), (), void=True)
+            self.team.settle((), (), void=True)
             return None
         self._armed = False
         own = [self.parameters[number] for number in sorted(self._sparse)]
-        rows = sparse.add_up(own, self.rope) if own else []
+        rows = sparse.add_up(own, self.team.layers) if own else []
         while self._launched < len(self._buckets) and rows is not None:
             self._launch()
-        works = [bucket.work for bucket in self._buckets]
+        handles = [bucket.handle for bucket in self._buckets]
         result = [*(bucket.flats[self._turn] for bucket in self._buckets), self._treated[self._turn]]
         self._launched = 0
-        generation = self.rope.generation
-        if not self.rope.settle(works, result, void=void):
+        generation = self.team.membership.generation
+        if not self.team.settle(handles, result, void=void):
             return None
         self._kept = self._turn
-        if self._sets == 1 and generation == self.rope.generation:  # a new generation begins with the result everywhere
-            self._told = generation, self.rope.start_sum(torch.zeros(1))
+        if (
+            self._sets == 1 and generation == self.team.membership.generation
+        ):  # a new generation begins with the result everywhere
+            self._told = generation, self.team.sums.sum(torch.zeros(1))
         if self._found_late():
             return None
         for parameter, gradient in zip(own, rows or (), strict=True):
@@ -191,7 +193,7 @@ class Reducer:
         Done once: a peer that gets the gradient handed over gets it treated, and is told so. The norm is that before it
         is bounded, still on its device: nothing waits for it.
         """
-        alone = self.rope.size == 1
+        alone = self.team.size == 1
         treated, values = self._treated[self._turn], sparse.values_of(self.parameters if alone or self._sparse else ())
         became, factor, _ = treated.tolist() if not alone else (0.0, 1.0, 0.0)
         if became:  # handed over; but not what is sparse, of which every replica has all rows
@@ -218,7 +220,7 @@ class Reducer:
         One of PyTorch's own gets the buckets themselves if it was seen to read only, or if all peers have the result.
         Any other gets copies, which it may write into, also unseen (`p.grad.data`), or keep as its state.
         """
-        if self.rope.size == 1:
+        if self.team.size == 1:
             optimizer.step()
             return
         if _is_torchs_own(optimizer) and (optimizer is self._reader or (self._sets == 1 and self._all_have())):
@@ -244,30 +246,30 @@ class Reducer:
     # ------------------------------------------------------------- inside
 
     def _all_have(self) -> bool:
-        """Wait until all replicas have the last result, which need not be held any more; False on a broken rope."""
-        if self._told is not None and self._told[0] == self.rope.generation:
-            if self._told[1] is None or not self.rope.wait(self._told[1]):
+        """Wait until all replicas have the last result, which need not be held any more; False if a worker was lost."""
+        if self._told is not None and self._told[0] == self.team.membership.generation:
+            if not self._told[1].wait():
                 return False
             self._told = None
         return True
 
     def _begin(self) -> bool:
-        """A new sum begins, over what was held; False on a broken rope."""
+        """A new sum begins, over what was held; False if a worker was lost."""
         if self._sets == 1 and not self._all_have():
             return False
         self._turn = (self._kept + 1) % self._sets
         self._launched = 0
-        if self._generation != self.rope.generation:
+        if self._generation != self.team.membership.generation:
             self._everywhere = b""
-        self._generation = self.rope.generation
+        self._generation = self.team.membership.generation
         if not self._everywhere:
             present = self._riders[0][-len(self.parameters) :]
-            self._everywhere = np.full_like(present, self.rope.size).tobytes()
+            self._everywhere = np.full_like(present, self.team.size).tobytes()
         self._seen.clear()
         self._treated[self._turn].zero_()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
-            bucket.work = None
+            bucket.handle = NEVER
         return True
 
     def _on_gradient(self, number: int, parameter: nn.Parameter) -> None:
@@ -309,11 +311,11 @@ class Reducer:
             for parameter, view, made in zip(bucket.parameters, views, gradients, strict=True):
                 parameter.grad = view if made is not None and made.layout is strided else made
         if self._launched == len(self._buckets):
-            # On a broken rope the rider stays here, and with it the agreement: nobody commits without everybody's.
-            if not self.rope.complete([one.work for one in self._buckets[:-1]]):
+            # If a worker was lost, what rides along stays here: without it no replica commits.
+            if not all(one.handle.may_commit() for one in self._buckets[:-1]):
                 return
             self._ride(self._riders[self._turn], len(self.parameters))
-        bucket.work = self.rope.start_sum(bucket.flats[self._turn])
+        bucket.handle = self.team.sums.sum(bucket.flats[self._turn])
 
     def _ride(self, rider: NDArray[Any], count: int) -> None:
         """What rides along: the extras, and which parameters have a gradient here."""
@@ -331,7 +333,7 @@ class Reducer:
             return False
         self._sparse |= set((present >= _LATE).nonzero()[0].tolist())
         self._buckets = []
-        for callback in self.rope.on_regroup:  # what was read ahead is read again
+        for callback in self.team.on_regroup:  # what was read ahead is read again
             callback()
         return True
 
@@ -348,15 +350,17 @@ class Reducer:
                     parameter.grad = None
 
     def _build(self, extras: int) -> bool:
-        """Take memory for the gradients; False on a broken rope."""
-        found = sparse.find(self.parameters, self.rope)
+        """Take memory for the gradients; False if a worker was lost."""
+        found = sparse.find(self.parameters, self.team.layers)
         if found is None:
             return False
         self._sparse |= found
         dense = [parameter for number, parameter in enumerate(self.parameters) if number not in self._sparse]
         self._sets = 2 if sum(parameter.nbytes for parameter in dense) <= SMALL_BYTES else 1
         self._turn = self._kept = 0
-        closed = grouped(dense, min(self._bucket_mb, SHARED_BUCKET_MB if self.rope.shares_memory else self._bucket_mb))
+        closed = grouped(
+            dense, min(self._bucket_mb, SHARED_BUCKET_MB if self.team.sums.shares_memory else self._bucket_mb)
+        )
         last = closed[-1][0] if closed else None
         if last is None or last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
             closed.append([])  # the rider needs a bucket that is exact and near

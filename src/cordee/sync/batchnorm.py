@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointFunction
 
 from cordee.core.errors import ModelError
-from cordee.group.rope import Rope
+from cordee.group.comm import Comm
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class StepState:
 class _Exact(_BatchNorm):
     """Takes the place of a BatchNorm layer's class; parameters, buffers and names stay."""
 
-    rope: Rope
+    comm: Comm
     step_state: StepState
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.rope.size == 1 or not (self.training or (self.step_state.together and _of_batch(self))):
+        if self.comm.size == 1 or not (self.training or (self.step_state.together and _of_batch(self))):
             _refuse_one_value(self, (input,), {})
             return _BatchNorm.forward(self, input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        statistics = _global_statistics(input.detach(), self.rope, self.step_state)
+        statistics = _global_statistics(input.detach(), self.comm, self.step_state)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._track(statistics)
         weight = self.weight if self.affine else None
         bias = self.bias if self.affine else None
-        result: Tensor = _Normalise.apply(input, weight, bias, statistics, self.eps, self.rope, self.step_state)  # type: ignore[no-untyped-call]
+        result: Tensor = _Normalise.apply(input, weight, bias, statistics, self.eps, self.comm, self.step_state)  # type: ignore[no-untyped-call]
         return result
 
     @torch.no_grad()
@@ -80,7 +80,7 @@ class _Exact(_BatchNorm):
 class _Replica(_BatchNorm):
     """Statistics of the own share, as without us; the borrowed sample of an empty share leaves no trace in them."""
 
-    rope: Rope
+    comm: Comm
     step_state: StepState
 
     def forward(self, input: Tensor) -> Tensor:
@@ -93,14 +93,14 @@ class _Replica(_BatchNorm):
         return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
 
-def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState, *, compiled: bool = False) -> int:
+def bind(model: nn.Module, mode: str, comm: Comm, step_state: StepState, *, compiled: bool = False) -> int:
     """Give every BatchNorm layer the statistics of the plan (`exact`, `replica`); returns how many there are.
 
     torch's SyncBatchNorm is a BatchNorm like others. One worker has the global batch to itself: its layers stay as they
     are, and only refuse what several would refuse. In a `compiled` model the layers that communicate are left as they
     are.
     """
-    if rope.size == 1 and not any(isinstance(module, _Exact | _Replica) for module in model.modules()):
+    if comm.size == 1 and not any(isinstance(module, _Exact | _Replica) for module in model.modules()):
         for module in batchnorms(model):
             if _refuse_one_value not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(_refuse_one_value, with_kwargs=True)
@@ -109,7 +109,7 @@ def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState, *, comp
     count = 0
     for module in batchnorms(model):
         if isinstance(module, _Exact | _Replica):  # of a former session
-            module.rope, module.step_state = rope, step_state
+            module.comm, module.step_state = comm, step_state
         else:
             plain = type(module)
             if mode == "exact" and plain.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
@@ -118,23 +118,23 @@ def bind(model: nn.Module, mode: str, rope: Rope, step_state: StepState, *, comp
                     "batch would replace. Put what it adds into a layer of its own, or use the plan batchnorm=replica"
                 )
             name = f"{mode.capitalize()}{plain.__name__}"
-            module.__class__ = type(name, (kind, plain), {"rope": rope, "step_state": step_state})
-        if compiled and rope.size > 1:  # on the class: a copy of the layer must not have this one's forward
+            module.__class__ = type(name, (kind, plain), {"comm": comm, "step_state": step_state})
+        if compiled and comm.size > 1:  # on the class: a copy of the layer must not have this one's forward
             type(module).forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign, no-untyped-call]
         count += 1
     return count
 
 
 @contextmanager
-def together(model: nn.Module, rope: Rope) -> Iterator[StepState]:
-    """All members of `rope` evaluate shares of the same batches in here, with the same passes through the model.
+def together(model: nn.Module, comm: Comm) -> Iterator[StepState]:
+    """All members of `comm` evaluate shares of the same batches in here, with the same passes through the model.
 
     Layers without running statistics normalise by their batch in evaluation too, which is then that of all shares. If
     there are any, the state says `together`: empty shares have to compute along, silently.
     """
-    bound = (one for one in batchnorms(model) if isinstance(one, _Exact | _Replica) and one.rope is rope)
+    bound = (one for one in batchnorms(model) if isinstance(one, _Exact | _Replica) and one.comm is comm)
     ours = (one for one in bound if _of_batch(one))
-    state = next((one.step_state for one in ours), None) if rope.size > 1 else None
+    state = next((one.step_state for one in ours), None) if comm.size > 1 else None
     if state is None:
         yield StepState()
         return
@@ -239,12 +239,12 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _global_statistics(x: Tensor, rope: Rope, state: StepState) -> _Statistics:
+def _global_statistics(x: Tensor, comm: Comm, state: StepState) -> _Statistics:
     """Merged from everybody's share; of our own alone if the step is void."""
     silent = state.silent or x.numel() == 0
     count = 0.0 if silent else float(x.numel() // x.shape[1])
     own = torch.zeros(2, x.shape[1], dtype=torch.float64) if silent else _moments(x)
-    everybody = None if state.void else rope.gather(torch.cat([own.view(-1), own.new_tensor([count])]))
+    everybody = None if state.void else comm.gather(torch.cat([own.view(-1), own.new_tensor([count])])).wait()
     if everybody is None:  # the step is void: any finite numbers will do until it is done again
         state.void = True
         return _Statistics(own[0], own[1], max(count, 1.0))
@@ -319,13 +319,13 @@ class _Normalise(torch.autograd.Function):
         bias: Tensor | None,
         statistics: _Statistics,
         eps: float,
-        rope: Rope,
+        comm: Comm,
         state: StepState,
     ) -> Tensor:
         both = torch.stack([statistics.mean, torch.rsqrt(statistics.variance + eps)])
         mean, invstd = both.to(x.device, _wide(x))
         ctx.save_for_backward(x, weight, mean, invstd)
-        ctx.count, ctx.rope, ctx.state, ctx.has_bias = statistics.count, rope, state, bias is not None
+        ctx.count, ctx.comm, ctx.state, ctx.has_bias = statistics.count, comm, state, bias is not None
         scale = invstd if weight is None else invstd * weight
         return _scaled(x, mean, scale.to(mean.dtype), None if bias is None else bias.to(mean.dtype))
 
@@ -336,7 +336,7 @@ class _Normalise(torch.autograd.Function):
         x, weight, mean, invstd = ctx.saved_tensors
         sums = _sums(gradient, x, mean)
         mine = torch.zeros(sums.shape, dtype=torch.float64) if ctx.state.silent else sums.to("cpu", torch.float64)
-        everybody = None if ctx.state.void else ctx.rope.gather(mine)
+        everybody = None if ctx.state.void else ctx.comm.gather(mine).wait()
         if everybody is None:
             ctx.state.void = True
             everybody = [mine]

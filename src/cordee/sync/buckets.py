@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from cordee.group.comm import NEVER, Handle
 
 FIRST_MB = 1.0
 """The first bucket is small, so that the wire is busy early."""
@@ -21,7 +22,7 @@ class Bucket:
     flats: list[Tensor]
     views: list[list[Tensor]]
     missing: int = 0
-    work: Any = None
+    handle: Handle = NEVER
 
 
 def grouped(parameters: Sequence[nn.Parameter], most_mb: float) -> list[list[nn.Parameter]]:

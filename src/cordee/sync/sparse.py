@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cordee.group.rope import Rope
+from cordee.group.comm import Comm
 
 
 def is_sparse(gradient: Tensor | None) -> bool:
@@ -21,10 +21,10 @@ def is_sparse(gradient: Tensor | None) -> bool:
     return gradient is not None and gradient.layout is not torch.strided
 
 
-def find(parameters: Sequence[nn.Parameter], rope: Rope) -> set[int] | None:
-    """The numbers of the parameters whose gradient is sparse on some replica; None on a broken rope."""
+def find(parameters: Sequence[nn.Parameter], comm: Comm) -> set[int] | None:
+    """The numbers of the parameters whose gradient is sparse on some replica; None if a worker was lost."""
     mine = torch.tensor([is_sparse(parameter.grad) for parameter in parameters], dtype=torch.uint8)
-    replicas = rope.gather(mine)
+    replicas = comm.gather(mine).wait()
     return None if replicas is None else set(torch.stack(replicas).any(0).nonzero().view(-1).tolist())
 
 
@@ -36,10 +36,10 @@ def values_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad._values() for parameter in sparse if parameter.grad is not None]
 
 
-def add_up(parameters: Sequence[nn.Parameter], rope: Rope) -> list[Tensor] | None:
-    """The sum of each parameter's gradients over all replicas, in the same bits on each; None on a broken rope."""
+def add_up(parameters: Sequence[nn.Parameter], comm: Comm) -> list[Tensor] | None:
+    """The sum of each parameter's gradients over all replicas, in the same bits on each; None if a worker was lost."""
     own = [_rows(parameter).cpu() for parameter in parameters]
-    counts = rope.gather(torch.tensor([gradient._nnz() for gradient in own]))
+    counts = comm.gather(torch.tensor([gradient._nnz() for gradient in own])).wait()
     if counts is None:
         return None
     blob = torch.cat([_raw(part) for gradient in own for part in (gradient._indices(), gradient._values())])
@@ -47,9 +47,9 @@ def add_up(parameters: Sequence[nn.Parameter], rope: Rope) -> list[Tensor] | Non
     table = torch.stack(counts).tolist()
     sizes = [sum(count * nbytes for count, nbytes in zip(line, row, strict=True)) for line in table]
     whole = torch.zeros(sum(sizes), dtype=torch.uint8)  # a sum of bytes: all replicas but one add zeros
-    start = sum(sizes[: rope.rank])
+    start = sum(sizes[: comm.rank])
     whole[start : start + len(blob)] = blob
-    if len(whole) and not rope.add_up(whole):
+    if len(whole) and not comm.sum(whole).wait():
         return None
     pieces = _cut(whole, table, own)
     return [_merged(gradient, of_it).to(p.device) for gradient, of_it, p in zip(own, pieces, parameters, strict=True)]

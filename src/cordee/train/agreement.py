@@ -20,7 +20,7 @@ from cordee.core.errors import CheckpointError, JobError
 from cordee.core.plan import Plan
 from cordee.feed.order import Order
 from cordee.feed.source import Source, digest_of
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.job import Job
 
 MOST_TOLD = 4
@@ -28,19 +28,19 @@ _BY_MACHINE = ("params", "fused", "foreach", "capturable", "compile", "graphs")
 """What a plan or an optimizer may have otherwise where the machine is another."""
 
 
-def agree_on(rope: Rope, given: Mapping[str, Any]) -> None:
+def agree_on(team: Team, given: Mapping[str, Any]) -> None:
     """Go on if all workers were given the same; every one of them calls this. Else raise `JobError` on all of them."""
-    if rope.size == 1:
+    if team.size == 1:
         return
     words = {name: json.dumps(value, default=str) for name, value in given.items()}
     digest = torch.frombuffer(bytearray(hashlib.sha256(repr(words).encode()).digest()), dtype=torch.uint8).double()
     while True:
         sums = torch.cat([digest, digest**2, torch.ones(1, dtype=torch.float64)])
-        if rope.agree([sums]):
+        if team.agree([sums]):
             break
     of_digest, of_square = sums[:-1].chunk(2)
     if not torch.equal(of_square * sums[-1], of_digest**2):  # equal, and only then, if all numbers are
-        raise JobError(_difference(rope, words))
+        raise JobError(_difference(team, words))
 
 
 def of_job(job: Job, *, resume: bool) -> dict[str, Any]:
@@ -100,14 +100,14 @@ def state_of(model: nn.Module) -> list[Tensor]:
     return [one for one in tensors.values() if not any(step == 0 < size - 1 for step, size in _strides(one))]
 
 
-def share(rope: Rope, tensors: Sequence[Tensor]) -> bool:
+def share(team: Team, tensors: Sequence[Tensor]) -> bool:
     """Give all workers the first one's tensors; whether some worker had others. Every one of them calls this."""
-    if rope.size == 1 or not tensors:
+    if team.size == 1 or not tensors:
         return False
     before = [tensor.detach().clone() for tensor in tensors]
-    rope.share_from_first(tensors)
+    team.share_from_first(tensors)
     others = float(any(not torch.equal(one, two) for one, two in zip(before, tensors, strict=True)))
-    while not rope.agree([differing := torch.tensor([others])]):
+    while not team.agree([differing := torch.tensor([others])]):
         pass
     return bool(differing)
 
@@ -120,13 +120,13 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, Tensor) else value
 
 
-def _difference(rope: Rope, words: dict[str, str]) -> str:
+def _difference(team: Team, words: dict[str, str]) -> str:
     """Told with the first worker's side and that of the first who differs from it."""
     advice = (
         "Give the same job, options and data to all of them; data that are drawn at random need a seed, such as "
         "np.random.default_rng(0)"
     )
-    table = _gathered(rope, {"at": socket.gethostname(), **words})
+    table = _gathered(team, {"at": socket.gethostname(), **words})
     if table is None:
         return f"the workers were not given the same. {advice}"
     first = table[0]
@@ -160,14 +160,14 @@ def settings_of(optimizer: Optimizer) -> Any:
     return json.loads(json.dumps(of_optimizer(optimizer)["optimizer's settings"], default=str))
 
 
-def _gathered(rope: Rope, words: dict[str, str]) -> list[dict[str, str]] | None:
+def _gathered(team: Team, words: dict[str, str]) -> list[dict[str, str]] | None:
     """Everybody's; None if somebody was lost."""
     raw = json.dumps(words).encode()
-    lengths = rope.gather(torch.tensor([len(raw)]))
+    lengths = team.layers.gather(torch.tensor([len(raw)])).wait()
     if lengths is None:
         return None
     longest = max(int(length) for length in lengths)
-    texts = rope.gather(torch.frombuffer(bytearray(raw.ljust(longest)), dtype=torch.uint8))
+    texts = team.layers.gather(torch.frombuffer(bytearray(raw.ljust(longest)), dtype=torch.uint8)).wait()
     return None if texts is None else [json.loads(bytes(text.tolist())) for text in texts]
 
 

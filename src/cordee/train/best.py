@@ -60,7 +60,7 @@ class Best:
                 session.tell("warning", {"message": message})
                 return None
 
-        snapshot = share_snapshot(session.rope, read)
+        snapshot = share_snapshot(session.team, read)
         if snapshot is not None:
             restore(snapshot, model)
         return snapshot is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 
 LARGE_BYTES = 16_384
 """A buffer so large (a mask, a table) is looked at before it is copied."""
@@ -167,14 +167,14 @@ class BufferKeeper:
     # ------------------------------------------------------------- batchnorm=replica
 
     @torch.no_grad()
-    def agree(self, rope: Rope, seen: int) -> None:
+    def agree(self, team: Team, seen: int) -> None:
         """Give all replicas the mean of their floating buffers, weighted by the samples that each has seen."""
         found = {id(one): one for module in self._modules for one in module._buffers.values() if one is not None}
         floating = [buffer for buffer in found.values() if buffer.is_floating_point() or buffer.is_complex()]
-        while floating and rope.size > 1:
+        while floating and team.size > 1:
             weight = torch.tensor([float(seen)], dtype=torch.float64)
             sums = [buffer.to(torch.complex128 if buffer.is_complex() else torch.double) * seen for buffer in floating]
-            if not rope.agree([weight, *sums]):
+            if not team.agree([weight, *sums]):
                 continue
             if weight:  # otherwise nothing was trained since the last time
                 for buffer, total in zip(floating, sums, strict=True):

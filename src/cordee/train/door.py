@@ -13,7 +13,7 @@ def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
     joined = join(world := World.from_env())
     chosen = Plan.parse(plan) if plan is not None else joined.plan
     chosen.check(world.size)
-    made = Session(joined.rope, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
+    made = Session(joined.team, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
     made.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
     if chosen.backend != joined.plan.backend:
         late = f"backend={chosen.backend} comes too late here: give it to `cordee run --plan`"

@@ -14,7 +14,7 @@ from cordee.feed.loader import Batch
 from cordee.feed.order import Order
 from cordee.feed.share import Share
 from cordee.feed.source import Source
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState, together
 from cordee.train.feeder import Feeder, Slot
 from cordee.train.gather import Regrouped
@@ -27,7 +27,7 @@ Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any, Any]"]
 def evaluate(
     model: nn.Module,
     source: Source,
-    rope: Rope,
+    team: Team,
     *,
     batch: int,
     judge: Judge,
@@ -39,13 +39,13 @@ def evaluate(
         tallies = {name: tally_of(name, metric) for name, metric in metrics.items()}
         losses = torch.zeros(3, dtype=torch.float64)  # weighted sum of losses, weight, samples
         with _Evaluating(model):
-            void = _walk(model, source, rope, batch, judge, tallies, losses, weigh)
+            void = _walk(model, source, team, batch, judge, tallies, losses, weigh)
         try:
             for tally in tallies.values() if not void else ():
-                tally.merge(rope)
+                tally.merge(team)
         except Regrouped:
             continue
-        if _agree(rope, [losses, *(tensor for tally in tallies.values() for tensor in tally.tensors())], void=void):
+        if _agree(team, [losses, *(tensor for tally in tallies.values() for tensor in tally.tensors())], void=void):
             break
     if int(losses[2]) != len(source):
         raise DataError(f"evaluated {int(losses[2])} samples of {len(source)}: a defect of Cordée, please report it")
@@ -53,17 +53,17 @@ def evaluate(
     return result | {name: tally.value() for name, tally in tallies.items()}
 
 
-def predict(model: nn.Module, source: Source, rope: Rope, *, batch: int = 256) -> Tensor:
+def predict(model: nn.Module, source: Source, team: Team, *, batch: int = 256) -> Tensor:
     """The model's outputs for all samples, in the order of the input, on every worker."""
     order = Order(len(source), batch, shuffle="none")
     pieces = []
     state = StepState()
-    feeder = _feeder(model, source, order, rope, state)
+    feeder = _feeder(model, source, order, team, state)
     try:
         for step in range(order.steps):
             while True:
                 mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
-                with _Evaluating(model), together(model, rope) as of_layers:
+                with _Evaluating(model), together(model, team.layers) as of_layers:
                     of_layers.silent = state.silent = mine.borrowed
                     state.void = False
                     output = model(mine.x)
@@ -71,9 +71,9 @@ def predict(model: nn.Module, source: Source, rope: Rope, *, batch: int = 256) -
                 whole = torch.zeros((order.size(step), *output.shape[1:]), dtype=output.dtype)
                 if not mine.borrowed:
                     whole[mine.positions.start : mine.positions.stop] = output.cpu()  # type: ignore[union-attr]
-                generation = rope.generation
-                agreed = _agree(rope, [whole], void=void)
-                if rope.generation != generation:
+                generation = team.membership.generation
+                agreed = _agree(team, [whole], void=void)
+                if team.membership.generation != generation:
                     feeder.forget()
                 if agreed:
                     break
@@ -100,8 +100,8 @@ class _Evaluating:
             module.training = training
 
 
-def _feeder(model: nn.Module, source: Source, order: Order, rope: Rope, state: StepState) -> Feeder:
-    return Feeder(source, order, Share(), rope, device=_device_of(model), state=state)
+def _feeder(model: nn.Module, source: Source, order: Order, team: Team, state: StepState) -> Feeder:
+    return Feeder(source, order, Share(), team, device=_device_of(model), state=state)
 
 
 def _device_of(model: nn.Module) -> str:
@@ -109,15 +109,15 @@ def _device_of(model: nn.Module) -> str:
     return next((str(parameter.device) for parameter in model.parameters()), "cpu")
 
 
-def _agree(rope: Rope, tensors: Sequence[Tensor], *, void: bool) -> bool:
+def _agree(team: Team, tensors: Sequence[Tensor], *, void: bool) -> bool:
     """Add up over all members; `void`: a collective failed in the forward pass, so this is not to be used."""
-    return rope.settle((), tensors, void=True) if void else rope.agree(tensors)
+    return team.settle((), tensors, void=True) if void else team.agree(tensors)
 
 
 def _walk(
     model: nn.Module,
     source: Source,
-    rope: Rope,
+    team: Team,
     batch: int,
     judge: Judge,
     tallies: Mapping[str, Tally],
@@ -130,7 +130,7 @@ def _walk(
     objective gathers it. What we cannot know of: empty shares compute along, silently.
     """
     order = Order(len(source), batch, shuffle="none")
-    with together(model, rope) as state, closing(_feeder(model, source, order, rope, state)) as feeder:
+    with together(model, team.layers) as state, closing(_feeder(model, source, order, team, state)) as feeder:
         for step in range(order.steps):
             mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
             state.silent = mine.borrowed

@@ -15,7 +15,7 @@ from cordee.feed.permute import Ids
 from cordee.feed.share import Share
 from cordee.feed.source import Source
 from cordee.feed.strip import steps_at_once, strip
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 from cordee.train import gathering
 
@@ -40,7 +40,7 @@ class Feeder:
         source: Source,
         order: Order,
         share: Share,
-        rope: Rope,
+        team: Team,
         *,
         accumulate: int = 1,
         device: str = "cpu",
@@ -51,7 +51,7 @@ class Feeder:
         self.order = order
         self.lookahead = Lookahead(order)
         self.share = share
-        self.rope = rope
+        self.team = team
         self.accumulate = accumulate
         self.state = state
         self.batch: Batch | None = None
@@ -154,7 +154,7 @@ class Feeder:
         whole = self.lookahead.ids(slot.epoch, slot.step)
         cut = self._cuts.get(len(window))
         if cut is None:
-            drawn = self.share.positions(len(window), self.rope.members, self.rope.rank, slot)
+            drawn = self.share.positions(len(window), self.team.membership.members, self.team.rank, slot)
             if not isinstance(drawn, range):
                 return (
                     _Mine(drawn + window.start, whole[drawn + window.start]) if len(drawn) else _borrow(whole, window)

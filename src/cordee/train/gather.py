@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 
 _DTYPES = (
     torch.float32,
@@ -26,28 +26,28 @@ class Regrouped(Exception):
     """The members changed between two agreements that belong together: whoever began them begins anew."""
 
 
-def gather_any(rope: Rope, tensor: Tensor) -> list[Tensor]:
+def gather_any(team: Team, tensor: Tensor) -> list[Tensor]:
     """The tensors of all members in rank order. Shapes and types may differ; raises `Regrouped`."""
-    if rope.size == 1:
+    if team.size == 1:
         return [tensor]
-    generation = rope.generation
-    headers = torch.zeros(rope.size, _MOST_DIMENSIONS + 2, dtype=torch.int64)
+    generation = team.membership.generation
+    headers = torch.zeros(team.size, _MOST_DIMENSIONS + 2, dtype=torch.int64)
     own = [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
-    headers[rope.rank, : len(own)] = torch.tensor(own)
-    _agree(rope, headers, generation)
+    headers[team.rank, : len(own)] = torch.tensor(own)
+    _agree(team, headers, generation)
     shapes = [(_DTYPES[row[0]], row[2 : 2 + row[1]]) for row in headers.tolist()]
     sizes = [torch.Size(shape).numel() * dtype.itemsize for dtype, shape in shapes]
     ends = torch.tensor(sizes).cumsum(0).tolist()
     content = torch.zeros(ends[-1], dtype=torch.uint8)  # a sum over members: all but one add zeros
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    content[ends[rope.rank] - sizes[rope.rank] : ends[rope.rank]] = raw
+    content[ends[team.rank] - sizes[team.rank] : ends[team.rank]] = raw
     if content.numel():
-        _agree(rope, content, generation)
+        _agree(team, content, generation)
     parts = [content[end - size : end].clone() for end, size in zip(ends, sizes, strict=True)]
     return [part.view(dtype).reshape(shape) for part, (dtype, shape) in zip(parts, shapes, strict=True)]
 
 
-def _agree(rope: Rope, tensor: Tensor, generation: int) -> None:
+def _agree(team: Team, tensor: Tensor, generation: int) -> None:
     """An agreement that is not the last of several: even handed over, it is of no use to a new generation."""
-    if not rope.agree([tensor]) or rope.generation != generation:
+    if not team.agree([tensor]) or team.membership.generation != generation:
         raise Regrouped

@@ -20,7 +20,8 @@ from torch.autograd.function import once_differentiable
 from cordee.core.errors import UsageError
 from cordee.feed.batch import Batch
 from cordee.feed.order import Order
-from cordee.group.rope import Rope
+from cordee.group.comm import Comm
+from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 
 seen = 0
@@ -30,7 +31,7 @@ seen = 0
 class Walk(Protocol):
     """A walk through global batches, as the feeder makes it."""
 
-    rope: Rope
+    team: Team
     order: Order
     accumulate: int
     state: StepState | None
@@ -68,10 +69,10 @@ def gather(tensor: Tensor) -> Tensor:
     if walk is None or walk.batch is None or walk.state is None:
         return tensor
     _check(tensor, walk)
-    if walk.rope.size == 1:
+    if walk.team.size == 1:
         return tensor
-    _agree(tensor, walk.rope, walk.state)
-    result: Tensor = _Gather.apply(tensor, walk.rope, walk.state, _place(walk))  # type: ignore[no-untyped-call]
+    _agree(tensor, walk.team.layers, walk.state)
+    result: Tensor = _Gather.apply(tensor, walk.team.layers, walk.state, _place(walk))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -102,11 +103,11 @@ def _check(tensor: Tensor, walk: Walk) -> None:
         )
 
 
-def _agree(tensor: Tensor, rope: Rope, state: StepState) -> None:
+def _agree(tensor: Tensor, comm: Comm, state: StepState) -> None:
     """All workers have to gather rows of one kind: raises on all of them if they do not."""
     back = tensor.requires_grad and torch.is_grad_enabled()
     words = f"rows of shape {tuple(tensor.shape[1:])}, {tensor.dtype}, {'with' if back else 'without'} gradient"
-    marks = None if state.void else rope.gather(torch.tensor([zlib.crc32(words.encode())]))
+    marks = None if state.void else comm.gather(torch.tensor([zlib.crc32(words.encode())])).wait()
     if marks is None:
         state.void = True
     elif any(not torch.equal(mark, marks[0]) for mark in marks):
@@ -119,15 +120,15 @@ class _Gather(torch.autograd.Function):
     meets = True
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, rope: Rope, state: StepState, place: _Place) -> Tensor:
-        ctx.rope, ctx.state, ctx.place, ctx.rows = rope, state, place, len(rows)
+    def forward(ctx: Any, rows: Tensor, comm: Comm, state: StepState, place: _Place) -> Tensor:
+        ctx.comm, ctx.state, ctx.place, ctx.rows = comm, state, place, len(rows)
         if rows.numel() == 0:
             return rows.new_empty((place.size, *rows.shape[1:]))
         whole = torch.zeros((place.size, *rows.shape[1:]), dtype=rows.dtype)
         if len(place.positions):
             whole[place.positions] = rows.detach().cpu()
         # As bytes: zeros added to them change nothing, whatever they mean.
-        if state.void or not rope.add_up(whole.view(-1).view(torch.uint8)):
+        if state.void or not comm.sum(whole.view(-1).view(torch.uint8)).wait():
             state.void = True  # any finite numbers will do until the step is done again
             return rows.detach()[torch.arange(place.size, device=rows.device) % len(rows)]
         return whole.to(rows.device)
@@ -142,7 +143,7 @@ class _Gather(torch.autograd.Function):
             whole.zero_()
         if whole.numel():
             flat = torch.view_as_real(whole) if whole.is_complex() else whole
-            ctx.state.void = ctx.state.void or not ctx.rope.add_up(flat)
+            ctx.state.void = ctx.state.void or not ctx.comm.sum(flat).wait()
         mine = torch.zeros((ctx.rows, *whole.shape[1:]), dtype=whole.dtype)
         if len(ctx.place.positions):
             mine = whole[ctx.place.positions]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cordee.feed.source import map_tensors
-from cordee.group.rope import Rope
+from cordee.group.comm import Comm
 from cordee.sync.batchnorm import StepState
 from cordee.train.buffers import BufferKeeper, Key
 from cordee.train.rows import Call, follows_its_rows
@@ -29,14 +29,14 @@ class Living:
 
     def __init__(
         self,
-        rope: Rope,
+        comm: Comm,
         buffers: BufferKeeper,
         state: StepState,
         models: Sequence[nn.Module],
         warn: Callable[[str], None],
     ) -> None:
         """None lives as far as is known; `warn` is told what keeps a run from being the same as one process."""
-        self._rope, self._buffers, self._state, self._models, self._warn = rope, buffers, state, models, warn
+        self._comm, self._buffers, self._state, self._models, self._warn = comm, buffers, state, models, warn
         self._live: list[Key] = []
         self._next: list[Key] | None = None
         """Those of the open step, which count once it is committed."""
@@ -56,7 +56,7 @@ class Living:
 
     def news(self) -> bool:
         """Whether a buffer changed in this step that did not live so far."""
-        if self._asked or self._rope.size == 1:  # those are asked for in this step
+        if self._asked or self._comm.size == 1:  # those are asked for in this step
             return False
         return bool((self._buffers.changed() | self._outside).difference(self._live))
 
@@ -71,14 +71,14 @@ class Living:
         if self._asked:
             keys = self._buffers.keys()
             changed = self._buffers.changed() | self._outside
-            masks = self._rope.gather(torch.tensor([key in changed for key in keys], dtype=torch.uint8))
+            masks = self._comm.gather(torch.tensor([key in changed for key in keys], dtype=torch.uint8)).wait()
             if masks is None:
                 self._state.void = True
                 return
             lives = torch.stack(masks).any(0).tolist()
             live = [key for key, one in zip(keys, lives, strict=True) if one or key in self._live]
         own = [_wide(self._buffers.at(key)) for key in live]
-        parts = self._rope.gather(torch.cat([torch.tensor([float(samples)], dtype=torch.float64), *own]))
+        parts = self._comm.gather(torch.cat([torch.tensor([float(samples)], dtype=torch.float64), *own])).wait()
         if parts is None:
             self._state.void = True
             return
@@ -88,7 +88,7 @@ class Living:
 
     def commit(self, news: float) -> bool:
         """The step's numbers are agreed on; False if it has to be done again, because buffers live on some worker."""
-        if self._rope.size == 1:
+        if self._comm.size == 1:
             return True
         if news:
             self._asked = True
@@ -117,7 +117,7 @@ class Living:
         self._tried.update(suspects)
         calls = dict(self._calls)
         self._unwatch()
-        for key in suspects if self._rope.rank == judge else ():
+        for key in suspects if self._comm.rank == judge else ():
             inside = key not in self._outside
             if not (exact and inside and self._follows(key, calls.get(id(key[0]), []))):
                 how = "by something else than a mean over samples" if inside else "outside of the forward pass"

@@ -50,8 +50,7 @@ class Outcome:
 def run_job(job: Job, session: Session, *, out: Path, resume: bool = False) -> Outcome:
     """Train `job` in `session`, with its files in `out`; every worker of the run calls this."""
     training = _Training(job, session, out, resume=resume)
-    if session.rope.channel is not None:
-        session.rope.channel.before_end = training.part
+    session.team.channel.before_end = training.part
     training.start()
     training.train()
     return training.end()
@@ -75,7 +74,7 @@ class _Training:
         self.next = (0, 0)
         self.interrupted: str | None = None
         self._wish = ""
-        self._saver = Saver(out / "checkpoints", replace(job.save, keep_best=self.best.metric), session.rope.channel)
+        self._saver = Saver(out / "checkpoints", replace(job.save, keep_best=self.best.metric), session.team.channel)
         self._resume = resume
         self._began = self._saved_at = time.monotonic()
         self._samples_before = 0
@@ -93,8 +92,8 @@ class _Training:
         """Make the model and its optimizer, check that they fit, and take up where a former start ended."""
         job, session = self.job, self.session
         session.seed = job.seed
-        agree_on(session.rope, of_job(job, resume=self._resume))
-        snapshot = share_snapshot(session.rope, self._saver.latest) if self._resume else None
+        agree_on(session.team, of_job(job, resume=self._resume))
+        snapshot = share_snapshot(session.team, self._saver.latest) if self._resume else None
         started_with = World.from_env().size  # not those that are left: all workers have to resolve the same
         self.resolved = job.resolve(started_with) if snapshot is None else Resolved(**snapshot.extra["resolved"])
         self.order = job.order(self.resolved)
@@ -106,11 +105,11 @@ class _Training:
                 session.tell("warning", {"message": told})
         session.updates = 1
         if job.preflight:
-            for message in before_training(job, model, self.order, session.rope, session.device):
+            for message in before_training(job, model, self.order, session.team, session.device):
                 session.tell("warning", {"message": message})
-        first = session.rope.members[0]
+        first = session.team.membership.members[0]
         self.model = session.prepare(model, compile=False)
-        if job.start_from is not None and snapshot is None and session.rope.members[0] != first:
+        if job.start_from is not None and snapshot is None and session.team.membership.members[0] != first:
             raise CheckpointError("the worker that read start_from was lost before everybody had it: start again")
         self.optimizer = job.make_optimizer(self.model)
         self._untrained()
@@ -274,7 +273,7 @@ class _Training:
             metrics = evaluate(
                 self.model,
                 source,
-                self.session.rope,
+                self.session.team,
                 batch=self.job.eval_batch or self.resolved.batch,
                 judge=self._judge,
                 metrics=self.job.metrics,

@@ -17,7 +17,7 @@ from cordee.feed.order import Order
 from cordee.feed.reading import places_of_others
 from cordee.feed.share import Share
 from cordee.feed.source import Source
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState
 from cordee.train.devices import seed_draws
@@ -37,17 +37,17 @@ Start = tuple[int, int]
 class Loop:
     """One loop over batches: its data, and what its open step has done so far."""
 
-    def __init__(self, feeder: Feeder, weigh: Weigh | None, rope: Rope, keys: Sequence[Hashable]) -> None:
+    def __init__(self, feeder: Feeder, weigh: Weigh | None, team: Team, keys: Sequence[Hashable]) -> None:
         """No step is open yet; `keys` are those of its data."""
         self.feeder, self.weigh, self.keys = feeder, weigh, keys
         self.guard = Guard()
-        self.weight = GlobalWeight(rope)
+        self.weight = GlobalWeight(team.layers)
         self.losses = Readings()
         self.batch: Batch | None = None
         self.redo = False
         """Whether the open step has to be done again."""
         self.generation = 0
-        """The rope's, when the step began."""
+        """The team's, when the step began."""
         self.updates = 0
         """Updates that the code has come to in this pass through the step."""
         self.done = 0
@@ -71,7 +71,7 @@ class Loop:
         source: Source,
         order: Order,
         weigh: Weigh | None,
-        rope: Rope,
+        team: Team,
         plan: Plan,
         device: str,
         keys: Sequence[Hashable],
@@ -79,8 +79,8 @@ class Loop:
     ) -> Loop:
         """A loop over a source in this order, shared as the plan says."""
         share = Share(plan.share, plan.proportions, seed=order.seed)
-        feeder = Feeder(source, order, share, rope, accumulate=plan.accumulate, device=device, state=state)
-        return cls(feeder, weigh, rope, keys)
+        feeder = Feeder(source, order, share, team, accumulate=plan.accumulate, device=device, state=state)
+        return cls(feeder, weigh, team, keys)
 
     def seed(self, device: str, *key: int) -> None:
         """Let all that is drawn in the body of this step depend on `key` alone, and see whether it draws.

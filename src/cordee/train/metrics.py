@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cordee.core.errors import JobError
 from cordee.feed.source import map_tensors
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.gather import gather_any
 
 MetricFunction = Callable[[Any, Any], "Tensor | tuple[Tensor | float, Tensor | float]"]
@@ -61,7 +61,7 @@ class Tally(Protocol):
         """One more (part of a) batch."""
         ...
 
-    def merge(self, rope: Rope) -> None:
+    def merge(self, team: Team) -> None:
         """Agree with the other workers on what sums cannot carry; may raise `Regrouped`."""
         ...
 
@@ -93,7 +93,7 @@ class SumTally:
                 self._check(tuple(values.shape), len(target))
             self._state += torch.stack([values.sum(), torch.tensor(float(len(target))).double()])
 
-    def merge(self, rope: Rope) -> None:
+    def merge(self, team: Team) -> None:
         """Nothing: sums say it all."""
 
     def tensors(self) -> list[Tensor]:
@@ -144,11 +144,11 @@ class TorchmetricsTally:
             output, target = map_tensors(Tensor.clone, output), map_tensors(Tensor.clone, target)
         self._metric.update(output, target)
 
-    def merge(self, rope: Rope) -> None:
-        """Let the metric merge, over our own rope."""
+    def merge(self, team: Team) -> None:
+        """Let the metric merge, over our own team."""
         metric = self._metric
-        metric.dist_sync_fn = lambda tensor, group=None: _filled(gather_any(rope, tensor))
-        metric.distributed_available_fn = lambda: rope.size > 1
+        metric.dist_sync_fn = lambda tensor, group=None: _filled(gather_any(team, tensor))
+        metric.distributed_available_fn = lambda: team.size > 1
         metric._update_count = max(metric._update_count, 1)  # an empty share is no reason for a warning
         value = metric.compute()
         if not isinstance(value, Tensor) or value.numel() != 1:

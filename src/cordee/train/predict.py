@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cordee.feed.data import as_source
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train import evaluate
 from cordee.train.session import Session
 
@@ -17,5 +17,5 @@ def predict(model: nn.Module, data: Any, session: Session | None = None, *, batc
 
     With a session every worker calls it and computes a share of each batch; without one this process computes all.
     """
-    rope = session.rope if session is not None else Rope()
-    return evaluate.predict(model, as_source(data), rope, batch=batch)
+    team = session.team if session is not None else Team()
+    return evaluate.predict(model, as_source(data), team, batch=batch)

@@ -6,17 +6,17 @@ from torch import nn
 
 from cordee.core.plan import Plan
 from cordee.group.alike import alike
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState, bind
 from cordee.train.agreement import agree_on, of_model, state_of
 from cordee.train.devices import lay_out
 
 
-def prepared(model: nn.Module, rope: Rope, plan: Plan, state: StepState, device: str) -> nn.Module:
+def prepared(model: nn.Module, team: Team, plan: Plan, state: StepState, device: str) -> nn.Module:
     """The model on its device, the same on every worker, with BatchNorm as the plan says; every worker calls this."""
-    agree_on(rope, of_model(model, plan))
+    agree_on(team, of_model(model, plan))
     model = lay_out(model.to(device), plan.layout)
-    bind(model, plan.batchnorm, rope, state, compiled=plan.compile)
-    if not alike(state_of(model), rope):  # made from one seed they mostly are, and slow links are spared
-        rope.share_from_first(state_of(model))
+    bind(model, plan.batchnorm, team.layers, state, compiled=plan.compile)
+    if not alike(state_of(model), team):  # made from one seed they mostly are, and slow links are spared
+        team.share_from_first(state_of(model))
     return model

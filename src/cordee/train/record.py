@@ -19,7 +19,7 @@ import torch
 
 from cordee.core.cgroup import cpu_quota
 from cordee.feed.digest import chain
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 
 WRITE_EVERY_S = 0.05
 """How often a worker writes down what became of its steps: many short ones together cost less."""
@@ -196,7 +196,7 @@ class Reporter:
     put `aside`.
     """
 
-    def __init__(self, rope: Rope) -> None:
+    def __init__(self, team: Team) -> None:
         """Nothing to tell yet."""
         self._timing = Timing()
         self._over: deque[Over] = deque()
@@ -205,10 +205,9 @@ class Reporter:
         """Whether the last of them waits for its gradient's norm."""
         self.aside_s: dict[str, float] = {}
         """Time that belongs to no step, by kind."""
-        self._rope = rope
+        self._team = team
         self._gathering = Lock()
-        if rope.channel is not None:
-            rope.channel.before_end = self.send
+        team.channel.before_end = self.send
         self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
         self._written_at = self._sent_at = self._usage_at = 0.0
         self._began = self._asked = self._arrived = 0.0
@@ -217,24 +216,23 @@ class Reporter:
 
     def introduce(self, device: str, threads: int) -> None:
         """Say who this worker is."""
-        if self._rope.channel is not None:
-            who = {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "threads": threads}
-            self._rope.channel.post("worker", {**who, "cores": shared_cores()})
-            self.send_usage()  # what was used until now, so that what comes is told from it
-            self._rope.channel.flush()  # known before the run says what it trains
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "threads": threads}
+        self._team.channel.post("worker", {**who, "cores": shared_cores()})
+        self.send_usage()  # what was used until now, so that what comes is told from it
+        self._team.channel.flush()  # known before the run says what it trains
 
     def start(self) -> None:
         """From here on the time belongs to the next step."""
         self._began = time.perf_counter()
         self._data = self._callbacks = 0.0
-        self._blocked_before, self._waited_before = self._rope.blocked_s, self._rope.waited_s
+        self._blocked_before, self._waited_before = self._team.meter.blocked_s, self._team.meter.waited_s
 
     @contextmanager
     def aside(self, kind: str | Callable[[], str]) -> Iterator[None]:
         """What happens in here belongs to no step; of what kind it was, may be known at its end only."""
         self.write()  # it may take a while
         began = time.perf_counter()
-        blocked, waited = self._rope.blocked_s, self._rope.waited_s
+        blocked, waited = self._team.meter.blocked_s, self._team.meter.waited_s
         try:
             yield
         finally:
@@ -242,17 +240,17 @@ class Reporter:
             name = kind if isinstance(kind, str) else kind()
             self.aside_s[name] = self.aside_s.get(name, 0.0) + spent
             self._began += spent
-            self._blocked_before += self._rope.blocked_s - blocked
-            self._waited_before += self._rope.waited_s - waited
+            self._blocked_before += self._team.meter.blocked_s - blocked
+            self._waited_before += self._team.meter.waited_s - waited
 
     @contextmanager
     def calling_back(self) -> Iterator[None]:
         """What happens in here is the work of callbacks: a part of the next step, but not of its computation."""
-        began, blocked = time.perf_counter(), self._rope.blocked_s
+        began, blocked = time.perf_counter(), self._team.meter.blocked_s
         try:
             yield
         finally:
-            self._callbacks += time.perf_counter() - began - (self._rope.blocked_s - blocked)
+            self._callbacks += time.perf_counter() - began - (self._team.meter.blocked_s - blocked)
 
     def asks(self) -> None:
         """From here on the step waits for data."""
@@ -275,14 +273,16 @@ class Reporter:
     def commit(self, done: Committed, mine: int, *, waits: bool = False) -> None:
         """The step is over: note where its time went. If it `waits` for its gradient's norm, that is yet to `come`."""
         now = time.perf_counter()
-        rope = self._rope
+        team = self._team
         self.came(None)
         whole, late = now - self._began, now - self._arrived
-        blocked, waited = rope.blocked_s - self._blocked_before, rope.waited_s - self._waited_before
-        self._over.append(Over(done, mine, whole, self._data, blocked, waited, self._callbacks, late, rope.clock()))
+        blocked, waited = team.meter.blocked_s - self._blocked_before, team.meter.waited_s - self._waited_before
+        self._over.append(
+            Over(done, mine, whole, self._data, blocked, waited, self._callbacks, late, team.membership.clock())
+        )
         self._waits = waits
         self._began, self._data, self._callbacks = now, 0.0, 0.0
-        self._blocked_before, self._waited_before = rope.blocked_s, rope.waited_s
+        self._blocked_before, self._waited_before = team.meter.blocked_s, team.meter.waited_s
         if now - self._written_at > WRITE_EVERY_S:
             self._written_at = now
             self.write()
@@ -292,8 +292,7 @@ class Reporter:
                 if now - self._usage_at > USAGE_EVERY_S:
                     self._usage_at = now
                     self.send_usage()
-        if rope.channel is not None:
-            rope.channel.heed()
+        team.channel.heed()
 
     def came(self, grad_norm: float | None) -> None:
         """The gradient's norm of the last step is known, or not to be known."""
@@ -307,14 +306,11 @@ class Reporter:
 
         All keep them, in case the one that speaks dies before they were sent.
         """
-        channel, speaks = self._rope.channel, tell and self._rope.rank == 0
+        channel, speaks = self._team.channel, tell and self._team.rank == 0
         with self._gathering:  # to the end: another thread may be about to end this process
             while len(self._over) > self._waits:
                 over = self._over.popleft()
                 self._timing.add(over.done.number, over.parts())
-                if channel is None:
-                    self._timing.parts.clear()  # nobody to tell
-                    continue
                 self._recent.append(over.record())
                 if speaks:
                     channel.post("step", self._recent[-1])
@@ -330,19 +326,18 @@ class Reporter:
         """Send what has gathered."""
         with self._gathering:
             record = self._timing.drain()
-        if record is not None and self._rope.channel is not None:
-            self._rope.channel.post("times", record)
+        if record is not None:
+            self._team.channel.post("times", record)
 
     def send_usage(self) -> None:
         """Send what this worker uses."""
-        if self._rope.channel is not None:
-            self._rope.channel.post("usage", usage(self._rope))
+        self._team.channel.post("usage", usage(self._team))
 
     def repeat(self) -> None:
         """The members changed: whoever speaks for all now says what the hub has not on record."""
         self.write(tell=False)  # but below
-        channel = self._rope.channel
-        if channel is not None and self._rope.rank == 0:
+        channel = self._team.channel
+        if self._team.rank == 0:
             for record in self._recent:
                 if record["step"] > channel.recorded:
                     channel.post("step", record)
@@ -358,7 +353,7 @@ def shared_cores() -> float:
     return len(cores) if quota is None else min(len(cores), quota)
 
 
-def usage(rope: Rope) -> dict[str, Any]:
+def usage(team: Team) -> dict[str, Any]:
     """What this process uses now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     gpu = torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
@@ -366,6 +361,6 @@ def usage(rope: Rope) -> dict[str, Any]:
         "cpu_s": round(time.process_time(), 3),
         "memory_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
         "gpu_mb": round(gpu / 2**20, 1),
-        "bytes_sent": rope.bytes_sent,
-        "at": round(rope.clock(), 6),
+        "bytes_sent": team.meter.bytes_sent,
+        "at": round(team.membership.clock(), 6),
     }

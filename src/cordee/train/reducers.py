@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.sync.allreduce import Extras, Reducer
 from cordee.sync.batchnorm import backward_from
 from cordee.train.agreement import agree_on, of_optimizer, share
@@ -25,9 +25,9 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class Reducers:
     """Finds the reducer of an optimizer; with two optimizers nothing is sent before `step` asks for it."""
 
-    def __init__(self, rope: Rope, plan: Plan, models: list[nn.Module]) -> None:
+    def __init__(self, team: Team, plan: Plan, models: list[nn.Module]) -> None:
         """None yet; `models` are those that were prepared, and will be."""
-        self._rope, self._plan, self._models = rope, plan, models
+        self._team, self._plan, self._models = team, plan, models
         self.least = 1
         """So many updates may be expected of a step: two, if some parameters are in no optimizer so far."""
         self._shared: dict[int, nn.Parameter] = {}
@@ -57,11 +57,11 @@ class Reducers:
                 self._of.pop(key).close()
                 del self._optimizers[key]
         overlap = self._plan.overlap and not self._of
-        made = Reducer(parameters, self._rope, bucket_mb=self._plan.bucket_mb, overlap=overlap)
+        made = Reducer(parameters, self._team, bucket_mb=self._plan.bucket_mb, overlap=overlap)
         return self._enter(optimizer, made), sound
 
     def _enter(self, optimizer: Optimizer, reducer: Reducer) -> Reducer:
-        agree_on(self._rope, {**of_optimizer(optimizer), **self.loop})
+        agree_on(self._team, {**of_optimizer(optimizer), **self.loop})
         self._of[id(optimizer)], self._optimizers[id(optimizer)] = reducer, optimizer
         self._share_strays(optimizer)
         given = {id(one) for each in self._of.values() for one in each.parameters}
@@ -79,7 +79,7 @@ class Reducers:
                 "alone. Write model = s.prepare(model) for every model, then make its optimizer"
             )
         self._shared |= {id(one): one for one in strays}
-        self._differed |= share(self._rope, strays)
+        self._differed |= share(self._team, strays)
 
     def differed(self, updates: int) -> bool:
         """Whether the open step was computed with parameters that were not the same on all workers until now."""
@@ -115,7 +115,7 @@ class Reducers:
         return next(iter(self._of.values())) if len(self._of) == 1 else None
 
     def hold_back(self) -> bool:
-        """Gradients of this step come in more than one piece: send nothing early from now on. False: rope broken."""
+        """Gradients of this step come in more than one piece: send nothing early from now on; False: a loss."""
         for reducer in self._of.values():
             reducer.overlap = False
         held = [reducer.hold_back() for reducer in self._of.values()]  # all of them, whatever the first says

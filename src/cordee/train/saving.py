@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import CheckpointError
-from cordee.group.channel import Channel
+from cordee.group.channel import Channel, Unconnected
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import tensor_bytes
 from cordee.state.naming import MODEL, Snapshot
@@ -25,7 +25,7 @@ WORD_AFTER_S = 2.0
 class Saver:
     """Writes checkpoints into a folder, by a rule, and says so in the record when they stand."""
 
-    def __init__(self, folder: Path, rule: Save, channel: Channel | None) -> None:
+    def __init__(self, folder: Path, rule: Save, channel: Channel | Unconnected) -> None:
         """Nothing is written or read yet."""
         self._folder, self._rule, self._channel = folder, rule, channel
         self._made: Checkpoints | None = None
@@ -63,7 +63,7 @@ class Saver:
             return
         self.step = step
         began = time.perf_counter()
-        at = time.time() + (self._channel.clock_offset_s if self._channel is not None else 0.0)
+        at = time.time() + self._channel.clock_offset_s
         self._checkpoints.close()
         snapshot = capture()
         self._live = tensor_bytes(snapshot.tensors.values()) > COPIED_BYTES
@@ -110,8 +110,6 @@ class Saver:
         self._post("warning", {"message": message}, now=True)
 
     def _post(self, kind: str, content: dict[str, Any], *, now: bool = False) -> None:
-        if self._channel is None:
-            return
         self._channel.post(kind, content)
         if now:
             self._channel.flush()

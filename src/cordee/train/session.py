@@ -7,7 +7,7 @@ iterator yields the same step again, newly shared among the survivors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from cordee.core.plan import Plan
 from cordee.feed.data import as_source
 from cordee.feed.loader import Batch
 from cordee.feed.order import Order
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, meeting_points
 from cordee.train.agreement import of_loop
@@ -47,21 +47,21 @@ class Session:
 
     def __init__(
         self,
-        rope: Rope | None = None,
+        team: Team | None = None,
         *,
         plan: Plan | None = None,
         seed: int = 0,
         device: str = "cpu",
         launched: bool = False,
     ) -> None:
-        """Made by `session()`; `rope` is None for one process alone. `launched`: our worker leaves the rope itself."""
-        self.rope = rope or Rope()
+        """Made by `session()`; `team` is None for one process alone. `launched`: our worker leaves the team itself."""
+        self.team = team or Team()
         self.plan = plan or Plan()
         self.seed = seed
         self.device = device
         self._launched = launched
         self.ledger = Ledger()
-        self.reporter = Reporter(self.rope)
+        self.reporter = Reporter(self.team)
         self.last: Committed | None = None
         self.wish_stop = False
         """Set it to end the run on all workers after the current step."""
@@ -73,9 +73,9 @@ class Session:
         """How many updates a step has, where that is known before: a job's has one. None: as many as the loop makes."""
         self._buffers = BufferKeeper()
         self._trail = Trail(self._buffers)
-        self._warn = partial(warn_statistical, self.rope, self.plan)
-        self._living = Living(self.rope, self._buffers, self._state, self.models, self._warn)
-        self._reducers = Reducers(self.rope, self.plan, self.models)
+        self._warn = partial(warn_statistical, self.team, self.plan)
+        self._living = Living(self.team.layers, self._buffers, self._state, self.models, self._warn)
+        self._reducers = Reducers(self.team, self.plan, self.models)
         self._norms = Norms(self.models)
         self.precision = Precision(self.plan.precision, device)
         self.skipped = 0
@@ -83,7 +83,7 @@ class Session:
         self._loops = Loops()
         self._number = 0
         self._seen = 0  # own samples since running statistics were last agreed on
-        self.rope.on_regroup.append(self._regrouped)
+        self.team.on_regroup.append(self._regrouped)
         self.reporter.introduce(device, torch.get_num_threads())
 
     # ------------------------------------------------------------- who
@@ -91,12 +91,12 @@ class Session:
     @property
     def rank(self) -> int:
         """My place among the workers that are there now; 0 is the one that speaks for all."""
-        return self.rope.rank
+        return self.team.rank
 
     @property
     def size(self) -> int:
         """How many workers there are now."""
-        return self.rope.size
+        return self.team.size
 
     @property
     def number(self) -> int:
@@ -116,10 +116,10 @@ class Session:
     @property
     def stop_reason(self) -> str | None:
         """Why the launcher asks us to stop; None if it does not."""
-        return self.rope.channel.stop_reason if self.rope.channel is not None else None
+        return self.team.channel.stop_reason
 
     def __enter__(self) -> Session:
-        """Leave the rope at the end of the block."""
+        """Leave the team at the end of the block."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -130,24 +130,24 @@ class Session:
         self._reducers.close()
         if self._launched:
             self.reporter.send()
-            while not self.rope.agree([torch.zeros(1)]):
+            while not self.team.agree([torch.zeros(1)]):
                 pass
-            self.rope.on_regroup.remove(self._regrouped)
+            self.team.on_regroup.remove(self._regrouped)
             return
         while not self.leave():
             pass
-        self.rope.close()
+        self.team.close()
 
     def leave(self) -> bool:
         """Leave together: True when nobody needs anything any more; False if somebody was lost before that."""
         self.reporter.send()
-        return self.rope.finish()
+        return self.team.finish()
 
     def tell(self, kind: str, content: dict[str, Any]) -> None:
         """Something for the record of the run, said by one worker for all."""
-        if self.rank == 0 and self.rope.channel is not None:
+        if self.rank == 0:
             self.reporter.write()  # what happened before it
-            self.rope.channel.post(kind, content)
+            self.team.channel.post(kind, content)
 
     # ------------------------------------------------------------- the loop
 
@@ -156,7 +156,7 @@ class Session:
 
         With `compile=True` in the plan it is compiled too, unless you compile what you compute by yourself.
         """
-        model = prepared(model, self.rope, self.plan, self._state, self.device)
+        model = prepared(model, self.team, self.plan, self._state, self.device)
         if (why := by_micro_batch(model, self.plan)) and self.rank == 0:
             self._warn(why)
         self.models.append(model)
@@ -192,9 +192,9 @@ class Session:
         keys = (source.fingerprint, Held(data))
         (epoch, step), end = self._loops.first(keys, start, epochs)
         self._reducers.loop = of_loop(source, order, epochs, (epoch, step))
-        loop = Loop.over(source, order, weigh, self.rope, self.plan, self.device, keys, self._state)
+        loop = Loop.over(source, order, weigh, self.team, self.plan, self.device, keys, self._state)
         before = epoch * order.steps + step  # of the run that a script goes on with
-        self._number = before if start is not None and before else self.rope.steps
+        self._number = before if start is not None and before else self.team.steps
         kept = self._enter(loop)
         try:
             while end is None or epoch < end:
@@ -231,7 +231,7 @@ class Session:
             loop.losses.add(loss, factor)
         self._reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._riders, loop))
         if loop.guard.looks:
-            loop.guard.seal(self._reducers.all_parameters(), sent=self.rope.size > 1)
+            loop.guard.seal(self._reducers.all_parameters(), sent=self.team.size > 1)
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Agree on the gradient, update, commit. False: not yet (accumulating), or void because a peer was lost.
@@ -256,7 +256,7 @@ class Session:
             self._trail.again()
             loop.guard.committed(reducer.parameters)
             return True
-        if loop.generation != self.rope.generation or self._reducers.differed(loop.done):
+        if loop.generation != self.team.membership.generation or self._reducers.differed(loop.done):
             self._void(loop)
             return False
         self._living.agree(loop.count, exact=self.plan.accumulate == 1)
@@ -279,11 +279,15 @@ class Session:
         for message in check_batch(objective, batch, self.models, weigh):
             self.tell("warning", {"message": message})
 
+    def agree(self, tensors: Sequence[Tensor]) -> bool:
+        """Add these up over all workers, in place. False: a worker was lost; fill them again, with your new share."""
+        return self.team.agree(tensors)
+
     def agree_buffers(self) -> None:
         """With `batchnorm=replica`: give all replicas the mean of their running statistics, by samples."""
         self.settle()  # before anything is saved
         if self.plan.batchnorm == "replica":
-            self._buffers.agree(self.rope, self._seen)
+            self._buffers.agree(self.team, self._seen)
             self._seen = 0
 
     def reducer_of(self, optimizer: Optimizer) -> Reducer:
@@ -318,7 +322,7 @@ class Session:
         for first, batch in loop.take(slot):
             self._state.silent = batch.borrowed
             if first:
-                loop.seed(self.device, self.seed, slot.epoch, slot.step, self.rope.rank)
+                loop.seed(self.device, self.seed, slot.epoch, slot.step, self.team.rank)
             self.reporter.got()
             yield batch
             self._loops.resume(loop)
@@ -330,7 +334,7 @@ class Session:
         loop.batch = None
 
     def _begin_step(self, loop: Loop) -> None:
-        loop.begin_step(self.rope.generation)
+        loop.begin_step(self.team.membership.generation)
         self.reporter.asks()
         self._state.void = False
         if self._loops.inside_open:  # it may only look: what the step around it comes back to stays
@@ -338,17 +342,14 @@ class Session:
         if not loop.done:  # not when a step is done again after its first update
             self.precision.begin_step()
             self._trail.begin()
-        if self.rope.size > 1:  # alone, no step is ever void
+        if self.team.size > 1:  # alone, no step is ever void
             self._living.begin()
             self._buffers.remember()
-        if self.rope.channel is not None:
-            self.rope.channel.at = f"step {self._number}"
+        self.team.channel.at = f"step {self._number}"
 
     def _riders(self, loop: Loop) -> list[float]:
-        asked = self.stop_reason is not None
-        loss = loop.losses.total()
-        news = self._living.news()
-        return Riders(loss, self.wish_stop, asked, self.wish_save, news, loop.count, loop.digest).numbers()
+        wishes = self.wish_stop, self.stop_reason is not None, self.wish_save
+        return Riders(loop.losses.total(), *wishes, self._living.news(), loop.count, loop.digest).numbers()
 
     def _commit(self, loop: Loop, optimizer: Optimizer, reducer: Reducer, riders: Riders, clip: float | None) -> None:
         _, batch = self._current()
@@ -360,7 +361,7 @@ class Session:
         self.precision.saw(fits)
         grad_norm = self._norms.see(norm, reducer.parameters, (self._number, batch.epoch)) if fits else None
         rate = learning_rate(optimizer)
-        self._trail.before(reducer.parameters, alone=self.rope.size == 1)
+        self._trail.before(reducer.parameters, alone=self.team.size == 1)
         if fits:
             reducer.update(optimizer)
         self.skipped += not fits
@@ -373,7 +374,7 @@ class Session:
         if loop.done == 1:
             self.last = loop.enter(self.ledger, riders, self._number, grad_norm, rate)
             self._loops.trained(loop, batch.epoch)
-            self.rope.steps = self._number + 1
+            self.team.steps = self._number + 1
             heap.warm(self._number + 1)
             self.reporter.commit(self.last, loop.count, waits=fits and grad_norm is None)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from torch import nn
 
 from cordee.core.plan import Plan
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.sync.batchnorm import batchnorms
 
 
-def warn_statistical(rope: Rope, plan: Plan, why: str) -> None:
+def warn_statistical(team: Team, plan: Plan, why: str) -> None:
     """Put on record that the result is near that of one process, and not the same up to rounding."""
-    if rope.channel is not None:
-        rope.channel.post("warning", {"message": f"this run is statistical, not the same as one process: {why}"})
-        rope.channel.post("plan", {"plan": plan.to_dict(), "faithfulness": "statistical"})
+    team.channel.post("warning", {"message": f"this run is statistical, not the same as one process: {why}"})
+    team.channel.post("plan", {"plan": plan.to_dict(), "faithfulness": "statistical"})
 
 
 def by_micro_batch(model: nn.Module, plan: Plan) -> str:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from cordee.core.errors import UsageError
 from cordee.feed.batch import Batch
-from cordee.group.gathering import Gathering
-from cordee.group.rope import Rope
+from cordee.group.comm import Comm, Gathering
 from cordee.train.feeder import Weigh
 from cordee.train.precision import Readings
 
@@ -18,9 +17,9 @@ from cordee.train.precision import Readings
 class GlobalWeight:
     """The weight of the global batch of the current step."""
 
-    def __init__(self, rope: Rope) -> None:
+    def __init__(self, comm: Comm) -> None:
         """Nothing is weighed yet."""
-        self._rope = rope
+        self._comm = comm
         self._gathering: Gathering | None = None
         self._pending = False
         self._known = 0.0
@@ -35,7 +34,7 @@ class GlobalWeight:
     def weigh(self, batches: Sequence[Batch], weigh: Weigh) -> None:
         """Weigh the micro-batches of a step, and begin to add up what the shares of all workers weigh."""
         weights = [0.0 if batch.borrowed else weigh(batch) for batch in batches]
-        if self._rope.size == 1 and len(batches) == 1 and isinstance(weights[0], Tensor) and weights[0].is_cuda:
+        if self._comm.size == 1 and len(batches) == 1 and isinstance(weights[0], Tensor) and weights[0].is_cuda:
             # Alone, a batch is the whole of its step whatever it weighs, and a GPU need not be waited for.
             batches[0].weight = 1.0
             self.know(1.0)
@@ -44,14 +43,14 @@ class GlobalWeight:
         for batch, weight in zip(batches, weights, strict=True):
             batch.weight = _checked(float(weight), batch)
         self.know(sum(batch.weight for batch in batches))
-        self._pending = self._rope.size > 1
+        self._pending = self._comm.size > 1
         if self._pending:
-            self._gathering = self._rope.start_gather(torch.tensor([self._known], dtype=torch.float64))
+            self._gathering = self._comm.gather(torch.tensor([self._known], dtype=torch.float64))
 
     def total(self) -> float | None:
-        """The sum over all workers; None on a broken rope."""
+        """The sum over all workers; None if a worker was lost."""
         if self._pending:
-            parts = None if self._gathering is None else self._rope.gathered(self._gathering)
+            parts = None if self._gathering is None else self._gathering.wait()
             if parts is None:
                 return None
             self._known, self._pending = float(sum(parts)), False

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from cordee.group.links import everybody, measure
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.door import session
 
 ENOUGH_S = 0.5
@@ -25,23 +25,23 @@ LEAST_BYTES, MOST_BYTES = 65_536, 134_217_728
 def main(file: Path) -> None:
     """Measure all links, and sums of all hosts; the first worker writes what was found."""
     with session() as mine:
-        rope = mine.rope
-        links = measure(rope, socket.gethostname(), everybody, ENOUGH_S) or []
+        team = mine.team
+        links = measure(team, socket.gethostname(), everybody, ENOUGH_S) or []
         slowest = min((link.bit_s for link in links), default=1e9)
-        summed = _sums(rope, slowest)
+        summed = _sums(team, slowest)
         if mine.rank == 0:
             file.write_text(json.dumps({"links": [link.to_list() for link in links], "allreduce": summed}))
 
 
-def _sums(rope: Rope, bit_s: float) -> dict[str, float]:
+def _sums(team: Team, bit_s: float) -> dict[str, float]:
     """How fast each link is while all members add up: 2 (n - 1) / n of the bytes go over each of them, both ways."""
-    part = 2 * (rope.size - 1) / rope.size
+    part = 2 * (team.size - 1) / team.size
     size = int(min(max(bit_s / 8 * SECONDS / max(part, 1e-9), LEAST_BYTES), MOST_BYTES))
     tensor = torch.zeros(size // 4)
     spent = []
     for _ in range(ROUNDS + 1):  # the first one fills the buffers on the way
         began = time.perf_counter()
-        while not rope.agree([tensor]):
+        while not team.agree([tensor]):
             pass
         spent.append(time.perf_counter() - began)
     seconds = min(spent[1:])  # others may have been using the processor

@@ -11,7 +11,7 @@ from torch import nn
 from cordee.core.errors import UsageError
 from cordee.feed.batch import Batch
 from cordee.feed.reading import reading
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.fields import shapes
 from cordee.train.preflight.check import check, first_pass, whole_of
 from cordee.train.preflight.passes import Passes
@@ -43,7 +43,7 @@ def check_batch(
     # A loader that reads ahead waits meanwhile: its samples may draw from the generators that passes begin anew.
     with reading(), Passes(compute, models, functions, weigh) as passes:
         first = first_pass(passes, samples.batch(whole_of(len(samples), len(batch))))
-        verdict = check(passes, samples, first, Rope(), largest=len(batch), weighed=weigh is not None)
+        verdict = check(passes, samples, first, Team(), largest=len(batch), weighed=weigh is not None)
         if weigh is None and (told := unseen_weights(first)):
             verdict.warnings.append(told)
         return verdict.messages()

@@ -17,7 +17,7 @@ from torch import nn
 
 from cordee.core.errors import CordeeError, ModelError
 from cordee.feed.batch import Batch
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.preflight.findings import Finding
 from cordee.train.preflight.interaction import UNEVEN_DRAWS, interaction, quadruple
 from cordee.train.preflight.passes import Pass, Passes
@@ -64,7 +64,7 @@ class Verdict:
         return list(self.warnings)
 
 
-def check(passes: Passes, samples: Samples, first: Pass, rope: Rope, *, largest: int, weighed: bool) -> Verdict:
+def check(passes: Passes, samples: Samples, first: Pass, team: Team, *, largest: int, weighed: bool) -> Verdict:
     """Judge an objective by tests with batches of up to `largest` samples. Raises `MixingError`."""
     places = whole_of(len(samples), largest)
     if len(places) < 2 or first.gathers:  # what gathers mixes by declaration, over all workers
@@ -78,7 +78,7 @@ def check(passes: Passes, samples: Samples, first: Pass, rope: Rope, *, largest:
         Test(lambda: aftermath(passes, samples, first.changed), 2 * count if first.changed else 0),
         *(Test(partial(replay, passes, samples, first, places, cut), count) for cut in cuts_of(places)),
     ]
-    findings = spread(tests, rope)
+    findings = spread(tests, team)
     if any(one.void == UNEVEN_DRAWS for one in findings):  # whose draw is whose is then a guess
         findings = [replace(one, trusted=False) if one.test == "replay" else one for one in findings]
     verdict = Verdict(buffers=batch_buffers(findings))
@@ -86,7 +86,7 @@ def check(passes: Passes, samples: Samples, first: Pass, rope: Rope, *, largest:
         verdict.warnings.append(UNCHECKED.format(why="the same batch gives another loss each time it is computed"))
     else:
         if _needs_scale(findings):
-            findings += spread([Test(lambda: scale(passes, samples, largest), 1)], rope)
+            findings += spread([Test(lambda: scale(passes, samples, largest), 1)], team)
         refuse_buffers(verdict.buffers)
         refuse_state(findings)
         refuse(findings, first, batch, weighed=weighed)
@@ -96,7 +96,7 @@ def check(passes: Passes, samples: Samples, first: Pass, rope: Rope, *, largest:
     return verdict
 
 
-def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[int], rope: Rope) -> bool:
+def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[int], team: Team) -> bool:
     """Whether few passes show that an objective is right, as for most large models; False: not by these.
 
     Of `first`, that of the samples at `places`. Where nothing is drawn, a few samples and their parts tell. Where it
@@ -108,12 +108,12 @@ def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[in
     few = len(places) <= FEW
     if few and tape.draws:
         return False
-    cuts = cuts_of(places)[: rope.size if few else None]  # one would do; what costs no time comes with it
+    cuts = cuts_of(places)[: team.size if few else None]  # one would do; what costs no time comes with it
     tests = [Test(partial(replay, passes, samples, first, places, cut), len(places)) for cut in cuts]
     if not few:
         tests.append(Test(lambda: interaction(passes, samples, 2), 4 * 2))
     # None of them would be right if the same batch gave another loss each time.
-    return all(one.right and one.trusted for one in spread(tests, rope))
+    return all(one.right and one.trusted for one in spread(tests, team))
 
 
 def cuts_of(places: Sequence[int]) -> list[int]:
@@ -154,17 +154,17 @@ def _unchecked(findings: Sequence[Finding]) -> str:
     )
 
 
-def spread(tests: Sequence[Test], rope: Rope) -> list[Finding]:
+def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
     """Run every test on one of the workers; all get all findings. An error of the user's code is raised on all."""
     results: dict[int, Finding] = {}
     while True:
         table = torch.zeros(len(tests), ROOM_BYTES, dtype=torch.uint8)  # a sum over workers: all but one add zeros
-        for place in shares([test.cost for test in tests], rope.size)[rope.rank]:
+        for place in shares([test.cost for test in tests], team.size)[team.rank]:
             if place not in results:
-                results[place] = _run(tests[place], alone=rope.size == 1)
+                results[place] = _run(tests[place], alone=team.size == 1)
             raw = json.dumps(asdict(results[place])).encode()
             table[place, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-        if rope.agree([table]):  # otherwise a worker was lost, and what it did is done by another
+        if team.agree([table]):  # otherwise a worker was lost, and what it did is done by another
             break
     findings = [_finding(json.loads(bytes(row.tolist()).rstrip(b"\0"))) for row in table]
     for test, found in zip(tests, findings, strict=True):

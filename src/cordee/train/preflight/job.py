@@ -16,7 +16,7 @@ from cordee.feed.batch import Batch
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.source import Source
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 from cordee.train.fields import named_tensors, shapes
 from cordee.train.job import Job
 from cordee.train.metrics import tally_of
@@ -45,14 +45,14 @@ UNSTEADY = (
 )
 
 
-def before_training(job: Job, model: nn.Module, order: Order, rope: Rope, device: str) -> list[str]:
+def before_training(job: Job, model: nn.Module, order: Order, team: Team, device: str) -> list[str]:
     """Look at the job's model, objective and data; returns what the user should know, raises what must not go on."""
     source: Source = job.data.train
     _materialise(job, model, source, _first_ids(order, 2), device)
     key = _key(job, model, order, device)
-    if remembered(key, rope):
+    if remembered(key, team):
         return []
-    verdict = preflight(job, model, source, partial(_first_ids, order), device, rope=rope, largest=order.batch)
+    verdict = preflight(job, model, source, partial(_first_ids, order), device, team=team, largest=order.batch)
     steady = is_steady(source, _first_ids(order, SAMPLES))
     messages = [*verdict.messages(), *([] if steady else [UNSTEADY])]
     if not messages:
@@ -99,12 +99,12 @@ def preflight(
     ids_of: Callable[[int], Any],
     device: str = "cpu",
     *,
-    rope: Rope | None = None,
+    team: Team | None = None,
     largest: int = SAMPLES,
 ) -> Verdict:
     """Raise `ModelError` or `MixingError` with an explanation; model, gradients and random state stay as they were.
 
-    `ids_of(count)` gives the ids of some samples, `largest` is the batch of a step. All members of `rope` call this.
+    `ids_of(count)` gives the ids of some samples, `largest` is the batch of a step. All members of `team` call this.
     """
     usual: Ids = np.asarray(ids_of(POOL if largest > SAMPLES else 2 * SAMPLES), dtype=np.int64)
     functions = [one for one in (job.objective, job.loss, job.weigh) if one is not None]
@@ -114,11 +114,11 @@ def preflight(
         for size in sizes:  # few passes of few samples may do
             places = whole_of(len(samples), size)
             samples, first = _first(job, source, passes, samples, usual, places)
-            if plainly_right(passes, samples, first, places, rope or Rope()):
+            if plainly_right(passes, samples, first, places, team or Team()):
                 return _told(job, first, Verdict(passes=passes.count))
         if not is_large([model]):
             samples, first = _first(job, source, passes, samples, usual, whole_of(len(samples), largest))
-        verdict = check(passes, samples, first, rope or Rope(), largest=largest, weighed=job.weigh is not None)
+        verdict = check(passes, samples, first, team or Team(), largest=largest, weighed=job.weigh is not None)
         return _told(job, first, verdict)
 
 

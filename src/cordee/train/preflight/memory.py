@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from cordee import __version__
-from cordee.group.rope import Rope
+from cordee.group.team import Team
 
 KIND = "1"
 """Counted up when the tests change, so that what was judged otherwise is forgotten."""
@@ -30,12 +30,12 @@ def key_of(parts: Iterable[str | None]) -> str | None:
     return None if None in told else hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
-def remembered(key: str | None, rope: Rope) -> bool:
+def remembered(key: str | None, team: Team) -> bool:
     """Whether all workers remember that this was accepted; every one of them calls this."""
     known = key is not None and key in _read()
     while True:
         votes = torch.tensor([float(known), 1.0])
-        if rope.agree([votes]):
+        if team.agree([votes]):
             return float(votes[0]) == float(votes[1])
 
 

@@ -2,11 +2,11 @@
 
 Every member has an arena. To begin a sum it copies its tensor there and says so (`post`); to end it, it waits until
 all have said so and adds up what lies in their arenas, in the order of ranks, so that all get the same bits. A gather
-copies what lies there instead. A member that is lost leaves nothing to be shut: whoever waits looks at the same time
-whether the rope is broken.
+copies what lies there instead. A lost member leaves nothing to be shut: a rank that waits keeps looking whether its
+generation broke.
 
-Posts end in the order in which they began. If one is still open when a later one ends, it ends with it: whoever posted
-the later one posted the earlier one before.
+Posts end in the order in which they began. If one is still open when a later one ends, it ends with it: a member that
+posted the later one posted the earlier one before.
 
 The memory has no name. It belongs to the processes that hold it and goes with the last of them, however they end.
 """
@@ -40,7 +40,7 @@ _VIEWS = 256
 """Windows that are kept."""
 _SPINS = 64
 _PATIENT_S = 0.0002
-"""After so long a wait is not about to end: sleep. Who spins slows down its neighbour on the same core."""
+"""After so long a wait is not about to end: sleep. A spinning rank slows others on its core."""
 
 Store = Any
 
@@ -73,7 +73,27 @@ class Shared:
         small = tensor.nbytes * self.size <= MOST_BYTES and _padded(tensor.nbytes) <= self._arena // 2
         return small and tensor.is_cpu and tensor.is_contiguous() and tensor.numel() > 0
 
-    def post(self, tensor: Tensor, parts: Sequence[Tensor] = ()) -> Work:
+    def sum(self, tensor: Tensor) -> SharedWork | None:
+        """Add up in place; see `Transport`."""
+        return self.post(tensor) if self.fits(tensor) else None
+
+    def gather(self, tensor: Tensor, parts: Sequence[Tensor]) -> SharedWork | None:
+        """Each rank's tensor into its part."""
+        return self.post(tensor, parts) if self.fits(tensor) else None
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Left to gloo: rare, and large."""
+
+    def send(self, tensor: Tensor, rank: int, tag: int) -> None:
+        """Left to gloo."""
+
+    def receive(self, tensor: Tensor, rank: int, tag: int) -> None:
+        """Left to gloo."""
+
+    def cut(self) -> None:
+        """Nothing blocks here: a wait looks by itself whether its generation broke."""
+
+    def post(self, tensor: Tensor, parts: Sequence[Tensor] = ()) -> SharedWork:
         """Begin to add up `tensor`, in place; or, if there are `parts`, to copy each member's into its part.
 
         Where the arena has no room for it, the posts before it are ended first.
@@ -90,7 +110,7 @@ class Shared:
         self._held.append((self._posted, start, start + tensor.nbytes))
         with self._fence:  # a barrier: the others must not see the count before the content
             self._mine[0] = self._posted
-        return Work(self, self._posted)
+        return SharedWork(self, self._posted)
 
     def finish(self, number: int) -> None:
         """End the member's posts up to `number`; raises `RuntimeError` if a member was lost before that."""
@@ -178,25 +198,25 @@ class Shared:
                     time.sleep(0.0001)
 
 
-class Work:
+class SharedWork:
     """A post that was begun."""
+
+    ends_by_itself = True
+    __slots__ = ("_number", "_shared")
 
     def __init__(self, shared: Shared, number: int) -> None:
         """Made by `Shared.post`."""
         self._shared, self._number = shared, number
 
-    def wait(self) -> None:
-        """Until the sum, or everybody's part, is there."""
+    def wait(self, broken: Callable[[], bool]) -> None:
+        """Until the sum, or the part of every rank, is there; `Shared` looks for lost peers by itself."""
         self._shared.finish(self._number)
 
 
 def open_shared(
     store: Store, rank: int, size: int, broken: Callable[[], bool], deadline_s: float
-) -> tuple[Shared, Shared] | None:
-    """The memory of this generation, for sums and for what layers gather, if all members can reach it.
-
-    None, for all of them, if one cannot.
-    """
+) -> tuple[Shared, ...]:
+    """The memory of this generation, for sums and for layers; for all members empty if one has no access."""
     sums = size * (_HEAD + ARENA_BYTES)
     length = sums + size * (_HEAD + NEAR_BYTES)
     descriptor = -1
@@ -208,12 +228,11 @@ def open_shared(
             descriptor = _find(store.get("where").decode())
         memory = _mapped(descriptor, length)
         store.set(f"reached-{rank}", "yes" if memory is not None else "no")
-        everybody = [store.get(f"reached-{one}") for one in range(size)]
-        if memory is None or any(answer != b"yes" for answer in everybody):
-            return None
+        reached = [store.get(f"reached-{one}") for one in range(size)]
+        if memory is None or any(answer != b"yes" for answer in reached):
+            return ()
         whole = memoryview(memory)
-        first, second = (Shared(part, rank, size, broken, deadline_s) for part in (whole[:sums], whole[sums:]))
-        return first, second
+        return tuple(Shared(part, rank, size, broken, deadline_s) for part in (whole[:sums], whole[sums:]))
     finally:
         if descriptor >= 0:
             os.close(descriptor)

@@ -1,0 +1,204 @@
+"""Collectives among the members of a generation, over the transports that they have.
+
+Nothing is raised when a peer is lost: a collective of a broken generation does nothing, and `wait` returns False or
+None. Collectives of one `Comm` are begun in the same order by all members.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cordee.group.membership import Membership
+from cordee.group.transport.gloo import Gloo
+from cordee.group.transport.seam import LostInMessage, Transport, Work
+from cordee.group.transport.shared import Shared
+
+_STAMP = 8
+"""Bytes of a time of day before what is gathered."""
+
+
+@dataclass
+class Meter:
+    """What the collectives of a worker have cost so far."""
+
+    blocked_s: float = 0.0
+    """Time spent in collectives: communication, and waiting for members that come later."""
+    waited_s: float = 0.0
+    """The part of it in which this worker is known to have waited for others."""
+    bytes_sent: int = 0
+
+
+class Comm:
+    """Collectives among all members, in an order of their own."""
+
+    def __init__(self, membership: Membership, meter: Meter) -> None:
+        """Without transports this worker is alone."""
+        self.membership, self.meter = membership, meter
+        self.transports: tuple[Transport, ...] = ()
+        """Asked in this order whether they carry a tensor."""
+        self.look: Callable[[], None] = lambda: None
+        """Called at least once per second of a wait."""
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self.membership.size
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among them."""
+        return self.membership.rank
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether what fits there goes through memory that all members share."""
+        return any(isinstance(transport, Shared) for transport in self.transports)
+
+    def sum(self, tensor: Tensor) -> Handle:
+        """Begin to add `tensor` up over all members, in place."""
+        if not self.transports or self.membership.broken:
+            return NEVER
+        tensor = _as_real(tensor)
+        size = self.membership.size
+        self.meter.bytes_sent += 2 * tensor.nbytes * (size - 1) // size
+        try:
+            return self._handle(one.sum(tensor) for one in self.transports)
+        except RuntimeError:
+            return NEVER
+
+    def gather(self, tensor: Tensor) -> Gathering:
+        """Begin to gather the `tensor` of every member, all of one shape."""
+        if self.membership.size == 1:
+            return Gathering(self, NEVER, [tensor], tensor, 0.0)
+        arrived = self.membership.clock()
+        if not self.transports or self.membership.broken:
+            return Gathering(self, NEVER, [], tensor, arrived)
+        payload = _stamped(tensor, arrived)
+        parts = [torch.empty_like(payload) for _ in range(self.size)]
+        self.meter.bytes_sent += payload.nbytes * (self.size - 1)
+        try:
+            handle = self._handle(one.gather(payload, parts) for one in self.transports)
+        except RuntimeError:
+            handle, parts = NEVER, []
+        return Gathering(self, handle, parts, tensor, arrived)
+
+    def broadcast(self, tensor: Tensor, root: int) -> Handle:
+        """Begin to give all members the `tensor` of rank `root`, in place."""
+        if not self.transports or self.membership.broken:
+            return NEVER
+        tensor = _as_real(tensor)
+        self.meter.bytes_sent += tensor.nbytes
+        try:
+            return self._handle(one.broadcast(tensor, root) for one in self.transports)
+        except RuntimeError:
+            return NEVER
+
+    def send(self, tensor: Tensor, rank: int, tag: int) -> Handle:
+        """Begin to send `tensor` to one member; `RuntimeError` if that was lost."""
+        self.meter.bytes_sent += tensor.nbytes
+        return self._handle(one.send(tensor, rank, tag) for one in self.transports)
+
+    def receive(self, tensor: Tensor, rank: int, tag: int) -> Handle:
+        """Begin to receive `tensor` from one member; `RuntimeError` if that was lost."""
+        return self._handle(one.receive(tensor, rank, tag) for one in self.transports)
+
+    def cut(self) -> None:
+        """Release every wait; called by another thread when a member is lost."""
+        for transport in self.transports:
+            transport.cut()
+
+    def drop(self) -> None:
+        """This generation is over: forget its transports."""
+        self.cut()
+        for transport in self.transports:
+            if self.membership.stuck and isinstance(transport, Gloo):
+                transport.keep_for_ever()
+        self.transports = ()
+
+    def wait(self, work: Work) -> bool:
+        """For one collective; see `Handle.wait`."""
+        if self.membership.stuck:
+            return False
+        started = time.perf_counter()
+        try:
+            work.wait(self._is_broken)
+            return True
+        except LostInMessage:
+            self.membership.stuck = True
+            return False
+        except RuntimeError as error:
+            self.membership.collective_failed(error, time.perf_counter() - started)
+            return False
+        finally:
+            self.meter.blocked_s += time.perf_counter() - started
+
+    def _is_broken(self) -> bool:
+        self.look()
+        return self.membership.broken
+
+    def _handle(self, offers: Iterable[Work | None]) -> Handle:
+        return Handle(self, next(work for work in offers if work is not None))
+
+
+class Handle:
+    """A collective that was begun; of a broken generation, one that never ends."""
+
+    __slots__ = ("_comm", "_work")
+
+    def __init__(self, comm: Comm | None, work: Work | None) -> None:
+        """Made by `Comm`."""
+        self._comm, self._work = comm, work
+
+    def wait(self) -> bool:
+        """Until its result is here; False if a member was lost before that."""
+        return self._work is not None and self._comm is not None and self._comm.wait(self._work)
+
+    def may_commit(self) -> bool:
+        """Whether a sum that commits may follow. Waits only for a transport that does not notice lost peers itself."""
+        return self._work is not None and (self._work.ends_by_itself or self.wait())
+
+
+NEVER = Handle(None, None)
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """A gather that was begun. The time at which each member came travels along."""
+
+    comm: Comm
+    handle: Handle
+    parts: list[Tensor]
+    tensor: Tensor
+    arrived: float
+
+    def wait(self) -> list[Tensor] | None:
+        """The tensors of all members, in rank order; None if one was lost."""
+        if len(self.parts) == 1:
+            return self.parts
+        meter, blocked_before = self.comm.meter, self.comm.meter.blocked_s
+        if not self.handle.wait():
+            return None
+        if not self.tensor.is_cpu:  # no time travels along
+            return self.parts
+        latest = max(float(part[:_STAMP].view(torch.float64)) for part in self.parts)
+        # A worker that computed between begin and wait has not waited: only what it was blocked for counts.
+        meter.waited_s += min(max(0.0, latest - self.arrived), meter.blocked_s - blocked_before)
+        return [part[_STAMP:].view(self.tensor.dtype).reshape(self.tensor.shape) for part in self.parts]
+
+
+def _stamped(tensor: Tensor, arrived: float) -> Tensor:
+    """The bytes of a time and of `tensor`; on a GPU `tensor` alone."""
+    if not tensor.is_cpu:
+        return tensor
+    stamp = torch.tensor([arrived], dtype=torch.float64).view(torch.uint8)
+    return torch.cat([stamp, tensor.reshape(-1).view(torch.uint8)])
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """The same memory as real numbers: gloo has no complex types."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,0 +1,74 @@
+"""Which workers are in this generation, as one of them sees it. Knows nothing of tensors."""
+
+from __future__ import annotations
+
+import time
+
+from cordee.core.errors import CordeeError, WaitedTooLong
+from cordee.group.channel import Channel, Unconnected
+from cordee.group.roster import Go
+from cordee.group.store import HubStore
+
+MOST_TEARS = 3
+"""How often a collective may fail before the next agreement, though no worker was lost, until it is an error."""
+
+
+class Membership:
+    """This worker's place among the members of a generation; unconnected, it is the only one."""
+
+    def __init__(self, channel: Channel | Unconnected, deadline_s: float = 300.0) -> None:
+        """Alone until the first call of `advance`."""
+        self.channel = channel
+        self.deadline_s = deadline_s
+        self.worker = channel.worker
+        """A worker's number never changes; its rank is its place among the members."""
+        self.generation = 0
+        self.stuck = False
+        """Whether a collective of this generation hangs for ever: then nothing in it is waited for."""
+        self.tears = 0
+        """Collectives that failed since the last agreement though no worker was lost."""
+        self.members: tuple[int, ...] = (self.worker,)
+        self.rank, self.size = 0, 1
+
+    @property
+    def broken(self) -> bool:
+        """Whether a member of this generation was lost."""
+        return self.channel.is_broken(self.generation)
+
+    def advance(self, committed: int) -> Go:
+        """Wait for the next generation, with so many agreements committed, and enter it."""
+        go = self.channel.next_generation(self.generation, committed, self.deadline_s)
+        self.generation, self.members = go.generation, go.members
+        self.rank, self.size = go.members.index(self.worker), len(go.members)
+        self.stuck = False
+        return go
+
+    def leave(self) -> bool:
+        """Say that this worker is done; True when all are, False if a member was lost before that."""
+        return self.channel.finish(self.generation, self.deadline_s)
+
+    def store(self, purpose: str) -> HubStore:
+        """Where the members of this generation leave values for each other."""
+        assert isinstance(self.channel, Channel)
+        return HubStore(self.channel, self.generation, self.deadline_s, purpose)
+
+    def collective_failed(self, error: RuntimeError, waited_s: float) -> None:
+        """Return once this generation is broken: by a loss, or, a few times, because this worker asks for a new one."""
+        if waited_s >= 0.95 * self.deadline_s:
+            self.channel.stuck(self.channel.at)
+            raise WaitedTooLong(
+                f"worker {self.worker} waited {waited_s:.0f} s for its peers ({self.channel.at})"
+            ) from error
+        if self.channel.await_break(self.generation, 2.0):
+            return
+        self.tears += 1
+        if self.tears > MOST_TEARS:
+            raise CordeeError(
+                f"worker {self.worker}: a collective keeps failing though no peer was lost: {error}"
+            ) from error
+        self.channel.torn(self.generation)
+        self.channel.await_break(self.generation, self.deadline_s)
+
+    def clock(self) -> float:
+        """The time of day by the coordinator's clock."""
+        return time.time() + self.channel.clock_offset_s

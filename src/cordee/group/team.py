@@ -1,0 +1,203 @@
+"""The workers of a run, and what they agree on.
+
+Training is a sequence of *agreements*: the reduced gradient of a step, the reduced sums of an evaluation. Each one is
+committed by all members or by none. A worker that lost a peer in the middle of agreement n regroups with the
+survivors; if one of them had completed n already it hands the result over, otherwise all of them do n again, newly
+shared. Nothing is ever raised into the user's code: a collective of a broken generation does nothing, the step it
+belongs to is void, and `settle` says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from cordee.group.channel import Channel, Unconnected
+from cordee.group.comm import Comm, Handle, Meter
+from cordee.group.membership import Membership
+from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
+from cordee.group.reach import Lookout, meet
+from cordee.group.roster import Go
+from cordee.group.transport import gloo
+from cordee.group.transport.nccl import open_nccl
+from cordee.group.transport.shared import open_shared
+
+
+class Team:
+    """This worker among the workers of a run; alone, every operation is the identity."""
+
+    def __init__(
+        self,
+        channel: Channel | None = None,
+        *,
+        interface: str = "127.0.0.1",
+        deadline_s: float = 300.0,
+        device: str = "cpu",
+        backend: str = "auto",
+    ) -> None:
+        """Alone without a channel. `interface` is the address that gloo binds to; `backend` is the plan's."""
+        self.channel: Channel | Unconnected = channel or Unconnected()
+        self.membership = Membership(self.channel, deadline_s)
+        self.meter = Meter()
+        # Two, because the collectives of one must meet in one order everywhere. Layers communicate within the forward
+        # and backward pass; a bucket of gradients is sent when it is full, which a replica without samples, or without
+        # a gradient for some parameter, reaches at another moment.
+        self.sums = Comm(self.membership, self.meter)
+        self.layers = Comm(self.membership, self.meter)
+        self.position = 0
+        """Agreements committed."""
+        self.steps = 0
+        """Steps of a training committed, over all loops of a script."""
+        self.on_regroup: list[Callable[[], None]] = []
+        self._interface, self._device, self._backend = interface, device, backend
+        self._result: Sequence[Tensor] = ()
+        """Of the last agreement, for a member that did not receive it."""
+        self.channel.on_break = self._cut
+        if channel is not None:
+            self._regroup(())
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among the members."""
+        return self.membership.rank
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self.membership.size
+
+    # ------------------------------------------------------------- agreements
+
+    def settle(self, handles: Sequence[Handle], result: Sequence[Tensor], *, void: bool = False) -> bool:
+        """Conclude the agreement whose collectives are `handles`: True if `result` now holds what all agreed on.
+
+        `void` says that something this agreement rests on (a collective of the forward pass) failed already.
+        False: no member has a result; regrouped, the caller computes it again with its new share.
+        """
+        complete = not void
+        for handle in handles:
+            complete = handle.wait() and complete
+        if self.membership.size > 1 and not complete and not self.recover(result):
+            return False
+        self.position += 1
+        self._result = result
+        self.membership.tears = 0
+        return True
+
+    def agree(self, tensors: Sequence[Tensor]) -> bool:
+        """Add these up over all members, as one agreement."""
+        if self.size == 1:
+            return self.settle((), tensors)
+        return self.settle([self.sums.sum(tensor) for tensor in tensors], tensors)
+
+    def share_from_first(self, tensors: Sequence[Tensor]) -> bool:
+        """Give all members the first member's tensors, of whatever type and layout, in place, some at a time.
+
+        False if the first member was lost meanwhile, so that these may be another one's.
+        """
+        first = self.membership.members[0]
+        for part in in_parts(tensors, SHARED_AT_ONCE):
+            self._share(part)
+        return self.membership.members[0] == first
+
+    def _share(self, part: Part) -> None:
+        """One agreement: the first member's bytes on all members."""
+        if self.size == 1:
+            self.settle((), ())
+            return
+        while True:  # not into our own: of what a lost member sent, a part may have come
+            raw = [piece.clone() if self.rank == 0 else torch.empty_like(piece) for piece in part.own]
+            # A broadcast ends here before it has reached all members; a sum does not, which makes it an agreement.
+            handles = [*(self.sums.broadcast(piece, 0) for piece in raw), self.sums.sum(torch.zeros(1))]
+            if self.settle(handles, raw):  # kept, in case that a member needs it handed over
+                part.put(raw)
+                return
+
+    def finish(self) -> bool:
+        """Leave together: True when no member has anything left to agree on, False after a regrouping."""
+        if self.membership.leave():
+            return True
+        self.recover(())
+        return False
+
+    def close(self) -> None:
+        """Release the transports and the channel."""
+        self._drop()
+        self.channel.close()
+
+    # ------------------------------------------------------------- regrouping
+
+    def recover(self, awaited: Sequence[Tensor]) -> bool:
+        """Regroup; True if `awaited` now holds the result that a peer had already and this worker had not."""
+        before, began = self.position, time.perf_counter()
+        handed_over = self._regroup(awaited)
+        lost_s = time.perf_counter() - began
+        self.meter.blocked_s += lost_s
+        self.meter.waited_s += lost_s
+        for callback in self.on_regroup:
+            callback()
+        assert self.position == before
+        return handed_over
+
+    def _regroup(self, awaited: Sequence[Tensor]) -> bool:
+        while True:
+            self._drop()
+            go = self.membership.advance(self.position)
+            try:
+                self._form()
+                return self._hand_over(go, awaited)
+            except RuntimeError as error:  # another member was lost while we regrouped
+                self.membership.collective_failed(error, 0.0)
+
+    def _form(self) -> None:
+        """Connect the members of this generation."""
+        who = self.membership
+        if who.size == 1:
+            return
+        others = meet(who.store("reach"), who.rank, who.size, self._interface, self.channel.name)
+        lookout = Lookout(others, self.channel.name, lambda message: self.channel.post("warning", {"message": message}))
+        for comm, purpose in ((self.sums, "sums"), (self.layers, "layers")):
+            comm.look = lookout.look
+            self._connect(comm, purpose)
+        place, broken = (who.rank, who.size), lambda: who.broken
+        nccl = open_nccl(who.store, place, self._device, self._backend, who.deadline_s, broken)
+        if nccl is not None:
+            self.sums.transports = (nccl, *self.sums.transports)
+        if self._backend == "auto":
+            opened = open_shared(who.store("shared"), who.rank, who.size, broken, who.deadline_s)
+            for comm, shared in zip((self.sums, self.layers), opened, strict=False):
+                comm.transports = (shared, *comm.transports)
+        if who.broken:  # lost before all of these could be cut
+            self._cut()
+
+    def _connect(self, comm: Comm, purpose: str) -> None:
+        """Form the group of gloo on which all other transports fall back."""
+        who = self.membership
+        group = gloo.Gloo(self._interface)
+        comm.transports = (group,)  # known before it is formed, so that it can be cut meanwhile
+        timeout_s = min(who.deadline_s, gloo.FORM_S * 2**who.tears)
+        group.form(who.store(purpose), who.rank, who.size, (who.deadline_s, timeout_s), lambda: who.broken)
+
+    def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
+        """Give the last result to the members that did not receive it; True if this worker is one of them."""
+        if go.giver is None:
+            return False
+        behind = self.position < go.target
+        if not behind and self.membership.worker != go.giver:  # has it already, but a broadcast is for all
+            awaited = [torch.empty_like(tensor) for tensor in self._result]
+        for tensor in self._result if self.membership.worker == go.giver else awaited:
+            if not self.sums.broadcast(tensor, go.members.index(go.giver)).wait():
+                raise RuntimeError("a member was lost during the hand-over")
+        return behind
+
+    def _cut(self) -> None:
+        """Called by the channel's thread when a peer is lost: release every collective that waits for it."""
+        self.sums.cut()
+        self.layers.cut()
+
+    def _drop(self) -> None:
+        self.sums.drop()
+        self.layers.drop()

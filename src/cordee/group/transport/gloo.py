@@ -1,0 +1,181 @@
+"""gloo: collectives of CPU tensors over TCP, also the ones by which a step is committed.
+
+After the loss of a rank, gloo wakes only the neighbours of that rank. A rank is released when its sockets are shut,
+except one that has received part of a message: it blocks until the timeout. So a wait looks once per second whether a
+peer was lost, and gives such a group up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import queue
+import resource
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from cordee.group.store import HubStore
+from cordee.group.transport.seam import LostInMessage
+from cordee.group.transport.sockets import open_sockets, seal, shut
+
+FORM_S = 10.0
+"""How long the first attempt to form a group may take; each further one may take twice as long as the one before."""
+LOOK_S = 1.0
+"""Between two looks whether a peer was lost; most ranks are woken by gloo at once."""
+
+
+class GlooWork:
+    """A collective of gloo."""
+
+    ends_by_itself = True
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Any) -> None:
+        """Made by `Gloo`."""
+        self._work = work
+
+    def wait(self, broken: Callable[[], bool]) -> None:
+        """Until it ends; `LostInMessage` if gloo does not notice that a peer was lost."""
+        looks = 0
+        while True:
+            try:
+                self._work.wait(timedelta(seconds=LOOK_S))
+                return
+            except RuntimeError as error:
+                if self._work.is_completed():
+                    self._work.wait()  # raises its own error, if any: it may have ended just after our timeout
+                    return
+                looks += broken()
+                if looks > 1:  # sockets that were shut at the first look have had their time to be noticed
+                    raise LostInMessage("a peer was lost in the middle of a message") from error
+
+
+class GlooMessage:
+    """A message of gloo to or from one rank. A timeout in its `wait` would close all connections of the group."""
+
+    ends_by_itself = True
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Any) -> None:
+        """Made by `Gloo`."""
+        self._work = work
+
+    def wait(self, broken: Callable[[], bool]) -> None:
+        """Until it is sent or received; a rank that has received part of it blocks until the group's timeout."""
+        self._work.wait()
+
+
+class Gloo:
+    """A group of gloo, and its sockets."""
+
+    def __init__(self, interface: str) -> None:
+        """Not formed yet; `interface` is the address that it binds to."""
+        self._interface = interface
+        self._group: Any = None
+        self._before: dict[int, str] | None = None
+        """The sockets of this process before the group was made, while it is being made."""
+        self._sockets: dict[int, str] = {}
+
+    def form(
+        self, store: HubStore, rank: int, size: int, timeouts_s: tuple[float, float], broken: Callable[[], bool]
+    ) -> None:
+        """Connect the ranks that `store` knows; `timeouts_s` are those of a collective and of this call."""
+        _raise_limit()
+        self._before = open_sockets()
+        make = partial(_make, store, rank, size, self._interface, timeouts_s[0])
+        self._group = unless_broken(make, broken, timeouts_s[1])
+        self._sockets, self._before = self._new_sockets(), None
+        seal(self._sockets, self._interface)
+        if broken():  # lost before the sockets were known
+            shut(self._sockets)
+
+    def sum(self, tensor: Tensor) -> GlooWork:
+        """Add up in place; see `Transport`."""
+        return GlooWork(self._group.allreduce([tensor]))
+
+    def gather(self, tensor: Tensor, parts: Sequence[Tensor]) -> GlooWork:
+        """Each rank's tensor into its part."""
+        return GlooWork(self._group.allgather([list(parts)], [tensor]))
+
+    def broadcast(self, tensor: Tensor, root: int) -> GlooWork:
+        """The tensor of rank `root` for all."""
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        return GlooWork(self._group.broadcast([tensor], options))
+
+    def send(self, tensor: Tensor, rank: int, tag: int) -> GlooMessage:
+        """To one rank."""
+        return GlooMessage(self._group.send([tensor], rank, tag))
+
+    def receive(self, tensor: Tensor, rank: int, tag: int) -> GlooMessage:
+        """From one rank."""
+        return GlooMessage(self._group.recv([tensor], rank, tag))
+
+    def cut(self) -> None:
+        """Shut the sockets that are connected."""
+        if self._before is not None:
+            self._sockets = self._new_sockets()
+        shut(self._sockets)
+
+    def keep_for_ever(self) -> None:
+        """Never close this group: it would wait for its threads, which wait for a peer that was lost."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+
+    def _new_sockets(self) -> dict[int, str]:
+        before = self._before or {}
+        return {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
+
+
+def _make(store: HubStore, rank: int, size: int, interface: str, deadline_s: float) -> Any:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface)]
+    options._timeout = timedelta(seconds=deadline_s)
+    options._threads = 2
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _raise_limit() -> None:
+    """Allow as many open files as the system permits: gloo keeps all connections, and aborts without room for one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def unless_broken(make: Callable[[], Any], broken: Callable[[], bool], timeout_s: float) -> Any:
+    """What `make` returns; `RuntimeError` if a peer is lost before, or after `timeout_s`.
+
+    A group that is being made blocks where no socket can be shut, and gloo takes any connection for a peer's: another
+    attempt has other ports.
+    """
+    deadline = time.monotonic() + timeout_s
+    made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_put_outcome, args=(made, make), name="cordee-form", daemon=True).start()
+    while True:
+        try:
+            outcome = made.get(timeout=0.02)
+        except queue.Empty:
+            if broken():
+                raise RuntimeError("the generation broke while it was formed") from None
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"a group of workers did not form within {timeout_s:.0f} s: a host is overloaded, or another "
+                    "program connects to gloo's ports"
+                ) from None
+            continue
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+def _put_outcome(made: queue.SimpleQueue[Any], make: Callable[[], Any]) -> None:
+    try:
+        made.put(make())
+    except BaseException as error:
+        made.put(error)

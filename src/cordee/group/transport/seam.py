@@ -1,0 +1,49 @@
+"""The interface of a transport: collectives among the ranks of one group, in one generation.
+
+All ranks begin the collectives of one transport in the same order. A collective is begun by one call and ended by
+`wait` on what that call returns. A transport that cannot carry a tensor returns None, and the next one is asked; that
+must depend on the tensor's size, format and device alone, so that all ranks choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class LostInMessage(RuntimeError):
+    """A peer was lost and the transport does not notice: this collective never ends, nor can its group be closed."""
+
+
+class Work(Protocol):
+    """A collective that was begun."""
+
+    ends_by_itself: bool
+    """Whether the transport notices a lost peer. If not, a rank begins the sum that commits only after `wait`."""
+
+    def wait(self, broken: Callable[[], bool]) -> None:
+        """Until the result is here; `RuntimeError` if it never comes. `broken()` says whether a peer was lost."""
+
+
+class Transport(Protocol):
+    """Carries tensors among the ranks of one group."""
+
+    def sum(self, tensor: Tensor) -> Work | None:
+        """Begin to add `tensor` up over all ranks, in place."""
+
+    def gather(self, tensor: Tensor, parts: Sequence[Tensor]) -> Work | None:
+        """Begin to copy the tensor of each rank into its part."""
+
+    def broadcast(self, tensor: Tensor, root: int) -> Work | None:
+        """Begin to give all ranks the tensor of rank `root`, in place."""
+
+    def send(self, tensor: Tensor, rank: int, tag: int) -> Work | None:
+        """Begin to send `tensor` to one rank."""
+
+    def receive(self, tensor: Tensor, rank: int, tag: int) -> Work | None:
+        """Begin to receive `tensor` from one rank."""
+
+    def cut(self) -> None:
+        """Release what waits for a lost peer; called by another thread, also while the group is being made."""
