@@ -253,7 +253,7 @@ def _value(default: Any) -> str:
 
 def plan() -> list[str]:
     """The keys of a plan."""
-    from cordee.core.plan import Plan, plan_help, plan_keys
+    from cordee.core.plan import Plan, plan_keys
 
     parts = [
         "# Plans",
@@ -278,9 +278,7 @@ def plan() -> list[str]:
         if Plan.from_dict({key.name: value}).faithfulness == "statistical"
     ]
     parts += [
-        "## As text",
         "`cordee plan` lists the keys in the terminal; `cordee plan PLAN` checks a plan and prints all of it.",
-        f"```text\n{plan_help()}\n```",
         "## How near to one process",
         "A plan is *same* if it gives what one process gives, up to rounding and the model's own random draws, and "
         f"*statistical* otherwise; `run.json` says which. Of what works now, these make it statistical: "
@@ -316,7 +314,7 @@ def session() -> list[str]:
     from cordee.train.door import session as door
 
     attributes = ("plan", "device", "last", "ledger", "models", "skipped", "wish_stop", "wish_save")
-    leave_out = ("leave", "tell", "reducer_of", "settle")
+    leave_out = ("leave", "tell", "sync_of", "settle")
     return [
         "# The session",
         "For a training loop of your own: [how to](../how-to/own-loop.md).",

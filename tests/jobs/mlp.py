@@ -45,6 +45,7 @@ def job(
     x, y = (data.train.gather(np.arange(samples))[name] for name in ("x", "y"))
     optimizers = {
         "adamw": lambda params: torch.optim.AdamW(params, lr=3e-3),
+        "sgd": lambda params: torch.optim.SGD(params, lr=0.2),
         "momentum": lambda params: torch.optim.SGD(params, lr=0.2, momentum=0.9, weight_decay=1e-3),
     }
     return cordee.Job(

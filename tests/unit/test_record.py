@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from cordee.core.record import from_limbs, to_limbs
 from cordee.feed.digest import delivered
 from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
 from cordee.group.team import Team
 from cordee.train import record
 from cordee.train.record import Committed, Ledger, Reporter, Timing
-from cordee.train.riders import from_limbs, to_limbs
 
 ORDER = Order(1003, 101, seed=3)
 

@@ -11,10 +11,15 @@ from torch import nn
 
 from cordee.core.errors import ModelError, UsageError
 from cordee.core.plan import Plan
+from cordee.core.record import Record
 from cordee.group.team import Team
-from cordee.sync.allreduce import Reducer
+from cordee.sync.allreduce import AllReduce
 from cordee.sync.batchnorm import StepState, bind
+from cordee.sync.gradients import drop
+from cordee.sync.seam import Treatment
 from cordee.train.reducers import Reducers
+
+RECORD = Record(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2**40 + 3)
 
 
 class Doubling:
@@ -58,47 +63,47 @@ def two_layers() -> nn.Sequential:
 @pytest.mark.parametrize(("bucket_mb", "buckets"), [(25.0, 1), (0.005, 2), (0.0005, 3)])
 def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: int) -> None:
     model, team = two_layers(), Echo()
-    reducer = Reducer(model.parameters(), team, bucket_mb=bucket_mb, overlap=True)
+    reducer = AllReduce(model.parameters(), team, bucket_mb=bucket_mb, overlap=True)
     for step in range(3):
-        reducer.ride_along(lambda step=step: [1.5, float(step)])
-        reducer.arm()
+        reducer.begin(record := lambda step=step: RECORD._replace(loss=1.5, weight=float(step)))
         loss = model(torch.ones(3, 40).double()).square().mean()
         wanted = [2 * gradient for gradient in torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)]
         loss.backward()
         early = len(team.sent)
-        assert reducer.finish(void=False) == [3.0, 2.0 * step]
+        summed = reducer.commit(record, void=False, treatment=Treatment())
+        assert summed is not None and summed.record[:2] == (3.0, 2.0 * step)
+        assert summed.record.digest == 2 * RECORD.digest
         # The first step builds the buckets, later ones fill them early; one bucket is full at the end only.
         assert early == (0 if step == 0 or buckets == 1 else buckets)
         assert len(team.sent) == buckets
         team.sent.clear()
         assert all(torch.equal(p.grad, want) for p, want in zip(model.parameters(), wanted, strict=True))  # type: ignore[arg-type]
-        reducer.clear()
+        drop(reducer.parameters)
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_gradient_that_nobody_has_stays_none() -> None:
     model = two_layers()
-    reducer = Reducer(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
-    reducer.ride_along(lambda: [])
+    reducer = AllReduce(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
     model[2](torch.ones(2, 20).double()).sum().backward()
-    reducer.finish(void=False)
+    reducer.commit(lambda: RECORD, void=False, treatment=Treatment())
     assert [parameter.grad is None for parameter in model.parameters()] == [True, True, True, True, False, False]
 
 
 def test_frozen_parameters_are_left_out() -> None:
     model = two_layers()
     model[0].requires_grad_(False)
-    reducer = Reducer(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
+    reducer = AllReduce(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
     assert len(reducer.parameters) == 4
 
 
 def test_parameters_of_two_types_travel_in_buckets_of_their_own() -> None:
     team = Echo()
     model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 2).double()])
-    reducer = Reducer(model.parameters(), team, bucket_mb=25.0, overlap=False)
-    reducer.ride_along(lambda: [7.0])
+    reducer = AllReduce(model.parameters(), team, bucket_mb=25.0, overlap=False)
     (model[0](torch.ones(1, 4)).sum() + model[1](torch.ones(1, 4).double()).sum()).backward()
-    assert reducer.finish(void=False) == [14.0]
+    summed = reducer.commit(lambda: RECORD._replace(loss=7.0), void=False, treatment=Treatment())
+    assert summed is not None and summed.record.loss == 14.0
     assert len(team.sent) == 2
     assert model[0].bias.grad is not None and model[0].bias.grad.dtype == torch.float32
     assert model[1].bias.grad is not None and model[1].bias.grad.tolist() == [2.0, 2.0]
@@ -106,11 +111,10 @@ def test_parameters_of_two_types_travel_in_buckets_of_their_own() -> None:
 
 def test_channels_last_gradients_keep_their_layout() -> None:
     conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    reducer = Reducer(conv.parameters(), Echo(), bucket_mb=25.0, overlap=False)
-    reducer.ride_along(lambda: [])
+    reducer = AllReduce(conv.parameters(), Echo(), bucket_mb=25.0, overlap=False)
     conv(torch.randn(2, 3, 8, 8)).sum().backward()
     wanted = 2 * conv.weight.grad  # type: ignore[operator]
-    reducer.finish(void=False)
+    reducer.commit(lambda: RECORD, void=False, treatment=Treatment())
     assert conv.weight.grad is not None
     assert conv.weight.grad.stride() == conv.weight.stride() and torch.equal(conv.weight.grad, wanted)
 
@@ -182,22 +186,20 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
 def test_whatever_an_optimizer_does_to_gradients_a_peer_gets_what_was_agreed_on(kind: str) -> None:
     """And what it keeps of them is its own: buckets are filled anew two steps later."""
     alone, model, team = two_layers(), two_layers(), Echo()
-    reducer = Reducer(model.parameters(), team, bucket_mb=0.005, overlap=True)
+    reducer = AllReduce(model.parameters(), team, bucket_mb=0.005, overlap=True)
     optimizers = [OPTIMIZERS[kind](one.parameters()) for one in (alone, model)]
     for step in range(6):
         x = torch.full((3, 40), 0.1 + step).double()
         alone.zero_grad()
         (2 * alone(x).square().mean()).backward()  # what the echo makes of it
-        reducer.ride_along(lambda: [])
-        reducer.arm()
+        reducer.begin(lambda: RECORD)
         model(x).square().mean().backward()
-        reducer.filled()
-        reducer.finish(void=False)
+        reducer.commit(lambda: RECORD, void=False, treatment=Treatment())
         agreed = [tensor.clone() for tensor in team._result]
         reducer.update(optimizers[1])
         optimizers[0].step()
         assert all(torch.equal(held, was) for held, was in zip(team._result, agreed, strict=True)), step
-        reducer.clear()
+        drop(reducer.parameters)
         for mine, wanted in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
 
@@ -205,22 +207,21 @@ def test_whatever_an_optimizer_does_to_gradients_a_peer_gets_what_was_agreed_on(
 @pytest.mark.parametrize(("kind", "copied"), [("adamw", [True, False, False]), ("old style", [True, True, True])])
 def test_only_optimizers_of_pytorch_get_the_buckets_themselves(kind: str, copied: list[bool]) -> None:
     model = two_layers()
-    reducer = Reducer(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
+    reducer = AllReduce(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
     optimizer = OPTIMIZERS[kind](model.parameters())
     found = []
     for _ in copied:
-        reducer.ride_along(lambda: [])
         model(torch.ones(3, 40).double()).square().mean().backward()
-        reducer.finish(void=False)
+        reducer.commit(lambda: RECORD, void=False, treatment=Treatment())
         given = [parameter.grad for parameter in model.parameters()]
         reducer.update(optimizer)
         found.append(any(p.grad is not one for p, one in zip(model.parameters(), given, strict=True)))
-        reducer.clear()
+        drop(reducer.parameters)
     assert found == copied
 
 
 @pytest.mark.parametrize(
-    ("backward", "filled", "regrouped", "sends"),
+    ("backward", "passed", "regrouped", "sends"),
     [
         (True, True, False, True),  # the hooks have sent all
         (False, True, False, True),  # an empty share has sent nothing: the others have
@@ -229,44 +230,42 @@ def test_only_optimizers_of_pytorch_get_the_buckets_themselves(kind: str, copied
     ],
 )
 def test_a_step_that_is_dropped_sends_as_much_on_every_replica(
-    backward: bool, filled: bool, regrouped: bool, sends: bool
+    backward: bool, passed: bool, regrouped: bool, sends: bool
 ) -> None:
     model, team = two_layers(), Echo()
-    reducer = Reducer(model.parameters(), team, bucket_mb=0.005, overlap=True)
-    reducer.ride_along(lambda: [])
-    reducer.finish(void=False)  # makes the buckets
+    reducer = AllReduce(model.parameters(), team, bucket_mb=0.005, overlap=True)
+    reducer.commit(lambda: RECORD, void=False, treatment=Treatment())  # makes the buckets
     wanted = list(team.sent) if sends else []
     assert len(team.sent) > 1
     team.sent.clear()
-    reducer.arm()
+    reducer.begin(lambda: RECORD)
     if backward:
         model(torch.ones(3, 40).double()).square().mean().backward()
-    if filled:
-        reducer.filled()
     team.membership.generation += regrouped
-    reducer.forget()
+    reducer.forget(passed=passed)
     assert team.sent == wanted
     assert all(parameter.grad is None for parameter in model.parameters())
-    reducer.forget()
+    reducer.forget(passed=passed)
     assert team.sent == wanted
 
 
 def test_sums_of_a_former_generation_are_not_gone_on_with() -> None:
     model, team = two_layers(), Echo()
-    reducer = Reducer(model.parameters(), team, bucket_mb=0.005, overlap=True)
-    reducer.ride_along(lambda: [])
-    reducer.finish(void=False)
-    reducer.arm()
+    reducer = AllReduce(model.parameters(), team, bucket_mb=0.005, overlap=True)
+    reducer.commit(lambda: RECORD, void=False, treatment=Treatment())
+    reducer.begin(lambda: RECORD)
     team.membership.generation += 1
     team.sent.clear()
-    assert reducer.hold_back() is False and team.sent == []
+    assert reducer.begin(None) is False and team.sent == []
 
 
 def test_a_sparse_gradient_is_clipped_by_the_norm_of_its_rows() -> None:
     layer, twin = nn.Embedding(5, 3, sparse=True), nn.Embedding(5, 3)
     for one in (layer, twin):
         one(torch.tensor([1, 2, 1])).sum().backward()
-        Reducer(one.parameters(), Team(), bucket_mb=25.0, overlap=True).treat(scale=2.0, clip=1.0)
+        AllReduce(one.parameters(), Team(), bucket_mb=25.0, overlap=True).commit(
+            lambda: RECORD, void=False, treatment=Treatment(scale=2.0, clip=1.0)
+        )
     assert layer.weight.grad is not None and layer.weight.grad.is_sparse and layer.weight.grad._nnz() == 2
     assert torch.allclose(layer.weight.grad.to_dense(), twin.weight.grad)  # type: ignore[arg-type]
 

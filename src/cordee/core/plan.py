@@ -104,14 +104,18 @@ class Plan:
     )
 
     sync: str = _key(
-        "allreduce", "sync", "how the replicas agree", choices=("allreduce", "server", "local"), built=("allreduce",)
+        "allreduce",
+        "sync",
+        "how the replicas agree",
+        choices=("allreduce", "server", "local"),
+        built=("allreduce", "local"),
     )
     mode: str = _key(
         "sync", "sync", "how far a parameter server waits", choices=("sync", "async", "stale"), built=("sync",)
     )
     staleness: int = _key(0, "sync", "steps that a worker may be ahead under mode=stale", minimum=0, built=(0,))
     servers: int = _key(1, "sync", "parameter servers under sync=server", minimum=1, built=(1,))
-    local_steps: int = _key(1, "sync", "steps between two merges under sync=local", minimum=1, built=(1,))
+    local_steps: int = _key(1, "sync", "steps between two merges under sync=local", minimum=1)
     compress: str = _key(
         "none", "sync", "how gradients are made smaller on the wire", choices=("none", "fp16", "int8"), built=("none",)
     )
@@ -197,6 +201,11 @@ class Plan:
         lossy = self.compress != "none" or self.batchnorm == "replica"
         return "statistical" if lossy or self.sync == "local" or self.mode != "sync" else "same"
 
+    @property
+    def statistics(self) -> str:
+        """Over what BatchNorm normalises: `exact`, the global batch, or `replica`, which local steps imply."""
+        return "replica" if self.sync == "local" else self.batchnorm
+
     def refusals(self, world_size: int) -> list[str]:
         """Why this plan cannot run on `world_size` workers; empty when it can."""
         reasons = (rule(self, world_size) for rule in REFUSALS)
@@ -237,11 +246,27 @@ def _refuse_graphs_of_nothing(plan: Plan, world_size: int) -> str | None:
     return "graphs=true needs compile=true: graphs are made of what it compiles."
 
 
+def _refuse_steps_without_merges(plan: Plan, world_size: int) -> str | None:
+    """Local steps where replicas agree on every step."""
+    if plan.local_steps == 1 or plan.sync == "local":
+        return None
+    return f"local_steps={plan.local_steps} means nothing under sync={plan.sync}; set sync=local."
+
+
+def _refuse_local_fp16(plan: Plan, world_size: int) -> str | None:
+    """A scale of the loss that each replica would choose for itself."""
+    if plan.sync != "local" or plan.precision != "fp16":
+        return None
+    return "sync=local does not work with precision=fp16, whose scale all replicas share; use precision=bf16 or fp32."
+
+
 REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
     _refuse_idle_proportions,
     _refuse_missing_proportions,
     _refuse_miscounted_proportions,
     _refuse_graphs_of_nothing,
+    _refuse_steps_without_merges,
+    _refuse_local_fp16,
 )
 """The rules of `Plan.check`: each gives the reason why a plan cannot run on a number of workers, or None."""
 
@@ -249,15 +274,6 @@ REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
 def plan_keys() -> tuple[Key, ...]:
     """The table of keys, in the order in which a plan prints them."""
     return tuple(Key(name=one.name, default=one.default, **one.metadata) for one in fields(Plan))
-
-
-def plan_help() -> str:
-    """The keys of a plan as lines of text: key, default, meaning, allowed values, and which of them work now."""
-    lines = []
-    for key in plan_keys():
-        now = f" (now: {', '.join(_written(value) for value in key.built)})" if key.built else ""
-        lines.append(f"{key.name}={_written(key.default)}: {key.help}; {key.allowed}{now}")
-    return "\n".join(lines)
 
 
 def _unknown(name: str, known: list[str]) -> PlanError:

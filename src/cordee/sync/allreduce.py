@@ -1,8 +1,8 @@
 """All-reduce of gradients: flat buckets filled by hooks while the backward pass goes on, summed over all replicas.
 
 The loss of each share was scaled by its weight over the weight of the global batch, so the plain sum over the
-replicas is the gradient of the mean over the global batch, whatever the shares. A few numbers ride along in the last
-bucket (loss, wishes to stop, digests), so that a step needs no collective of its own for them.
+replicas is the gradient of the mean over the global batch, whatever the shares. The record of the step travels in the
+last bucket, so that it needs no collective of its own.
 
 A replica that is a step ahead still holds the reduced gradient of the last step, and can hand it to a peer that lost
 it. Small gradients have two sets of buckets for that, which take turns: while one is held, hooks fill the other. Large
@@ -15,8 +15,7 @@ those that the backward pass makes are let go one by one as they are copied, so 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -28,11 +27,13 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from cordee.core.errors import ModelError
+from cordee.core.record import SIZE, Record
 from cordee.group.comm import NEVER, Handle
 from cordee.group.team import Team
 from cordee.sync import sparse
 from cordee.sync.buckets import Bucket, grouped, make_bucket
-from cordee.sync.gradients import norm_of, shorten, unscale
+from cordee.sync.gradients import drop, norm_of, shorten, unscale
+from cordee.sync.seam import Agreed, Recorded, Treatment
 from cordee.sync.sparse import is_sparse
 
 SHARED_BUCKET_MB = 4.0
@@ -43,15 +44,13 @@ FINITE, NOT_FINITE = 1.0, 2.0
 """What became of a gradient that was treated."""
 _LATE = 2.0**12
 """Rides along for a parameter whose gradient is sparse though it lies in a bucket; more than there are replicas."""
-Extras = Callable[[], Sequence[float]]
-"""Gives the numbers that ride along; always as many."""
 
 
-class Reducer:
-    """Sums gradients over the members of a team, together with a few numbers that ride along."""
+class AllReduce:
+    """Sums gradients over all replicas; see `Sync`."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], team: Team, *, bucket_mb: float, overlap: bool) -> None:
-        """Put hooks on `parameters`, unless we are alone; memory is taken when the first step needs it."""
+        """Put hooks on `parameters`, unless this worker is alone; memory is taken when the first step needs it."""
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.team = team
         self.overlap = overlap
@@ -68,12 +67,11 @@ class Reducer:
         """How it looks in the last bucket if every replica has a gradient for every parameter."""
         self._treated = [torch.zeros(3, dtype=torch.float64) for _ in range(2)]
         """For each set, and handed over with it: what became of its gradients in `treat`, the factor, the norm."""
-        self._extras: Extras = tuple
+        self._record: Recorded | None = None
         self._armed = False
-        self._filled = False
-        """The backward pass for which it was armed has come to its end."""
+        """Whether hooks send what is complete."""
         self._generation = 0
-        """The team's, when the sums of this step were begun."""
+        """The one in which the sums of this step were begun."""
         self._sets = 2
         self._turn = self._kept = 0
         """The set in use, and the one that holds the last result, until there is a new one."""
@@ -88,6 +86,9 @@ class Reducer:
             for number, parameter in enumerate(self.parameters if team.size > 1 else ())
         ]
 
+    def merge(self) -> None:
+        """Parameters are equal after every step."""
+
     def close(self) -> None:
         """Take the hooks off the parameters."""
         for handle in self._handles:
@@ -95,30 +96,21 @@ class Reducer:
 
     # ------------------------------------------------------------- one step
 
-    def arm(self) -> None:
-        """The next backward pass is the last one of this step: hooks may send what is complete."""
-        self._armed = self.overlap and self.team.size > 1 and bool(self._buckets)
-        self._filled = False
-        self._armed = self._armed and self._begin()
+    def begin(self, record: Recorded | None) -> bool:
+        """With a `record`, let hooks send what is complete; without, more gradients will follow those that they sent.
 
-    def filled(self) -> None:
-        """The backward pass for which it was armed is over: what has no gradient by now gets none."""
-        self._filled = True
-
-    def ride_along(self, extras: Extras) -> None:
-        """Numbers to be summed with the gradients of this step, asked for when they are sent; small ones stay exact."""
-        self._extras = extras
-
-    def hold_back(self) -> bool:
-        """More gradients will follow those that the hooks have sent in this step. False if a worker was lost.
-
-        What was begun is summed to its end, as all replicas do; one of them keeps the sum among its own gradients, to
-        be sent with what follows, and the others go on from zero.
+        In that case what was begun is summed to its end, as all replicas do. One of them keeps the sum among its own
+        gradients, to be sent with what follows; the others start from zero. Nothing is sent early any more.
         """
+        if record is not None:
+            self._record = record
+            self._armed = self.overlap and self.team.size > 1 and bool(self._buckets) and self._begin()
+            return True
+        self.overlap = False
         if not self._armed:
             return True
         self._armed = False
-        if self._generation != self.team.membership.generation:  # begun among others: nobody waits for the rest of it
+        if self._generation != self.team.membership.generation:  # begun among others: the rest is not awaited
             self._launched = 0
             return False
         while self._launched < len(self._buckets):
@@ -133,31 +125,32 @@ class Reducer:
                 bucket.flats[self._turn].zero_()
         return True
 
-    def forget(self) -> None:
-        """This step is void: let what the hooks have sent come to its end, whatever that is, and drop all gradients.
+    def forget(self, *, passed: bool) -> None:
+        """Let the sums that the hooks have begun come to their end, whatever that is, and drop all gradients.
 
         Replicas whose backward pass came to its end may have begun different numbers of sums, one with an empty share
-        none: all of them begin the rest too, as later sums would meet those otherwise. In the midst of a backward pass
+        none: all of them begin the rest too, as later sums would meet those otherwise. In the middle of a backward pass
         nothing is begun: what a failing replica has must not look to the others like a gradient.
         """
-        if self._armed and self._filled and self._generation == self.team.membership.generation:
+        if self._armed and passed and self._generation == self.team.membership.generation:
             while self._launched < len(self._buckets):
                 self._launch()
         self._armed = False
         for bucket in self._buckets[: self._launched]:
             bucket.handle.wait()
         self._launched = 0
-        self.clear()
+        drop(self.parameters)
 
-    def finish(self, *, void: bool) -> list[float] | None:
-        """Wait until gradients and extras are summed; None if the step has to be done again.
+    def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
+        """Wait until gradients and records are summed; None if the step has to be done again.
 
         Afterwards every parameter's `grad` is the global one; None where no replica had any, as in one process.
         """
+        self._record = record
         if self.team.size == 1:
             self.team.settle((), ())
-            return list(self._extras())
-        if not self._buckets and not self._build(len(self._extras())):
+            return Agreed(record(), *self._treat(treatment))
+        if not self._buckets and not self._build():
             self.team.settle((), (), void=True)
             return None
         if not self._armed and not self._begin():
@@ -184,15 +177,11 @@ class Reducer:
         for parameter, gradient in zip(own, rows or (), strict=True):
             parameter.grad = gradient
         self._hand_out()
-        summed: list[float] = self._riders[self._turn][: -len(self.parameters)].tolist()
-        return summed
+        return Agreed(Record.summed(self._riders[self._turn][:SIZE].tolist()), *self._treat(treatment))
 
-    def treat(self, *, scale: float = 1.0, clip: float | None = None) -> tuple[bool, Tensor]:
-        """Undo the scale of the loss and bound the norm of the global gradient; whether it fits the format, its norm.
-
-        Done once: a peer that gets the gradient handed over gets it treated, and is told so. The norm is that before it
-        is bounded, still on its device: nothing waits for it.
-        """
+    def _treat(self, treatment: Treatment) -> tuple[bool, Tensor]:
+        """Done once: a peer that gets the gradient handed over gets it treated, and is told so."""
+        scale, clip = treatment
         alone = self.team.size == 1
         treated, values = self._treated[self._turn], sparse.values_of(self.parameters if alone or self._sparse else ())
         became, factor, _ = treated.tolist() if not alone else (0.0, 1.0, 0.0)
@@ -233,15 +222,6 @@ class Reducer:
         versions = [tensor._version for tensor in given]
         optimizer.step()
         self._reader = optimizer if versions == [tensor._version for tensor in given] else None
-
-    def covers(self, parameters: Sequence[nn.Parameter]) -> bool:
-        """Whether these are the parameters that it sums: later ones may be unfrozen or added."""
-        return len(self.parameters) == len(parameters) and all(map(operator.is_, self.parameters, parameters))
-
-    def clear(self) -> None:
-        """Forget all gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
 
     # ------------------------------------------------------------- inside
 
@@ -318,8 +298,9 @@ class Reducer:
         bucket.handle = self.team.sums.sum(bucket.flats[self._turn])
 
     def _ride(self, rider: NDArray[Any], count: int) -> None:
-        """What rides along: the extras, and which parameters have a gradient here."""
-        rider[:-count] = self._extras()
+        """What rides along: the record, and which parameters have a gradient here."""
+        assert self._record is not None
+        rider[:-count] = self._record().numbers()
         gradients = [parameter.grad for parameter in self.parameters]
         rider[-count:] = [made is not None for made in gradients]
         for number, made in enumerate(gradients):
@@ -349,7 +330,7 @@ class Reducer:
                 if count == 0.0:
                     parameter.grad = None
 
-    def _build(self, extras: int) -> bool:
+    def _build(self) -> bool:
         """Take memory for the gradients; False if a worker was lost."""
         found = sparse.find(self.parameters, self.team.layers)
         if found is None:
@@ -364,7 +345,7 @@ class Reducer:
         last = closed[-1][0] if closed else None
         if last is None or last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
             closed.append([])  # the rider needs a bucket that is exact and near
-        riders = extras + len(self.parameters)
+        riders = SIZE + len(self.parameters)
         for group in closed:
             self._buckets.append(make_bucket(group, riders if group is closed[-1] else 0, self._sets))
         places = {id(p): (bucket, place) for bucket in self._buckets for place, p in enumerate(bucket.parameters)}

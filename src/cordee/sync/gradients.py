@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def drop(parameters: Iterable[nn.Parameter]) -> None:
+    """Forget all gradients."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def unscale(gradients: Sequence[Tensor], scale: float) -> bool:

@@ -119,7 +119,7 @@ class _Training:
             fuse(self.optimizer, self.model)
         self._settings = settings_of(self.optimizer)
         self.schedule = job.make_schedule(self.optimizer)
-        session.reducer_of(self.optimizer)
+        session.sync_of(self.optimizer)
         if snapshot is not None:
             self._take_up(snapshot)
         job.check_schedule(self.schedule, last_step(self.job, self.order.steps), self.order.steps)

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
+from cordee.core.record import Record
 from cordee.feed.batch import Batch
 from cordee.feed.dataset import draws_of_others
 from cordee.feed.digest import delivered
@@ -18,14 +19,14 @@ from cordee.feed.reading import places_of_others
 from cordee.feed.share import Share
 from cordee.feed.source import Source
 from cordee.group.team import Team
-from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState
+from cordee.sync.gradients import drop
+from cordee.sync.seam import Agreed, Sync
 from cordee.train.devices import seed_draws
 from cordee.train.feeder import Feeder, Slot, Weigh
 from cordee.train.guard import Guard
 from cordee.train.precision import Readings
 from cordee.train.record import Committed, Ledger
-from cordee.train.riders import Riders
 from cordee.train.weight import GlobalWeight
 
 BODIES = 2
@@ -37,11 +38,11 @@ Start = tuple[int, int]
 class Loop:
     """One loop over batches: its data, and what its open step has done so far."""
 
-    def __init__(self, feeder: Feeder, weigh: Weigh | None, team: Team, keys: Sequence[Hashable]) -> None:
+    def __init__(self, feeder: Feeder, weigh: Weigh | None, weight: GlobalWeight, keys: Sequence[Hashable]) -> None:
         """No step is open yet; `keys` are those of its data."""
         self.feeder, self.weigh, self.keys = feeder, weigh, keys
         self.guard = Guard()
-        self.weight = GlobalWeight(team.layers)
+        self.weight = weight
         self.losses = Readings()
         self.batch: Batch | None = None
         self.redo = False
@@ -64,6 +65,8 @@ class Loop:
         feeder.hold(draws_of_others(feeder.source) is not False)
         self.count = self.digest = 0
         """Samples that were delivered in this step, and their digest."""
+        self.own_weight = 0.0
+        """What they weigh."""
 
     @classmethod
     def over(
@@ -80,7 +83,9 @@ class Loop:
         """A loop over a source in this order, shared as the plan says."""
         share = Share(plan.share, plan.proportions, seed=order.seed)
         feeder = Feeder(source, order, share, team, accumulate=plan.accumulate, device=device, state=state)
-        return cls(feeder, weigh, team, keys)
+        if plan.sync == "local":  # a replica's gradient is the mean over its own share
+            return cls(feeder, weigh or len, GlobalWeight(Team().layers, local=True), keys)
+        return cls(feeder, weigh, GlobalWeight(team.layers), keys)
 
     def seed(self, device: str, *key: int) -> None:
         """Let all that is drawn in the body of this step depend on `key` alone, and see whether it draws.
@@ -108,6 +113,7 @@ class Loop:
         self.generation = generation
         self.losses.clear()
         self.count = self.digest = 0
+        self.own_weight = 0.0
         self.guard.begin_step()
 
     def take(self, slot: Slot) -> Iterator[tuple[bool, Batch]]:
@@ -128,26 +134,27 @@ class Loop:
             self.backwards = 0
             if not batch.borrowed:  # it counts as delivered
                 self.count += len(batch)
+                self.own_weight += batch.weight
                 self.digest += delivered(batch.ids, batch.positions) if batch.digest is None else batch.digest
             yield one.micro == 0, batch
 
-    def weighed(self, riders: Riders, reducer: Reducer) -> Riders:
-        """What this step agrees on, once its weight is known: a batch that weighs nothing changes nothing."""
+    def weighed(self, agreed: Agreed, sync: Sync) -> Agreed:
+        """What this step has come to, once its weight is known: a batch that weighs nothing changes nothing."""
         if not self.weight.nothing:
-            return riders
-        reducer.clear()
-        return riders._replace(loss=0.0)
+            return agreed
+        drop(sync.parameters)
+        return Agreed(agreed.record._replace(loss=0.0))
 
     def enter(
-        self, ledger: Ledger, riders: Riders, number: int, grad_norm: float | None, rate: float | None
+        self, ledger: Ledger, record: Record, number: int, grad_norm: float | None, rate: float | None
     ) -> Committed:
         """Enter the open step, the `number`-th, in the ledger; what became of it, for the record."""
         assert self.batch is not None
         order, at = self.feeder.order, (self.batch.epoch, self.batch.step)
         expected = (order.size(at[1]), self.feeder.lookahead.digest(*at))
-        ledger.enter((*at, order.steps), int(riders.samples), riders.digest, expected)
-        wishes = (riders.stop + riders.asked > 0, riders.asked > 0, riders.save > 0)
-        return Committed(number, *at, riders.loss, int(riders.samples), *wishes, grad_norm, rate)
+        ledger.enter((*at, order.steps), int(record.samples), record.digest, expected)
+        wishes = (record.stop + record.asked > 0, record.asked > 0, record.save > 0)
+        return Committed(number, *at, record.mean_loss, int(record.samples), *wishes, grad_norm, rate)
 
 
 class Held:

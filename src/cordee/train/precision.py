@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cordee.core.errors import DivergedError
+from cordee.core.errors import DivergedError, UsageError
 from cordee.feed.source import map_tensors
 
 DTYPES = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,8 +30,9 @@ class Precision:
         """`kind` is a plan's precision."""
         self.dtype = DTYPES[kind]
         self.scale = FIRST_SCALE if self.dtype == torch.float16 else 1.0
-        self.entered = self.dtype is None
-        """Whether somebody has computed under `autocast`; nothing else makes the format effective."""
+        self._kind = kind
+        self._entered = self.dtype is None
+        """Whether the loop has computed under `autocast`; nothing else makes the format effective."""
         self._good = 0
         self._seen: bool | None = None
         """Whether all gradients of this step were finite; None: there were none yet."""
@@ -48,8 +49,16 @@ class Precision:
         """Compute in this format what gains by it."""
         if self.dtype is None:
             return contextlib.nullcontext()
-        self.entered = True
+        self._entered = True
         return torch.autocast(self._device, dtype=self.dtype)
+
+    def check_entered(self) -> None:
+        """Refuse a loop that computes in another format than the plan says."""
+        if not self._entered:
+            raise UsageError(
+                f"the plan says precision={self._kind}, but this loop computes in fp32: put the forward pass and the "
+                "loss under `with s.autocast():`"
+            )
 
     def saw(self, finite: bool) -> None:
         """The gradient of an update was finite, or it was not and the update changed nothing."""

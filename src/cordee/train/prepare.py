@@ -16,7 +16,7 @@ def prepared(model: nn.Module, team: Team, plan: Plan, state: StepState, device:
     """The model on its device, the same on every worker, with BatchNorm as the plan says; every worker calls this."""
     agree_on(team, of_model(model, plan))
     model = lay_out(model.to(device), plan.layout)
-    bind(model, plan.batchnorm, team.layers, state, compiled=plan.compile)
+    bind(model, plan.statistics, team.layers, state, compiled=plan.compile)
     if not alike(state_of(model), team):  # made from one seed they mostly are, and slow links are spared
         team.share_from_first(state_of(model))
     return model

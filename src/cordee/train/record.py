@@ -61,6 +61,8 @@ class Ledger:
     samples: int = 0
     lost: int = 0
     repeated: int = 0
+    unmerged: int = 0
+    """Of those lost: computed by a replica that was lost before it merged them."""
 
     def enter(self, place: tuple[int, int, int], count: int, digest: int, expected: tuple[int, int]) -> None:
         """A step was committed in which `count` samples with this digest reached the replicas.
@@ -76,8 +78,15 @@ class Ledger:
         self.samples += count
         self.order_sha256 = chain(self.order_sha256, epoch * steps + step, digest, count)
 
+    def lose(self, samples: int) -> None:
+        """A replica was lost, and with it what it had computed since the last merge."""
+        self.lost += samples
+        self.unmerged += samples
+
     def told(self) -> str:
         """What is to be said if samples were lost or repeated."""
+        if self.lost == self.unmerged and not self.repeated:
+            return f"{self.lost} samples were lost with a worker that had not merged them yet (sync=local)"
         return (
             f"{self.lost} samples were lost and {self.repeated} repeated: this is not what one process would have "
             "trained. A defect of Cordée, please report it"
@@ -90,6 +99,7 @@ class Ledger:
             "samples": self.samples,
             "lost": self.lost,
             "repeated": self.repeated,
+            "unmerged": self.unmerged,
         }
 
 

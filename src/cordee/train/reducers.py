@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch.optim import Optimizer
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.group.team import Team
-from cordee.sync.allreduce import Extras, Reducer
+from cordee.sync.allreduce import AllReduce
 from cordee.sync.batchnorm import backward_from
+from cordee.sync.local import LocalSteps
+from cordee.sync.seam import Recorded, Sync
 from cordee.train.agreement import agree_on, of_optimizer, share
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -25,9 +28,11 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class Reducers:
     """Finds the reducer of an optimizer; with two optimizers nothing is sent before `step` asks for it."""
 
-    def __init__(self, team: Team, plan: Plan, models: list[nn.Module]) -> None:
-        """None yet; `models` are those that were prepared, and will be."""
-        self._team, self._plan, self._models = team, plan, models
+    def __init__(
+        self, team: Team, plan: Plan, models: list[nn.Module], on_lost: Callable[[int], None] = lambda samples: None
+    ) -> None:
+        """None yet; `models` are those that were prepared, and will be. `on_lost`: see `LocalSteps`."""
+        self._team, self._plan, self._models, self._on_lost = team, plan, models, on_lost
         self.least = 1
         """So many updates may be expected of a step: two, if some parameters are in no optimizer so far."""
         self._shared: dict[int, nn.Parameter] = {}
@@ -35,17 +40,19 @@ class Reducers:
         self._differed = False
         self.loop: dict[str, Any] = {}
         """What is gone through; all workers have to go through the same."""
-        self._of: dict[int, Reducer] = {}
+        self._passing = False
+        """Whether a backward pass is under way."""
+        self._of: dict[int, Sync] = {}
         self._optimizers: dict[int, Optimizer] = {}  # held, so that an id stays its optimizer's own
 
-    def of(self, optimizer: Optimizer) -> tuple[Reducer, bool]:
+    def of(self, optimizer: Optimizer) -> tuple[Sync, bool]:
         """What sums the gradients of this optimizer's parameters; False if a collective failed meanwhile."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         reducer = self._of.get(id(optimizer))
-        if reducer is not None and reducer.covers(parameters):
+        if reducer is not None and _covers(reducer, parameters):
             return reducer, True
         _refuse_closure(optimizer)
-        same = next((key for key, other in self._of.items() if other.covers(parameters)), None)
+        same = next((key for key, other in self._of.items() if _covers(other, parameters)), None)
         if reducer is None and same is not None:  # made anew for another stage: nothing changes for the gradients
             reducer = self._of.pop(same)
             del self._optimizers[same]
@@ -56,11 +63,20 @@ class Reducers:
             if other is reducer or all(id(parameter) in chosen for parameter in other.parameters):
                 self._of.pop(key).close()
                 del self._optimizers[key]
-        overlap = self._plan.overlap and not self._of
-        made = Reducer(parameters, self._team, bucket_mb=self._plan.bucket_mb, overlap=overlap)
-        return self._enter(optimizer, made), sound
+        return self._enter(optimizer, self._make(parameters)), sound
 
-    def _enter(self, optimizer: Optimizer, reducer: Reducer) -> Reducer:
+    def _make(self, parameters: Sequence[nn.Parameter]) -> Sync:
+        plan, team = self._plan, self._team
+        if plan.sync == "local":
+            return LocalSteps(parameters, team, every=plan.local_steps, on_lost=self._on_lost)
+        return AllReduce(parameters, team, bucket_mb=plan.bucket_mb, overlap=plan.overlap and not self._of)
+
+    def merge(self) -> None:
+        """Make the parameters equal on all replicas."""
+        for sync in self._of.values():
+            sync.merge()
+
+    def _enter(self, optimizer: Optimizer, reducer: Sync) -> Sync:
         agree_on(self._team, {**of_optimizer(optimizer), **self.loop})
         self._of[id(optimizer)], self._optimizers[id(optimizer)] = reducer, optimizer
         self._share_strays(optimizer)
@@ -93,7 +109,7 @@ class Reducers:
         return differed
 
     def backward(
-        self, loss: Tensor, factor: float, met: Sequence[GradientEdge], early: Reducer | None, riders: Extras
+        self, loss: Tensor, factor: float, met: Sequence[GradientEdge], early: Sync | None, record: Recorded
     ) -> None:
         """Run the backward pass of my share, whose loss counts `factor` times; `early` sends what is complete.
 
@@ -103,28 +119,26 @@ class Reducers:
         if silent:
             backward_for_nothing(loss, self.all_parameters())
         if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
-            early.ride_along(riders)
-            early.arm()
+            early.begin(record)
+        self._passing = True
         if not silent:
             backward_of_share(loss, factor, met)
-        if early is not None:
-            early.filled()
+        self._passing = False
 
-    def only(self) -> Reducer | None:
+    def only(self) -> Sync | None:
         """The reducer, if there is just one."""
         return next(iter(self._of.values())) if len(self._of) == 1 else None
 
     def hold_back(self) -> bool:
         """Gradients of this step come in more than one piece: send nothing early from now on; False: a loss."""
-        for reducer in self._of.values():
-            reducer.overlap = False
-        held = [reducer.hold_back() for reducer in self._of.values()]  # all of them, whatever the first says
+        held = [reducer.begin(None) for reducer in self._of.values()]  # all of them, whatever the first says
         return all(held)
 
     def forget(self, *, more: bool = False) -> None:
         """Drop the gradients of a step that was void, or to which no step came; `more`: of all models too."""
         for reducer in self._of.values():
-            reducer.forget()
+            reducer.forget(passed=not self._passing)
+        self._passing = False
         for parameter in self.all_parameters() if more else ():
             parameter.grad = None
 
@@ -137,6 +151,11 @@ class Reducers:
         """Those of all models and of all optimizers: one that has not stepped yet has no reducer."""
         of_models = [parameter for model in self._models for parameter in model.parameters()]
         return list(dict.fromkeys(of_models + [p for reducer in self._of.values() for p in reducer.parameters]))
+
+
+def _covers(sync: Sync, parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether these are the parameters that it agrees on: later ones may be unfrozen or added."""
+    return len(sync.parameters) == len(parameters) and all(map(operator.is_, sync.parameters, parameters))
 
 
 def owner_of(parameters: Sequence[nn.Parameter]) -> nn.Module | None:

@@ -19,12 +19,14 @@ from torch.optim import Optimizer
 from cordee.core import heap
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
+from cordee.core.record import Record
 from cordee.feed.data import as_source
 from cordee.feed.loader import Batch
 from cordee.feed.order import Order
 from cordee.group.team import Team
-from cordee.sync.allreduce import Reducer
 from cordee.sync.batchnorm import StepState, meeting_points
+from cordee.sync.gradients import drop
+from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_loop
 from cordee.train.buffers import BufferKeeper
 from cordee.train.diverged import diverged
@@ -37,7 +39,6 @@ from cordee.train.preflight.batch import check_batch
 from cordee.train.prepare import prepared
 from cordee.train.record import Committed, Ledger, Reporter
 from cordee.train.reducers import Reducers
-from cordee.train.riders import Riders
 from cordee.train.statistical import by_micro_batch, warn_statistical
 from cordee.train.trail import Trail
 
@@ -75,7 +76,7 @@ class Session:
         self._trail = Trail(self._buffers)
         self._warn = partial(warn_statistical, self.team, self.plan)
         self._living = Living(self.team.layers, self._buffers, self._state, self.models, self._warn)
-        self._reducers = Reducers(self.team, self.plan, self.models)
+        self._reducers = Reducers(self.team, self.plan, self.models, lambda samples: self.ledger.lose(samples))
         self._norms = Norms(self.models)
         self.precision = Precision(self.plan.precision, device)
         self.skipped = 0
@@ -228,8 +229,8 @@ class Session:
             early = None
         factor = batch.weight / weight if weight else 0.0
         if batch.weight:
-            loop.losses.add(loss, factor)
-        self._reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._riders, loop))
+            loop.losses.add(loss, batch.weight)
+        self._reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._record, loop))
         if loop.guard.looks:
             loop.guard.seal(self._reducers.all_parameters(), sent=self.team.size > 1)
 
@@ -243,30 +244,26 @@ class Session:
             self._reducers.forget(more=True)
         if loop.redo or not batch.last:
             return False
-        if not self.precision.entered:
-            raise UsageError(
-                f"the plan says precision={self.plan.precision}, but this loop computes in fp32: put the forward pass "
-                "and the loss under `with s.autocast():`"
-            )
+        self.precision.check_entered()
         loop.guard.step(optimizer)
-        reducer = self.reducer_of(optimizer)
+        sync = self.sync_of(optimizer)
         loop.updates += 1
         if loop.updates <= loop.done:  # made before the peer was lost; only what came after it is agreed on anew
-            reducer.clear()
+            drop(sync.parameters)
             self._trail.again()
-            loop.guard.committed(reducer.parameters)
+            loop.guard.committed(sync.parameters)
             return True
         if loop.generation != self.team.membership.generation or self._reducers.differed(loop.done):
             self._void(loop)
             return False
         self._living.agree(loop.count, exact=self.plan.accumulate == 1)
-        reducer.ride_along(partial(self._riders, loop))
         self.reporter.arrives()
-        numbers = reducer.finish(void=self._state.void)
-        if numbers is None or not self._living.commit((riders := Riders.summed(numbers)).news):
+        treatment = Treatment(self.precision.scale, clip)
+        agreed = sync.commit(partial(self._record, loop), void=self._state.void, treatment=treatment)
+        if agreed is None or not self._living.commit(agreed.record.news):
             self._void(loop)
             return False
-        self._commit(loop, optimizer, reducer, riders, clip)
+        self._update(loop, optimizer, sync, loop.weighed(agreed, sync))
         return True
 
     def settle(self) -> None:
@@ -284,18 +281,22 @@ class Session:
         return self.team.agree(tensors)
 
     def agree_buffers(self) -> None:
-        """With `batchnorm=replica`: give all replicas the mean of their running statistics, by samples."""
-        self.settle()  # before anything is saved
-        if self.plan.batchnorm == "replica":
+        """Make parameters and running statistics equal on all replicas, before they are measured or saved.
+
+        They differ with `sync=local` and `batchnorm=replica` only: then all get their mean, by samples.
+        """
+        self.settle()
+        self._reducers.merge()
+        if self.plan.statistics == "replica":
             self._buffers.agree(self.team, self._seen)
             self._seen = 0
 
-    def reducer_of(self, optimizer: Optimizer) -> Reducer:
-        """What sums the gradients of this optimizer's parameters."""
-        reducer, sound = self._reducers.of(optimizer)
+    def sync_of(self, optimizer: Optimizer) -> Sync:
+        """What agrees on this optimizer's parameters."""
+        sync, sound = self._reducers.of(optimizer)
         self._state.void |= not sound
         self._trail.least = self._reducers.least if self.updates is None else 1
-        return reducer
+        return sync
 
     # ------------------------------------------------------------- inside a step
 
@@ -347,32 +348,32 @@ class Session:
             self._buffers.remember()
         self.team.channel.at = f"step {self._number}"
 
-    def _riders(self, loop: Loop) -> list[float]:
+    def _record(self, loop: Loop) -> Record:
         wishes = self.wish_stop, self.stop_reason is not None, self.wish_save
-        return Riders(loop.losses.total(), *wishes, self._living.news(), loop.count, loop.digest).numbers()
+        return Record(loop.losses.total(), loop.own_weight, *wishes, self._living.news(), loop.count, loop.digest)
 
-    def _commit(self, loop: Loop, optimizer: Optimizer, reducer: Reducer, riders: Riders, clip: float | None) -> None:
+    def _update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> None:
+        """The step is committed: update, and enter it in the books."""
         _, batch = self._current()
-        riders = loop.weighed(riders, reducer)
-        if not math.isfinite(riders.loss):
-            raise diverged(riders.loss, self._number, batch, loop.feeder)
+        record, fits, norm = agreed
+        if not math.isfinite(record.loss):
+            raise diverged(record.mean_loss, self._number, batch, loop.feeder)
         self.settle()
-        fits, norm = reducer.treat(scale=self.precision.scale, clip=clip)
         self.precision.saw(fits)
-        grad_norm = self._norms.see(norm, reducer.parameters, (self._number, batch.epoch)) if fits else None
+        grad_norm = self._norms.see(norm, sync.parameters, (self._number, batch.epoch)) if fits else None
         rate = learning_rate(optimizer)
-        self._trail.before(reducer.parameters, alone=self.team.size == 1)
+        self._trail.before(sync.parameters, alone=self.team.size == 1)
         if fits:
-            reducer.update(optimizer)
+            sync.update(optimizer)
         self.skipped += not fits
-        reducer.clear()
+        drop(sync.parameters)
         self._trail.after()
-        loop.guard.committed(reducer.parameters)
+        loop.guard.committed(sync.parameters)
         loop.done += 1
         loop.open = False
         self._seen += loop.count
         if loop.done == 1:
-            self.last = loop.enter(self.ledger, riders, self._number, grad_norm, rate)
+            self.last = loop.enter(self.ledger, record, self._number, grad_norm, rate)
             self._loops.trained(loop, batch.epoch)
             self.team.steps = self._number + 1
             heap.warm(self._number + 1)

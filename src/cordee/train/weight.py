@@ -17,9 +17,9 @@ from cordee.train.precision import Readings
 class GlobalWeight:
     """The weight of the global batch of the current step."""
 
-    def __init__(self, comm: Comm) -> None:
-        """Nothing is weighed yet."""
-        self._comm = comm
+    def __init__(self, comm: Comm, *, local: bool = False) -> None:
+        """Nothing is weighed yet; `local`: only this worker's share counts, but it is compared with those of others."""
+        self._comm, self._local = comm, local
         self._gathering: Gathering | None = None
         self._pending = False
         self._known = 0.0
@@ -34,7 +34,8 @@ class GlobalWeight:
     def weigh(self, batches: Sequence[Batch], weigh: Weigh) -> None:
         """Weigh the micro-batches of a step, and begin to add up what the shares of all workers weigh."""
         weights = [0.0 if batch.borrowed else weigh(batch) for batch in batches]
-        if self._comm.size == 1 and len(batches) == 1 and isinstance(weights[0], Tensor) and weights[0].is_cuda:
+        alone = self._comm.size == 1 and not self._local
+        if alone and len(batches) == 1 and isinstance(weights[0], Tensor) and weights[0].is_cuda:
             # Alone, a batch is the whole of its step whatever it weighs, and a GPU need not be waited for.
             batches[0].weight = 1.0
             self.know(1.0)

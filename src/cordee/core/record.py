@@ -1,4 +1,4 @@
-"""The few numbers that all workers add up with each gradient."""
+"""The record of a step: what all replicas agree on when it commits, as a value that is added up over them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ def from_limbs(limbs: Sequence[float]) -> int:
     return sum(int(limb) << (8 * place) for place, limb in enumerate(limbs)) % 2**64
 
 
-class Riders(NamedTuple):
-    """The few numbers that ride along with a gradient, added up over all workers."""
+class Record(NamedTuple):
+    """One replica's numbers of a step, or their sum over all replicas."""
 
     loss: float
+    """Each micro-batch's loss, a mean, times its weight."""
+    weight: float
     stop: float
     """Wishes to stop."""
     asked: float
@@ -33,14 +35,23 @@ class Riders(NamedTuple):
     """Workers whose buffers changed, where they had not so far."""
     samples: float
     digest: int
-    """Of the samples."""
+    """Of the samples that were delivered."""
 
     def numbers(self) -> list[float]:
         """As they travel: small whole numbers stay exact."""
         return [*map(float, self[:-1]), *to_limbs(self.digest % 2**64)]
 
     @classmethod
-    def summed(cls, numbers: Sequence[float]) -> Riders:
-        """What has come of everybody's."""
-        loss, stop, asked, save, news, samples = numbers[:-LIMBS]
-        return cls(loss, stop, asked, save, news, samples, from_limbs(numbers[-LIMBS:]))
+    def summed(cls, numbers: Sequence[float]) -> Record:
+        """From the sums of what `numbers` gives on each replica."""
+        loss, weight, stop, asked, save, news, samples = numbers[:-LIMBS]
+        return cls(loss, weight, stop, asked, save, news, samples, from_limbs(numbers[-LIMBS:]))
+
+    @property
+    def mean_loss(self) -> float:
+        """The loss of the global batch; 0 if that weighs nothing."""
+        return self.loss / self.weight if self.weight else 0.0
+
+
+SIZE = len(Record._fields) - 1 + LIMBS
+"""How many numbers a record has."""

@@ -1,0 +1,99 @@
+"""Local steps: every replica updates by its own share, and all average their parameters every few steps.
+
+A step commits by a sum of its record alone, which is some hundred bytes. A merge is the mean of the replicas'
+parameters, each weighted by what it has computed since the merge before; states of optimizers stay each replica's own.
+With one step per merge and plain SGD that is the update of all-reduce. Otherwise it is not what one process would have
+trained: such a plan is statistical.
+
+What a lost replica computed since the last merge is lost with it; those samples are counted as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from cordee.core.record import Record
+from cordee.group.team import Team
+from cordee.sync.gradients import drop, norm_of, shorten, unscale
+from cordee.sync.seam import Agreed, Recorded, Treatment
+from cordee.sync.sparse import values_of
+
+
+class LocalSteps:
+    """Updates locally, and merges every `every` steps; see `Sync`."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], team: Team, *, every: int, on_lost: Callable[[int], None]
+    ) -> None:
+        """`on_lost` is told the number of samples that a lost replica took with it."""
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._team, self._every, self._on_lost = team, every, on_lost
+        self._own = self._all = _NOTHING
+        """Records since the last merge, added up: of this replica, and of all."""
+        self._steps = 0
+        """Steps since the last merge."""
+
+    def begin(self, record: Recorded | None) -> bool:
+        """Nothing is sent early."""
+        return True
+
+    def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
+        """Add up the records; the gradient is this replica's own."""
+        own = record()
+        numbers = torch.tensor(own.numbers(), dtype=torch.float64)
+        handles = [self._team.sums.sum(numbers)] if self._team.size > 1 else []
+        if not self._team.settle(handles, [numbers], void=void):
+            return None
+        summed = Record.summed(numbers.tolist())
+        self._own, self._all = _added(self._own, own), _added(self._all, summed)
+        gradients = [p.grad for p in self.parameters if p.grad is not None and p.grad.layout is torch.strided]
+        gradients += values_of(self.parameters)
+        fits = treatment.scale == 1.0 or unscale(gradients, treatment.scale)
+        norm = norm_of(gradients)
+        if fits and treatment.clip is not None:
+            shorten(gradients, norm, treatment.clip)
+        return Agreed(summed, fits, norm)
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Step, and merge if it is time."""
+        optimizer.step()
+        self._steps += 1
+        if self._steps >= self._every:
+            self.merge()
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Give all replicas the weighted mean of their parameters; all of them call this after the same step."""
+        if self._steps == 0:
+            return
+        self._steps = 0
+        own, everywhere, self._own, self._all = self._own, self._all, _NOTHING, _NOTHING
+        while self._team.size > 1:
+            sums = [parameter * own.weight for parameter in self.parameters]
+            counts = torch.tensor([own.weight, own.samples], dtype=torch.float64)
+            if not self._team.agree([*sums, counts]):
+                continue  # a replica was lost: without it, once more
+            weight, samples = counts.tolist()
+            for parameter, total in zip(self.parameters, sums, strict=True):
+                parameter.copy_(total / weight if weight else parameter)
+            if (lost := round(everywhere.samples - samples)) > 0:
+                self._on_lost(lost)
+            return
+
+    def forget(self, *, passed: bool) -> None:
+        """Nothing was sent."""
+        drop(self.parameters)
+
+    def close(self) -> None:
+        """There are no hooks."""
+
+
+_NOTHING = Record(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def _added(before: Record, more: Record) -> Record:
+    return before._replace(weight=before.weight + more.weight, samples=before.samples + more.samples)

@@ -1,0 +1,70 @@
+"""The interface by which replicas agree: one `Sync` for the parameters of each optimizer.
+
+A step calls, in this order: `begin` before each backward pass, `commit` once all its gradients are there, `update` once
+it has committed. `forget` takes the place of the last two where a step is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cordee.core.record import Record
+
+Recorded = Callable[[], Record]
+"""Gives this replica's record of the open step, once its gradients are there."""
+
+
+class Treatment(NamedTuple):
+    """What is done to the gradient before the update."""
+
+    scale: float = 1.0
+    """The loss was multiplied by it."""
+    clip: float | None = None
+    """The gradient's norm is bounded by it."""
+
+
+class Agreed(NamedTuple):
+    """What a step has come to."""
+
+    record: Record
+    """The sum over all replicas."""
+    fits: bool = True
+    """Whether the gradient is finite in its number format."""
+    norm: Tensor = torch.zeros(())
+    """Of the gradient before it was bounded, still on its device: nothing waits for it."""
+
+
+class Sync(Protocol):
+    """How the replicas agree on the parameters of one optimizer."""
+
+    parameters: list[nn.Parameter]
+    """Those that ask for gradients, in the optimizer's order."""
+
+    def begin(self, record: Recorded | None) -> bool:
+        """A backward pass follows. With a `record` it is the last of its step: what is complete may be sent meanwhile.
+
+        Without one, more passes follow: what was sent before is taken back. False if a replica was lost.
+        """
+
+    def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
+        """Agree on the step, all replicas or none, and treat the gradient for its update; None: compute it again.
+
+        `void` says that something this step rests on failed already.
+        """
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Let the optimizer step; what it does to gradients must not reach a peer that still needs them."""
+
+    def merge(self) -> None:
+        """Make the parameters equal on all replicas, before they are measured or saved; all replicas call this."""
+
+    def forget(self, *, passed: bool) -> None:
+        """Drop what the step has so far; `passed`: the backward pass after the last `begin` came to its end."""
+
+    def close(self) -> None:
+        """Remove all hooks: the parameters are agreed on by other means from now on."""
