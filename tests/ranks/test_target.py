@@ -10,7 +10,7 @@ import torch
 
 from cordee.core.errors import JobError
 from cordee.feed.batch import Batch
-from cordee.train.fields import target_of
+from cordee.feed.fields import target_of
 from harness import assert_same, train
 
 X, LABELS, OTHER = torch.zeros(2, 3), torch.ones(2), torch.full((2,), 2.0)

@@ -17,6 +17,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("group",),
     ("feed", "split", "sync", "state"),
+    ("diagnose",),
     ("train",),
     ("planner", "runtime", "watch", "twin", "compat"),
     ("cli",),

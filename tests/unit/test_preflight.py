@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import cordee
 from cordee.core.errors import JobError, MixingError, ModelError
+from cordee.diagnose.preflight.entry import preflight
+from cordee.train.checks import subject_of
 from cordee.train.job import Job
-from cordee.train.preflight.job import preflight
 
 cross_entropy = nn.functional.cross_entropy
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
@@ -25,7 +26,7 @@ Y = torch.arange(40) % 3
 def look(model: nn.Module, loss: Any, data: Any = (X, Y), **fields: Any) -> nn.Module:
     """Run the check on 8 of 40 samples."""
     job = Job(model=lambda: model, loss=loss, optimizer=torch.optim.SGD, data=data, **fields)
-    preflight(job, model, job.data.train, lambda count: np.arange(count))
+    preflight(subject_of(job, model), job.data.train, lambda count: np.arange(count))
     return model
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import MixingError
+from cordee.diagnose.preflight.fingerprint import fingerprint
 from cordee.feed.data import as_source
 from cordee.group.team import Team
+from cordee.train.checks import check_job
 from cordee.train.job import Job, Resolved
-from cordee.train.preflight.fingerprint import fingerprint
-from cordee.train.preflight.job import before_training
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -44,7 +44,7 @@ def passes(data: Any = (X, Y), loss: Any = entropy, model: Callable[[], nn.Modul
     """How many passes a start of this job costs."""
     PASSES.tally = 0
     job = Job(model=model, loss=loss, optimizer=torch.optim.SGD, data=data)
-    before_training(job, job.make_model(), job.order(Resolved(32, 1.0)), Team(), "cpu")
+    check_job(job, job.make_model(), job.order(Resolved(32, 1.0)), Team(), "cpu")
     found, PASSES.tally = PASSES.tally, 0
     return found
 
@@ -116,9 +116,9 @@ def test_what_cannot_be_told_has_no_fingerprint(thing: Any) -> None:
 
 
 def test_pool_holds_the_extremes_of_a_column() -> None:
-    from cordee.train.preflight.samples import choose
+    from cordee.diagnose.preflight.samples import choose
 
     tokens = np.arange(60_000).reshape(600, 100) % 50_000
     tokens[444, 7] = -100
     source = as_source((tokens, tokens))
-    assert 444 in choose(source, np.arange(40), 40)[:16]
+    assert 444 in choose(source, np.arange(40))[:16]

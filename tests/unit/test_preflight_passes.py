@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import MixingError, UsageError
+from cordee.diagnose.preflight import surroundings
+from cordee.diagnose.preflight.check import Verdict, shares
+from cordee.diagnose.preflight.entry import check_batch, preflight
 from cordee.feed.batch import Batch
 from cordee.group.team import Team
+from cordee.train.checks import check_job, subject_of
 from cordee.train.job import Job, Resolved
-from cordee.train.preflight import surroundings
-from cordee.train.preflight.batch import check_batch
-from cordee.train.preflight.check import Verdict, shares
-from cordee.train.preflight.job import before_training, preflight
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -30,7 +30,7 @@ cross_entropy = nn.functional.cross_entropy
 def look(objective: Any, model: nn.Module | None = None, data: Any = (X, Y), **fields: Any) -> Verdict:
     made = model if model is not None else nn.Linear(6, 3)
     job = Job(model=lambda: made, objective=objective, optimizer=torch.optim.SGD, data=data, **fields)
-    return preflight(job, made, job.data.train, lambda count: np.arange(min(count, len(data[0]))))
+    return preflight(subject_of(job, made), job.data.train, lambda count: np.arange(min(count, len(data[0]))))
 
 
 def plain(model: nn.Module, batch: Any) -> Tensor:
@@ -75,7 +75,7 @@ def test_generators_and_state_of_the_objective_are_put_back() -> None:
         log.append(float(loss))
         return loss
 
-    assert not look(objective).messages()
+    assert not look(objective).warnings
     assert steps == 0 and not log and not table.any()
     assert torch.equal(generators[0].get_state(), drawn[0]) and repr(generators[1].bit_generator.state) == drawn[1]
 
@@ -99,7 +99,7 @@ def test_a_buffer_whose_update_is_a_mean_is_accepted_and_put_back() -> None:
     model = Centred()
     verdict = look(plain, model)
     assert verdict.buffers == {"centre": True}
-    assert verdict.messages() == []
+    assert verdict.warnings == []
     assert not model.centre.any()
 
 
@@ -112,7 +112,7 @@ def test_an_objective_that_gathers_mixes_by_declaration(monkeypatch: pytest.Monk
         out = model(batch.x)
         return cross_entropy(out @ out.T, torch.arange(len(out)))
 
-    assert not look(objective).messages()
+    assert not look(objective).warnings
     with pytest.raises(MixingError, match=r"cordee\.gather"):
         look(lambda model, batch: objective(model, batch, gathers=False))
 
@@ -134,7 +134,7 @@ def test_settings_of_the_gpu_come_back(precision: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
 def test_little_data_is_enough(count: int) -> None:
-    assert not look(plain, data=(X[:count], Y[:count])).messages()
+    assert not look(plain, data=(X[:count], Y[:count])).warnings
     if count > 1:
         with pytest.raises(MixingError):
             look(lambda model, batch: plain(model, batch) * len(batch), data=(X[:count], Y[:count]))
@@ -159,7 +159,7 @@ def test_no_more_samples_are_read_than_needed() -> None:
     job = Job(model=lambda: nn.Linear(6, 3), loss=cross_entropy, optimizer=torch.optim.SGD, data=data)
     job.data.train.gather(np.arange(2))  # a data set is looked through once for draws
     data.read.clear()
-    preflight(job, job.make_model(), job.data.train, lambda count: np.arange(count), largest=64)
+    preflight(subject_of(job, job.make_model()), job.data.train, lambda count: np.arange(count), largest=64)
     assert data.read == set(range(16))
 
 
@@ -193,7 +193,7 @@ def test_lazy_modules_take_their_shapes_first(tmp_path: Path, monkeypatch: pytes
         settings: dict[str, Any] = {"loss": cross_entropy, "optimizer": torch.optim.SGD, "data": (X, Y)}
         job = Job(model=lambda: nn.Sequential(nn.LazyLinear(3)), **settings)
         model = job.make_model()
-        assert before_training(job, model, job.order(Resolved(32, 1.0)), Team(), "cpu") == []
+        assert check_job(job, model, job.order(Resolved(32, 1.0)), Team(), "cpu") == []
         assert [tuple(one.shape) for one in model.parameters()] == [(3, 6), (3,)]
 
 

@@ -11,10 +11,11 @@ import torch
 
 import wrong_objectives  # noqa: F401  (enters its cases)
 from cordee.core.errors import MixingError
+from cordee.diagnose.preflight import check as check_module
+from cordee.diagnose.preflight.check import Verdict
+from cordee.diagnose.preflight.entry import preflight
+from cordee.train.checks import subject_of
 from cordee.train.job import Job
-from cordee.train.preflight import check as check_module
-from cordee.train.preflight.check import Verdict
-from cordee.train.preflight.job import preflight
 from objectives import CASES, Case
 
 torch.set_num_threads(1)
@@ -31,7 +32,7 @@ def look(case: Case, device: str) -> Verdict:
     others = np.random.get_state()[1].tobytes(), random.getstate()  # type: ignore[index, union-attr]
     attributes = {key: repr(value) for one in model.modules() for key, value in vars(one).items() if key[0] != "_"}
     try:
-        return preflight(job, model, job.data.train, lambda count: np.arange(count), device, largest=64)
+        return preflight(subject_of(job, model), job.data.train, lambda count: np.arange(count), device, largest=64)
     finally:
         now = model.state_dict()
         assert list(now) == list(before) and all(torch.equal(now[name], one) for name, one in before.items())
@@ -48,7 +49,7 @@ def look(case: Case, device: str) -> Verdict:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_said_of_an_objective(case: Case, device: str) -> None:
     if case.expected in ("right", "warned"):
-        assert bool(look(case, device).messages()) == (case.expected == "warned")
+        assert bool(look(case, device).warnings) == (case.expected == "warned")
         return
     with pytest.raises(MixingError, match=case.expected):
         look(case, device)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cordee.diagnose.rows import Call, follows_its_rows
 from cordee.feed.source import map_tensors
 from cordee.group.comm import Comm
 from cordee.sync.batchnorm import StepState
 from cordee.train.buffers import BufferKeeper, Key
-from cordee.train.rows import Call, follows_its_rows
 
 
 class Living:

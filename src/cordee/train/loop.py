@@ -25,13 +25,13 @@ from cordee.state.naming import Snapshot, capture, restore
 from cordee.state.start import take_weights
 from cordee.train.agreement import agree_on, differing, of_job, same_as_saved, settings_of
 from cordee.train.best import Best
+from cordee.train.checks import check_job
 from cordee.train.compiling import training_loss
 from cordee.train.devices import fuse
 from cordee.train.evaluate import evaluate
 from cordee.train.exporting import Exporter
 from cordee.train.job import Job, Resolved
 from cordee.train.precision import widened
-from cordee.train.preflight.job import before_training
 from cordee.train.record import Committed, Ledger
 from cordee.train.saving import Saver
 from cordee.train.session import Session
@@ -105,7 +105,7 @@ class _Training:
                 session.tell("warning", {"message": told})
         session.updates = 1
         if job.preflight:
-            for message in before_training(job, model, self.order, session.team, session.device):
+            for message in check_job(job, model, self.order, session.team, session.device):
                 session.tell("warning", {"message": message})
         first = session.team.membership.members[0]
         self.model = session.prepare(model, compile=False)

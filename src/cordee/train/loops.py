@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.core.record import Record
+from cordee.diagnose.guard import Guard
 from cordee.feed.batch import Batch
 from cordee.feed.dataset import draws_of_others
 from cordee.feed.digest import delivered
@@ -24,7 +25,6 @@ from cordee.sync.gradients import drop
 from cordee.sync.seam import Agreed, Sync
 from cordee.train.devices import seed_draws
 from cordee.train.feeder import Feeder, Slot, Weigh
-from cordee.train.guard import Guard
 from cordee.train.precision import Readings
 from cordee.train.record import Committed, Ledger
 from cordee.train.weight import GlobalWeight

@@ -20,6 +20,9 @@ from cordee.core import heap
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.core.record import Record
+from cordee.diagnose.diverged import diverged
+from cordee.diagnose.preflight.entry import check_batch
+from cordee.diagnose.statistical import by_micro_batch, warn_statistical
 from cordee.feed.data import as_source
 from cordee.feed.loader import Batch
 from cordee.feed.order import Order
@@ -29,17 +32,14 @@ from cordee.sync.gradients import drop
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_loop
 from cordee.train.buffers import BufferKeeper
-from cordee.train.diverged import diverged
 from cordee.train.feeder import Slot, Weigh
 from cordee.train.living import Living
 from cordee.train.loops import Held, Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.precision import Precision
-from cordee.train.preflight.batch import check_batch
 from cordee.train.prepare import prepared
 from cordee.train.record import Committed, Ledger, Reporter
 from cordee.train.reducers import Reducers
-from cordee.train.statistical import by_micro_batch, warn_statistical
 from cordee.train.trail import Trail
 
 

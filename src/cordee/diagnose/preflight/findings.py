@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cordee.train.preflight.passes import Pass
+import torch
+from torch import Tensor
 
-TOLERANCE_EPSILONS = 8.0
-"""Errors of rounding that the interaction test allows, in units of the format's epsilon."""
+from cordee.diagnose.preflight.passes import Pass
 
 MOST_BUFFERS = 100
 """Buffers that a finding names."""
+TINY = 1e-300
+"""Added to tolerances, which may be zero."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,9 @@ class Finding:
     """The same if shares weighed what the losses that were called divide by; None if there is no such number."""
     trusted: bool = True
     """Whether errors count: draws that could not be replayed make errors of their own."""
-    losses: tuple[float, ...] = ()
+    losses: Sequence[float] = ()
     """Of the whole and of its parts."""
-    weights: tuple[float, ...] = ()
+    weights: Sequence[float] = ()
     gradient_off: float = 0.0
     is_sum: bool = False
     share: float | None = None
@@ -52,19 +54,24 @@ class Finding:
         return not self.void and self.over <= 1.0
 
 
-def vector(one: Pass) -> list[float]:
-    """What is compared of a pass: its loss, and the projections of its gradient."""
-    return [one.loss, *one.sketch]
+def why_void(passes: Sequence[Pass]) -> str:
+    """Why passes cannot be compared; empty if they can."""
+    if not all(one.finite or not one.weight for one in passes):
+        return "the loss is not finite"
+    # A student that begins as a copy of its teacher, for instance.
+    if all(max(abs(one.loss), one.size) <= 64 * one.epsilon for one in passes if one.finite):
+        return "the loss and its gradient are zero up to rounding"
+    return ""
 
 
-def weighed(one: Pass, weight: float) -> list[float]:
-    """The same times a weight; without weight there may be no number at all (0/0), and it counts nothing."""
-    return [weight * value for value in vector(one)] if weight else [0.0] * (1 + len(one.sketch))
+def normalisers(passes: Sequence[Pass]) -> list[float] | None:
+    """What the losses of each pass divide by; None if that is not known of all of them."""
+    totals = [one.normaliser for one in passes]
+    known = [total for total in totals if total is not None]
+    return known if len(known) == len(totals) else None
 
 
-def is_nothing(passes: Iterable[Pass]) -> bool:
-    """Whether losses and gradients are zero up to rounding: a student that begins as a copy of its teacher."""
-    return all(max(abs(one.loss), one.size) <= 64 * one.epsilon for one in passes if one.finite)
-
-
-NOTHING = "the loss and its gradient are zero up to rounding"
+def weigh(passes: Sequence[Pass], weights: Sequence[float]) -> Tensor:
+    """The vector of each pass times its weight; without weight there may be no number (0/0), and it counts nothing."""
+    pairs = zip(passes, weights, strict=True)
+    return torch.stack([weight * one.vector if weight else torch.zeros_like(one.vector) for one, weight in pairs])

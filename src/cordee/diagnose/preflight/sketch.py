@@ -37,13 +37,11 @@ class Sketch:
         for one in self._parameters:
             one.grad = None
 
-    def result(self) -> tuple[list[float], float]:
+    def result(self) -> tuple[Tensor, float]:
         """The projections of the gradient since `begin`, and its size in their unit."""
-        totals = [0.0] * (DIRECTIONS + 1)
-        for values in self._sums:
-            totals = [one + other for one, other in zip(totals, values.tolist(), strict=True)]
+        total = sum((values.cpu() for values in self._sums), torch.zeros(DIRECTIONS + 1, dtype=torch.float64))
         self.begin()
-        return totals[:-1], totals[-1]
+        return total[:-1], float(total[-1])
 
     def close(self) -> None:
         """Give back the gradients that were there before."""

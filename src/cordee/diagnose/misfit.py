@@ -1,7 +1,7 @@
 """An exception of the user's model, loss or metric in words: where it came from, and what to do about it.
 
-Advice is only given for errors that tell of shapes, types or classes; whatever else goes wrong in the user's code
-(a misspelt attribute, say), he knows better than we do once he knows the line.
+Advice is only given for errors that tell of shapes, types or classes; for other errors in the user's code (a
+misspelt attribute, say) the line is enough.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import DataError, ModelError
+from cordee.diagnose.place import place_of
 from cordee.feed.batch import Batch
-from cordee.train.fields import dtype_name, named_tensors, shapes
-from cordee.train.place import place_of
+from cordee.feed.fields import dtype_name, named_tensors, shapes
 
 OF_SHAPES = ("mat1", "size", "shape", "dimension", "channels", "target tensor", "elements", "expected input")
 OF_TYPES = ("dtype", "scalar type", "type (", "can't be cast")
@@ -30,7 +30,7 @@ def misfit(error: Exception, model: nn.Module, batch: Batch) -> ModelError:
                 [
                     f"the model or the loss {what} a batch of the data.",
                     f"  a batch: {shapes(batch.fields)}",
-                    f"  the error: {said(error)}",
+                    f"  the error: {describe_error(error)}",
                     advice,
                 ],
             )
@@ -38,7 +38,7 @@ def misfit(error: Exception, model: nn.Module, batch: Batch) -> ModelError:
     )
 
 
-def said(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """The exception and where it came from, on one line."""
     place = place_of(error)
     return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")

@@ -11,7 +11,6 @@ import dis
 import enum
 import functools
 import hashlib
-import random
 import sys
 import types
 from collections import deque
@@ -23,14 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cordee.train.place import is_users
-from cordee.train.preflight.holdings import names_in
+from cordee.diagnose.place import is_users
+from cordee.diagnose.preflight.holdings import GENERATORS, globals_of
 
 MOST_BYTES = 64_000_000
 """Of a tensor or an array whose content counts."""
 MOST_ITEMS = 100_000
 _VALUES = (str, bytes, bool, int, float, complex, type(None), type(...), torch.dtype, torch.device, enum.Enum, PurePath)
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _ELSEWHERE = frozenset(
     ("eval", "exec", "globals", "locals", "__import__", "open", "environ", "getenv", "import_module")
 )
@@ -77,7 +75,7 @@ class _Walk:
     def _parts(self, thing: Any) -> Iterator[Any]:
         if isinstance(thing, Tensor | np.ndarray):
             yield from _of_array(thing)
-        elif isinstance(thing, _GENERATORS):
+        elif isinstance(thing, GENERATORS):
             yield type(thing).__name__  # seeded anew for every pass
         elif isinstance(thing, types.FunctionType):
             yield from _of_function(thing) if is_users(thing) else _installed(thing)
@@ -140,19 +138,13 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
         except ValueError:
             raise _Unknown from None
-    names = set(names_in(function.__code__))
-    if names & _ELSEWHERE:
-        raise _Unknown
-    for name in sorted(names & function.__globals__.keys()):
-        value = function.__globals__[name]
-        yield name
-        if isinstance(value, types.ModuleType) and is_users(value):
-            yield from (part for key in sorted(names & vars(value).keys()) for part in (key, vars(value)[key]))
-        else:
-            yield value
+    for name, namespace, key in globals_of(function):
+        yield from (name, namespace[key])
 
 
 def _of_code(code: types.CodeType) -> Iterator[Any]:
+    if _ELSEWHERE & set(code.co_names):
+        raise _Unknown
     yield from (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -12,22 +12,23 @@ from itertools import pairwise
 
 import torch
 
-from cordee.train.preflight.findings import MOST_BUFFERS, NOTHING, TOLERANCE_EPSILONS, Finding, is_nothing, weighed
-from cordee.train.preflight.passes import Pass, Passes
-from cordee.train.preflight.samples import Samples
+from cordee.diagnose.preflight.findings import MOST_BUFFERS, TINY, Finding, normalisers, weigh, why_void
+from cordee.diagnose.preflight.passes import Pass, Passes
+from cordee.diagnose.preflight.samples import Samples
 
 UNEVEN_DRAWS = "its random draws depend on the data"
-SIGNS = (1.0, -1.0, -1.0, 1.0)
+SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
+TOLERANCE_EPSILONS = 8.0
+"""Errors of rounding that are allowed, in units of the format's epsilon."""
 
 
-def quadruple(pool: int, size: int) -> tuple[list[int], list[int], list[int], list[int]] | None:
+def quadruple(pool: int, size: int) -> list[list[int]] | None:
     """Places in the pool of a, a', b and c for batches of `size`; None if there are too few samples."""
     size = min(size, pool // 2)
     if size < 2:
         return None
     first = 3 if size >= 6 else 1  # odd, and not half: pairs would not be seen otherwise
-    ends = (0, first, 2 * first, first + size, 2 * size)
-    return tuple(list(range(start, stop)) for start, stop in pairwise(ends))  # type: ignore[return-value]
+    return [list(range(*ends)) for ends in pairwise((0, first, 2 * first, first + size, 2 * size))]
 
 
 def interaction(passes: Passes, samples: Samples, size: int) -> Finding:
@@ -36,48 +37,40 @@ def interaction(passes: Passes, samples: Samples, size: int) -> Finding:
     if sets is None:
         return Finding("interaction", void="too few samples")
     a, other, b, c = sets
-    pairs = [(a, b), (a, c), (other, b), (other, c)]
-    return compare([passes.run(samples.batch([*one, *rest])) for one, rest in pairs])
-
-
-def compare(cells: Sequence[Pass]) -> Finding:
-    """Judge four passes, in the order of `SIGNS`."""
+    cells = [passes.run(samples.batch([*one, *rest])) for one in (a, other) for rest in (b, c)]
     buffers = {name: False for name in list(cells[0].buffers)[:MOST_BUFFERS] if _differ(name, cells)}
-    if not all(cell.finite or not cell.weight for cell in cells):
-        return Finding("interaction", void="the loss is not finite", buffers=buffers)
-    if is_nothing(cells):
-        return Finding("interaction", void=NOTHING, buffers=buffers)
-    if any(cell.tape.forms != cells[0].tape.forms or cell.ends != cells[0].ends for cell in cells):
-        return Finding("interaction", void=UNEVEN_DRAWS, buffers=buffers)
+    void = why_void(cells)
+    if not void and any(one.tape.forms != cells[0].tape.forms or one.ends != cells[0].ends for one in cells):
+        void = UNEVEN_DRAWS
+    if void:
+        return Finding("interaction", void=void, buffers=buffers)
     weights = [cell.weight for cell in cells]
-    totals = [cell.normaliser for cell in cells]
-    known = [total for total in totals if total is not None]
-    uneven = abs(sum(map(float.__mul__, SIGNS, weights))) > 1e-6 * sum(weights)
+    known = normalisers(cells)
+    uneven = abs(float(SIGNS @ torch.tensor(weights, dtype=torch.float64))) > 1e-6 * sum(weights)
     return Finding(
         "interaction",
         over=max(_over(cells, weights), 1e9 if uneven else 0.0),
-        normalised=_over(cells, known) if len(known) == len(cells) else None,
-        losses=tuple(cell.loss for cell in cells),
-        weights=tuple(weights),
+        normalised=_over(cells, known) if known is not None else None,
+        losses=[cell.loss for cell in cells],
+        weights=weights,
         buffers=buffers,
     )
 
 
 def _over(cells: Sequence[Pass], weights: Sequence[float]) -> float:
     """The largest sum that should be zero, in units of its tolerance."""
-    table = torch.tensor([weighed(*pair) for pair in zip(cells, weights, strict=True)], dtype=torch.float64)
-    sums = (torch.tensor(SIGNS, dtype=torch.float64) @ table).abs()
+    table = weigh(cells, weights)
+    sums = (SIGNS @ table).abs()
     of_loss = float(table[:, 0].abs().sum())
     of_size = sum(weight * cell.size for weight, cell in zip(weights, cells, strict=True) if weight)
     epsilon, low = max(cell.epsilon for cell in cells), max(cell.low for cell in cells)
     loss_tolerance = TOLERANCE_EPSILONS * epsilon * of_loss + low / 8 * epsilon * of_size
     tolerance = TOLERANCE_EPSILONS * epsilon * (of_size + of_loss) + low * of_size
-    tiny = 1e-300
-    return max(float(sums[0]) / (loss_tolerance + tiny), float(sums[1:].max()) / (tolerance + tiny))
+    return max(float(sums[0]) / (loss_tolerance + TINY), float(sums[1:].max()) / (tolerance + TINY))
 
 
 def _differ(name: str, cells: Sequence[Pass]) -> bool:
     """Whether a buffer holds something else after another batch."""
-    first = cells[0].buffers[name]
-    others = [cell.buffers.get(name) for cell in cells[1:]]
+    first, *others = (cell.buffers.get(name) for cell in cells)
+    assert first is not None
     return any(one is None or one.shape != first.shape or not torch.equal(one, first) for one in others)

@@ -6,7 +6,7 @@ that declares it; both are only believed where interaction and replay agree with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cordee.feed.batch import Batch
-from cordee.train.fields import named_tensors
+from cordee.feed.fields import named_tensors
 
 _MEAN = 1  # as torch counts reductions
 DEFAULT_IGNORED = -100
@@ -44,21 +44,17 @@ class Call:
         return (self.ignored, *(classes[weight] for weight in sorted(classes, reverse=True)[:MOST_TELLING]))
 
 
-def loss_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Call | None:
-    """What a call of `nll_loss_forward` or `nll_loss2d_forward` tells; None for anything else."""
-    names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if "grad_output" in given or given.get("reduction", _MEAN) != _MEAN or not isinstance(result, tuple):
+def loss_call(given: Mapping[str, Any], result: Any) -> Call | None:
+    """What a call of `nll_loss_forward` or `nll_loss2d_forward` with these arguments tells; None for anything else."""
+    if "grad_output" in given or given["reduction"] != _MEAN or not isinstance(result, tuple):
         return None
-    weight, target = given.get("weight"), given["target"]
-    weights = None
+    weight, target, ignored = given["weight"], given["target"], given["ignore_index"]
+    counted = target[target != ignored]
+    weights, each = None, counted[:0]
     if isinstance(weight, Tensor) and weight.numel() <= MOST_WEIGHTS and bool((weight != weight.flatten()[0]).any()):
-        weights = tuple(weight.detach().flatten().tolist())
-    ignored = given.get("ignore_index", DEFAULT_IGNORED)
-    total, counted = float(result[1]), target[target != ignored]
-    each = weight[counted] if isinstance(weight, Tensor) and weights is not None else counted[:0]
+        weights, each = tuple(weight.detach().flatten().tolist()), weight[counted]
     uneven = counted.numel() < target.numel() or bool((each != each[:1]).any())
-    return Call(int(ignored), weights, total, target.numel(), uneven)
+    return Call(int(ignored), weights, float(result[1]), target.numel(), uneven)
 
 
 def lines_to_add(call: Call, batch: Batch) -> Iterator[tuple[str, float]]:
@@ -66,25 +62,21 @@ def lines_to_add(call: Call, batch: Batch) -> Iterator[tuple[str, float]]:
     for name, tensor in named_tensors(batch.fields):
         if tensor.is_floating_point() or tensor.is_complex() or not tensor.dim():
             continue
-        for cut, target in (
-            (f"{_spelt(name)}", tensor),
-            (f"{_spelt(name)}[:, 1:]", tensor[:, 1:] if tensor.dim() > 1 else None),
-        ):
+        spelt = _spelt(name)
+        for target_line, target in ((spelt, tensor), (f"{spelt}[:, 1:]", tensor[:, 1:] if tensor.dim() > 1 else None)):
             if target is None:
                 continue
             counted = target != call.ignored
             if call.weights is None:
-                yield f"({cut} != {call.ignored}).sum()", float(counted.sum())
+                yield f"({target_line} != {call.ignored}).sum()", float(counted.sum())
                 continue
             inside = target[counted]
             if inside.numel() and (int(inside.min()) < 0 or int(inside.max()) >= len(call.weights)):
                 continue
             table = torch.tensor(call.weights, dtype=torch.float64, device=target.device)
-            total = float(table[inside.long()].sum())
-            if bool(counted.all()) or (call.ignored == DEFAULT_IGNORED and bool((target >= 0).all())):
-                yield f"weights[{cut}].sum()", total
-            else:
-                yield f"weights[{cut}[{cut} != {call.ignored}]].sum()", total
+            all_count = bool(counted.all()) or (call.ignored == DEFAULT_IGNORED and bool((target >= 0).all()))
+            chosen = target_line if all_count else f"{target_line}[{target_line} != {call.ignored}]"
+            yield f"weights[{chosen}].sum()", float(table[inside.long()].sum())
 
 
 def _spelt(name: str) -> str:

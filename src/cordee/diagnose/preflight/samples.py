@@ -17,9 +17,9 @@ from torch import Tensor
 from cordee.feed.arrays import ArraySource
 from cordee.feed.batch import Batch
 from cordee.feed.dataset import DatasetSource
+from cordee.feed.fields import named_tensors
 from cordee.feed.permute import Ids
 from cordee.feed.source import Source, Subset, digest_of, map_tensors
-from cordee.train.fields import named_tensors
 
 MOST_SCANNED = 20_000_000
 """Numbers of a column in which rare values are looked for; certain values are looked for in all of them."""
@@ -38,7 +38,7 @@ class Samples:
 
     def __init__(self, source: Source | None, ids: Ids, device: str, whole: Batch | None = None) -> None:
         """Samples of `source` are read when they are needed, `AHEAD` at first. `whole`: they were read already."""
-        self._source, self.ids, self._device = source, ids, device
+        self.source, self.ids, self.device = source, ids, device
         self._whole = whole if whole is not None else self._gather(ids[:AHEAD])
         lengths = {len(one) if one.dim() else -1 for _, one in named_tensors(self._whole.fields)}
         self.divisible = lengths == {len(self._whole)}
@@ -47,10 +47,6 @@ class Samples:
     def __len__(self) -> int:
         """How many samples are in the pool."""
         return len(self.ids)
-
-    def others(self, ids: Ids) -> Samples:
-        """A pool of other samples of the same source."""
-        return Samples(self._source, ids, self._device)
 
     def batch(self, places: Sequence[int]) -> Batch:
         """The samples at these places of the pool."""
@@ -70,33 +66,25 @@ class Samples:
         return batch
 
     def _gather(self, ids: Ids) -> Batch:
-        assert self._source is not None
-        fields = self._source.gather(np.asarray(ids, dtype=np.int64))
-        return Batch(ids, map_tensors(lambda tensor: tensor.to(self._device), fields))
+        assert self.source is not None
+        fields = self.source.gather(np.asarray(ids, dtype=np.int64))
+        return Batch(ids, map_tensors(lambda tensor: tensor.to(self.device), fields))
 
 
-def choose(source: Source, usual: Ids, count: int, telling: Iterable[int] = ()) -> Ids:
-    """`count` ids: samples with one of the `telling` values first, then those with rare ones, then the `usual`."""
-    columns = sorted(whole_numbers(source), key=lambda one: one[0] not in TARGETS)
+def choose(source: Source, usual: Ids, telling: Iterable[int] = ()) -> Ids:
+    """As many ids as `usual` has: samples with one of the `telling` values first, then rare ones, then the usual."""
+    columns = [column for _, column in sorted(whole_numbers(source), key=lambda one: one[0] not in TARGETS)]
     first: list[int] = []
     for value in telling:
-        first += holding(columns, value, 1)
-    for _, column in columns:
+        for column in columns:
+            first += np.flatnonzero((column == value).reshape(len(column), -1).any(1))[:1].tolist()
+    for column in columns:
         first += _rare(column)
-    first = list(dict.fromkeys(first))[: max(FIRST, count // 4)]
+    first = list(dict.fromkeys(first))[: max(FIRST, len(usual) // 4)]
     rest = [one for one in usual.tolist() if one not in set(first)]
     # Behind the first ones stand usual samples, so that what they are exchanged for is something else.
     chosen = [*first[:FIRST], *rest[: 2 * FIRST], *first[FIRST:], *rest[2 * FIRST :]]
-    return np.asarray(chosen[:count], dtype=np.int64)
-
-
-def holding(columns: Iterable[tuple[str, NDArray[Any]]], value: int, count: int) -> list[int]:
-    """The ids of some samples with this value, one after the other through all of a column."""
-    found: list[int] = []
-    for _, column in columns:
-        hits = np.flatnonzero((column == value).reshape(len(column), -1).any(1))
-        found += hits[:count].tolist()
-    return found
+    return np.asarray(chosen[: len(usual)], dtype=np.int64)
 
 
 def whole_numbers(source: Source) -> Iterator[tuple[str, NDArray[Any]]]:

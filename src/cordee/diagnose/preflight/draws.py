@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,9 @@ _REPLAYED = frozenset(
     )
 )
 _SHUFFLES = frozenset(("permutation", "permuted", "shuffle", "sample", "choice", "choices"))
+_BOUND: tuple[tuple[Any, Any], ...] = ((np.random, np.random.rand), (random, random.random))
+_GLOBAL = tuple((module, method.__self__) for module, method in _BOUND)
+"""The modules whose functions draw from a generator of all the process, with that."""
 _NO_DRAWS = frozenset(("seed", "get_state", "set_state", "getstate", "setstate", "get_bit_generator"))
 
 
@@ -132,19 +135,23 @@ class Draws:
 
     def of_operator(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of torch that draws."""
-        if name == "rrelu_with_noise" and (args[4] if len(args) > 4 else kwargs.get("training", False)):
+        given = arguments_of(func, args, kwargs)
+        if name == "rrelu_with_noise" and given.get("training", False):
             return self._leaky(*args[:4])
         result = func(*args, **kwargs)
         if name == "randperm" or (name == "multinomial" and args[0].dim() == 1):
             self.tape.shuffled = True
             return result
         if name not in _REPLAYED:
-            if (rate := _dropout_rate(func, args, kwargs)) is None or rate > 0:
+            rate = given.get("dropout_p", given.get("dropout"))  # of a fused kernel
+            if rate is None or rate > 0:
                 self.tape.unseen = True
                 self.tape.fused |= rate is not None
             return result
         drawn = result[1] if name == "native_dropout" else result
-        value = self._enter(name, drawn, _bounds(func, args, kwargs))
+        # Between what whole numbers are drawn: the limits, or how many outcomes there are.
+        limits = (args[0].shape[-1],) if name == "multinomial" else map(given.get, ("low", "high", "from", "to"))
+        value = self._enter(name, drawn, tuple(limits))
         if value is not drawn:
             with torch.no_grad():
                 drawn.copy_(value)
@@ -167,39 +174,38 @@ class Draws:
 
     @contextlib.contextmanager
     def watching(self, seed: int) -> Iterator[None]:
-        """In here the functions of `np.random` and `random` are watched."""
-        kept: list[tuple[Any, str, Any]] = []
-        owners = ((np.random, _owner(np.random.rand)), (random, _owner(random.random)))
-        try:
-            for module, owner in owners:
-                for name, function in list(vars(module).items()):
-                    if getattr(function, "__self__", None) is owner and name not in _NO_DRAWS:
-                        kept.append((module, name, function))
-                        setattr(module, name, self._watched(f"{module.__name__}.{name}", function))
-            kept.append((np.random, "default_rng", np.random.default_rng))
-            setattr(np.random, "default_rng", self._new_generator(np.random.default_rng, seed))  # noqa: B010
-            before = _places()
-            yield
-            drawn = {draw.kind.rpartition(".")[0] for draw in self.tape.draws}
-            moved = [
-                name
-                for name, one, other in zip(("numpy.random", "random"), before, _places(), strict=True)
-                if one != other
-            ]
-            self.tape.unseen |= any(name not in drawn for name in moved) and not self.tape.shuffled
-        finally:
-            for module, name, function in reversed(kept):
+        """In here the functions of `np.random` and `random` are replaced by ones that record what they draw.
+
+        Neither offers a hook: code calls them by the module's name, so that is where they are watched.
+        """
+        with contextlib.ExitStack() as stack:
+
+            def replace(module: Any, name: str, function: Callable[..., Any]) -> None:
+                stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, function)
 
+            for module, generator in _GLOBAL:
+                for name, function in list(vars(module).items()):
+                    if getattr(function, "__self__", None) is generator and name not in _NO_DRAWS:
+                        replace(module, name, self._watched(f"{module.__name__}.{name}", function))
+            replace(np.random, "default_rng", self._new_generator(np.random.default_rng, seed))
+            before = _states()
+            yield
+            recorded = {draw.kind.rpartition(".")[0] for draw in self.tape.draws}
+            moved = [name for name, state in _states().items() if state != before[name]]
+            self.tape.unseen |= any(name not in recorded for name in moved) and not self.tape.shuffled
+
     def _watched(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        name = kind.rpartition(".")[2]
+
         def call(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            if kind.rpartition(".")[2] in _SHUFFLES:
+            if name in _SHUFFLES:
                 self.tape.shuffled = True
                 return result
-            whole = kind.rpartition(".")[2] in ("randint", "random_integers", "randrange")
-            given = (*args[:2], kwargs.get("low"), kwargs.get("high"), kwargs.get("start"), kwargs.get("stop"))
-            return self._enter(kind, result, tuple(map(repr, given)) if whole else ())
+            limits = (*args[:2], *(kwargs.get(one) for one in ("low", "high", "start", "stop")))
+            whole = name in ("randint", "random_integers", "randrange")
+            return self._enter(kind, result, tuple(map(repr, limits)) if whole else ())
 
         return call
 
@@ -219,30 +225,14 @@ def draws_by(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags or name in ("_sample_dirichlet", "binomial", "random_")
 
 
-def _bounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Between what an operator draws whole numbers: its limits, or how many outcomes there are."""
-    if func._schema.name.endswith("multinomial"):
-        return (args[0].shape[-1],)
-    names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return tuple(given.get(name) for name in ("low", "high", "from", "to"))
+def arguments_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of an operator, by name; those left out have the default, if there is one."""
+    arguments = func._schema.arguments
+    defaults = {one.name: one.default_value for one in arguments[len(args) :] if one.has_default_value()}
+    return {**defaults, **{one.name: value for one, value in zip(arguments, args, strict=False)}, **kwargs}
 
 
-def _dropout_rate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """Of a fused kernel; None for any other operator."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name in ("dropout_p", "dropout"):
-            given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
-            return float(given or 0.0)
-    return None
-
-
-def _owner(method: Any) -> Any:
-    """The generator that a function of a module belongs to."""
-    return method.__self__
-
-
-def _places() -> tuple[Any, Any]:
-    """Where the generators of NumPy and Python stand."""
-    state = np.random.get_state(legacy=True)
-    return (state[1].tobytes(), *state[2:]), random.getstate()  # type: ignore[index]
+def _states() -> dict[str, Any]:
+    """Where the generators of NumPy and Python stand, by module."""
+    of_numpy: Any = np.random.get_state(legacy=True)
+    return {"numpy.random": (of_numpy[1].tobytes(), *of_numpy[2:]), "random": random.getstate()}

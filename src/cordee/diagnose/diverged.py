@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from cordee.core.errors import DivergedError
 from cordee.feed.batch import Batch
+from cordee.feed.fields import named_tensors
+from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.source import Source, Subset
-from cordee.train.feeder import Feeder
-from cordee.train.fields import named_tensors
 
 AT_ONCE = 64
 """Samples that are read at a time to look at them."""
 
 
-def diverged(loss: float, number: int, batch: Batch, feeder: Feeder | None) -> DivergedError:
+class Reader(Protocol):
+    """What reads the data of a loop."""
+
+    source: Source
+    order: Order
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+def diverged(loss: float, number: int, batch: Batch, feeder: Reader | None) -> DivergedError:
     """The error for a step with this loss, after `number` others; `feeder`, if it is still there, has its data."""
     told = f"the loss of step {number + 1} (epoch {batch.epoch + 1}) is {loss}; the parameters are those before it."
     odd = ""
     if feeder is not None:
-        feeder.close()  # from here on nobody else reads the data
+        feeder.close()  # from here on no thread reads the data
         odd = odd_samples(feeder.source, feeder.order.ids(batch.epoch, batch.step))
     in_loss = "a division by zero, or a log or root of zero or less, in the loss or the model"
     if odd:
-        return DivergedError(f"{told} The batch itself holds numbers that are not finite: {odd}. Mend the data")
+        return DivergedError(f"{told} The batch itself holds numbers that are not finite: {odd}. Fix the data")
     if number == 0:
         return DivergedError(
             f"{told} No update came before it, and all numbers of its batch are finite. Usual causes: {in_loss}; first "

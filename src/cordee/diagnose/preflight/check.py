@@ -10,22 +10,20 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
 from cordee.core.errors import CordeeError, ModelError
+from cordee.diagnose.preflight.findings import Finding
+from cordee.diagnose.preflight.interaction import UNEVEN_DRAWS, interaction, quadruple
+from cordee.diagnose.preflight.passes import Pass, Passes
+from cordee.diagnose.preflight.repeats import aftermath, repeat, scale
+from cordee.diagnose.preflight.replay import replay
+from cordee.diagnose.preflight.samples import Samples
+from cordee.diagnose.preflight.verdict import UNCHECKED, batch_buffers, refuse_mixing, refuse_state, why_unchecked
 from cordee.feed.batch import Batch
 from cordee.group.team import Team
-from cordee.train.preflight.findings import Finding
-from cordee.train.preflight.interaction import UNEVEN_DRAWS, interaction, quadruple
-from cordee.train.preflight.passes import Pass, Passes
-from cordee.train.preflight.replay import replay
-from cordee.train.preflight.samples import Samples
-from cordee.train.preflight.scale import scale
-from cordee.train.preflight.state import aftermath, batch_buffers, refuse_buffers, refuse_state, repeated
-from cordee.train.preflight.verdict import UNCHECKED, refuse
 
 SAMPLES = 8
 """Of the larger batches of the tests."""
@@ -54,46 +52,38 @@ class Verdict:
     """What the preflight has to say of an objective that it accepts."""
 
     warnings: list[str] = field(default_factory=list)
+    """What the user should know."""
     buffers: dict[str, bool] = field(default_factory=dict)
     """Buffers that a pass updates from its batch, each with whether the update is a mean over samples."""
-    passes: int = 0
-    """Passes that this worker computed."""
-
-    def messages(self) -> list[str]:
-        """What the user should know."""
-        return list(self.warnings)
 
 
-def check(passes: Passes, samples: Samples, first: Pass, team: Team, *, largest: int, weighed: bool) -> Verdict:
+def check(passes: Passes, samples: Samples, first: Pass, team: Team, *, largest: int) -> Verdict:
     """Judge an objective by tests with batches of up to `largest` samples. Raises `MixingError`."""
     places = whole_of(len(samples), largest)
     if len(places) < 2 or first.gathers:  # what gathers mixes by declaration, over all workers
-        return Verdict(passes=passes.count)
-    batch = samples.batch(places)
+        return Verdict()
     size, count = min(SAMPLES, largest), len(places)
     tests = [
-        Test(lambda: interaction(passes, samples, size), 4 * size),
-        Test(lambda: interaction(passes, samples, 2), 4 * 2),
-        Test(lambda: repeated(passes, samples, places, first), count),
-        Test(lambda: aftermath(passes, samples, first.changed), 2 * count if first.changed else 0),
+        Test(partial(interaction, passes, samples, size), 4 * size),
+        Test(partial(interaction, passes, samples, 2), 4 * 2),
+        Test(partial(repeat, passes, samples, places, first), count),
+        Test(partial(aftermath, passes, samples, first.changed), 2 * count if first.changed else 0),
         *(Test(partial(replay, passes, samples, first, places, cut), count) for cut in cuts_of(places)),
     ]
     findings = spread(tests, team)
-    if any(one.void == UNEVEN_DRAWS for one in findings):  # whose draw is whose is then a guess
+    if any(one.void == UNEVEN_DRAWS for one in findings):  # which draw belongs to which sample is then a guess
         findings = [replace(one, trusted=False) if one.test == "replay" else one for one in findings]
-    verdict = Verdict(buffers=batch_buffers(findings))
+    buffers = batch_buffers(findings)
     if any(one.test == "repeat" and one.over > 1.0 for one in findings):
-        verdict.warnings.append(UNCHECKED.format(why="the same batch gives another loss each time it is computed"))
+        why = "the same batch gives another loss each time it is computed"
     else:
-        if _needs_scale(findings):
-            findings += spread([Test(lambda: scale(passes, samples, largest), 1)], team)
-        refuse_buffers(verdict.buffers)
-        refuse_state(findings)
-        refuse(findings, first, batch, weighed=weighed)
-        if why := _unchecked(findings):
-            verdict.warnings.append(UNCHECKED.format(why=why))
-    verdict.passes = passes.count
-    return verdict
+        replays = [one for one in findings if one.test == "replay" and one.wrong]
+        if replays and not any(one.trusted for one in replays):
+            findings += spread([Test(partial(scale, passes, samples, largest), 1)], team)
+        refuse_state(findings, buffers)
+        refuse_mixing(findings, first, samples.batch(places), weighed=passes.subject.weigh is not None)
+        why = why_unchecked(findings)
+    return Verdict([UNCHECKED.format(why=why)] if why else [], buffers)
 
 
 def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[int], team: Team) -> bool:
@@ -111,7 +101,7 @@ def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[in
     cuts = cuts_of(places)[: team.size if few else None]  # one would do; what costs no time comes with it
     tests = [Test(partial(replay, passes, samples, first, places, cut), len(places)) for cut in cuts]
     if not few:
-        tests.append(Test(lambda: interaction(passes, samples, 2), 4 * 2))
+        tests.append(Test(partial(interaction, passes, samples, 2), 4 * 2))
     # None of them would be right if the same batch gave another loss each time.
     return all(one.right and one.trusted for one in spread(tests, team))
 
@@ -133,27 +123,6 @@ def is_large(models: Sequence[nn.Module]) -> bool:
     return sum(one.numel() for model in models for one in model.parameters()) > LARGE
 
 
-def _needs_scale(findings: Sequence[Finding]) -> bool:
-    """Where replay failed and cannot be trusted."""
-    replays = [one for one in findings if one.test == "replay"]
-    return any(one.wrong and not one.trusted for one in replays) and not any(
-        one.wrong and one.trusted for one in replays
-    )
-
-
-def _unchecked(findings: Sequence[Finding]) -> str:
-    """Why an objective that nothing speaks against is not known to be right; empty if it is."""
-    kinds = {kind: [one for one in findings if one.test == kind] for kind in ("interaction", "replay", "scale")}
-    if kinds["replay"] and all(one.right for one in kinds["replay"]):
-        return ""
-    apart = any(one.right for one in kinds["interaction"])
-    if apart and any(one.right for one in kinds["scale"]):
-        return ""
-    return next(
-        (one.void for one in findings if one.void and one.test in kinds), "its random draws could not be replayed"
-    )
-
-
 def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
     """Run every test on one of the workers; all get all findings. An error of the user's code is raised on all."""
     results: dict[int, Finding] = {}
@@ -166,11 +135,11 @@ def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
             table[place, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         if team.agree([table]):  # otherwise a worker was lost, and what it did is done by another
             break
-    findings = [_finding(json.loads(bytes(row.tolist()).rstrip(b"\0"))) for row in table]
-    for test, found in zip(tests, findings, strict=True):
-        if found.error:
+    findings = [Finding(**json.loads(bytes(row.tolist()).rstrip(b"\0"))) for row in table]
+    for test, finding in zip(tests, findings, strict=True):
+        if finding.error:
             test.run()  # fails here too, in the same words
-            raise ModelError(found.error)
+            raise ModelError(finding.error)
     return findings
 
 
@@ -191,10 +160,6 @@ def _run(test: Test, *, alone: bool) -> Finding:
         if alone:
             raise
         return Finding("error", void="error", error=str(error)[:MOST_WORDS])
-
-
-def _finding(content: dict[str, Any]) -> Finding:
-    return Finding(**{**content, "losses": tuple(content["losses"]), "weights": tuple(content["weights"])})
 
 
 def first_pass(passes: Passes, batch: Batch) -> Pass:

@@ -1,0 +1,243 @@
+"""One pass of the preflight: forward and backward from the same beginning each time, and no trace of it afterwards.
+
+Every pass begins with the same buffers, modes, attributes and random states. BatchNorm computes by its running
+statistics, because over the global batch it is exact; dropout draws as in training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from cordee.core.errors import CordeeError, ModelError
+from cordee.diagnose.misfit import misfit
+from cordee.diagnose.preflight.draws import Draws, ReplayFailed, Slice, Tape
+from cordee.diagnose.preflight.holdings import Holdings, seed_generator, set_state, state_of
+from cordee.diagnose.preflight.normaliser import Call
+from cordee.diagnose.preflight.sketch import Sketch
+from cordee.diagnose.preflight.surroundings import eager, exact_kernels, plain_attention, random_states_kept, uses_gpus
+from cordee.diagnose.preflight.watch import Watch
+from cordee.feed.batch import Batch
+from cordee.feed.source import digest_of, map_tensors
+from cordee.sync.batchnorm import set_aside
+
+GATHERING = "cordee.train.gathering"
+"""The module whose `seen` counts calls of `cordee.gather` in this process; not imported here, as it lies above."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked: how a loss is computed, and what of the user's takes part in it."""
+
+    compute: Callable[[Batch], tuple[Any, Any]]
+    """Loss and output of a batch."""
+    models: Sequence[nn.Module]
+    functions: Sequence[Any]
+    """The user's own, whose state a pass may change."""
+    weigh: Callable[[Batch], Any] | None = None
+    """What a batch weighs; None: its samples."""
+    try_output: Callable[[Any, Batch], None] | None = None
+    """Raises if the output for a batch is not what metrics need."""
+
+
+@dataclass
+class Pass:
+    """The result of a pass."""
+
+    vector: Tensor
+    """What is compared: the loss, then the projections of its gradient. In float64, on the CPU."""
+    size: float
+    """Of the gradient, in the unit of its projections."""
+    samples: int
+    weight: float
+    tape: Tape
+    calls: list[Call]
+    epsilon: float
+    """Of the number format that was computed in, as far as it is not below fp32."""
+    low: float
+    """The coarsest epsilon of the formats below fp32 that were seen; 0 if there were none."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """What the pass left in buffers that it changed."""
+    changed: list[str] = field(default_factory=list)
+    """Other state that it changed."""
+    ends: str = ""
+    """Where the generators stand after it."""
+    gathers: bool = False
+    output: Any = None
+
+    @property
+    def loss(self) -> float:
+        """The loss of the batch."""
+        return float(self.vector[0])
+
+    @property
+    def finite(self) -> bool:
+        """Whether it can be compared."""
+        return bool(self.vector.isfinite().all()) and abs(self.size) < float("inf")
+
+    @property
+    def normaliser(self) -> float | None:
+        """What the losses that this pass called divide by, if all of them divide by the same."""
+        totals = {call.total for call in self.calls}
+        return totals.pop() if len(totals) == 1 else None
+
+
+class Passes:
+    """Runs passes over a subject; a context manager around all of them."""
+
+    def __init__(self, subject: Subject) -> None:
+        """Nothing is changed before the context is entered."""
+        self.subject = subject
+        self.plain_attention = False
+        """Whether attention runs by the plain kernel, which shows what its dropout draws."""
+
+    def __enter__(self) -> Passes:
+        """Set everything up that holds for all passes."""
+        models = self.subject.models
+        modules = [module for model in models for module in model.modules()]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # what goes on into training is said there, once
+            for surrounding in (random_states_kept(), exact_kernels(), eager()):
+                stack.enter_context(surrounding)
+            for module in modules:
+                stack.callback(setattr, module, "training", module.training)
+            for model in models:
+                stack.enter_context(set_aside(model))
+                model.train()
+            for module in modules:
+                if isinstance(module, _BatchNorm):
+                    module.training = False
+                if isinstance(module, nn.RNNBase) and module.dropout:  # cuDNN does not show what it draws
+                    stack.callback(setattr, module, "dropout", module.dropout)
+                    module.dropout = 0.0
+            functions = [one for one in (*self.subject.functions, self.subject.weigh) if one is not None]
+            roots = [(f"model {place}" if place else "", model) for place, model in enumerate(models)]
+            self._holdings = Holdings([*roots, *((getattr(one, "__name__", "self"), one) for one in functions)])
+            for generator in self._holdings.generators:
+                stack.callback(set_state, generator, state_of(generator))
+            self._buffers = [(one, dict(one._buffers)) for one in modules if not isinstance(one, _BatchNorm)]
+            stack.callback(self._holdings.bring_back)
+            self._sketch = Sketch(list({id(one): one for model in models for one in model.parameters()}.values()))
+            stack.callback(self._sketch.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Put everything back."""
+        self._stack.close()
+
+    def run(
+        self,
+        batch: Batch,
+        *,
+        seed: int = 0,
+        replay: Slice | None = None,
+        go_on: bool = False,
+        keep_output: bool = False,
+    ) -> Pass:
+        """One pass; with `go_on` it begins with the state outside of buffers that the last one left.
+
+        Raises `ReplayFailed`.
+        """
+        if go_on:
+            for module, buffers in self._buffers:
+                module._buffers.update(buffers)
+            self._holdings.bring_back_tensors({name for one in self.subject.models for name, _ in one.named_buffers()})
+        else:
+            self._holdings.bring_back()
+        self._seed(seed)
+        self._sketch.begin()
+        draws = Draws(replay)
+        watch = Watch(draws, self._holdings.before_write)
+        others = [one for one in self._holdings.generators if not isinstance(one, torch.Generator)]
+        before, gathers = repr([state_of(one) for one in others]), _count_gathers()
+        attention = plain_attention() if self.plain_attention else contextlib.nullcontext()
+        with draws.watching(seed), attention, watch:
+            loss, output = self._compute(batch, replaying=replay is not None)
+        after = repr([state_of(one) for one in others])
+        draws.tape.unseen |= before != after
+        projections, size = self._sketch.result()
+        buffers_now, changed = self._changes()
+        weigh = self.subject.weigh
+        return Pass(
+            vector=torch.cat([loss.detach().reshape(1).to("cpu", torch.float64), projections]),
+            size=size,
+            samples=len(batch),
+            weight=float(len(batch) if weigh is None else weigh(batch)),
+            tape=draws.tape,
+            calls=watch.calls,
+            epsilon=max(watch.epsilon, torch.finfo(loss.dtype).eps),
+            low=watch.low,
+            buffers=buffers_now,
+            changed=changed,
+            ends=self._ends(after),
+            gathers=_count_gathers() != gathers,
+            output=map_tensors(Tensor.detach, output) if keep_output else None,
+        )
+
+    def _compute(self, batch: Batch, *, replaying: bool) -> tuple[Tensor, Any]:
+        """Loss and output, and gradients; errors are explained in the user's words."""
+        try:
+            with torch.enable_grad():
+                loss, output = self.subject.compute(batch)
+                _check_loss(loss)
+                loss.backward()
+        except (CordeeError, ReplayFailed):
+            raise
+        except Exception as error:
+            if replaying:  # an index that was drawn for the whole, say
+                raise ReplayFailed from error
+            raise misfit(error, self.subject.models[0], batch) from error
+        return loss, output
+
+    def _changes(self) -> tuple[dict[str, Tensor], list[str]]:
+        """Buffers that the pass changed, with what they hold; and the names of other state."""
+        names = set(self._holdings.changed())
+        known = {id(tensor) for _, tensor in self._holdings.tensors}
+        buffers = {
+            f"{path}.{key}" if path else key: buffer
+            for model in self.subject.models
+            for path, module in model.named_modules()
+            if not isinstance(module, _BatchNorm)
+            for key, buffer in module._buffers.items()
+            if buffer is not None
+        }
+        changed = {name: one.detach().clone() for name, one in buffers.items() if name in names or id(one) not in known}
+        return changed, sorted(names - buffers.keys())
+
+    def _ends(self, others: str) -> str:
+        """A digest of where torch's generators stand, and those that are held; calls of others are on the tape."""
+        states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if uses_gpus() else ())]
+        states += [state_of(one) for one in self._holdings.generators if isinstance(one, torch.Generator)]
+        return digest_of([*(one.numpy() for one in states), others.encode()])
+
+    def _seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        for place, generator in enumerate(self._holdings.generators):
+            seed_generator(generator, seed + place + 1)
+
+
+def _count_gathers() -> int:
+    return int(getattr(sys.modules.get(GATHERING), "seen", 0))
+
+
+def _check_loss(loss: Any) -> None:
+    """Refuse a loss that is not one number, or that no parameter has a part in."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ModelError(f"the loss of a batch is {shape}: expected one number, the mean over the batch")
+    if not loss.requires_grad:
+        raise ModelError("the loss does not depend on any parameter of the model: is its output detached?")
