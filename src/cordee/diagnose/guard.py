@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
@@ -16,14 +16,11 @@ LOOKS = 8
 """Steps at the beginning of a loop of which every gradient is looked at; a microsecond per parameter."""
 LOOKS_EVERY = 32
 """Later on, one step of so many is looked at: code may begin late to do what it must not."""
-
-
 MOST_NUMBERS = 65_536
 """Of a parameter that are looked at."""
 
 
-@dataclass(frozen=True)
-class _Seal:
+class _Seal(NamedTuple):
     """A parameter as the session left it: its gradient, and how often the two have been written to."""
 
     gradient: int
@@ -64,8 +61,8 @@ class Guard:
         self._gradients = False
         self._steps += 1
         if self._seals is not None:
-            now = {key: _Seal(one.gradient, one.written, None) for key, one in self._seals.items()}
-            self._seals = now if self.looks else None
+            loose = {key: seal._replace(changed=None) for key, seal in self._seals.items()}
+            self._seals = loose if self.looks else None
 
     def backward(self, parameters: Sequence[nn.Parameter], models: Iterable[nn.Module]) -> None:
         """The gradients of this step come from the session; `parameters` may have some already."""
@@ -77,7 +74,7 @@ class Guard:
     def seal(self, parameters: Sequence[nn.Parameter], *, sent: bool) -> None:
         """The backward pass is over: only an update may use these gradients; `sent`: they are on their way to peers.
 
-        gloo writes its sums to a GPU's memory as anyone would, and they are counted: only a gradient's place is known.
+        gloo's writes to a GPU's memory count as writes: of a gradient there, only its place is known.
         """
         self._known = set(map(id, parameters))
         self._seals = {}
@@ -100,8 +97,9 @@ class Guard:
 
     def committed(self, parameters: Iterable[nn.Parameter]) -> None:
         """An update of these parameters was made."""
-        for parameter in parameters if self._seals else ():
-            self._seals.pop(id(parameter), None)  # type: ignore[union-attr]
+        if self._seals:
+            for parameter in parameters:
+                self._seals.pop(id(parameter), None)
 
     def trained_inside(self) -> None:
         """A loop inside this step trains: that parameters change is its affair."""
@@ -133,13 +131,9 @@ class Guard:
             seal, gradient = self._seals.get(id(parameter)), parameter.grad
             if seal is not None and seal.changed not in (None, parameter._version):
                 raise _moved()
-            ours = (
-                seal is not None
-                and gradient is not None
-                and seal.gradient == gradient._cdata
-                and seal.written in (None, gradient._version)
-            )
-            if gradient is not None and not ours and not _is_zero(gradient):
+            if gradient is None or (gradient.layout is torch.strided and not gradient.any()):
+                continue
+            if seal is None or seal.gradient != gradient._cdata or seal.written not in (None, gradient._version):
                 raise UsageError(
                     "gradients were written to by something else than s.backward(): a plain loss.backward(), or a "
                     "change between s.backward() and s.step(), such as clip_grad_norm_. They are those of this "
@@ -159,23 +153,14 @@ def _moved() -> UsageError:
     )
 
 
-def _is_zero(gradient: Tensor) -> bool:
-    return gradient.layout is torch.strided and not gradient.any()
-
-
 def _marks(models: Iterable[nn.Module]) -> dict[int, str]:
     """What tells whether parameters have changed, by their content: not every optimizer counts versions up."""
-    trained = [p for model in models for p in model.parameters() if p.is_floating_point() or p.is_complex()]
-    parameters = {id(p): _some(p.detach()) for p in trained}
-    return {
-        key: f"{p.sum(dtype=torch.float64).item()} {torch.linalg.vector_norm(p, dtype=torch.float64).item()}"
-        for key, p in parameters.items()
-    }
-
-
-def _some(parameter: Tensor) -> Tensor:
-    """Its numbers; of a large one some, spread over all of it."""
-    real = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-    if real.numel() <= MOST_NUMBERS or not real.is_contiguous():
-        return real
-    return real.view(-1)[:: real.numel() // MOST_NUMBERS]
+    marks = {}
+    for parameter in (one for model in models for one in model.parameters()):
+        if parameter.is_floating_point() or parameter.is_complex():
+            numbers = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+            if numbers.numel() > MOST_NUMBERS and numbers.is_contiguous():  # some of them, spread over all
+                numbers = numbers.view(-1)[:: numbers.numel() // MOST_NUMBERS]
+            norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)
+            marks[id(parameter)] = f"{numbers.sum(dtype=torch.float64).item()} {norm.item()}"
+    return marks

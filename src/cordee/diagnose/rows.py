@@ -47,7 +47,7 @@ def follows_its_rows(module: nn.Module, name: str, calls: Sequence[Call], restor
             assert before is not None
     except Exception:  # it needs more than its arguments, or cannot take fewer rows
         return False
-    if torch.equal(whole, before):  # somebody else changes it
+    if torch.equal(whole, before):  # something else changes it
         return False
     if not (whole.is_floating_point() or whole.is_complex()):
         return torch.equal(before.long() + (one.long() - before.long()) + (other.long() - before.long()), whole.long())

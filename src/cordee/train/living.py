@@ -136,7 +136,7 @@ class Living:
     def _follows(self, key: Key, calls: Sequence[Call]) -> bool:
         """Whether the buffer of two parts of this worker's share adds up to that of the whole."""
         taken = self._buffers.snapshot()
-        void, self._state.void = self._state.void, True  # nobody else computes this: layers must not ask for others
+        void, self._state.void = self._state.void, True  # no other worker computes this: layers must not ask for them
         try:
             return follows_its_rows(*key, calls, self._buffers.bring_back)
         finally:
