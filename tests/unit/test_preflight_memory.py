@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import MixingError
-from cordee.diagnose.preflight.fingerprint import fingerprint
+from cordee.diagnose.preflight.memory import fingerprint
 from cordee.feed.data import as_source
 from cordee.group.team import Team
 from cordee.train.checks import check_job

@@ -29,8 +29,8 @@ _REPLAYED = frozenset(
 )
 _SHUFFLES = frozenset(("permutation", "permuted", "shuffle", "sample", "choice", "choices"))
 _BOUND: tuple[tuple[Any, Any], ...] = ((np.random, np.random.rand), (random, random.random))
-_GLOBAL = tuple((module, method.__self__) for module, method in _BOUND)
-"""The modules whose functions draw from a generator of all the process, with that."""
+GLOBAL_GENERATORS = {module: method.__self__ for module, method in _BOUND}
+"""The modules whose functions draw from one generator of the process, with that."""
 _NO_DRAWS = frozenset(("seed", "get_state", "set_state", "getstate", "setstate", "get_bit_generator"))
 
 
@@ -184,7 +184,7 @@ class Draws:
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, function)
 
-            for module, generator in _GLOBAL:
+            for module, generator in GLOBAL_GENERATORS.items():
                 for name, function in list(vars(module).items()):
                     if getattr(function, "__self__", None) is generator and name not in _NO_DRAWS:
                         replace(module, name, self._watched(f"{module.__name__}.{name}", function))

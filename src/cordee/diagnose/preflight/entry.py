@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from cordee.core.errors import UsageError
@@ -24,13 +24,12 @@ from cordee.diagnose.preflight.check import (
     plainly_right,
     whole_of,
 )
-from cordee.diagnose.preflight.fingerprint import fingerprint
-from cordee.diagnose.preflight.memory import key_of, remember, remembered
+from cordee.diagnose.preflight.memory import fingerprint, key_of, remember, remembered
 from cordee.diagnose.preflight.passes import Pass, Passes, Subject
 from cordee.diagnose.preflight.samples import Samples, choose, digest, scannable
 from cordee.diagnose.preflight.verdict import unseen_weights
 from cordee.feed.batch import Batch
-from cordee.feed.fields import named_tensors, shapes
+from cordee.feed.fields import shapes
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.reading import reading
@@ -51,8 +50,8 @@ def before_training(subject: Subject, source: Source, order: Order, team: Team, 
     if remembered(key, team):
         return []
     verdict = preflight(subject, source, partial(_first_ids, order), device, team=team, largest=order.batch)
-    steady = _is_steady(source, _first_ids(order, SAMPLES))
-    warnings = [*verdict.warnings, *([] if steady else [UNSTEADY])]
+    read_twice = {digest(source, _first_ids(order, SAMPLES)) for _ in range(2)}
+    warnings = [*verdict.warnings, *([UNSTEADY] if len(read_twice) > 1 else [])]
     if not warnings:
         remember(key)
     return warnings
@@ -164,14 +163,3 @@ def _first(
         samples = Samples(samples.source, better, samples.device)
         first = first_pass(passes, samples.batch(places))
     return samples, first
-
-
-def _is_steady(source: Source, ids: Ids) -> bool:
-    """Whether samples are the same each time they are read, as far as these tell."""
-    first, second = ([tensor for _, tensor in named_tensors(source.gather(ids))] for _ in range(2))
-    return len(first) == len(second) and all(map(_is_same, first, second))
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    same = torch.equal(one, other)
-    return same or (one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))

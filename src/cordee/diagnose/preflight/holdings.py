@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cordee.diagnose.place import is_users
+from cordee.diagnose.misfit import is_users
 
 MOST_ITEMS = 1_000
 """A container with more items is data, not state."""

@@ -7,26 +7,23 @@ statistics, because over the global batch it is exact; dropout draws as in train
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cordee.core.errors import CordeeError, ModelError
 from cordee.diagnose.misfit import misfit
-from cordee.diagnose.preflight.draws import Draws, ReplayFailed, Slice, Tape
+from cordee.diagnose.preflight.draws import GLOBAL_GENERATORS, Draws, ReplayFailed, Slice, Tape
 from cordee.diagnose.preflight.holdings import Holdings, seed_generator, set_state, state_of
-from cordee.diagnose.preflight.normaliser import Call
 from cordee.diagnose.preflight.sketch import Sketch
-from cordee.diagnose.preflight.surroundings import eager, exact_kernels, plain_attention, random_states_kept, uses_gpus
-from cordee.diagnose.preflight.watch import Watch
+from cordee.diagnose.preflight.surroundings import eager, exact_kernels, plain_attention, uses_gpus
+from cordee.diagnose.preflight.watch import Call, Watch
 from cordee.feed.batch import Batch
 from cordee.feed.source import digest_of, map_tensors
 from cordee.sync.batchnorm import set_aside
@@ -108,7 +105,8 @@ class Passes:
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # what goes on into training is said there, once
-            for surrounding in (random_states_kept(), exact_kernels(), eager()):
+            gpus = list(range(torch.cuda.device_count())) if uses_gpus() else []
+            for surrounding in (torch.random.fork_rng(devices=gpus), exact_kernels(), eager()):
                 stack.enter_context(surrounding)
             for module in modules:
                 stack.callback(setattr, module, "training", module.training)
@@ -124,7 +122,8 @@ class Passes:
             functions = [one for one in (*self.subject.functions, self.subject.weigh) if one is not None]
             roots = [(f"model {place}" if place else "", model) for place, model in enumerate(models)]
             self._holdings = Holdings([*roots, *((getattr(one, "__name__", "self"), one) for one in functions)])
-            for generator in self._holdings.generators:
+            self._generators = [*GLOBAL_GENERATORS.values(), *self._holdings.generators]
+            for generator in self._generators:
                 stack.callback(set_state, generator, state_of(generator))
             self._buffers = [(one, dict(one._buffers)) for one in modules if not isinstance(one, _BatchNorm)]
             stack.callback(self._holdings.bring_back)
@@ -224,10 +223,8 @@ class Passes:
 
     def _seed(self, seed: int) -> None:
         torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
-        for place, generator in enumerate(self._holdings.generators):
-            seed_generator(generator, seed + place + 1)
+        for place, generator in enumerate(self._generators, start=1 - len(GLOBAL_GENERATORS)):
+            seed_generator(generator, seed + max(0, place))
 
 
 def _count_gathers() -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
 
 from cordee.core.errors import MixingError
 from cordee.diagnose.misfit import broadcast
 from cordee.diagnose.preflight.findings import Finding
-from cordee.diagnose.preflight.normaliser import DEFAULT_IGNORED, Call, lines_to_add
 from cordee.diagnose.preflight.passes import Pass
+from cordee.diagnose.preflight.watch import DEFAULT_IGNORED, Call
 from cordee.feed.batch import Batch
+from cordee.feed.fields import named_tensors
 
 EXPECTED_MEAN = (
     "Cordée weighs shares by their samples and expects a mean: divide by the number of samples (reduction='mean')"
@@ -103,12 +106,44 @@ def _explain(findings: Sequence[Finding], first: Pass, batch: Batch) -> str:
 
 def _declare(call: Call, total: float | None, batch: Batch) -> str:
     """The line that declares what the loss divides by, if one is found that comes to the same number."""
-    ways = lines_to_add(call, batch) if total is not None else ()
+    ways = _lines_to_add(call, batch) if total is not None else ()
     lines = [line for line, value in ways if total is not None and abs(value - total) <= 1e-5 * total]
     if call.weights is None:
         line = (lines or [f"(batch.y != {call.ignored}).sum()"])[0]
         return f"The loss has ignore_index={call.ignored}: {OTHER_MEAN}. Add to the job: weigh=lambda batch: {line}"
     return f"The loss has {_declare_weights((lines or ['weights[batch.y].sum()'])[0])}"
+
+
+def _lines_to_add(call: Call, batch: Batch) -> Iterator[tuple[str, float]]:
+    """Ways to declare what a call divides by, each with what it comes to for this batch."""
+    for name, tensor in named_tensors(batch.fields):
+        if tensor.is_floating_point() or tensor.is_complex() or not tensor.dim():
+            continue
+        spelt = _spelt(name)
+        for target_line, target in ((spelt, tensor), (f"{spelt}[:, 1:]", tensor[:, 1:] if tensor.dim() > 1 else None)):
+            if target is None:
+                continue
+            counted = target != call.ignored
+            if call.weights is None:
+                yield f"({target_line} != {call.ignored}).sum()", float(counted.sum())
+                continue
+            inside = target[counted]
+            if inside.numel() and (int(inside.min()) < 0 or int(inside.max()) >= len(call.weights)):
+                continue
+            table = torch.tensor(call.weights, dtype=torch.float64, device=target.device)
+            all_count = bool(counted.all()) or (call.ignored == DEFAULT_IGNORED and bool((target >= 0).all()))
+            chosen = target_line if all_count else f"{target_line}[{target_line} != {call.ignored}]"
+            yield f"weights[{chosen}].sum()", float(table[inside.long()].sum())
+
+
+def _spelt(name: str) -> str:
+    """How a field of a batch is written."""
+    if name in ("x", "y"):
+        return f"batch.{name}"
+    if name.startswith("field "):
+        place = int(name.split()[1])
+        return ("batch.x", "batch.y")[place] if place < 2 else f"batch.fields[{place}]"
+    return "batch.fields" + "".join(f"[{int(part)}]" if part.isdigit() else f'["{part}"]' for part in name.split("."))
 
 
 def _declare_weights(line: str) -> str:

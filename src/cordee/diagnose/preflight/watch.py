@@ -1,8 +1,13 @@
-"""What is seen of a pass while it runs: every operator that reaches torch's dispatcher, backward ones too."""
+"""What is seen of a pass while it runs: every operator that reaches torch's dispatcher, backward ones too.
+
+Losses that divide by something else than samples, such as cross-entropy with ignored targets or class weights, end in
+torch's `nll_loss`, which says what it divided by. That is only believed where interaction and replay agree with it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,9 +17,34 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cordee.diagnose.preflight.draws import Draws, arguments_of, draws_by
-from cordee.diagnose.preflight.normaliser import Call, loss_call
 
 _LOW = (torch.float16, torch.bfloat16)
+_MEAN = 1  # as torch counts reductions
+DEFAULT_IGNORED = -100
+MOST_WEIGHTS = 100_000
+MOST_TELLING = 16
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `nll_loss` with a mean: what it ignores, the weights of classes, and what it divided by."""
+
+    ignored: int
+    weights: tuple[float, ...] | None
+    """None: all classes weigh the same."""
+    total: float
+    """The weight of all targets that count."""
+    targets: int
+    uneven: bool
+    """Whether these targets weigh differently, so that the tests see what that does."""
+
+    @property
+    def telling_values(self) -> tuple[int, ...]:
+        """Targets that make a difference: the ignored one, and one class of every weight, up to some."""
+        if self.weights is None:
+            return (self.ignored,)
+        classes = {weight: place for place, weight in enumerate(self.weights)}
+        return (self.ignored, *(classes[weight] for weight in sorted(classes, reverse=True)[:MOST_TELLING]))
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -55,7 +85,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.low = max(self.low, torch.finfo(first.dtype).eps)
         elif isinstance(first, Tensor) and first.dtype in (torch.float32, torch.complex64):
             self.epsilon = torch.finfo(torch.float32).eps
-        if name.startswith("nll_loss") and (call := loss_call(arguments_of(func, args, kwargs), result)) is not None:
+        if name.startswith("nll_loss") and (call := _loss_call(arguments_of(func, args, kwargs), result)) is not None:
             self.calls.append(call)
         return result
 
@@ -67,3 +97,16 @@ def _kind(func: Any) -> tuple[str, bool, tuple[str, ...]]:
         one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write
     )
     return func._schema.name.rpartition("::")[2], draws_by(func), written
+
+
+def _loss_call(given: Mapping[str, Any], result: Any) -> Call | None:
+    """What a call of `nll_loss_forward` or `nll_loss2d_forward` with these arguments tells; None for anything else."""
+    if "grad_output" in given or given["reduction"] != _MEAN or not isinstance(result, tuple):
+        return None
+    weight, target, ignored = given["weight"], given["target"], given["ignore_index"]
+    counted = target[target != ignored]
+    weights, each = None, counted[:0]
+    if isinstance(weight, Tensor) and weight.numel() <= MOST_WEIGHTS and bool((weight != weight.flatten()[0]).any()):
+        weights, each = tuple(weight.detach().flatten().tolist()), weight[counted]
+    uneven = counted.numel() < target.numel() or bool((each != each[:1]).any())
+    return Call(int(ignored), weights, float(result[1]), target.numel(), uneven)
