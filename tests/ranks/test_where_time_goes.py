@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-from cordee.core.times import PARTS, TimeSplit
+from cordee.core.times import PARTS, Block, Breakdown
 from harness import Run, train
 
 STEPS = 10
@@ -19,18 +20,17 @@ def split(run: Run, skip: int = 1) -> dict[str, dict[str, list[float]]]:
     """Seconds of each step by worker and part, without the first steps, which also pay for what is done once."""
     found: dict[str, dict[str, list[float]]] = {}
 
-    def add(step: int, workers: object) -> None:
-        if step >= skip:
-            for worker, times in workers.items():  # type: ignore[attr-defined]
-                parts = found.setdefault(str(worker), {part: [] for part in PARTS})
-                for part in PARTS:
-                    parts[part].append(getattr(times, part))
+    def add(first: int, blocks: Mapping[int, Block]) -> None:
+        for worker, block in blocks.items():
+            parts = found.setdefault(str(worker), {part: [] for part in PARTS})
+            for part in PARTS:
+                parts[part] += [ms / 1e3 for ms in getattr(block, part)[max(0, skip - first) :]]
 
-    whole = TimeSplit(add)
+    whole = Breakdown(add)
     whole.expect(range(run.result["workers"]))
     for event in run.of("times"):
         whole.add(event["worker"], event)
-    whole.totals()
+    whole.finish()
     return found
 
 

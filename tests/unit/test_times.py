@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cordee.core.times import TimeSplit, shares
+from cordee.core.times import Breakdown, TimeTotals, shares
 
 
 def record(first: int, *steps: tuple[float, float, float, float]) -> dict[str, object]:
@@ -18,7 +18,7 @@ def waited(first: int, *steps: tuple[float, float, float, float, float]) -> dict
 
 
 def test_whoever_comes_first_waits_for_the_last_and_both_communicate() -> None:
-    split = TimeSplit()
+    split = TimeTotals()
     split.expect([0, 1])
     split.add(0, record(5, (1, 50, 60, 10.00)))
     split.add(1, record(5, (1, 100, 10, 10.05)))
@@ -32,7 +32,7 @@ def test_whoever_comes_first_waits_for_the_last_and_both_communicate() -> None:
 
 
 def test_the_parts_add_up_to_the_whole_whatever_the_clocks_say() -> None:
-    split = TimeSplit()
+    split = TimeTotals()
     split.expect([0, 1])
     split.add(0, record(0, (2, 3, 4, 1.0), (2, 3, 4, 2.0)))
     split.add(1, record(0, (5, 6, 7, 1.006), (5, 6, 7, 901.0)))
@@ -43,18 +43,16 @@ def test_the_parts_add_up_to_the_whole_whatever_the_clocks_say() -> None:
 
 
 def test_what_a_lost_worker_did_not_report_is_not_waited_for() -> None:
-    split = TimeSplit()
+    split = TimeTotals()
     split.expect([0, 1, 2])
     split.add(0, record(0, (0, 1, 8, 1.000)))
     split.add(1, record(0, (0, 5, 8, 1.004)))
-    assert len(split._open) == 1
     split.expect([0, 1])
-    assert split._open == {}
     assert split.totals()["0"]["waiting"] == pytest.approx(0.004)
 
 
 def test_reports_may_come_in_any_order_and_size() -> None:
-    split = TimeSplit()
+    split = TimeTotals()
     split.expect([0, 1])
     split.add(0, record(0, (0, 1, 2, 1.0), (0, 1, 2, 2.0), (0, 1, 2, 3.0)))
     split.add(1, record(0, (0, 2, 2, 1.001)))
@@ -64,7 +62,7 @@ def test_reports_may_come_in_any_order_and_size() -> None:
 
 
 def test_what_is_known_to_be_waiting_is_not_communication() -> None:
-    split = TimeSplit()
+    split = TimeTotals()
     split.expect([0, 1])
     split.add(0, waited(0, (0, 10, 60, 1.00, 50)))  # waited within a layer, then both came at the same time
     split.add(1, waited(0, (0, 60, 10, 1.00, 0)))
@@ -78,7 +76,7 @@ def test_what_is_known_to_be_waiting_is_not_communication() -> None:
 
 
 def test_waiting_for_the_last_one_to_be_ready_is_no_part_of_the_first_step() -> None:
-    split = TimeSplit()
+    split = TimeTotals()
     split.expect([0, 1, 2])
     split.add(0, waited(0, (1, 9, 990, 10.000, 0), (1, 9, 10, 11.0, 0)))  # ready at 9.990
     split.add(1, waited(0, (1, 9, 40, 10.950, 0), (1, 9, 10, 11.0, 0)))  # ready at 10.940
@@ -88,13 +86,34 @@ def test_waiting_for_the_last_one_to_be_ready_is_no_part_of_the_first_step() -> 
         assert parts["data"] == pytest.approx(0.002) and parts["compute"] == pytest.approx(0.018)
 
 
-def test_every_step_is_told_of_once_all_have_reported() -> None:
+def test_every_step_is_closed_once_all_have_reported() -> None:
     told: list[tuple[int, list[int]]] = []
-    split = TimeSplit(lambda step, by_worker: told.append((step, sorted(by_worker))))
+    split = Breakdown(lambda first, blocks: told.append((first, sorted(blocks))))
     split.expect([0, 1])
     split.add(0, record(3, (0, 1, 2, 1.0), (0, 1, 2, 2.0)))
     assert told == []
     split.add(1, record(3, (0, 1, 2, 1.0)))
     assert told == [(3, [0, 1])]
-    split.totals()
+    split.finish()
     assert told == [(3, [0, 1]), (4, [0])]
+
+
+def test_a_lost_worker_is_not_waited_for() -> None:
+    told: list[tuple[int, list[int]]] = []
+    split = Breakdown(lambda first, blocks: told.append((first, sorted(blocks))))
+    split.expect([0, 1, 2])
+    split.add(0, record(0, (0, 1, 8, 1.000)))
+    split.add(1, record(0, (0, 5, 8, 1.004)))
+    assert told == []
+    split.expect([0, 1])
+    assert told == [(0, [0, 1])]
+
+
+def test_the_next_session_of_a_script_begins_with_step_0_again() -> None:
+    told: list[tuple[int, list[int]]] = []
+    split = Breakdown(lambda first, blocks: told.append((first, sorted(blocks))))
+    split.expect([0, 1])
+    for _ in range(2):
+        for worker in (0, 1):
+            split.add(worker, record(0, (0, 1, 2, 1.0), (0, 1, 2, 2.0)))
+    assert told == [(0, [0, 1]), (0, [0, 1])]

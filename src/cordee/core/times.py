@@ -1,7 +1,8 @@
-"""Where the time of steps went: what workers stamped on their own, put together to tell waiting from communication.
+"""Where the time of steps went: what each worker reported alone, put together to tell waiting from communication.
 
 A worker knows how long it was blocked in a collective, not why. The stamps that all workers took *before* it do: until
-the last one had come, the others waited; what is left is communication.
+the last one had arrived, the others waited; the rest is communication. Reports are processed in blocks of steps,
+column by column: the record of a long run has millions of steps.
 
 The first step of a start begins for each worker when it is ready. What it waits there until the last one is ready is
 no time of a step: it belongs to the start.
@@ -9,124 +10,170 @@ no time of a step: it belongs to the start.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 PARTS = ("data", "compute", "callbacks", "communication", "waiting")
 """What a step's time is made of."""
-_MOST_OPEN = 20_000
-"""Steps that may wait for a worker's report; older ones are closed with those that came."""
+MOST_OPEN = 20_000
+"""Steps that may wait for a worker's report; older ones are closed with the reports that came."""
+_COLUMNS = ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived")
+"""Of a `times` record; former versions have no `callbacks_ms`, and counted callbacks as computing."""
 
 
-class StepTimes(NamedTuple):
-    """One step on one worker, in seconds."""
+@dataclass(frozen=True)
+class Block:
+    """Some consecutive steps of one worker, one entry per step; times in milliseconds."""
 
-    data: float
-    compute: float
-    communication: float
-    waiting: float
-    samples: int
-    arrived: float
-    """When the worker came to the collective, in the launcher's clock."""
-    callbacks: float = 0.0
+    data: list[float]
+    compute: list[float]
+    communication: list[float]
+    waiting: list[float]
+    samples: list[int]
+    arrived: list[float]
+    """When the worker came to the collective: in seconds, by the launcher's clock."""
+    waited: list[float]
+    """The part of `waiting` that lies before the arrival, within the passes."""
+    callbacks: list[float]
 
-
-class _Stamped(NamedTuple):
-    """What a worker says of one step."""
-
-    data: float
-    compute: float
-    blocked: float
-    waited: float
-    samples: int
-    arrived: float
-    callbacks: float = 0.0
+    def cut(self, begin: int, end: int) -> Block:
+        """Some of its steps, by their places in it."""
+        return Block(*(getattr(self, name)[begin:end] for name in self.__dataclass_fields__))
 
     @property
     def began(self) -> float:
-        """When the step began for this worker, in the launcher's clock."""
-        return self.arrived - self.data - self.compute - self.callbacks - self.waited
+        """When the first of its steps began, by the launcher's clock."""
+        return self.arrived[0] - (self.data[0] + self.compute[0] + self.callbacks[0] + self.waited[0]) / 1e3
 
 
-def callbacks_of(record: Mapping[str, Any]) -> list[float]:
-    """The times of callbacks in a `times` record; zeros if it is one of a version that counted them as computing."""
-    return record.get("callbacks_ms") or [0.0] * len(record["arrived"])
+OnBlock = Callable[[int, Mapping[int, Block]], None]
+"""Called with the number of the block's first step (from 0) and the block of each worker."""
 
 
-OnStep = Callable[[int, Mapping[int, StepTimes]], None]
-"""Called with a step's number (from 0) and its times by worker, when all have reported."""
+class _Report(NamedTuple):
+    """What a worker reported at once: columns in the order of `_COLUMNS`, then those of callbacks."""
+
+    first: int
+    end: int
+    columns: list[list[Any]]
+
+    def cut(self, first: int, end: int) -> _Report:
+        if (first, end) == (self.first, self.end):
+            return self
+        return _Report(first, end, [column[first - self.first : end - self.first] for column in self.columns])
 
 
-class TimeSplit:
-    """Totals per worker, in seconds, from `times` records as they come in."""
+class Breakdown:
+    """Tells waiting from communication in `times` records as they come in, block by block."""
 
-    def __init__(self, on_step: OnStep | None = None) -> None:
-        """Nothing yet."""
-        self._on_step = on_step
+    def __init__(self, on_block: OnBlock) -> None:
+        """Nothing was reported yet."""
+        self._on_block = on_block
         self._members: frozenset[int] = frozenset()
-        self._open: dict[int, dict[int, _Stamped]] = {}
-        self._totals: dict[int, dict[str, float]] = {}
-        self._begun = False
+        self._open: dict[int, deque[_Report]] = {}
+        self._ends: dict[int, int] = {}
+        """The step after the last one that each worker reported."""
 
     def expect(self, workers: Iterable[int]) -> None:
         """From here on these are the workers of a step; what a lost one did not report will not come any more."""
         self._members = frozenset(workers)
-        for step in [step for step, came in self._open.items() if self._members <= came.keys()]:
-            self._close(step)
+        self._close_common()
 
     def add(self, worker: int, record: Mapping[str, Any]) -> None:
         """One worker's times of some consecutive steps."""
-        columns = (record[name] for name in ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived"))
-        rows = zip(*columns, callbacks_of(record), strict=True)
-        for step, (*parts, samples, arrived, callbacks) in enumerate(rows, start=record["from"]):
-            data, compute, blocked, waited = (milliseconds / 1e3 for milliseconds in parts)
-            came = self._open.setdefault(step, {})
-            came[worker] = _Stamped(data, compute, blocked, waited, samples, arrived, callbacks / 1e3)
-            if came.keys() >= self._members:
-                self._close(step)
-        while len(self._open) > _MOST_OPEN:
-            self._close(next(iter(self._open)))
+        first, columns = record["from"], [record[name] for name in _COLUMNS]
+        columns.append(record.get("callbacks_ms") or [0.0] * len(record["arrived"]))
+        report = _Report(first, first + min(map(len, columns)), columns)
+        if first < self._ends.get(worker, 0):  # the next session of a script counts its steps from 0 again
+            self.finish()
+            self._ends.clear()
+        self._open.setdefault(worker, deque()).append(report)
+        self._ends[worker] = report.end
+        self._close_common()
+        open_from = min((reports[0].first for reports in self._open.values() if reports), default=report.end)
+        if report.end - open_from > MOST_OPEN:
+            self._close(report.end - MOST_OPEN)
+
+    def finish(self) -> None:
+        """Close what is still open with the reports that came."""
+        self._close(max(self._ends.values(), default=0))
+
+    def _close_common(self) -> None:
+        """Close the steps that all members have reported."""
+        if self._members and self._members <= self._ends.keys():
+            self._close(min(self._ends[worker] for worker in self._members))
+
+    def _close(self, until: int) -> None:
+        """Close the steps below `until`, in pieces within which the same workers have reported."""
+        while waiting := [one for one in self._open.values() if one and one[0].first < until]:
+            first = min(reports[0].first for reports in waiting)
+            bounds = {bound for reports in waiting for bound in reports[0][:2]} | {until}
+            end = min(bound for bound in bounds if bound > first)
+            columns = {}
+            for worker, reports in self._open.items():
+                if reports and reports[0].first == first:
+                    report = reports.popleft()
+                    columns[worker] = report.cut(first, end).columns
+                    if end < report.end:
+                        reports.appendleft(report.cut(end, report.end))
+            self._on_block(first, _split(columns))
+
+
+def _split(reports: Mapping[int, list[list[Any]]]) -> dict[int, Block]:
+    """Tell waiting from communication: all waited until the last worker arrived."""
+    arrivals = [columns[5] for columns in reports.values()]
+    lasts = list(map(max, *arrivals)) if len(arrivals) > 1 else arrivals[0]
+    blocks = {}
+    for worker, (data, compute, blocked, waited, samples, arrived, callbacks) in reports.items():
+        waiting = [
+            known + max(0.0, min(whole - known, (last - own) * 1e3))
+            for whole, known, last, own in zip(blocked, waited, lasts, arrived)  # noqa: B905 - of equal length
+        ]
+        communication = [whole - waits for whole, waits in zip(blocked, waiting)]  # noqa: B905
+        blocks[worker] = Block(data, compute, communication, waiting, samples, arrived, waited, callbacks)
+    return blocks
+
+
+def without_start(blocks: Mapping[int, Block]) -> dict[int, Block]:
+    """The first block of a start, but its first step begins for all workers when the last one was ready."""
+    ready = max(block.began for block in blocks.values())
+    return {
+        worker: replace(block, waiting=[max(0.0, block.waiting[0] - 1e3 * (ready - block.began)), *block.waiting[1:]])
+        for worker, block in blocks.items()
+    }
+
+
+class TimeTotals:
+    """Seconds by worker and part, from the `times` records of one start."""
+
+    def __init__(self) -> None:
+        """Nothing was reported yet."""
+        self._totals: dict[int, dict[str, float]] = {}
+        self._breakdown = Breakdown(self._add_block)
+
+    def expect(self, workers: Iterable[int]) -> None:
+        """From here on these are the workers of a step."""
+        self._breakdown.expect(workers)
+
+    def add(self, worker: int, record: Mapping[str, Any]) -> None:
+        """One worker's times of some consecutive steps."""
+        self._breakdown.add(worker, record)
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """Seconds by worker and part, of all that was reported."""
-        for step in list(self._open):
-            self._close(step)
+        """Of all that was reported."""
+        self._breakdown.finish()
         return {
             str(worker): {part: round(seconds, 4) for part, seconds in parts.items()}
             for worker, parts in sorted(self._totals.items())
         }
 
-    def _close(self, step: int) -> None:
-        came = self._open.pop(step)
-        split = split_step(came)
-        early = {} if self._begun else before_all_were_ready({worker: one.began for worker, one in came.items()})
-        self._begun = True
-        for worker, times in split.items():
-            totals = self._totals.setdefault(worker, dict.fromkeys(PARTS, 0.0))
+    def _add_block(self, first: int, blocks: Mapping[int, Block]) -> None:
+        for worker, block in (blocks if self._totals else without_start(blocks)).items():
+            parts = self._totals.setdefault(worker, dict.fromkeys(PARTS, 0.0))
             for part in PARTS:
-                totals[part] += getattr(times, part)
-            totals["waiting"] -= min(times.waiting, early.get(worker, 0.0))
-        if self._on_step is not None:
-            self._on_step(step, split)
-
-
-def split_step(came: Mapping[int, _Stamped]) -> dict[int, StepTimes]:
-    """Tell waiting from communication, now that it is known who came last."""
-    last = max(one.arrived for one in came.values())
-    split = {}
-    for worker, one in came.items():
-        waiting = one.waited + max(0.0, min(one.blocked - one.waited, last - one.arrived))
-        communication = one.blocked - waiting
-        split[worker] = StepTimes(
-            one.data, one.compute, communication, waiting, one.samples, one.arrived, one.callbacks
-        )
-    return split
-
-
-def before_all_were_ready(began: Mapping[int, float]) -> dict[int, float]:
-    """How long after each worker had begun its first step the last one began its own, in seconds."""
-    last = max(began.values())
-    return {worker: last - one for worker, one in began.items()}
+                parts[part] += sum(getattr(block, part)) / 1e3
 
 
 def shares(totals: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

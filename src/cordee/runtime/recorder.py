@@ -16,7 +16,7 @@ from typing import Any
 from cordee.core.errors import CordeeError, StorageError
 from cordee.core.events import EVENTS, EventLog, count_events, jsonable
 from cordee.core.plan import Plan
-from cordee.core.times import TimeSplit
+from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
 from cordee.runtime.folder import UNKNOWN, Hold, check, identity, make
 from cordee.runtime.wording import COMMAND, Wording
@@ -45,7 +45,7 @@ class Recorder:
         self.saved: int | None = None
         """The step of the last checkpoint that stands, on whatever host."""
         self.result: dict[str, Any] | None = None
-        self._times = TimeSplit()
+        self._times = TimeTotals()
         self._resources = Resources()
         self._run: dict[str, Any] = {}
         self._first = 0

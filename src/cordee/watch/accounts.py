@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from cordee.core.times import before_all_were_ready
-from cordee.watch.split import MOST_OPEN, Block, BlockSplit
+from cordee.core.times import MOST_OPEN, Block, Breakdown, without_start
 
 
 class Piece(NamedTuple):
@@ -57,13 +56,13 @@ class Accounts:
         self.ready: float | None = None
         """When the last worker was ready for its first step, in the launcher's clock; None before that is known."""
         self._members = frozenset(workers)
-        self._split = BlockSplit(self._on_block)
-        self._split.expect(self._members)
+        self._breakdown = Breakdown(self._on_block)
+        self._breakdown.expect(self._members)
 
     def expect(self, workers: Iterable[int]) -> None:
         """From here on these take part."""
         self._members = frozenset(workers)
-        self._split.expect(self._members)
+        self._breakdown.expect(self._members)
 
     def lose(self, worker: int) -> None:
         """A worker is gone; what it did not report will not come any more."""
@@ -81,11 +80,11 @@ class Accounts:
 
     def report(self, worker: int, record: Mapping[str, Any]) -> None:
         """One worker's times of some consecutive steps."""
-        self._split.add(worker, record)
+        self._breakdown.add(worker, record)
 
     def finish(self) -> None:
         """Nothing more will come."""
-        self._split.finish()
+        self._breakdown.finish()
         while self._waiting:
             self._settle(*self._waiting.popleft())
         if self._committed:  # nobody reported them: the run was killed before anybody could
@@ -96,10 +95,8 @@ class Accounts:
 
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         if self.ready is None:
-            began = {worker: block.began for worker, block in blocks.items()}
-            self.ready = max(began.values())
-            early = before_all_were_ready(began)
-            blocks = {worker: block.without_start(early[worker]) for worker, block in blocks.items()}
+            self.ready = max(block.began for block in blocks.values())
+            blocks = without_start(blocks)
         if self._waiting or _end(first, blocks) > self._last:
             self._waiting.append((first, blocks))
         else:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cordee.core.times import PARTS
+from cordee.core.times import PARTS, Block
 from cordee.watch.accounts import Missing
-from cordee.watch.split import Block
 from cordee.watch.summary import Curve, Split, Worker
 from cordee.watch.thin import Thinner
 

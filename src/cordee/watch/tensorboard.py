@@ -11,8 +11,7 @@ from typing import Any
 from cordee.core import damage
 from cordee.core.errors import StorageError, UsageError
 from cordee.core.events import damaged_record, read_events
-from cordee.core.times import PARTS
-from cordee.watch.split import Block, BlockSplit
+from cordee.core.times import PARTS, Block, Breakdown
 
 SUFFIX = ".cordee"
 """Our files end with it: writing anew replaces them, and no other."""
@@ -51,7 +50,7 @@ class _Scalars:
         self._writer = writer.EventFileWriter(str(target), filename_suffix=SUFFIX)
         self._starts = 0
         self._heard = 0.0
-        self._split = BlockSplit(self._on_block)
+        self._breakdown = Breakdown(self._on_block)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """One event of the run."""
@@ -62,7 +61,7 @@ class _Scalars:
 
     def close(self) -> None:
         """Write what is left."""
-        self._split.finish()
+        self._breakdown.finish()
         self._writer.close()
 
     def _write(self, step: int, at: float, values: Iterable[tuple[str, float | None]]) -> None:
@@ -73,10 +72,10 @@ class _Scalars:
         self._writer.add_event(self._events.Event(wall_time=at, step=step, summary=self._summaries.Summary(value=made)))
 
     def _on_start(self, event: Mapping[str, Any]) -> None:
-        self._split.finish()
+        self._breakdown.finish()
         self._starts += 1
-        self._split = BlockSplit(self._on_block)
-        self._split.expect(range(event["workers"]))
+        self._breakdown = Breakdown(self._on_block)
+        self._breakdown.expect(range(event["workers"]))
 
     def _on_job(self, event: Mapping[str, Any]) -> None:
         if self._starts > 1:  # what lies beyond is done again: TensorBoard then forgets the first time
@@ -97,10 +96,10 @@ class _Scalars:
         self._write(event["step"], event["time"], values)
 
     def _on_regroup(self, event: Mapping[str, Any]) -> None:
-        self._split.expect(event["workers"])
+        self._breakdown.expect(event["workers"])
 
     def _on_times(self, event: Mapping[str, Any]) -> None:
-        self._split.add(event["worker"], event)
+        self._breakdown.add(event["worker"], event)
 
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         """The parts of each step, as means over the workers."""

@@ -21,8 +21,7 @@ from typing import Any, TextIO
 from cordee.core import damage
 from cordee.core.errors import StorageError, UsageError
 from cordee.core.events import damaged_record, read_events
-from cordee.core.times import PARTS
-from cordee.watch.split import Block, BlockSplit
+from cordee.core.times import PARTS, Block, Breakdown
 
 RUN = 0
 """The process of the trace that stands for the run; worker n is process n + 1."""
@@ -157,7 +156,7 @@ class _Tracer:
         self._starts = 0
         self._open: dict[int, tuple[Stamp, float]] = {}
         """The last step of each worker, and where it begins: it is written when it is known where it must end."""
-        self._split = BlockSplit(self._on_block)
+        self._breakdown = Breakdown(self._on_block)
         self._out.name(RUN, -1, "run")
         self._out.name(RUN, HAPPENED, "what happened")
         self._out.name(RUN, BETWEEN, "evaluation and saving")
@@ -170,7 +169,7 @@ class _Tracer:
 
     def close(self) -> None:
         """Write what waited for what came after it."""
-        self._split.finish()
+        self._breakdown.finish()
         for worker, (stamp, begin) in self._open.items():
             self._step_slices(worker, stamp, begin, stamp.arrived + stamp.blocked)
         self._open.clear()
@@ -187,8 +186,8 @@ class _Tracer:
         self.close()
         self._starts += 1
         self._after = self._since(event["time"])
-        self._split = BlockSplit(self._on_block)
-        self._split.expect(range(event["workers"]))
+        self._breakdown = Breakdown(self._on_block)
+        self._breakdown.expect(range(event["workers"]))
         if self._shown():
             self._out.instant("resume" if self._starts > 1 else "start", self._after, f"plan {event['plan']}")
 
@@ -228,7 +227,7 @@ class _Tracer:
             self._out.instant("failure", at, f"worker {event['worker']} was lost: {event['reason']}")
 
     def _on_regroup(self, event: Mapping[str, Any]) -> None:
-        self._split.expect(event["workers"])
+        self._breakdown.expect(event["workers"])
         if self._shown():
             at = self._since(event.get("at") or event["time"])
             self._out.instant("regroup", at, f"workers {event['workers']}")
@@ -246,7 +245,7 @@ class _Tracer:
             self._out.instant("end", self._since(event["time"]), f"{event['reason']}, exit code {event['code']}")
 
     def _on_times(self, event: Mapping[str, Any]) -> None:
-        self._split.add(event["worker"], event)
+        self._breakdown.add(event["worker"], event)
 
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         for worker, one in blocks.items():

@@ -6,45 +6,46 @@ from typing import Any
 
 import pytest
 
-from cordee.core.times import PARTS, StepTimes, TimeSplit
+from cordee.core.times import PARTS, Block, Breakdown, TimeTotals
 from cordee.watch.accounts import Accounts, Missing, Piece
-from cordee.watch.split import Block, BlockSplit
 
 Steps = dict[int, dict[int, tuple[float, ...]]]
 
 
 class Both:
-    """Feeds the two implementations, and keeps what each says of every step, and of all of them together."""
+    """Feeds the breakdown, and beside it the same rule applied step by step."""
 
     def __init__(self) -> None:
         self.one: Steps = {}
         self.blocks: Steps = {}
-        self.totals: dict[str, dict[str, float]] = {}
+        self._stamps: dict[int, dict[int, tuple[float, ...]]] = {}
+        """By step and worker: data, compute, blocked, waited, samples, arrived."""
+        self.totals = TimeTotals()
         self.accounts = Accounts([], self._piece, lambda missing: None)
         self.sums: dict[str, dict[str, float]] = {}
-        self.split = TimeSplit(self._step)
-        self.block_split = BlockSplit(self._block)
+        self.breakdown = Breakdown(self._block)
 
     def expect(self, workers: list[int]) -> None:
-        self.split.expect(workers)
-        self.block_split.expect(workers)
-        self.accounts.expect(workers)
+        for reader in (self.breakdown, self.totals, self.accounts):
+            reader.expect(workers)
 
     def add(self, worker: int, record: dict[str, Any]) -> None:
-        self.split.add(worker, record)
-        self.block_split.add(worker, record)
+        names = ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived")
+        for step, stamps in enumerate(zip(*(record[name] for name in names), strict=True), start=record["from"]):
+            self._stamps.setdefault(step, {})[worker] = stamps
+        self.breakdown.add(worker, record)
+        self.totals.add(worker, record)
         self.accounts.report(worker, record)
 
     def finish(self) -> None:
-        self.totals = self.split.totals()
-        self.block_split.finish()
+        self.breakdown.finish()
         self.accounts.finish()
-
-    def _step(self, step: int, times: Mapping[int, StepTimes]) -> None:
-        into = self.one.setdefault(step, {})
-        for worker, one in times.items():
-            parts = tuple(round(getattr(one, part) * 1e3, 6) for part in PARTS)
-            into[worker] = (*parts, one.samples, one.arrived)
+        for step, stamps in self._stamps.items():
+            last = max(arrived for *_, arrived in stamps.values())
+            for worker, (data, compute, blocked, waited, samples, arrived) in stamps.items():
+                waiting = waited + max(0.0, min(blocked - waited, 1e3 * (last - arrived)))
+                parts = (data, compute, 0.0, blocked - waiting, waiting)  # in the order of PARTS
+                self.one.setdefault(step, {})[worker] = (*(round(part, 6) for part in parts), samples, arrived)
 
     def _piece(self, piece: Piece) -> None:
         for worker, block in piece.blocks.items():
@@ -57,7 +58,7 @@ class Both:
             for place in range(len(block.samples)):
                 parts = tuple(round(getattr(block, part)[place], 6) for part in PARTS)
                 into = self.blocks.setdefault(first + place, {})
-                assert worker not in into, "a step was told of twice"
+                assert worker not in into, "a step was closed twice"
                 into[worker] = (*parts, block.samples[place], block.arrived[place])
 
 
@@ -72,7 +73,7 @@ def record(chance: random.Random, first: int, count: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_blocks_say_what_steps_say(seed: int) -> None:
+def test_blocks_hold_what_the_rule_gives_step_by_step(seed: int) -> None:
     """Workers report in pieces of any size and order; one is lost on the way with its last reports."""
     chance = random.Random(seed)
     both = Both()
@@ -91,13 +92,13 @@ def test_blocks_say_what_steps_say(seed: int) -> None:
     both.finish()
     assert sorted(both.blocks) == list(range(60))
     assert both.blocks == both.one
-    for worker, parts in both.totals.items():
+    for worker, parts in both.totals.totals().items():
         assert both.sums[worker] == pytest.approx(parts, abs=1e-4)
 
 
 def test_a_worker_that_never_reports_does_not_keep_all_steps_open() -> None:
     told: list[int] = []
-    split = BlockSplit(lambda first, blocks: told.append(first))
+    split = Breakdown(lambda first, blocks: told.append(first))
     split.expect([0, 1])
     chance = random.Random(0)
     for first in range(0, 30_000, 1000):
