@@ -15,7 +15,8 @@ import pytest
 from cordee.cli.bench import doubling, parse_counts
 from cordee.core.errors import JobError, PlanError, UsageError, WorkersLost
 from cordee.core.plan import Plan
-from cordee.core.scaling import Figures, Timed, estimate, figures, is_oversubscribed, order_of_runs, quantile, t_975
+from cordee.core.scaling import Figures, Timed, estimate, figures, is_oversubscribed, order_of_runs, t_975
+from cordee.core.times import percentiles
 from cordee.feed.data import digits
 from cordee.runtime.resources import usable_cores
 from cordee.runtime.scaling import Measurement, step_times
@@ -161,9 +162,9 @@ def test_nothing_above_zero_is_written_as_zero() -> None:
     assert [number(value) for value in (0.004, 0.03, 0.5, 12.34, 1234.5)] == ["0.004", "0.03", "0.50", "12.3", "1,234"]
 
 
-def test_quantiles_lie_between_values() -> None:
-    assert [quantile([4, 1, 3, 2], part) for part in (0, 0.5, 0.95, 1)] == pytest.approx([1, 2.5, 3.85, 4])
-    assert quantile([7], 0.95) == 7
+def test_percentiles_lie_between_values() -> None:
+    assert percentiles([4, 1, 3, 2], 50, 95) == pytest.approx([2.5, 3.85])
+    assert percentiles([7], 95) == [7]
 
 
 # ------------------------------------------------------------- what runs

@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cordee.core.times import percentiles
+
 FEWEST_ROUNDS = 3
 """Two rounds differ or do not by chance: their t interval spans powers of ten, and says nothing."""
 
@@ -41,7 +43,7 @@ class Timed:
     @property
     def p95_ms(self) -> float:
         """The step that 95 of 100 are not slower than."""
-        return quantile(self.seconds, 0.95) * 1e3
+        return percentiles(self.seconds, 95)[0] * 1e3
 
     @property
     def throughput(self) -> float:
@@ -130,15 +132,6 @@ def estimate(
         return Estimate(math.exp(mean))
     reach = t_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Estimate(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
-
-
-def quantile(values: Sequence[float], part: float) -> float:
-    """The value below which `part` of the values lie, between two of them in proportion."""
-    ordered = sorted(values)
-    place = part * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def t_975(freedom: int) -> float:

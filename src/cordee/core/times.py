@@ -10,8 +10,9 @@ no time of a step: it belongs to the start.
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -180,3 +181,11 @@ def shares(totals: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The part of the workers' time that went into each part, from 0 to 1; empty if there was none."""
     whole = sum(sum(parts.values()) for parts in totals.values())
     return {part: sum(parts[part] for parts in totals.values()) / whole for part in PARTS} if whole else {}
+
+
+def percentiles(values: Sequence[float], *percents: int) -> list[float]:
+    """The values below which so many percent of `values` lie, from 1 to 99, between neighbours in proportion."""
+    if len(values) == 1:
+        return [values[0]] * len(percents)
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return [cuts[percent - 1] for percent in percents]

@@ -14,10 +14,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from cordee.core.cgroup import cpu_quota
+from cordee.core.times import percentiles
 from cordee.feed.digest import chain
 from cordee.group.team import Team
 
@@ -191,8 +191,8 @@ class Timing:
         """Latency of a step in milliseconds."""
         if not self.steps:
             return {}
-        values = np.percentile(np.asarray(self.steps) * 1e3, [50, 95, 99])
-        return {name: round(float(value), 4) for name, value in zip(("p50", "p95", "p99"), values, strict=True)}
+        values = percentiles(self.steps, 50, 95, 99)
+        return {name: round(value * 1e3, 4) for name, value in zip(("p50", "p95", "p99"), values, strict=True)}
 
 
 def _milliseconds(seconds: Iterable[float]) -> list[float]:
