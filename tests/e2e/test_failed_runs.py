@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cordee.core import errors
-from cordee.watch.digest import summarise
+from cordee.watch.summarise import summarise
 from cordee.watch.words import verdict
 from harness import DEADLINE_S, Run, command, run_script, start, train
 

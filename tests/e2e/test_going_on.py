@@ -13,7 +13,7 @@ import pytest
 
 import cordee
 from cordee.core import errors
-from cordee.watch.digest import summarise
+from cordee.watch.summarise import summarise
 from harness import DEADLINE_S, Run, command, start
 from records import events_until
 

@@ -17,8 +17,8 @@ import pytest
 
 import cordee
 from cordee.core import errors
-from cordee.watch.digest import summarise
 from cordee.watch.report import write_report
+from cordee.watch.summarise import summarise
 from harness import DEADLINE_S, Run, command, job_file, start
 from records import HOSTILE, events_until, hostile_run, long_run, write
 from records import start as begun

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cordee.cli.report import seen
-from cordee.watch.digest import summarise
 from cordee.watch.page import render
+from cordee.watch.summarise import summarise
 from cordee.watch.words import ending
 from records import T0, end, event, start, step, write
 
@@ -40,7 +40,7 @@ def test_an_attempt_to_resume_changes_nothing_but_the_list(ended: bool, tmp_path
     assert dataclasses.replace(after, incidents=tuple(others)) == before
     assert before.state == ("completed" if ended else "unknown")
     assert (one.kind, one.seconds, one.step) == ("attempt", 3.0 if ended else 2.0, 1)
-    assert one.text == "an attempt to resume came to nothing: --set foo: a job has no such field (exit code 10)"
+    assert one.text == "resume failed: --set foo: a job has no such field (exit code 10)"
     write(tmp_path, [*start(5000.0, 1, resume=True, steps=1), step(5002.0, 2), end(5003.0)])
     on = summarise(tmp_path, T0 + 5003.0)
     assert (on.state, on.starts, on.running_s) == ("completed", 2, before.running_s + 3.0)

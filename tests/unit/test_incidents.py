@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cordee.watch.digest import summarise
+from cordee.watch.summarise import summarise
 from records import T0, end, event, start, step, write
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cordee.watch.digest import summarise
 from cordee.watch.page import render
+from cordee.watch.summarise import summarise
 from cordee.watch.words import best
 from records import T0, end, epoch, event, start, step, times, usage, worker, write
 

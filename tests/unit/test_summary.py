@@ -11,10 +11,11 @@ import pytest
 
 from cordee.core.errors import StorageError
 from cordee.core.plan import Plan
-from cordee.watch.digest import MOST_OF_A_KIND, summarise
-from cordee.watch.latency import latency
+from cordee.watch.incidents import MOST_OF_A_KIND
 from cordee.watch.page import render
 from cordee.watch.plots import shown_numbers, spans_of
+from cordee.watch.series import latency
+from cordee.watch.summarise import summarise
 from cordee.watch.thin import Thinner, column
 from cordee.watch.words import ending, figure, losses, verdict
 from records import T0, end, epoch, event, long_run, start, step, times, usage, write
@@ -332,7 +333,7 @@ def test_a_resumed_run(tmp_path: Path) -> None:
     (resume,) = summary.incidents
     assert (resume.kind, resume.step) == ("resume", 6)
     assert resume.text == (
-        "resumed after step 6 on 3 workers, 1 h after the last record; 4 steps beyond it are done again"
+        "resumed after step 6 on 3 workers, 1 h after the last record; 4 steps beyond it will be done again"
     )
     assert summary.losses.step == (*range(1, 11), 7)
     assert summary.losses.redone == (False,) * 6 + (True,) * 4 + (False,)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cordee.watch.digest import summarise
 from cordee.watch.page import render
+from cordee.watch.summarise import summarise
 from cordee.watch.words import samples_of, step_length, steps_of, verdict
 from records import T0, Event, event, start, step, times, write
 

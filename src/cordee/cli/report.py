@@ -43,7 +43,7 @@ MOST_ROWS = 40
 def report(run: Path, as_json: bool, trace: Path | None, steps: str | None, tensorboard: Path | None) -> None:
     """Show the run in the folder `run`, and write what was asked for."""
     from cordee.runtime.folder import is_held
-    from cordee.watch.digest import summarise
+    from cordee.watch.summarise import summarise
     from cordee.watch.trace import Steps, write_trace
 
     shown = Steps.parse(steps)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cordee.core.times import PARTS
-from cordee.watch.summary import Column, Curve, Split, Summary, Worker
+from cordee.watch.summary import Column, Curve, StepParts, Summary, Worker
 from cordee.watch.words import parts_of
 
 MOST_SHOWN = 24
@@ -84,7 +84,7 @@ def plot_data(summary: Summary) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _of_all(split: Split) -> dict[str, Column]:
+def _of_all(split: StepParts) -> dict[str, Column]:
     """Over all workers, those that are not shown included: the mean of each part, and the samples of a step."""
     means = {name: [_known(cells) for cells in _rows(split, name)] for name in PARTS}
     made: dict[str, Column] = {
@@ -93,7 +93,7 @@ def _of_all(split: Split) -> dict[str, Column]:
     return {**made, "samples": tuple(sum(_known(cells)) for cells in _rows(split, "samples"))}
 
 
-def _rows(split: Split, name: str) -> Iterable[tuple[float | None, ...]]:
+def _rows(split: StepParts, name: str) -> Iterable[tuple[float | None, ...]]:
     """What the workers have of one name, row by row."""
     return zip(*(columns[name] for columns in split.workers.values()), strict=True)
 

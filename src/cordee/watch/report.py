@@ -19,8 +19,8 @@ Listener = Callable[[dict[str, Any]], None]
 
 def write_report(folder: str | os.PathLike[str]) -> Path:
     """Write the report of the run in `folder`, as far as the run has come; returns its path."""
-    from cordee.watch.digest import summarise
     from cordee.watch.page import render
+    from cordee.watch.summarise import summarise
 
     now = time.time()
     return save_report(Path(folder), render(summarise(folder, now), now))

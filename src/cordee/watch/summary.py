@@ -1,11 +1,13 @@
-"""What a run came to, as one value: made by `digest`, shown by the report and by `cordee report`."""
+"""What a run came to, as one value: made by `summarise`, shown by the report and by `cordee report`."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from cordee.core.times import PARTS
 
 Column = tuple[float | None, ...]
 
@@ -20,12 +22,12 @@ class Curve:
     """When that was, in seconds of running: the time between an end and a resume does not count."""
     redone: tuple[bool, ...] = ()
     """Whether the steps of the row were done again after a resume."""
-    values: Mapping[str, Column] = dataclasses.field(default_factory=dict)
+    values: Mapping[str, Column] = field(default_factory=dict)
     """The values of each row, by name."""
 
 
 @dataclass(frozen=True)
-class Split:
+class StepParts:
     """Where the time of the steps went, and who had how many samples, over the course of the run."""
 
     step: tuple[int, ...] = ()
@@ -33,46 +35,46 @@ class Split:
     redone: tuple[bool, ...] = ()
     count: tuple[int, ...] = ()
     """How many steps each row stands for."""
-    workers: Mapping[str, Mapping[str, Column]] = dataclasses.field(default_factory=dict)
-    """By worker: milliseconds a step by part, and `samples` a step; None where the worker was not there."""
+    workers: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
+    """By worker: milliseconds per step by part, and `samples` per step; None where the worker was not there."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Worker:
     """One worker of one start: after a resume the worker with the same number is another process."""
 
     worker: int
-    host: str
-    pid: int | None
-    device: str
-    threads: int | None
-    spans: tuple[tuple[float, float], ...]
+    host: str = ""
+    pid: int | None = None
+    device: str = ""
+    threads: int | None = None
+    spans: tuple[tuple[float, float], ...] = ()
     """From when to when it was there, in seconds of running."""
-    lost: str
+    lost: str = ""
     """What was seen when it was lost; empty if it was not."""
-    steps: int
+    steps: int = 0
     """Steps that it took part in."""
-    samples: int
-    time_s: Mapping[str, float]
+    samples: int = 0
+    time_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     """Seconds of its steps by part."""
-    cpu_s: float
-    cpu_cores: float | None
+    cpu_s: float = 0.0
+    cpu_cores: float | None = None
     """How many cores it kept busy from its first reading to its last; None if these lie too close together."""
-    memory_mb: float
+    memory_mb: float = 0.0
     """The most memory that it was seen with."""
-    gpu_mb: float
-    bytes_sent: int
-    hours: float
+    gpu_mb: float = 0.0
+    bytes_sent: int = 0
+    hours: float = 0.0
     start: int = 1
     """Which start of the run, from 1."""
     cores: float | None = None
     """Cores that the workers of its host share; None if that is not on record."""
     timed: int = 0
-    """Steps whose times it reported: whoever is killed takes the last ones with it."""
+    """Steps whose times it reported: a worker that is killed takes the last ones with it."""
     at_least: bool = False
-    """Whether `steps` may be more: several were lost together, and nobody knows whose the rest were."""
+    """Whether `steps` may be more: several workers were lost together, and it is not known whose the rest were."""
     samples_at_least: bool = False
-    """Whether `samples` may be more: the reports of several are missing."""
+    """Whether `samples` may be more: the reports of several workers are missing."""
 
     @property
     def measured_s(self) -> float:
@@ -134,7 +136,7 @@ class Summary:
     state: str
     """`completed`, `interrupted`, `failed`, `running`, or `unknown` when no end is on record and nothing was heard.
 
-    `killed` when no end is on record and nobody holds the folder, which `cordee report` sees on the run's own machine.
+    `killed` when no end is on record and no process holds the folder: `cordee report` sees that on the run's machine.
     """
     reason: str
     code: int | None
@@ -154,9 +156,9 @@ class Summary:
     """What `result.json` says of the last start; empty if that has not ended well."""
     steps: int
     last_step: int | None
-    """The step after which it was to end; None if nobody knows."""
+    """The step after which it was to end; None if that is not known."""
     epochs: int
-    """Epochs completed; begun, in a loop of one's own."""
+    """Epochs completed; begun, in a script with its own loop."""
     samples: int
     loss: float | None
     validation: Mapping[str, float | None]
@@ -166,7 +168,7 @@ class Summary:
     grad_norm: float | None
     """The norm of the last step's gradient before clipping; None if it is not on record."""
     throughput: float
-    """Samples a second, over the time of the steps."""
+    """Samples per second, over the time of the steps."""
     latency: Latency
     failures: int
     checkpoints: int
@@ -181,12 +183,12 @@ class Summary:
     losses: Curve
     """`loss`, `loss_low`, `loss_high` of training; `lr`, `grad_norm`, `grad_norm_low` and `_high` where on record."""
     pace: Curve
-    """`throughput` in samples a second, `ms`, `ms_low` and `ms_high` of a step."""
+    """`throughput` in samples per second, `ms`, `ms_low` and `ms_high` of a step."""
     metrics: Curve
     """Validation after each epoch."""
     saves: Curve
     """Checkpoints: `ms`, how long the training stood still."""
-    split: Split
+    split: StepParts
     usage: Mapping[str, Curve]
     """By worker, over seconds only: `cores`, `memory_mb`, `gpu_mb`, `sent_mb_s`."""
 

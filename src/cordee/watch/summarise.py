@@ -1,0 +1,316 @@
+"""From a run's folder to its summary: one pass over the events, in memory that does not grow with the run.
+
+The run may still be going on, may have been killed, or may have been resumed several times: then its events have
+several sections, each from a `start` to an `end`, or to the record that was written last.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cordee.core import damage
+from cordee.core.errors import Interrupted, PlanError
+from cordee.core.events import damaged_record, read_events
+from cordee.core.plan import Plan
+from cordee.core.words import plural
+from cordee.watch.accounts import Accounts, Piece
+from cordee.watch.incidents import Incidents
+from cordee.watch.members import Members
+from cordee.watch.series import Series, latency
+from cordee.watch.summary import Incident, Summary
+from cordee.watch.words import duration
+
+SILENT_S = 60.0
+"""After so long without a record, a run that has not ended is no longer called running."""
+
+
+def summarise(folder: str | os.PathLike[str], now: float | None = None) -> Summary:
+    """What the run in `folder` came to, from those of its files that are there; `now` is the time of day."""
+    place = Path(folder)
+    record = place / "events.jsonl"
+    reader = _Reader()
+    with damage.named(damaged_record(record)):
+        if record.exists():
+            for event in read_events(record):
+                reader.take(event)
+        else:
+            reader.result = damage.read_object(place / "result.json")
+        return reader.summary(place, damage.read_object(place / "run.json"), time.time() if now is None else now)
+
+
+class _Reader:
+    """Takes the events of a run, one after the other, and gives each to the part that it concerns."""
+
+    def __init__(self) -> None:
+        self.result: dict[str, Any] = {}
+        self._started = self._began = self._heard = 0.0
+        self._offset = 0.0
+        """Seconds of running before this start."""
+        self._starts = 0
+        self._resume: Mapping[str, Any] | None = None
+        """The start that resumes the run, until it is known after which step."""
+        self._pause_s = 0.0
+        """From the last record to this start."""
+        self._ended: Mapping[str, Any] | None = None
+        self._job: Mapping[str, Any] = {}
+        self._plan: Mapping[str, Any] = {}
+        """What a session said of its own plan."""
+        self._start_s: float | None = None
+        """How long this start took until its first step, by the worker that speaks; None before that."""
+        self._all_starts_s = 0.0
+        self._first_length = 0
+        """Where in the lengths of all steps this start begins."""
+        self._series, self._incidents = Series(), Incidents()
+        self._checkpoints = 0
+        self._notes: list[Mapping[str, Any]] = []
+        """Until the next event tells whether they belong to a start that follows, such as waiting for other hosts."""
+        self._present: set[int] = set()
+        self._known_members: Members | None = None
+        self._accounts = self._new_accounts()
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        if event["event"] in ("warning", "fault"):
+            self._notes.append(event)
+            return
+        if event["event"] == "start":
+            self._close_section()
+        else:
+            self._take_notes()
+        self._take(event)
+
+    def _take_notes(self) -> None:
+        for event in self._notes:
+            self._take(event)
+        self._notes.clear()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        if self._starts and event["event"] not in ("start", "attempt"):  # an attempt is no part of the run
+            self._heard = max(self._heard, event["time"])
+        take = getattr(self, f"_on_{event['event']}", None)
+        if take is not None:
+            take(event)
+
+    @property
+    def _members(self) -> Members:
+        if self._known_members is None:
+            self._known_members = Members(len(self._present))
+        return self._known_members
+
+    def _new_accounts(self) -> Accounts:
+        return Accounts(self._present, self._add_times, lambda missing: self._members.add_unreported(missing))
+
+    def _add_times(self, piece: Piece) -> None:
+        self._members.add_times(piece, self._running)
+
+    def _running(self, moment: float) -> float:
+        """A time of day as seconds of running; what comes before a start counts as coming with it."""
+        return round(self._offset + (max(0.0, moment - self._began) if self._starts else 0.0), 4)
+
+    # ------------------------------------------------------------- sections
+
+    def _on_start(self, event: Mapping[str, Any]) -> None:
+        self._starts += 1
+        self._began = event["time"]
+        self._started = self._started or self._began
+        if self._starts > 1:
+            self._resume, self._pause_s = event, max(0.0, self._began - self._heard)
+        self._heard = self._began
+        self._ended, self.result, self._plan = None, {}, {}
+        self._start_s, self._first_length = None, len(self._series.lengths)
+        self._present = set(range(event["workers"]))
+        self._accounts = self._new_accounts()
+
+    def _close_section(self) -> None:
+        """No event of this start will come any more."""
+        if not self._starts:
+            return
+        self._go_on_after(self._series.step)
+        self._accounts.finish()
+        if self._accounts.ready is not None:  # until all could begin, which the one that speaks does not know
+            self._start_s = max(0.0, self._accounts.ready - self._began)
+        self._all_starts_s += self._start_s or 0.0
+        self._offset = self._running(self._heard)
+        self._began = self._heard
+        self._members.end_start(self._starts, self._offset)
+        self._incidents.end_start(self._series.step, self._series.lengths, self._first_length)
+
+    def _go_on_after(self, step: int) -> None:
+        """The run was resumed after `step`, if it was."""
+        if self._resume is None:
+            return
+        many, pause = plural(self._resume["workers"], "worker"), duration(self._pause_s)
+        beyond = self._series.step - step
+        behind = f"; {plural(beyond, 'step')} beyond it will be done again" if beyond > 0 else ""
+        text = f"resumed after step {step} on {many}, {pause} after the last record{behind}"
+        self._add("resume", self._resume["time"], text, step=step)
+        self._resume = None
+        self._series.go_on_after(step)
+        self._members.go_on_after(step)
+
+    def _on_job(self, event: Mapping[str, Any]) -> None:
+        self._job = event
+        self._go_on_after(event["steps"])
+        self._series.rewind(event["steps"])
+
+    def _on_plan(self, event: Mapping[str, Any]) -> None:
+        self._plan = event
+
+    def _on_result(self, event: Mapping[str, Any]) -> None:
+        self.result = event["result"]
+
+    def _on_end(self, event: Mapping[str, Any]) -> None:
+        self._ended = event
+        code = event["code"]
+        self._add("end", event["time"], f"ended: {event['reason']} (exit code {code})" if code else event["reason"])
+
+    def _on_attempt(self, event: Mapping[str, Any]) -> None:
+        text = f"resume failed: {event['message']} (exit code {event['code']})"
+        self._add("attempt", event["time"], text, seconds=self._running(self._heard))
+
+    # ------------------------------------------------------------- training
+
+    def _on_step(self, event: Mapping[str, Any]) -> None:
+        at = _at(event)
+        if self._start_s is None:
+            self._start_s = max(0.0, at - event["ms"] / 1e3 - self._began)
+        self._incidents.commit(at, event["step"], event["ms"], len(self._series.lengths))
+        self._series.commit(event, self._running(at), is_job=bool(self._job))
+        self._accounts.commit(event["step"], event["samples"])
+
+    def _on_epoch(self, event: Mapping[str, Any]) -> None:
+        self._series.evaluate(event)
+
+    def _on_checkpoint(self, event: Mapping[str, Any]) -> None:
+        self._checkpoints += 1
+        self._series.save(event, self._running(_at(event)))
+
+    # ------------------------------------------------------------- workers
+
+    def _on_worker(self, event: Mapping[str, Any]) -> None:
+        self._members.enter(event, self._running(event["time"]))
+
+    def _on_times(self, event: Mapping[str, Any]) -> None:
+        self._accounts.report(event["worker"], event)
+
+    def _on_usage(self, event: Mapping[str, Any]) -> None:
+        self._members.add_usage(event, self._running(event["at"]))
+
+    def _on_failure(self, event: Mapping[str, Any]) -> None:
+        worker, host = event["worker"], event["host"] or ""
+        where = f" on {host}" if host else ""
+        text = f"worker {worker}{where} was lost: {event['reason']}; {event['left']} left"
+        # The step in which it was lost may have been done already: it is the next group that has to do one anew.
+        self._add("failure", _at(event), text, worker=worker, host=host, undated=math.inf)
+        self._members.lose(event, self._running(_at(event)))
+        self._present.discard(worker)
+        self._accounts.lose(worker)
+
+    def _on_regroup(self, event: Mapping[str, Any]) -> None:
+        self._present = set(event["workers"])
+        self._accounts.expect(self._present)
+        self._incidents.regroup(_at(event))
+        text = f"going on with workers {_first_of(event['workers'], 16)}"
+        self._add("regroup", _at(event), text, ms=event["ms"], undated=_at(event))
+
+    def _on_warning(self, event: Mapping[str, Any]) -> None:
+        self._add("warning", event["time"], event["message"])
+
+    def _on_fault(self, event: Mapping[str, Any]) -> None:
+        self._add("fault", event["time"], event["what"])
+
+    def _on_links(self, event: Mapping[str, Any]) -> None:
+        links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event["links"]]
+        self._add("links", event["time"], _first_of(links, 8))
+
+    def _add(self, kind: str, moment: float, text: str, *, undated: float | None = None, **fields: Any) -> None:
+        fields = {"seconds": self._running(moment), "step": self._series.step, **fields}
+        self._incidents.add(Incident(kind, moment, text=text, **fields), undated)
+
+    # ------------------------------------------------------------- what has come together
+
+    def summary(self, folder: Path, run: Mapping[str, Any], now: float) -> Summary:
+        """All of it; no event can be taken afterwards."""
+        self._take_notes()
+        self._close_section()
+        job, series, result = run.get("job") or self._job, self._series, self.result
+        workers = self._members.workers()
+        state, reason, code = self._state(now)
+        other_s = {"start": self._all_starts_s, "evaluation": series.evaluation_s, "saving": series.saving_s}
+        return Summary(
+            name=str(job.get("name") or Path(str(run.get("target", ""))).stem or folder.absolute().name),
+            folder=str(folder),
+            state=state,
+            reason=reason,
+            code=code,
+            started=self._started or run.get("started", 0.0),
+            heard=self._heard,
+            running_s=self._offset,
+            starts=self._starts,
+            plan=_written(self._plan["plan"]) if self._plan else str(run.get("plan") or ""),
+            faithfulness=str((self._plan or run).get("faithfulness") or ""),
+            ended=str(result.get("ended") or ""),
+            run=run,
+            result=result,
+            steps=int(result.get("steps", series.step)),
+            last_step=job.get("last_step"),
+            epochs=int(result.get("epochs", series.epochs)),
+            samples=int(result.get("samples", series.samples)),
+            loss=result.get("loss", series.loss),
+            validation=result.get("validation") or series.validation,
+            test=result.get("test") or {},
+            lr=series.lr,
+            grad_norm=series.grad_norm,
+            throughput=series.throughput,
+            latency=latency(series.lengths),
+            failures=self._incidents.count["failure"],
+            checkpoints=self._checkpoints,
+            other_s={name: round(seconds, 4) for name, seconds in other_s.items()},
+            resources={
+                "cpu_s": round(sum(worker.cpu_s for worker in workers), 3),
+                "memory_mb": max((worker.memory_mb for worker in workers), default=0.0),
+                "gpu_mb": max((worker.gpu_mb for worker in workers), default=0.0),
+                "bytes_sent": sum(worker.bytes_sent for worker in workers),
+                "worker_hours": round(sum(worker.hours for worker in workers), 6),
+            },
+            workers=workers,
+            incidents=self._incidents.listed(),
+            left_out=self._incidents.left_out,
+            **series.curves(),
+            split=self._members.parts(),
+            usage=self._members.usage(),
+        )
+
+    def _state(self, now: float) -> tuple[str, str, int | None]:
+        """How the last start ended, in a word; why; and with what exit code."""
+        if self._ended is None:
+            heard = self._starts > 0 and now - self._heard <= SILENT_S
+            return ("running" if heard else "unknown"), "", None
+        code = int(self._ended["code"])
+        word = {0: "completed", Interrupted.code: "interrupted"}.get(code, "failed")
+        message = str(self._ended.get("message") or "") if word == "failed" else ""
+        return word, str(self._ended["reason"]) + (f": {message}" if message else ""), code
+
+
+def _at(event: Mapping[str, Any]) -> float:
+    """When it happened; records of former versions may only say when it was written."""
+    return float(event.get("at") or event["time"])
+
+
+def _first_of(things: list[Any], most: int) -> str:
+    """The first of a list that may be long."""
+    return ", ".join(map(str, things[:most])) + (", …" if len(things) > most else "")
+
+
+def _written(plan: object) -> str:
+    """A plan as it stands in `run.json`."""
+    if not isinstance(plan, Mapping):
+        return str(plan)
+    try:
+        return str(Plan.from_dict(plan))
+    except PlanError:  # of another version
+        return ",".join(f"{key}={value}" for key, value in plan.items())
