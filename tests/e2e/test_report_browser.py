@@ -1,4 +1,4 @@
-"""The report in a real browser: on a desk and on a phone, light and dark. Needs Chromium; `CHROMIUM` may name it."""
+"""Pages in a real browser: on a desk and on a phone, light and dark. Needs Chromium; `CHROMIUM` may name it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from browser import Page, browser, find_browser
+from cordee.core.scaling import Timed, figures
 from cordee.watch.report import write_report
+from cordee.watch.scaling import Setup, as_page
 from records import end, epoch, event, hostile_run, long_run, start, step, times, usage, write
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed (apt-get install chromium)")
@@ -210,3 +212,22 @@ def test_a_script_that_the_page_does_not_know_is_not_run(killed: Path, tmp_path:
     chromium.open(changed, width=1200)
     assert chromium.evaluate("document.title") != "run"
     assert any("Content Security Policy" in one for one in chromium.complaints)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("counts", [(3,), (1, 2, 4), tuple(2**power for power in range(9))], ids=len)
+def test_a_scaling_page(counts: tuple[int, ...], width: int, dark: bool, tmp_path: Path, chromium: Page) -> None:
+    seconds = {(count, round): 0.1 / count**0.8 * (1 + round / 50) for count in counts for round in (1, 2, 3)}
+    runs = [Timed(*key, (each, each), (100, 100)) for key, each in seconds.items()]
+    setup = Setup("a.py", "sync=allreduce", False, 3, 2, 1, "cpu", 1, 2, None, "here", {"cordee": "1"}, "today")
+    page = tmp_path / "scaling.html"
+    page.write_text(as_page(setup, figures(runs, oversubscribed=counts[2:])), encoding="utf-8")
+    chromium.open(page, width=width, dark=dark)
+    assert_fine(chromium, plots=1 if len(counts) == 1 else 2)
+    shown = legend(chromium, "scaling")
+    assert shown.pop("workers") == str(counts[-1])
+    if len(counts) > 1:
+        most = figures(runs)[-1].speed_up
+        assert most is not None and float(shown["speed-up"].split()[0]) == pytest.approx(most.value, rel=0.01)
+        assert float(shown["ideal"]) == counts[-1]

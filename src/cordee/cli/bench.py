@@ -98,8 +98,7 @@ def _measure(measurement: Measurement, *, json: bool) -> None:
     from cordee.core.scaling import figures
     from cordee.runtime.scaling import measure
     from cordee.watch.rounds import Rounds
-    from cordee.watch.scaling import as_json, as_table, warning
-    from cordee.watch.scaling_page import page
+    from cordee.watch.scaling import as_json, as_page, as_table, warning
 
     measurement.check()
     setup = _setup(measurement)
@@ -111,7 +110,7 @@ def _measure(measurement: Measurement, *, json: bool) -> None:
         watcher.close()
     found = figures(runs, weak=measurement.weak, oversubscribed=measurement.oversubscribed)
     values = writer.dumps(as_json(setup, found, runs), indent=1, ensure_ascii=False)
-    for name, text in (("scaling.json", f"{values}\n"), ("scaling.html", page(setup, found))):
+    for name, text in (("scaling.json", f"{values}\n"), ("scaling.html", as_page(setup, found))):
         _write(measurement.out / name, text)
     if json:
         noted = warning(setup, found)

@@ -20,6 +20,7 @@ from cordee.watch.words import (
     amount,
     best,
     cores_of,
+    describe,
     duration,
     ending,
     figure,
@@ -228,8 +229,7 @@ def _workers(summary: Summary) -> Iterable[list[str]]:
 
 def _incidents(summary: Summary) -> Iterable[list[str]]:
     for one in summary.incidents[:MOST_ROWS]:
-        took = f" (after {duration(one.ms / 1e3)})" if one.kind == "regroup" and one.ms is not None else ""
-        yield [duration(one.seconds), f"{one.step:,}", one.kind, one.text + took]
+        yield [duration(one.seconds), f"{one.step:,}", one.kind, describe(one)]
     hidden = max(0, len(summary.incidents) - MOST_ROWS) + summary.left_out
     if hidden:
         yield ["", "", "", f"{plural(hidden, 'more record')}"]

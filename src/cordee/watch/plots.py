@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,15 +43,15 @@ def metric_names(summary: Summary) -> list[str]:
     return [name for name in summary.metrics.values if name != "loss"][:MOST_METRICS]
 
 
-def plot_data(summary: Summary) -> str:
-    """Everything that is drawn, as JSON that can stand in a page: no `<` can end the element it is in."""
+def plot_data(summary: Summary) -> dict[str, Any]:
+    """Everything that is drawn, for JSON."""
     numbers = [str(number) for number in shown_numbers(summary)]
     metrics = {
         name: summary.metrics.values[name]
         for name in ("loss", *metric_names(summary))
         if name in summary.metrics.values
     }
-    content = {
+    return {
         "losses": _curve(summary.losses),
         "pace": _curve(summary.pace),
         "metrics": {**_curve(summary.metrics), "values": _columns(metrics)},
@@ -80,8 +79,6 @@ def plot_data(summary: Summary) -> str:
             if one.kind in MARKS
         ],
     }
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _of_all(split: StepParts) -> dict[str, Column]:

@@ -1,4 +1,4 @@
-"""The figures of a scaling measurement as text: a table for the terminal, JSON for programs."""
+"""The figures of a scaling measurement: a table for the terminal, JSON for programs, a page for people."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import PurePath
 from typing import Any
 
 from cordee.core.scaling import FEWEST_ROUNDS, Estimate, Figures, Timed
+from cordee.core.words import plural
+from cordee.watch.page import fill
 
 WIDE = 2.0
 """An interval whose ends differ by more than this factor says little."""
@@ -43,8 +45,8 @@ class Setup:
     @property
     def machine(self) -> str:
         """What the workers had."""
-        gpus = "" if self.gpus is None else f" and {_several(self.gpus, 'GPU')}"
-        return f"{_several(self.cores, 'usable core')}{gpus}, {_several(self.threads, 'thread')} a worker"
+        gpus = "" if self.gpus is None else f" and {plural(self.gpus, 'GPU')}"
+        return f"{plural(self.cores, 'usable core')}{gpus}, {plural(self.threads, 'thread')} per worker"
 
     @property
     def kind(self) -> str:
@@ -58,7 +60,7 @@ class Setup:
     @property
     def times(self) -> str:
         """How often what was measured."""
-        return f"{_several(self.rounds, 'round')} of {self.steps} steps after {self.warm_up} to warm up"
+        return f"{plural(self.rounds, 'round')} of {self.steps} steps after {self.warm_up} to warm up"
 
     @property
     def has_intervals(self) -> bool:
@@ -70,7 +72,7 @@ class Setup:
         """What the intervals are of."""
         if not self.has_intervals:
             return (
-                f"No 95 % intervals: {_several(self.rounds, 'round')} cannot show how much runs differ from one "
+                f"No 95 % intervals: {plural(self.rounds, 'round')} cannot show how much runs differ from one "
                 f"another. Take --rounds {FEWEST_ROUNDS} or more."
             )
         return f"95 % intervals are over the {self.rounds} rounds; speed-ups compare runs of the same round."
@@ -82,10 +84,10 @@ def warning(setup: Setup, found: Sequence[Figures]) -> str | None:
     if not counts:
         return None
     what = [f"{setup.cores} usable cores"] if any(count * setup.threads > setup.cores for count in counts) else []
-    what += [_several(setup.gpus, "GPU")] if setup.gpus is not None and max(counts) > setup.gpus else []
+    what += [plural(setup.gpus, "GPU")] if setup.gpus is not None and max(counts) > setup.gpus else []
     workers = " and ".join(filter(None, [", ".join(map(str, counts[:-1])), str(counts[-1])]))
     return (
-        f"Oversubscribed: {workers} workers of {_several(setup.threads, 'thread')} share {' and '.join(what)}. "
+        f"Oversubscribed: {workers} workers of {plural(setup.threads, 'thread')} share {' and '.join(what)}. "
         "Their figures show what sharing costs here, and say nothing of a machine that has enough."
     )
 
@@ -209,5 +211,54 @@ def span(value: Estimate, *, percent: bool = False) -> str:
     return f"{low * 100:.0f} to {high * 100:.0f} %" if percent else f"{low:.2f} to {high:.2f}"
 
 
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+# ------------------------------------------------------------- page
+
+
+def as_page(setup: Setup, found: Sequence[Figures]) -> str:
+    """One HTML file with plots and the table."""
+    whiskers = " Whiskers are 95 % intervals." if setup.has_intervals else ""
+    against = (
+        f"Against {plural(found[0].workers, 'worker')}; the dashed line is in proportion to the workers.{whiskers}"
+    )
+    plots = [("throughput", "Throughput", f"Samples per second.{whiskers}")]
+    figures = {"throughput": _plot("samples/s", [one.throughput for one in found], [None] * len(found))}
+    if len(found) > 1:
+        plots.insert(0, ("speed_up", "Speed-up", against))
+        ideal = [one.workers / found[0].workers for one in found]
+        figures["speed_up"] = _plot("speed-up", [one.speed_up or Estimate(1.0) for one in found], ideal)
+    workers, shared = [one.workers for one in found], [one.oversubscribed for one in found]
+    several = ["speed-up", "efficiency"] if len(found) > 1 else []
+    return fill(
+        "scaling.html",
+        data={"scaling": {"workers": workers, "shared": shared, "figures": figures}},
+        drawn=True,
+        title=f"Scaling of {setup.name}",
+        facts=[setup.kind, setup.times, setup.machine, f"plan {setup.plan}"],
+        setup=setup,
+        plots=plots,
+        columns=["workers", "batch", "step p50 ms", "step p95 ms", "samples/s", *several],
+        rows=[_cells(one) for one in found],
+        warning=warning(setup, found),
+        wide=wide_intervals(found),
+    )
+
+
+def _plot(label: str, values: Sequence[Estimate], ideal: Sequence[float | None]) -> dict[str, Any]:
+    """What is drawn of one figure."""
+    columns = {"values": [one.value for one in values], "low": [one.low for one in values]}
+    return {"label": label, **columns, "high": [one.high for one in values], "ideal": ideal}
+
+
+def _cells(one: Figures) -> list[tuple[str, str]]:
+    """A row of the page's table: each figure, and below it its interval."""
+    cells = [(str(one.workers), "oversubscribed" if one.oversubscribed else ""), (f"{one.batch:,}", "")]
+    for value in (one.p50_ms, one.p95_ms, one.throughput):
+        cells.append((number(value.value), "–".join(number(end) for end in value.span or ())))
+    if one.speed_up is not None and one.efficiency is not None:
+        cells.append((f"{one.speed_up.value:.2f}", _dashed(span(one.speed_up))))
+        cells.append((f"{one.efficiency.value * 100:.0f} %", _dashed(span(one.efficiency, percent=True))))
+    return cells
+
+
+def _dashed(interval: str) -> str:
+    return interval.replace(" to ", "–")

@@ -8,7 +8,7 @@ from typing import Any
 
 from cordee.core.times import PARTS
 from cordee.core.words import plural
-from cordee.watch.summary import Summary, Worker
+from cordee.watch.summary import Incident, Summary, Worker
 
 NOTICEABLE = 0.10
 """Waiting below this share of the time is not worth a word."""
@@ -136,6 +136,12 @@ def best(result: Mapping[str, Any]) -> str:
     kept = {"best": "; the model is that one", "last": "; the model is that of the last step"}
     told = f"{name.lstrip('-')} {figure(value)}" if isinstance(value, int | float) else name.lstrip("-")
     return f"{told} after step {found['step']:,}{of}{kept.get(str(result.get('model')), '')}"
+
+
+def describe(incident: Incident) -> str:
+    """What happened, and how long it took if that was long."""
+    took = f" (after {duration(incident.ms / 1e3)})" if incident.kind == "regroup" and incident.ms is not None else ""
+    return incident.text + took
 
 
 def losses(summary: Summary) -> list[str]:

@@ -1,8 +1,8 @@
-// Draws the plots of a report from the data in the page. All text here and in the data goes in as text, never as markup.
+// Draws the plots of a page from the data in the page. All text here and in the data goes in as text, never as markup.
 (function () {
   "use strict";
   const data = JSON.parse(document.getElementById("data").textContent);
-  const PARTS = data.split.parts;
+  const PARTS = data.split ? data.split.parts : [];
   let axis = "step";
   let logarithmic = false;
   let whose = "all";
@@ -85,16 +85,21 @@
 
   const MARKS = { failure: { sign: "✕", line: [5, 4] }, regroup: { sign: "○", line: [1, 4] }, resume: { sign: "↻", line: [5, 4] } };
 
+  /** A hook that paints on a plot, within its area. */
+  const within = (paint) => (plot) => {
+    const { left, top, width, height } = plot.bbox;
+    plot.ctx.save();
+    plot.ctx.beginPath();
+    plot.ctx.rect(left, top, width, height);
+    plot.ctx.clip();
+    paint(plot, plot.ctx, devicePixelRatio || 1);
+    plot.ctx.restore();
+  };
+
   /** Lines through a plot where something happened. */
   function marks(along, epochs) {
-    return (plot) => {
-      const context = plot.ctx;
+    return within((plot, context, ratio) => {
       const { left, top, width, height } = plot.bbox;
-      const ratio = devicePixelRatio || 1;
-      context.save();
-      context.beginPath();
-      context.rect(left, top, width, height);
-      context.clip();
       const line = (value, colour, dash) => {
         const at = Math.round(plot.valToPos(value, "x", true)) + 0.5;
         context.strokeStyle = colour;
@@ -125,9 +130,28 @@
         context.fillStyle = colour;
         context.fillText(sign, ...from);
       });
-      context.restore();
-    };
+    });
   }
+
+  /** Intervals as lines with caps, and the values beside them if they are few. */
+  const whiskers = (values, low, high) => within((plot, context, ratio) => {
+    context.strokeStyle = context.fillStyle = css("ink");
+    context.lineWidth = 1.25 * ratio;
+    context.textAlign = "center";
+    context.font = "600 " + 12 * ratio + "px system-ui, sans-serif";
+    plot.data[0].forEach((x, row) => {
+      const at = plot.valToPos(x, "x", true);
+      const [from, to] = [low, high].map((ends) => plot.valToPos(Math.max(1e-9, known(ends[row]) ? ends[row] : values[row]), "y", true));
+      context.beginPath();
+      if (known(low[row])) [[0, from, 0, to], [-5, from, 5, from], [-5, to, 5, to]].forEach(([left, begin, right, end]) => {
+        context.moveTo(at + left * ratio, begin);
+        context.lineTo(at + right * ratio, end);
+      });
+      context.stroke();
+      const below = from + 18 * ratio;
+      if (values.length <= 9) context.fillText(number(values[row]), at, below < plot.bbox.top + plot.bbox.height ? below : to - 10 * ratio);
+    });
+  });
 
   /** Series of different workers, or of epochs, have no value at every place: the nearest one counts. */
   function nearest(plot, series, at) {
@@ -142,6 +166,16 @@
     if (before < 0) return after;
     return after >= x.length || x[at] - x[before] <= x[after] - x[at] ? before : after;
   }
+
+  /** Those of some places on the x axis, from the last one back, whose words do not touch. */
+  function apart(plot, places) {
+    const made = [];
+    [...places].reverse().forEach((one) => {
+      if (!made.length || plot.valToPos(made[0], "x") - plot.valToPos(one, "x") >= 26) made.unshift(one);
+    });
+    return made;
+  }
+
   const known = (value) => value !== null && value !== undefined;
 
   /** While nobody points anywhere, the legend has the last values. */
@@ -163,15 +197,15 @@
       height: spec.height || 200,
       padding: [8, 16, 0, 0],
       scales: {
-        x: { time: false, range: spec.xRange },
-        y: spec.log ? { distr: 3 } : { range: spec.range || ((_, low, high) => padded(low, high, spec.zero)) },
+        x: { time: false, range: spec.xRange, ...spec.xScale },
+        y: spec.log ? { distr: 3, ...spec.yScale } : { range: spec.range || ((_, low, high) => padded(low, high, spec.zero)) },
       },
       axes: [
-        axisOf({ values: (_, all) => all.map(plain || ticks), space: 60, size: 32, ...(plain || over !== "step" ? {} : { incrs: WHOLE }) }),
-        axisOf({ values: (_, all) => all.map((one) => (one === null ? "" : number(one))), size: 52 }),
+        axisOf({ values: (_, all) => all.map(plain || ticks), space: 60, size: 32, ...(plain || over !== "step" ? {} : { incrs: WHOLE }), ...spec.xAxis }),
+        axisOf({ values: (_, all) => all.map((one) => (one === null ? "" : number(one))), size: 52, ...spec.yAxis }),
       ],
       series: [
-        { label: plain ? "ms" : over === "step" ? "step" : "time", value: (_, one) => (one === null ? "–" : plain ? plain(one) : over === "step" ? place(one) : clock(one)) },
+        { label: plain ? spec.xLabel : over === "step" ? "step" : "time", value: (_, one) => (one === null ? "–" : plain ? plain(one) : over === "step" ? place(one) : clock(one)) },
         ...spec.series,
       ],
       bands: spec.bands || [],
@@ -180,7 +214,7 @@
       hooks: {
         init: [(plot) => { plot.free = spec.free; plot.there = spec.there; }],
         setCursor: [rest(spec.rest)],
-        ...(plain ? {} : { draw: [marks(over, spec.epochs)] }),
+        draw: plain ? spec.paint || [] : [marks(over, spec.epochs)],
       },
     };
     const made = new uPlot(options, spec.data, host);
@@ -318,7 +352,7 @@
       draw(host, {
         data: [middle, counts],
         series: [{ label: "steps", stroke: css("c0"), fill: css("c0") + "99", width: 1, paths: uPlot.paths.bars({ size: [0.92, 60] }), points: { show: false }, value: (_, one) => number(one) }],
-        x: (value) => number(value), xRange: () => [edges[0] - width / 2, edges[edges.length - 1] + width / 2], zero: true,
+        x: (value) => number(value), xLabel: "ms", xRange: () => [edges[0] - width / 2, edges[edges.length - 1] + width / 2], zero: true,
         rest: counts.indexOf(Math.max(...counts)),
       });
     },
@@ -344,6 +378,38 @@
         colours.push(css("other"));
       }
       stack(host, percents, { labels, colours, say: (one) => number(one) + " %", top: 100 });
+    },
+
+    /** A figure by number of workers with its intervals; counts whose workers share cores or GPUs are hollow. */
+    scaling(host) {
+      const { workers, shared, figures } = data.scaling;
+      const { label, values, low, high, ideal } = figures[host.dataset.name];
+      const first = workers[0], last = workers[workers.length - 1];
+      const wide = last / first >= 8; // then the axis is logarithmic: small counts would stick together
+      const log = wide && ideal.some(known);
+      const most = Math.max(...values, ...ideal.filter(known));
+      const top = Math.min(1.3 * most, Math.max(most, ...high.filter(known)) * 1.08);
+      const least = log ? Math.min(1, ...values) / 1.6 : 0;
+      const powers = [...Array(60).keys()].map((power) => 2 ** (power - 30)).filter((one) => one >= least && one <= top);
+      const beside = wide ? [first / 1.25, last * 1.25] : [first - (last - first || 2) * 0.1, last + (last - first || 2) * 0.1];
+      const all = (_, splits) => splits;
+      const say = (_, one, series, row) => (known(one) && known(row) ? number(one) + (known(low[row]) ? " (" + number(low[row]) + " to " + number(high[row]) + ")" : "") : "–");
+      const series = [line(label, css("c0"), { value: say, points: { show: true, size: 9, fill: css("c0") } })];
+      const columns = [values];
+      if (ideal.some(known)) {
+        series.unshift(line("ideal", css("soft"), { dash: [5, 4] }));
+        columns.unshift(ideal);
+      }
+      if (shared.some((one) => one)) {
+        series.push(line("oversubscribed", css("c0"), { paths: () => null, points: { show: true, size: 9, width: 2, fill: css("card") } }));
+        columns.push(values.map((one, row) => (shared[row] ? one : null)));
+      }
+      draw(host, {
+        data: [workers, ...columns], series, paint: [whiskers(values, low, high)], height: 260,
+        x: String, xLabel: "workers", xRange: () => beside, xScale: wide ? { distr: 3, log: 2 } : {},
+        xAxis: { splits: (plot) => apart(plot, workers), filter: all },
+        log, range: () => [0, top], yScale: { log: 2, range: () => [least, top] }, yAxis: log ? { splits: () => powers, filter: all } : {},
+      });
     },
 
     usage(host) {
