@@ -220,7 +220,7 @@ def test_a_script_that_the_page_does_not_know_is_not_run(killed: Path, tmp_path:
 def test_a_scaling_page(counts: tuple[int, ...], width: int, dark: bool, tmp_path: Path, chromium: Page) -> None:
     seconds = {(count, round): 0.1 / count**0.8 * (1 + round / 50) for count in counts for round in (1, 2, 3)}
     runs = [Timed(*key, (each, each), (100, 100)) for key, each in seconds.items()]
-    setup = Setup("a.py", "sync=allreduce", False, 3, 2, 1, "cpu", 1, 2, None, "here", {"cordee": "1"}, "today")
+    setup = Setup("a.py", "sync=allreduce", "strong", 3, 2, 1, "cpu", 1, 2, None, "here", {"cordee": "1"}, "today")
     page = tmp_path / "scaling.html"
     page.write_text(as_page(setup, figures(runs, oversubscribed=counts[2:])), encoding="utf-8")
     chromium.open(page, width=width, dark=dark)

@@ -31,11 +31,11 @@ def run(workers: int, round: int, *milliseconds: float, batch: int = 100) -> Tim
 
 
 def setup(**other: Any) -> Setup:
-    given: dict[str, Any] = {"job": "jobs/a.py", "plan": "sync=allreduce", "weak": False, "rounds": 3, "steps": 3}
+    given: dict[str, Any] = {"job": "jobs/a.py", "plan": "sync=allreduce", "scaling": "strong", "rounds": 3, "steps": 3}
     given |= {
         "warm_up": 5,
         "device": "cpu",
-        "threads": 1,
+        "threads_per_worker": 1,
         "cores": 2,
         "gpus": None,
         "host": "h",

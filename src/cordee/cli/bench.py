@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordee.core.errors import StorageError, UsageError
+from cordee.core import damage
+from cordee.core.errors import UsageError
 
 if TYPE_CHECKING:
     from cordee.runtime.scaling import Measurement
@@ -111,7 +112,9 @@ def _measure(measurement: Measurement, *, json: bool) -> None:
     found = figures(runs, weak=measurement.weak, oversubscribed=measurement.oversubscribed)
     values = writer.dumps(as_json(setup, found, runs), indent=1, ensure_ascii=False)
     for name, text in (("scaling.json", f"{values}\n"), ("scaling.html", as_page(setup, found))):
-        _write(measurement.out / name, text)
+        with damage.writing(measurement.out / name):
+            measurement.out.mkdir(parents=True, exist_ok=True)
+            (measurement.out / name).write_text(text, encoding="utf-8")
     if json:
         noted = warning(setup, found)
         print(values)
@@ -135,26 +138,18 @@ def _setup(measurement: Measurement) -> Setup:
     return Setup(
         job=measurement.target.path,
         plan=str(measurement.plan),
-        weak=measurement.weak,
+        scaling="weak" if measurement.weak else "strong",
         rounds=measurement.rounds,
         steps=measurement.steps,
         warm_up=measurement.warm_up,
         device="cpu" if gpus is None else "cuda",
-        threads=measurement.threads_each,
+        threads_per_worker=measurement.threads_each,
         cores=len(usable_cores()),
         gpus=gpus,
         host=socket.gethostname(),
         versions={"cordee": __version__, "torch": version("torch"), "python": platform.python_version()},
         measured=time.strftime("%Y-%m-%d %H:%M %z"),
     )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
     best,
-    cores_of,
     describe,
     duration,
     ending,
@@ -29,25 +28,26 @@ from cordee.watch.words import (
     milliseconds,
     parts_of,
     percent,
-    samples_of,
     step_length,
-    steps_of,
     verdict,
+    worker_columns,
 )
 
 WIDTH = 120
-"""Of the tables where nobody's terminal says how wide it is."""
+"""Of the tables where standard output is no terminal."""
 MOST_NAMED = 5
 MOST_ROWS = 40
+TEXTS = ("", "worker", "host", "device", "what")
+"""Columns of text; the others hold numbers."""
 
 
 def report(run: Path, as_json: bool, trace: Path | None, steps: str | None, tensorboard: Path | None) -> None:
     """Show the run in the folder `run`, and write what was asked for."""
     from cordee.runtime.folder import is_held
     from cordee.watch.summarise import summarise
-    from cordee.watch.trace import Steps, write_trace
+    from cordee.watch.trace import StepRange, write_trace
 
-    shown = Steps.parse(steps)
+    shown = StepRange.parse(steps)
     if steps is not None and trace is None:
         raise UsageError("--steps says which steps a trace shows: name its file with --trace")
     folder = find_run(run)
@@ -119,20 +119,18 @@ def show(summary: Summary, now: float) -> None:
             console.print(plain(sentence))
     parts = parts_of(summary.workers)
     for table in (
-        _table("", ("", ""), _figures(summary), left={0, 1}),
+        _table("", ("", ""), _figures(summary)),
         _table("validation", ("after step", *summary.metrics.values), _epochs(summary)),
-        _table("where the time of the steps went", ("worker", "per step", *parts), _split(summary, parts), left={0}),
-        _table("workers", _WORKER_COLUMNS, _workers(summary), left={0, 1, 2}),
-        _table("what happened", ("after", "step", "what", ""), _incidents(summary), left={2, 3}),
+        _table("where the time of the steps went", ("worker", "per step", *parts), _split(summary, parts)),
+        _table("workers", [name for name, *_ in worker_columns(summary)], _workers(summary)),
+        _table("what happened", ("after", "step", "what", ""), _incidents(summary)),
     ):
         if table is not None:
             console.print(table)
 
 
-def _table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = frozenset()
-) -> Any:
-    """A table; the columns in `left` are text, the others numbers. None if it has no row."""
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
+    """A table; None if it has no row."""
     from rich import box
     from rich.table import Table
 
@@ -140,8 +138,8 @@ def _table(
     if not made:
         return None
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns))
-    for place, column in enumerate(columns):
-        table.add_column(plain(column), justify="left" if place in left else "right", overflow="fold")
+    for column in columns:
+        table.add_column(plain(column), justify="left" if column in TEXTS else "right", overflow="fold")
     for row in made:
         table.add_row(*map(plain, row))
     return table
@@ -205,26 +203,13 @@ def _worker(one: Worker, starts: int) -> str:
     return f"{one.worker}{f' ({more})' if more else ''}"
 
 
-_WORKER_COLUMNS = ("worker", "host", "device", "process", "steps", "samples", "processor", "cores", "memory", "sent")
-
-
 def _workers(summary: Summary) -> Iterable[list[str]]:
+    columns = worker_columns(summary)
     for one in summary.workers[:MOST_ROWS]:
-        yield [
-            _worker(one, summary.starts),
-            one.host,
-            one.device,
-            str(one.pid or "–"),
-            steps_of(one),
-            samples_of(one),
-            duration(one.cpu_s),
-            cores_of(one),
-            amount(one.memory_mb * 2**20) + (f", GPU {amount(one.gpu_mb * 2**20)}" if one.gpu_mb else ""),
-            amount(one.bytes_sent),
-        ]
+        yield [text(one) for _, _, text in columns]
     if len(summary.workers) > MOST_ROWS:
         hidden = plural(len(summary.workers) - MOST_ROWS, "more worker")
-        yield [f"… {hidden}", *[""] * (len(_WORKER_COLUMNS) - 1)]
+        yield [f"… {hidden}", *[""] * (len(columns) - 1)]
 
 
 def _incidents(summary: Summary) -> Iterable[list[str]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import CordeeError
+from cordee.core.errors import CordeeError, StorageError
 
 DAMAGE = (
     ArithmeticError,
@@ -32,6 +32,15 @@ def named(make: Callable[[str], CordeeError]) -> Iterator[None]:
     except DAMAGE as problem:
         reason = " ".join(str(problem).split())[:200]
         raise make(f"{type(problem).__name__}: {reason}" if reason else type(problem).__name__) from problem
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise one clear error if `path` cannot be written in here."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How a job scales, from the step times of runs with different numbers of workers: values and their statistics.
 
-Runs come in rounds, and every round has one run a count. A run gives one number of each kind: its median step, its
-95th percentile, its samples a second. All comparisons are made within a round, where the machine was in much the same
+Runs come in rounds, and every round has one run per count. A run gives one number of each kind: its median step, its
+95th percentile, its samples per second. All comparisons are made within a round, where the machine was in much the same
 state, and only then put together.
 """
 
@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from cordee.core.times import percentiles
 
@@ -47,8 +48,13 @@ class Timed:
 
     @property
     def throughput(self) -> float:
-        """Samples a second, over all measured steps together."""
+        """Samples per second, over all measured steps together."""
         return sum(self.samples) / sum(self.seconds)
+
+    @property
+    def speed(self) -> float:
+        """Steps per second, by the median."""
+        return 1e3 / self.p50_ms
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,7 @@ class Estimate:
 
     def times(self, factor: float) -> Estimate:
         """The same for a multiple of the figure."""
-        low, high = self.span or (None, None)
-        return Estimate(
-            self.value * factor, None if low is None else low * factor, None if high is None else high * factor
-        )
+        return Estimate(self.value * factor, *(end * factor for end in self.span or ()))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Figures:
     p50_ms: Estimate
     p95_ms: Estimate
     throughput: Estimate
-    """Samples a second."""
+    """Samples per second."""
     speed_up: Estimate | None
     """Against the smallest count: its median step over this one's, or with `weak` the ratio of throughputs."""
     efficiency: Estimate | None
@@ -97,7 +100,7 @@ def figures(runs: Sequence[Timed], *, weak: bool = False, oversubscribed: Sequen
     if len({tuple(run.round for run in mine) for mine in of.values()}) != 1:
         raise ValueError("every round needs one run of each count")
     first = of[counts[0]]
-    speed = _throughput if weak else _speed
+    speed = attrgetter("throughput" if weak else "speed")
     found = []
     for count, mine in of.items():
         speed_up = None if len(counts) == 1 else Estimate(1.0) if mine is first else estimate(speed, mine, first)
@@ -105,9 +108,9 @@ def figures(runs: Sequence[Timed], *, weak: bool = False, oversubscribed: Sequen
             Figures(
                 workers=count,
                 batch=round(statistics.median(samples for run in mine for samples in run.samples)),
-                p50_ms=estimate(_p50_ms, mine),
-                p95_ms=estimate(_p95_ms, mine),
-                throughput=estimate(_throughput, mine),
+                p50_ms=estimate(attrgetter("p50_ms"), mine),
+                p95_ms=estimate(attrgetter("p95_ms"), mine),
+                throughput=estimate(attrgetter("throughput"), mine),
                 speed_up=speed_up,
                 efficiency=None if speed_up is None else speed_up.times(counts[0] / count),
                 oversubscribed=count in oversubscribed,
@@ -125,8 +128,9 @@ def estimate(
     interval is that of this mean, for rounds like these on this machine: a t interval of the rounds' logarithms,
     whose spread holds both how runs differ and how steps within a run do. Below `FEWEST_ROUNDS` there is none.
     """
-    others: Sequence[Timed | None] = against if against is not None else [None] * len(runs)
-    logs = [_log(statistic, run, other) for run, other in zip(runs, others, strict=True)]
+    logs = [math.log(statistic(run)) for run in runs]
+    if against is not None:
+        logs = [log - math.log(statistic(other)) for log, other in zip(logs, against, strict=True)]
     mean = statistics.fmean(logs)
     if len(logs) < FEWEST_ROUNDS:
         return Estimate(math.exp(mean))
@@ -151,23 +155,3 @@ def order_of_runs(counts: Sequence[int], rounds: int) -> list[tuple[int, int]]:
 def is_oversubscribed(workers: int, *, threads: int, cores: int, gpus: int | None = None) -> bool:
     """Whether workers have to share what a larger machine would give each of them; `gpus` is None without any."""
     return workers * threads > cores or (gpus is not None and workers > gpus)
-
-
-def _log(statistic: Callable[[Timed], float], run: Timed, other: Timed | None) -> float:
-    return math.log(statistic(run)) - (0.0 if other is None else math.log(statistic(other)))
-
-
-def _speed(run: Timed) -> float:
-    return 1e3 / run.p50_ms
-
-
-def _p50_ms(run: Timed) -> float:
-    return run.p50_ms
-
-
-def _p95_ms(run: Timed) -> float:
-    return run.p95_ms
-
-
-def _throughput(run: Timed) -> float:
-    return run.throughput

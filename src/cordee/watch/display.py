@@ -50,6 +50,16 @@ def display_for(stream: TextIO | None) -> Display:
     return Bar(chosen) if chosen.isatty() else Plain(chosen)
 
 
+def start_bar(stream: TextIO, *columns: Any, transient: bool = False) -> Any:
+    """A bar at the foot of a terminal, of columns as `rich` has them."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(*columns, console=Console(file=stream), refresh_per_second=5, transient=transient)
+    bar.start()
+    return bar
+
+
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook, which has loaded IPython; a terminal's IPython is none."""
     ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
@@ -115,20 +125,11 @@ class Bar:
     def begin(self, done: int, total: int | None) -> None:
         """Draw the bar."""
         self.close()  # that of a former session of the same script
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("loss {task.fields[loss]}"),
-            TimeRemainingColumn(),
-            console=Console(file=self._stream),
-            refresh_per_second=5,
-        )
+        columns = ("step", MofNCompleteColumn(), BarColumn(), "loss {task.fields[loss]}", TimeRemainingColumn())
+        self._bar = start_bar(self._stream, *columns)
         self._task = self._bar.add_task("steps", total=total, completed=done, loss="-")
-        self._bar.start()
 
     def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
         """Move the bar; a script, which says nothing of its job, has none before."""

@@ -22,7 +22,7 @@ from cordee.core.words import plural
 from cordee.watch import words
 from cordee.watch.plots import MOST_METRICS, metric_names, plot_data, shown, shown_numbers, spans_of
 from cordee.watch.summary import Summary
-from cordee.watch.words import amount, cores_of, duration, figure, large, milliseconds, samples_of, steps_of
+from cordee.watch.words import duration, figure, large, milliseconds
 
 MOST_TICKS = 100
 
@@ -92,7 +92,7 @@ def render(summary: Summary, now: float) -> str:
         lanes={number: spans_of(summary, number) for number in shown_numbers(summary)},
         usage=_usage(summary),
         few=lambda moments: moments[:: max(1, -(-len(moments) // MOST_TICKS))],
-        worker_columns=_worker_columns(summary),
+        worker_columns=words.worker_columns(summary),
         details=_details(summary),
     )
 
@@ -152,32 +152,6 @@ def _usage(summary: Summary) -> dict[str, tuple[str, str]]:
     known = {name for one in summary.usage.values() for name, column in one.values.items() if set(column) - {None}}
     known -= {name for name, used in (("gpu_mb", "gpu_mb"), ("sent_mb_s", "bytes_sent")) if not summary.resources[used]}
     return {name: words for name, words in plots.items() if name in known}
-
-
-def _worker_columns(summary: Summary) -> list[tuple[str, str, Any]]:
-    """The table of workers: where each runs, what it did, what it used. Name, class and value of each column."""
-    mib = 2**20
-    columns: dict[str, Any] = {
-        "worker": lambda one: f"{one.worker}{' ✕ lost' if one.lost else ''}",
-        "start": lambda one: one.start,
-        "host": lambda one: one.host,
-        "device": lambda one: f"{one.device}, {plural(one.threads, 'thread')}" if one.threads else one.device,
-        "process": lambda one: one.pid or "–",
-        "steps": steps_of,
-        "samples": samples_of,
-        "processor": lambda one: duration(one.cpu_s),
-        "cores": cores_of,
-        "memory": lambda one: amount(one.memory_mb * mib),
-        "GPU memory": lambda one: amount(one.gpu_mb * mib),
-        "sent": lambda one: amount(one.bytes_sent),
-        "present": lambda one: duration(one.hours * 3600),
-    }
-    if summary.starts <= 1:
-        del columns["start"]
-    if not any(worker.gpu_mb for worker in summary.workers):
-        del columns["GPU memory"]
-    texts = ("worker", "host", "device")
-    return [(name, "" if name in texts else "number", value) for name, value in columns.items()]
 
 
 def _details(summary: Summary) -> dict[str, dict[str, Any]]:

@@ -59,7 +59,7 @@ def plot_data(summary: Summary) -> dict[str, Any]:
         "split": {
             "step": summary.split.step,
             "seconds": _seconds(summary.split.seconds),
-            "redone": _flags(summary.split.redone),
+            "redone": summary.split.redone,
             "count": summary.split.count,
             "parts": parts_of(summary.workers),
             "workers": {one: _columns(summary.split.workers[one]) for one in numbers if one in summary.split.workers},
@@ -103,7 +103,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
     return {
         "step": curve.step,
         "seconds": _seconds(curve.seconds),
-        "redone": _flags(curve.redone),
+        "redone": curve.redone,
         "values": _columns(curve.values),
     }
 
@@ -118,7 +118,3 @@ def _short(column: Column) -> list[float | None]:
 
 def _seconds(moments: tuple[float, ...]) -> list[float]:
     return [round(moment, 3) for moment in moments]
-
-
-def _flags(flags: tuple[bool, ...]) -> list[int]:
-    return [int(flag) for flag in flags]

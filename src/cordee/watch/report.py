@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cordee.core.errors import StorageError
+from cordee.core import damage
 from cordee.core.text import plain
 
 NAME = "report.html"
@@ -30,13 +30,13 @@ def save_report(folder: Path, page: str) -> Path:
     """Put a finished page into the run's folder, all of it or nothing."""
     path = folder / NAME
     temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
+    with damage.writing(path):
+        try:
+            temporary.write_text(page, encoding="utf-8")
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
     return path
 
 

@@ -1,4 +1,4 @@
-"""Progress of a measurement that takes many runs: a bar over all of them, or a plain line a run."""
+"""Progress of a measurement that takes many runs: a bar over all of them, or one plain line per run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from cordee.core.text import plain
 from cordee.core.words import plural
+from cordee.watch.display import start_bar
 
 
 class Rounds:
@@ -22,9 +23,11 @@ class Rounds:
         self._steps: int | None = None
         self._noted: set[str] = set()
         self._bar: Any = None
-        self._task: Any = None
         if self._stream.isatty():
-            self._start_bar()
+            from rich.progress import BarColumn
+
+            self._bar = start_bar(self._stream, BarColumn(), "{task.fields[run]}", transient=True)
+            self._task = self._bar.add_task("runs", total=total, run="starting")
 
     def begin(self, number: int, *, round: int, workers: int) -> None:
         """The run with this number (from 1) starts."""
@@ -67,17 +70,3 @@ class Rounds:
             self._bar.console.print(text, highlight=False, markup=False)
         else:
             print(text, file=self._stream, flush=True)
-
-    def _start_bar(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        self._bar = Progress(
-            BarColumn(),
-            TextColumn("{task.fields[run]}"),
-            console=Console(file=self._stream),
-            refresh_per_second=5,
-            transient=True,
-        )
-        self._task = self._bar.add_task("runs", total=self._total, run="starting")
-        self._bar.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -21,14 +22,14 @@ class Setup:
 
     job: str
     plan: str
-    weak: bool
+    scaling: str
+    """`weak` or `strong`."""
     rounds: int
     steps: int
     warm_up: int
     device: str
     """`cpu` or `cuda`."""
-    threads: int
-    """Of each worker."""
+    threads_per_worker: int
     cores: int
     gpus: int | None
     """None on the CPU."""
@@ -46,16 +47,13 @@ class Setup:
     def machine(self) -> str:
         """What the workers had."""
         gpus = "" if self.gpus is None else f" and {plural(self.gpus, 'GPU')}"
-        return f"{plural(self.cores, 'usable core')}{gpus}, {plural(self.threads, 'thread')} per worker"
+        return f"{plural(self.cores, 'usable core')}{gpus}, {plural(self.threads_per_worker, 'thread')} per worker"
 
     @property
     def kind(self) -> str:
         """Strong or weak, in words."""
-        return (
-            "weak scaling (the batch grows with the workers)"
-            if self.weak
-            else "strong scaling (the global batch stays the same)"
-        )
+        batch = "the batch grows with the workers" if self.scaling == "weak" else "the global batch stays the same"
+        return f"{self.scaling} scaling ({batch})"
 
     @property
     def times(self) -> str:
@@ -83,11 +81,12 @@ def warning(setup: Setup, found: Sequence[Figures]) -> str | None:
     counts = [one.workers for one in found if one.oversubscribed]
     if not counts:
         return None
-    what = [f"{setup.cores} usable cores"] if any(count * setup.threads > setup.cores for count in counts) else []
+    threads = setup.threads_per_worker
+    what = [f"{setup.cores} usable cores"] if any(count * threads > setup.cores for count in counts) else []
     what += [plural(setup.gpus, "GPU")] if setup.gpus is not None and max(counts) > setup.gpus else []
     workers = " and ".join(filter(None, [", ".join(map(str, counts[:-1])), str(counts[-1])]))
     return (
-        f"Oversubscribed: {workers} workers of {plural(setup.threads, 'thread')} share {' and '.join(what)}. "
+        f"Oversubscribed: {workers} workers of {plural(threads, 'thread')} share {' and '.join(what)}. "
         "Their figures show what sharing costs here, and say nothing of a machine that has enough."
     )
 
@@ -102,12 +101,16 @@ def wide_intervals(found: Sequence[Figures]) -> str | None:
 
 def as_table(setup: Setup, found: Sequence[Figures]) -> str:
     """For the terminal; counts with an asterisk are oversubscribed."""
-    several = len(found) > 1
-    head = ("workers", "p50 ms", "p95 ms", "samples/s", "speed-up", "95 %", "efficiency", "95 %")
-    columns = [0, 1, 2, 3]
-    if several:
-        columns += [4, 5, 6, 7] if setup.has_intervals else [4, 6]
-    rows = [[row[column] for column in columns] for row in (head, *map(_row, found))]
+    rows = [["workers", "p50 ms", "p95 ms", "samples/s"], *([] for _ in found)]
+    compared = [name for name in ("speed-up", "efficiency") if len(found) > 1]
+    for row, one in zip(rows[1:], found, strict=True):
+        cells = _cells(one)
+        row.append(f"{one.workers}{'*' if one.oversubscribed else ' '}")
+        row += [cells[name][0] for name in rows[0][1:4]]
+        for name in compared:
+            row += cells[name] if setup.has_intervals else cells[name][:1]
+    for name in compared:
+        rows[0] += [name, "95 %"] if setup.has_intervals else [name]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     noted = warning(setup, found)
     lines = [
@@ -117,45 +120,35 @@ def as_table(setup: Setup, found: Sequence[Figures]) -> str:
         *("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows),
         "",
         f"* {noted}" if noted else None,
-        setup.about_intervals if several else "One number of workers: there is no speed-up.",
+        setup.about_intervals if compared else "One number of workers: there is no speed-up.",
         wide_intervals(found),
     ]
     return "\n".join(line for line in lines if line is not None)
 
 
-def _row(one: Figures) -> tuple[str, ...]:
-    mark = "*" if one.oversubscribed else " "
-    speed_up, efficiency = one.speed_up or Estimate(1.0), one.efficiency or Estimate(1.0)
-    return (
-        f"{one.workers}{mark}",
-        number(one.p50_ms.value),
-        number(one.p95_ms.value),
-        number(one.throughput.value),
-        f"{speed_up.value:.2f}",
-        span(speed_up),
-        f"{efficiency.value * 100:.0f} %",
-        span(efficiency, percent=True),
+def _cells(one: Figures) -> dict[str, tuple[str, str]]:
+    """What was measured with one number of workers: each figure and its interval as text, by name."""
+    figures = (
+        ("p50 ms", one.p50_ms, number, ""),
+        ("p95 ms", one.p95_ms, number, ""),
+        ("samples/s", one.throughput, number, ""),
+        ("speed-up", one.speed_up, "{:.2f}".format, ""),
+        ("efficiency", one.efficiency and one.efficiency.times(100), "{:.0f}".format, " %"),
     )
+    cells = {"workers": (str(one.workers), "oversubscribed" * one.oversubscribed), "batch": (f"{one.batch:,}", "")}
+    for name, value, write, unit in figures:
+        if value is not None:
+            interval = " to ".join(map(write, value.span or ()))
+            cells[name] = (write(value.value) + unit, interval and interval + unit)
+    return cells
 
 
 def as_json(setup: Setup, found: Sequence[Figures], runs: Sequence[Timed]) -> dict[str, Any]:
     """For programs: what the table says, and every measured step."""
     return {
         "form": 1,
-        "job": setup.job,
-        "plan": setup.plan,
-        "scaling": "weak" if setup.weak else "strong",
+        **dataclasses.asdict(setup),
         "relative_to": found[0].workers,
-        "rounds": setup.rounds,
-        "steps": setup.steps,
-        "warm_up": setup.warm_up,
-        "device": setup.device,
-        "threads_per_worker": setup.threads,
-        "cores": setup.cores,
-        "gpus": setup.gpus,
-        "host": setup.host,
-        "versions": setup.versions,
-        "measured": setup.measured,
         "oversubscribed": [one.workers for one in found if one.oversubscribed],
         "warning": warning(setup, found),
         "intervals": setup.about_intervals,
@@ -203,23 +196,13 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def span(value: Estimate, *, percent: bool = False) -> str:
-    """An interval in words; empty where there is none."""
-    if value.span is None:
-        return ""
-    low, high = value.span
-    return f"{low * 100:.0f} to {high * 100:.0f} %" if percent else f"{low:.2f} to {high:.2f}"
-
-
 # ------------------------------------------------------------- page
 
 
 def as_page(setup: Setup, found: Sequence[Figures]) -> str:
     """One HTML file with plots and the table."""
     whiskers = " Whiskers are 95 % intervals." if setup.has_intervals else ""
-    against = (
-        f"Against {plural(found[0].workers, 'worker')}; the dashed line is in proportion to the workers.{whiskers}"
-    )
+    against = f"Against {plural(found[0].workers, 'worker')}; the dashed line is the ideal.{whiskers}"
     plots = [("throughput", "Throughput", f"Samples per second.{whiskers}")]
     figures = {"throughput": _plot("samples/s", [one.throughput for one in found], [None] * len(found))}
     if len(found) > 1:
@@ -227,7 +210,6 @@ def as_page(setup: Setup, found: Sequence[Figures]) -> str:
         ideal = [one.workers / found[0].workers for one in found]
         figures["speed_up"] = _plot("speed-up", [one.speed_up or Estimate(1.0) for one in found], ideal)
     workers, shared = [one.workers for one in found], [one.oversubscribed for one in found]
-    several = ["speed-up", "efficiency"] if len(found) > 1 else []
     return fill(
         "scaling.html",
         data={"scaling": {"workers": workers, "shared": shared, "figures": figures}},
@@ -236,7 +218,6 @@ def as_page(setup: Setup, found: Sequence[Figures]) -> str:
         facts=[setup.kind, setup.times, setup.machine, f"plan {setup.plan}"],
         setup=setup,
         plots=plots,
-        columns=["workers", "batch", "step p50 ms", "step p95 ms", "samples/s", *several],
         rows=[_cells(one) for one in found],
         warning=warning(setup, found),
         wide=wide_intervals(found),
@@ -247,18 +228,3 @@ def _plot(label: str, values: Sequence[Estimate], ideal: Sequence[float | None])
     """What is drawn of one figure."""
     columns = {"values": [one.value for one in values], "low": [one.low for one in values]}
     return {"label": label, **columns, "high": [one.high for one in values], "ideal": ideal}
-
-
-def _cells(one: Figures) -> list[tuple[str, str]]:
-    """A row of the page's table: each figure, and below it its interval."""
-    cells = [(str(one.workers), "oversubscribed" if one.oversubscribed else ""), (f"{one.batch:,}", "")]
-    for value in (one.p50_ms, one.p95_ms, one.throughput):
-        cells.append((number(value.value), "–".join(number(end) for end in value.span or ())))
-    if one.speed_up is not None and one.efficiency is not None:
-        cells.append((f"{one.speed_up.value:.2f}", _dashed(span(one.speed_up))))
-        cells.append((f"{one.efficiency.value * 100:.0f} %", _dashed(span(one.efficiency, percent=True))))
-    return cells
-
-
-def _dashed(interval: str) -> str:
-    return interval.replace(" to ", "–")

@@ -11,6 +11,7 @@ between their two arrivals are scaled to fit. Evaluation and saving follow the s
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cordee.core import damage
-from cordee.core.errors import StorageError, UsageError
+from cordee.core.errors import UsageError
 from cordee.core.events import damaged_record, read_events
 from cordee.core.times import PARTS, Block, Breakdown
 
@@ -29,15 +30,25 @@ HAPPENED, BETWEEN = 0, 1
 """Its threads: what happened, and what was done between steps."""
 
 
+_INSTANTS = {
+    "failure": "worker {worker} was lost: {reason}",
+    "regroup": "workers {workers}",
+    "fault": "{what}",
+    "warning": "{message}",
+    "end": "{reason}, exit code {code}",
+}
+"""What stands at the moment of an event, by its fields."""
+
+
 @dataclass(frozen=True)
-class Steps:
+class StepRange:
     """Which steps to show, both ends included."""
 
     first: int = 1
     last: float = float("inf")
 
     @classmethod
-    def parse(cls, text: str | None) -> Steps:
+    def parse(cls, text: str | None) -> StepRange:
         """From `A:B`, `A:` or `:B`."""
         if text is None:
             return cls()
@@ -146,7 +157,7 @@ def _micro(seconds: float) -> float:
 class _Tracer:
     """Turns the events of a run into those of a trace."""
 
-    def __init__(self, file: TextIO, origin: float, steps: Steps) -> None:
+    def __init__(self, file: TextIO, origin: float, steps: StepRange) -> None:
         self._out = _Writer(file)
         self._origin = origin
         self._steps = steps
@@ -166,6 +177,9 @@ class _Tracer:
         take = getattr(self, f"_on_{event['event']}", None)
         if take is not None:
             take(event)
+        if event["event"] in _INSTANTS and self._shown():
+            at = self._since(event.get("at") or event["time"])
+            self._out.instant(event["event"], at, _INSTANTS[event["event"]].format_map(event))
 
     def close(self) -> None:
         """Write what waited for what came after it."""
@@ -221,28 +235,8 @@ class _Tracer:
             began = self._since(event.get("at") or event["time"])
             self._out.slice((RUN, BETWEEN), "saving", began, event["ms"] / 1e3, step=event["step"])
 
-    def _on_failure(self, event: Mapping[str, Any]) -> None:
-        if self._shown():
-            at = self._since(event.get("at") or event["time"])
-            self._out.instant("failure", at, f"worker {event['worker']} was lost: {event['reason']}")
-
     def _on_regroup(self, event: Mapping[str, Any]) -> None:
         self._breakdown.expect(event["workers"])
-        if self._shown():
-            at = self._since(event.get("at") or event["time"])
-            self._out.instant("regroup", at, f"workers {event['workers']}")
-
-    def _on_fault(self, event: Mapping[str, Any]) -> None:
-        if self._shown():
-            self._out.instant("fault", self._since(event["time"]), event["what"])
-
-    def _on_warning(self, event: Mapping[str, Any]) -> None:
-        if self._shown():
-            self._out.instant("warning", self._since(event["time"]), event["message"])
-
-    def _on_end(self, event: Mapping[str, Any]) -> None:
-        if self._shown():
-            self._out.instant("end", self._since(event["time"]), f"{event['reason']}, exit code {event['code']}")
 
     def _on_times(self, event: Mapping[str, Any]) -> None:
         self._breakdown.add(event["worker"], event)
@@ -275,20 +269,16 @@ class _Tracer:
             self._out.slice(track, name, at, min(length, end - at))
 
 
-def write_trace(folder: str | os.PathLike[str], path: str | os.PathLike[str], steps: Steps | None = None) -> None:
+def write_trace(folder: str | os.PathLike[str], path: str | os.PathLike[str], steps: StepRange | None = None) -> None:
     """Write the trace of the run in `folder` to `path`, as far as it has come."""
     record = Path(folder) / "events.jsonl"
     events = read_events(record)
     first = next(events, None)
-    try:
-        with damage.named(damaged_record(record)), open(path, "w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit":"ms","traceEvents":[')
-            tracer = _Tracer(file, first["time"] if first else 0.0, steps or Steps())
-            if first is not None:
-                tracer.take(first)
-            for event in events:
-                tracer.take(event)
-            tracer.close()
-            file.write("\n]}\n")
-    except OSError as error:
-        raise StorageError(f"cannot write {Path(path).absolute()}: {error.strerror}") from error
+    target = Path(path)
+    with damage.writing(target), damage.named(damaged_record(record)), target.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        tracer = _Tracer(file, first["time"] if first else 0.0, steps or StepRange())
+        for event in itertools.chain([first] if first else [], events):
+            tracer.take(event)
+        tracer.close()
+        file.write("\n]}\n")

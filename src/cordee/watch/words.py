@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cordee.core.times import PARTS
@@ -88,9 +88,28 @@ def step_length(one: Worker) -> str:
     return milliseconds(one.step_ms) + known
 
 
-def cores_of(one: Worker) -> str:
-    """How many cores a worker kept busy."""
-    return "–" if one.cpu_cores is None else f"{one.cpu_cores:.2f}"
+def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], str]]]:
+    """The table of workers: where each runs, what it did, what it used. Name, kind and text of each column."""
+    columns: dict[str, Callable[[Worker], str]] = {
+        "worker": lambda one: f"{one.worker}{' ✕ lost' if one.lost else ''}",
+        "start": lambda one: str(one.start),
+        "host": lambda one: one.host,
+        "device": lambda one: f"{one.device}, {plural(one.threads, 'thread')}" if one.threads else one.device,
+        "process": lambda one: str(one.pid or "–"),
+        "steps": steps_of,
+        "samples": samples_of,
+        "processor": lambda one: duration(one.cpu_s),
+        "cores": lambda one: "–" if one.cpu_cores is None else f"{one.cpu_cores:.2f}",
+        "memory": lambda one: amount(one.memory_mb * 2**20),
+        "GPU memory": lambda one: amount(one.gpu_mb * 2**20),
+        "sent": lambda one: amount(one.bytes_sent),
+        "present": lambda one: duration(one.hours * 3600),
+    }
+    if summary.starts <= 1:
+        del columns["start"]
+    if not any(worker.gpu_mb for worker in summary.workers):
+        del columns["GPU memory"]
+    return [(name, "" if name in ("worker", "host", "device") else "number", text) for name, text in columns.items()]
 
 
 def parts_of(workers: Sequence[Worker]) -> list[str]:
