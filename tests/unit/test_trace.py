@@ -48,6 +48,12 @@ def assert_sound(events: list[Event]) -> None:
             open_until.append(end)
 
 
+def stamp(number: int, arrived: float, *parts: float) -> Stamp:
+    """A step with one sample and these seconds of data, computing, waiting and communication."""
+    named = zip(("data", "compute", "waiting", "communication"), parts, strict=True)
+    return Stamp(number, 1, arrived, {"callbacks": 0.0, **dict(named)})
+
+
 def slices(events: list[Event], worker: int) -> list[Event]:
     return [one for one in events if one["ph"] == "X" and one["pid"] == worker + 1]
 
@@ -141,7 +147,7 @@ def test_steps_never_overlap_whatever_was_stamped(seed: int) -> None:
     for number in range(1, 50):
         at += chance.choice([0.0, 0.001, 0.02, 0.1])
         parts = [chance.choice([0.0, chance.random() * 0.05]) for _ in range(4)]
-        stamps.append(Stamp(number, *parts, 1, at))
+        stamps.append(stamp(number, at, *parts))
     begin = stamps[0].arrived - stamps[0].own
     for one, following in itertools.pairwise(stamps):
         end, next_begin = border(one, following)
@@ -154,8 +160,8 @@ def test_steps_never_overlap_whatever_was_stamped(seed: int) -> None:
 
 
 def test_a_step_that_fits_keeps_its_lengths() -> None:
-    one = Stamp(1, 0.01, 0.04, 0.03, 0.02, 1, 10.0)
-    assert border(one, Stamp(2, 0.01, 0.04, 0.0, 0.0, 1, 11.0)) == pytest.approx((10.05, 10.95))
+    one = stamp(1, 10.0, 0.01, 0.04, 0.03, 0.02)
+    assert border(one, stamp(2, 11.0, 0.01, 0.04, 0.0, 0.0)) == pytest.approx((10.05, 10.95))
     laid = lay_out(one, 9.95, 10.05)
     assert [name for name, _, _ in laid] == ["data", "compute", "waiting", "communication"]
     assert [length for _, _, length in laid] == pytest.approx([0.01, 0.04, 0.03, 0.02])

@@ -77,6 +77,17 @@ class Breakdown:
         self._ends: dict[int, int] = {}
         """The step after the last one that each worker reported."""
 
+    def take(self, event: Mapping[str, Any]) -> None:
+        """An event of a run: its starts, new groups and times count."""
+        if event["event"] == "start":
+            self.finish()
+            self._ends.clear()
+            self.expect(range(event["workers"]))
+        elif event["event"] == "regroup":
+            self.expect(event["workers"])
+        elif event["event"] == "times":
+            self.add(event["worker"], event)
+
     def expect(self, workers: Iterable[int]) -> None:
         """From here on these are the workers of a step; what a lost one did not report will not come any more."""
         self._members = frozenset(workers)

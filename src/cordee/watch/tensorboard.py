@@ -49,12 +49,11 @@ class _Scalars:
             ) from None
         self._writer = writer.EventFileWriter(str(target), filename_suffix=SUFFIX)
         self._starts = 0
-        self._heard = 0.0
         self._breakdown = Breakdown(self._on_block)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """One event of the run."""
-        self._heard = event["time"]
+        self._breakdown.take(event)
         take = getattr(self, f"_on_{event['event']}", None)
         if take is not None:
             take(event)
@@ -72,10 +71,7 @@ class _Scalars:
         self._writer.add_event(self._events.Event(wall_time=at, step=step, summary=self._summaries.Summary(value=made)))
 
     def _on_start(self, event: Mapping[str, Any]) -> None:
-        self._breakdown.finish()
         self._starts += 1
-        self._breakdown = Breakdown(self._on_block)
-        self._breakdown.expect(range(event["workers"]))
 
     def _on_job(self, event: Mapping[str, Any]) -> None:
         if self._starts > 1:  # what lies beyond is done again: TensorBoard then forgets the first time
@@ -95,19 +91,9 @@ class _Scalars:
         values = [(f"validation/{name}", value) for name, value in event["validation"].items()]
         self._write(event["step"], event["time"], values)
 
-    def _on_regroup(self, event: Mapping[str, Any]) -> None:
-        self._breakdown.expect(event["workers"])
-
-    def _on_times(self, event: Mapping[str, Any]) -> None:
-        self._breakdown.add(event["worker"], event)
-
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         """The parts of each step, as means over the workers."""
-        arrived = next(iter(blocks.values())).arrived
-        means = [
-            [sum(row) / len(blocks) for row in zip(*(getattr(block, part) for block in blocks.values()), strict=False)]
-            for part in PARTS
-        ]
-        for place, at in enumerate(arrived):
-            values = [(f"time/{part}_ms", column[place]) for part, column in zip(PARTS, means, strict=True)]
-            self._write(first + place + 1, at, values)
+        for place, at in enumerate(next(iter(blocks.values())).arrived):
+            columns = {part: [getattr(block, part)[place] for block in blocks.values()] for part in PARTS}
+            means = [(f"time/{part}_ms", sum(values) / len(values)) for part, values in columns.items()]
+            self._write(first + place + 1, at, means)

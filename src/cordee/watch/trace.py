@@ -10,14 +10,13 @@ between their two arrivals are scaled to fit. Evaluation and saving follow the s
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from cordee.core import damage
 from cordee.core.errors import UsageError
@@ -28,6 +27,8 @@ RUN = 0
 """The process of the trace that stands for the run; worker n is process n + 1."""
 HAPPENED, BETWEEN = 0, 1
 """Its threads: what happened, and what was done between steps."""
+OWN, BLOCKED = ("callbacks", "data", "compute"), ("waiting", "communication")
+"""The parts of a step before and after a worker comes to the collective, in the order in which they are laid out."""
 
 
 _INSTANTS = {
@@ -65,28 +66,23 @@ class StepRange:
         return self.first <= step <= self.last
 
 
-@dataclass(frozen=True)
-class Stamp:
+class Stamp(NamedTuple):
     """One step on one worker, in seconds since the beginning."""
 
     step: int
-    data: float
-    compute: float
-    waiting: float
-    communication: float
     samples: int
     arrived: float
-    callbacks: float = 0.0
+    parts: Mapping[str, float]
 
     @property
     def own(self) -> float:
         """What the worker spends before it comes to the collective."""
-        return self.callbacks + self.data + self.compute
+        return sum(self.parts[name] for name in OWN)
 
     @property
     def blocked(self) -> float:
         """What it spends in it."""
-        return self.waiting + self.communication
+        return sum(self.parts[name] for name in BLOCKED)
 
 
 def border(one: Stamp, following: Stamp) -> tuple[float, float]:
@@ -100,17 +96,11 @@ def border(one: Stamp, following: Stamp) -> tuple[float, float]:
 
 def lay_out(one: Stamp, begin: float, end: float) -> list[tuple[str, float, float]]:
     """The parts of a step between `begin` and `end`: name, begin and length of each that has one."""
-    slices = []
     before = max(0.0, one.arrived - begin) / one.own if one.own else 0.0
     after = max(0.0, end - one.arrived) / one.blocked if one.blocked else 0.0
-    at = begin
-    own = ((name, getattr(one, name) * before) for name in ("callbacks", "data", "compute"))
-    blocked = ((name, getattr(one, name) * after) for name in ("waiting", "communication"))
-    for name, length in (*own, *blocked):
-        if length > 0:
-            slices.append((name, at, length))
-        at += length
-    return slices
+    lengths = {name: one.parts[name] * (before if name in OWN else after) for name in (*OWN, *BLOCKED)}
+    begins = itertools.accumulate(lengths.values(), initial=begin)
+    return [(name, at, length) for (name, length), at in zip(lengths.items(), begins, strict=False) if length > 0]
 
 
 class _Writer:
@@ -118,7 +108,7 @@ class _Writer:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._first = True
+        self._separator = "\n"
         self._latest: dict[tuple[int, int], float] = {}
 
     def slice(self, track: tuple[int, int], name: str, begin: float, length: float, **arguments: Any) -> None:
@@ -145,9 +135,8 @@ class _Writer:
         self._event({**event, "ts": stamp, "pid": track[0], "tid": max(0, track[1])})
 
     def _event(self, event: dict[str, Any]) -> None:
-        self._file.write("\n" if self._first else ",\n")
-        self._first = False
-        self._file.write(json.dumps(event, allow_nan=False, separators=(",", ":")))
+        self._file.write(self._separator + json.dumps(event, allow_nan=False, separators=(",", ":")))
+        self._separator = ",\n"
 
 
 def _micro(seconds: float) -> float:
@@ -177,6 +166,7 @@ class _Tracer:
         take = getattr(self, f"_on_{event['event']}", None)
         if take is not None:
             take(event)
+        self._breakdown.take(event)
         if event["event"] in _INSTANTS and self._shown():
             at = self._since(event.get("at") or event["time"])
             self._out.instant(event["event"], at, _INSTANTS[event["event"]].format_map(event))
@@ -200,8 +190,6 @@ class _Tracer:
         self.close()
         self._starts += 1
         self._after = self._since(event["time"])
-        self._breakdown = Breakdown(self._on_block)
-        self._breakdown.expect(range(event["workers"]))
         if self._shown():
             self._out.instant("resume" if self._starts > 1 else "start", self._after, f"plan {event['plan']}")
 
@@ -235,35 +223,26 @@ class _Tracer:
             began = self._since(event.get("at") or event["time"])
             self._out.slice((RUN, BETWEEN), "saving", began, event["ms"] / 1e3, step=event["step"])
 
-    def _on_regroup(self, event: Mapping[str, Any]) -> None:
-        self._breakdown.expect(event["workers"])
-
-    def _on_times(self, event: Mapping[str, Any]) -> None:
-        self._breakdown.add(event["worker"], event)
-
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         for worker, one in blocks.items():
-            columns = (one.data, one.compute, one.waiting, one.communication, one.callbacks)
-            rows = zip(*columns, one.samples, one.arrived, strict=False)
-            for step, (*parts, samples, arrived) in enumerate(rows, start=first + 1):
-                if step in self._steps:
-                    data, compute, waiting, communication, called = (part / 1e3 for part in parts)
-                    blocked = (waiting, communication)
-                    self._add(worker, Stamp(step, data, compute, *blocked, samples, self._since(arrived), called))
+            for place, (samples, arrived) in enumerate(zip(one.samples, one.arrived, strict=False)):
+                if (step := first + place + 1) in self._steps:
+                    parts = {part: getattr(one, part)[place] / 1e3 for part in PARTS}
+                    self._add(worker, Stamp(step, samples, self._since(arrived), parts))
 
     def _add(self, worker: int, stamp: Stamp) -> None:
         begin = max(0.0, stamp.arrived - stamp.own)
         if worker in self._open:
             last, its_begin = self._open[worker]
             if stamp.arrived < last.arrived:  # a clock was set back
-                stamp = dataclasses.replace(stamp, arrived=last.arrived)
+                stamp = stamp._replace(arrived=last.arrived)
             end, begin = border(last, stamp)
             self._step_slices(worker, last, its_begin, end)
         self._open[worker] = (stamp, begin)
 
     def _step_slices(self, worker: int, one: Stamp, begin: float, end: float) -> None:
         track = (worker + 1, 0)
-        exact = {name: round(1e3 * getattr(one, name), 4) for name in PARTS}
+        exact = {part: round(1e3 * one.parts[part], 4) for part in PARTS}
         self._out.slice(track, f"step {one.step}", begin, end - begin, samples=one.samples, exact_ms=exact)
         for name, at, length in lay_out(one, begin, end):
             self._out.slice(track, name, at, min(length, end - at))
