@@ -9,9 +9,9 @@ import pytest
 
 from cordee.cli import main
 from cordee.cli.complain import misplaced
-from cordee.cli.tally import Tally
 from cordee.core.errors import JobError, PlanError, UsageError
 from cordee.core.plan import Plan, plan_keys
+from cordee.watch.report import Reported
 
 Read = pytest.CaptureFixture[str]
 
@@ -122,11 +122,10 @@ def test_a_scripts_options_that_look_like_ours(given: list[str], asked: list[tup
 
 def test_the_last_line_says_how_far_it_came() -> None:
     heard: list[str] = []
-    tally = Tally(lambda event: heard.append(event["event"]))
-    assert list(tally.lines()) == []
-    tally({"event": "start"})
+    listener = Reported(lambda event: heard.append(event["event"]), tell=False)
+    assert listener.reached() == ""
+    listener({"event": "start"})
     for number in (7, 8):
-        tally({"event": "step", "step": number, "loss": number / 10})
-    (line,) = tally.lines()
-    assert line.startswith("2 steps (of 8 in all), last loss 0.8000, ")
+        listener({"event": "step", "step": number, "loss": number / 10})
+    assert listener.reached().startswith("2 steps (of 8 in all), last loss 0.8000, ")
     assert heard == ["start", "step", "step"]

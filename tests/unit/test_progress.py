@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from cordee.core.plan import Plan
-from cordee.watch.progress import Progress
+from cordee.watch.progress import ProgressView
 from records import epoch, event, start, step, worker
 
 
 def said(*events: dict[str, Any]) -> list[str]:
     stream = io.StringIO()
-    show = Progress(stream)
+    show = ProgressView(stream)
     for one in events:
         show(one)
     show.close()
@@ -66,7 +66,7 @@ def bars(said: str) -> list[str]:
 def test_the_bar_moves_in_a_run_that_is_over_at_once() -> None:
     """What is printed above it draws it as it is by then, not as it was when it was drawn the last time."""
     stream = Terminal()
-    show = Progress(stream)
+    show = ProgressView(stream)
     for one in (*start(0.0, 1), *(step(2.0, number) for number in range(1, 6))):
         show(one)
     show(epoch(2.1, 0, 5, {"loss": 0.5}))
@@ -82,7 +82,7 @@ def test_the_bar_moves_in_a_run_that_is_over_at_once() -> None:
 
 def test_a_script_has_a_bar_without_an_end_and_what_workers_print_stands_above() -> None:
     stream = Terminal()
-    show = Progress(stream)
+    show = ProgressView(stream)
     show(step(2.0, 1))
     show.display.output("\x1b[31mfrom a worker\x1b[0m [not markup]")
     show(step(2.0, 2))
@@ -120,7 +120,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 def test_in_a_notebook_progress_is_one_line(notebook: Callable[[], list[str]]) -> None:
-    show = Progress()
+    show = ProgressView()
     assert show.display.streams == {1, 2}
     for one in (*start(0.0, 2), step(2.0, 1)):
         show(one)
@@ -133,7 +133,7 @@ def test_in_a_notebook_progress_is_one_line(notebook: Callable[[], list[str]]) -
 
 
 def test_in_a_notebook_notes_and_prints_stay_above_the_line(notebook: Callable[[], list[str]]) -> None:
-    show = Progress()
+    show = ProgressView()
     for one in (*start(0.0, 2), event("warning", 1.6, message="look"), step(2.0, 1, loss=0.5)):
         show(one)
     show.display.output("from a worker")
@@ -151,11 +151,11 @@ def test_in_a_notebook_notes_and_prints_stay_above_the_line(notebook: Callable[[
 
 def test_an_ipython_on_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=SimpleNamespace))
-    assert Progress().display.streams == frozenset()
+    assert ProgressView().display.streams == frozenset()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    assert Progress().display.streams == frozenset()
+    assert ProgressView().display.streams == frozenset()
 
 
 def test_a_run_that_shows_nothing_leaves_no_line(notebook: Callable[[], list[str]]) -> None:
-    Progress().close()
+    ProgressView().close()
     assert notebook() == [""]

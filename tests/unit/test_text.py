@@ -8,7 +8,7 @@ import pytest
 
 from cordee.cli import main
 from cordee.core.text import plain
-from cordee.watch.progress import Progress
+from cordee.watch.progress import ProgressView
 from records import HOSTILE, event, start
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e\udcff"
@@ -33,7 +33,7 @@ def test_control_characters_are_shown(given: object, shown: str) -> None:
 
 def test_progress_shows_names_and_messages_as_they_are_written() -> None:
     stream = io.StringIO()
-    progress = Progress(stream)
+    progress = ProgressView(stream)
     for one in (
         *start(0.0, 1, name=ESCAPES + HOSTILE),
         event("warning", 1.0, message=ESCAPES),

@@ -6,11 +6,20 @@ from pathlib import Path
 
 from cordee.watch.page import render
 from cordee.watch.summarise import summarise
-from cordee.watch.words import samples_of, step_length, steps_of, verdict
+from cordee.watch.summary import Worker
+from cordee.watch.words import count_of, step_length, verdict
 from records import T0, Event, event, start, step, times, write
 
 REPORTED = (5.0, 40.0, 55.0, 0.0)
 """The parts of a step of 100 ms."""
+
+
+def steps_of(one: Worker) -> str:
+    return count_of(one.steps, one.at_least)
+
+
+def samples_of(one: Worker) -> str:
+    return count_of(one.samples, one.samples_at_least)
 
 
 def lose(at: float, worker: int, left: int) -> Event:

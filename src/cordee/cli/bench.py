@@ -98,7 +98,7 @@ def _measure(measurement: Measurement, *, json: bool) -> None:
 
     from cordee.core.scaling import figures
     from cordee.runtime.scaling import measure
-    from cordee.watch.rounds import Rounds
+    from cordee.watch.progress import Rounds
     from cordee.watch.scaling import as_json, as_page, as_table, warning
 
     measurement.check()

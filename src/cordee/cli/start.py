@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cordee.cli.settings import python_file
-from cordee.cli.tally import Tally
 from cordee.core import interrupts
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
@@ -23,7 +22,7 @@ from cordee.runtime.resources import parse_cores, usable_cores
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import Wording
 from cordee.twin.enter import RUN
-from cordee.watch.progress import Progress
+from cordee.watch.progress import ProgressView
 from cordee.watch.report import Listener, reported
 from cordee.watch.words import LEAST_CALLBACKS, best
 
@@ -61,11 +60,10 @@ def _start(target: Target, options: Options, world: World) -> None:
         raise UsageError(f"--nodes {nodes} needs --rendezvous HOST:PORT, where the hosts meet")
     if nodes is None and rendezvous is not None:
         raise UsageError(f"--rendezvous {rendezvous} needs --nodes, the number of hosts that meet there")
-    progress = Progress()
+    progress = ProgressView()
     output = Output(progress.display.output, progress.display.streams)
     launch = replace(_launch(target, options), output=output)
-    tally = Tally(progress)
-    with tidied(launch.out, ours=options.out is None), reported(launch.out, tally) as listen:
+    with tidied(launch.out, ours=options.out is None), reported(launch.out, progress) as listen:
         try:
             if world.source not in ("alone", "cordee"):
                 result = _under(launch, world, listen)
@@ -80,8 +78,8 @@ def _start(target: Target, options: Options, world: World) -> None:
         finally:
             progress.close()
     if world.rank == 0:
-        for line in tally.lines():
-            print(plain(line))
+        if reached := listen.reached():
+            print(plain(reached))
         _show(result, launch.out, listen.path)
 
 

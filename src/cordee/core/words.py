@@ -9,9 +9,9 @@ _LONGEST = 50
 """Letters of what was given that are compared: it may be anything."""
 
 
-def plural(count: int, thing: str) -> str:
-    """`1 worker`, `3 workers`."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+def plural(count: float, thing: str) -> str:
+    """`1 worker`, `3 workers`, `1.5 cores`."""
+    return f"{count:,.12g} {thing}{'' if count == 1 else 's'}"
 
 
 def did_you_mean(given: str, known: Iterable[str], form: str = "{}") -> str:

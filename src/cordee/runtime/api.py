@@ -20,7 +20,7 @@ from cordee.runtime.resources import gpus, usable_cores
 from cordee.runtime.result import Result
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import PYTHON
-from cordee.watch.progress import Progress
+from cordee.watch.progress import ProgressView
 from cordee.watch.report import reported
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def train(
     target = Target("job", str(job)) if is_file else Target("sent", job.name)  # type: ignore[union-attr]
     folder = Path(out) if out is not None else default_folder(Path(target.path).stem)
     count = default_workers(device) if workers is None else workers
-    shown = Progress()
+    shown = ProgressView()
     output = Output(shown.display.output, shown.display.streams) if progress else Output()
     launch = Launch(
         target,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cordee.core.words import plural
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -95,15 +97,15 @@ class Result:
             name = "the model" if values.get("model") == "best" else "not the model"
             yield "best", f"{best['metric']} {_figure(best['value'])} after step {best['step']} ({name})"
         if "steps" in values:
-            yield "steps", f"{values['steps']:,} in {_plural(values.get('epochs', 0), 'epoch')}"
+            yield "steps", f"{values['steps']:,} in {plural(values.get('epochs', 0), 'epoch')}"
         if values.get("throughput"):
             length = f", {values['step_ms']['p50']:.3g} ms per step" if values.get("step_ms") else ""
-            workers = _plural(values.get("workers", 1), "worker")
+            workers = plural(values.get("workers", 1), "worker")
             yield "speed", f"{values['throughput']:,.0f} samples/s{length}, {workers}"
         if values.get("failures"):
             lost = values.get("samples_lost", 0) + values.get("samples_repeated", 0)
             kept = "every sample was used once" if not lost else f"{lost} samples lost or repeated"
-            yield "lost", f"{_plural(values['failures'], 'worker')}; {kept}"
+            yield "lost", f"{plural(values['failures'], 'worker')}; {kept}"
         if values.get("ended"):
             yield "ended", str(values["ended"])
         yield "folder", str(self.out)
@@ -112,7 +114,3 @@ class Result:
 def _figure(value: float | None) -> str:
     """A loss or a metric."""
     return "not finite" if value is None else f"{value:.4f}"
-
-
-def _plural(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"

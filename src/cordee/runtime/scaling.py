@@ -24,7 +24,7 @@ RUNS = "runs"
 
 
 class Watcher(Protocol):
-    """Whoever shows how far the measurement is."""
+    """Shows how far the measurement is."""
 
     def begin(self, number: int, *, round: int, workers: int) -> None:
         """The run with this number (from 1) starts."""
@@ -70,8 +70,9 @@ class Measurement:
     @property
     def oversubscribed(self) -> tuple[int, ...]:
         """The counts whose workers have to share cores or GPUs."""
-        machine = {"threads": self.threads_each, "cores": len(usable_cores()), "gpus": self.gpus}
-        return tuple(count for count in sorted(self.counts) if is_oversubscribed(count, **machine))  # type: ignore[arg-type]
+        threads, cores, gpus = self.threads_each, len(usable_cores()), self.gpus
+        crowded = (count for count in self.counts if is_oversubscribed(count, threads=threads, cores=cores, gpus=gpus))
+        return tuple(sorted(crowded))
 
     @property
     def runs(self) -> list[tuple[int, int]]:

@@ -17,16 +17,16 @@ class Piece(NamedTuple):
     """Its first step, from 0."""
     blocks: Mapping[int, Block]
     whole: bool
-    """Whether nobody's report is missing."""
+    """Whether no report is missing."""
 
 
 class Missing(NamedTuple):
     """Steps of which some workers' reports never came."""
 
     present: frozenset[int]
-    """Workers that were there and so took part in them, though nobody knows with how many samples each."""
+    """Workers that were there and so took part in them; with how many samples each is not known."""
     lost: frozenset[int]
-    """Lost workers of which somebody took part in them."""
+    """Lost workers of which at least one took part in them."""
     steps: int
     samples: int
     """What these steps held beyond what others reported."""
@@ -49,15 +49,14 @@ class Accounts:
         """Samples of steps that workers have not reported yet."""
         self._last = 0
         self._waiting: deque[tuple[int, Mapping[int, Block]]] = deque()
-        """Reports of steps whose commitment is not on record yet: whoever told of them first may have been lost."""
+        """Reports of steps whose commitment is not on record yet: the worker that records it may have been lost."""
         self._lost: set[int] = set()
         self._doubtful: set[int] = set()
         """Those of the lost that may have taken part in the steps to come."""
         self.ready: float | None = None
         """When the last worker was ready for its first step, in the launcher's clock; None before that is known."""
-        self._members = frozenset(workers)
         self._breakdown = Breakdown(self._on_block)
-        self._breakdown.expect(self._members)
+        self.expect(workers)
 
     def expect(self, workers: Iterable[int]) -> None:
         """From here on these take part."""
@@ -87,7 +86,7 @@ class Accounts:
         self._breakdown.finish()
         while self._waiting:
             self._settle(*self._waiting.popleft())
-        if self._committed:  # nobody reported them: the run was killed before anybody could
+        if self._committed:  # the run was killed before any worker reported them
             lost = frozenset(self._doubtful)
             present = self._members - self._lost
             self._on_missing(Missing(present, lost, len(self._committed), sum(self._committed.values())))

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 LINE_EVERY_S = 2.0
 """How often a plain line is printed."""
@@ -17,47 +17,12 @@ CHANGE_SHARE = 0.01
 """How often the line of a notebook changes: in a long run after this share of its time, as notebooks keep it all."""
 
 
-class Display(Protocol):
-    """Shows what a run says. `output` is called from another thread than the rest."""
-
-    streams: frozenset[int]
-    """Which of a worker's standard streams (1: output, 2: error) have to come through `output` to be shown well."""
-
-    def say(self, text: str) -> None:
-        """Something of the moment."""
-
-    def note(self, text: str) -> None:
-        """Something that has to stay in sight."""
-
-    def begin(self, done: int, total: int | None) -> None:
-        """So many steps are done, of so many if that is known."""
-
-    def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
-        """One more step is done."""
-
-    def output(self, text: str) -> None:
-        """A line that a worker printed."""
-
-    def close(self) -> None:
-        """Nothing more will come."""
-
-
 def display_for(stream: TextIO | None) -> Display:
     """What suits this stream; None: a notebook if this process is one's kernel, else standard error."""
     if stream is None and in_notebook():
         return Line(sys.stdout)
     chosen = stream or sys.stderr
     return Bar(chosen) if chosen.isatty() else Plain(chosen)
-
-
-def start_bar(stream: TextIO, *columns: Any, transient: bool = False) -> Any:
-    """A bar at the foot of a terminal, of columns as `rich` has them."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    bar = Progress(*columns, console=Console(file=stream), refresh_per_second=5, transient=transient)
-    bar.start()
-    return bar
 
 
 def in_notebook() -> bool:
@@ -75,6 +40,7 @@ class Plain:
     """Lines in a file or a pipe, of steps one every few seconds."""
 
     streams: frozenset[int] = frozenset()
+    """Which of a worker's standard streams (1: output, 2: error) have to come through `output` to be shown well."""
 
     def __init__(self, stream: TextIO) -> None:
         """Nothing is printed yet."""
@@ -82,13 +48,14 @@ class Plain:
         self._printed = 0.0
 
     def say(self, text: str) -> None:
-        """Print it."""
+        """Show something of the moment."""
         print(text, file=self._stream, flush=True)
 
     note = output = say
+    """`note` shows what has to stay in sight, and `output` a line that a worker printed, from another thread."""
 
     def begin(self, done: int, total: int | None) -> None:
-        """Wait for a step."""
+        """So many steps are done, of so many if that is known."""
 
     def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
         """Print it, unless the last one was printed a moment ago."""
@@ -122,24 +89,30 @@ class Bar:
 
     note = say
 
-    def begin(self, done: int, total: int | None) -> None:
+    def begin(self, done: int, total: int | None, unit: str = "step") -> None:
         """Draw the bar."""
         self.close()  # that of a former session of the same script
-        from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-        columns = ("step", MofNCompleteColumn(), BarColumn(), "loss {task.fields[loss]}", TimeRemainingColumn())
-        self._bar = start_bar(self._stream, *columns)
-        self._task = self._bar.add_task("steps", total=total, completed=done, loss="-")
+        columns = (unit, MofNCompleteColumn(), BarColumn(), "{task.fields[text]}", TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(file=self._stream), refresh_per_second=5)
+        self._task = self._bar.add_task("", total=total, completed=done, text="")
+        self._bar.start()
 
     def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
         """Move the bar; a script, which says nothing of its job, has none before."""
         if self._bar is None:
             self.begin(done, total)
-        self._bar.update(self._task, completed=done, loss=loss)
+        self.move(done, f"loss {loss}")
         now = time.monotonic()
         if now - self._drawn >= BAR_EVERY_S:
             self._drawn = now
             self._bar.refresh()
+
+    def move(self, done: float, text: str) -> None:
+        """Move the bar when it is drawn next."""
+        self._bar.update(self._task, completed=done, text=text)
 
     def output(self, text: str) -> None:
         """Print it above the bar, in the colours that it asks for."""
@@ -212,3 +185,7 @@ class Line:
             self._stream.write("\r" + text.ljust(self._width))
             self._stream.flush()
             self._width = len(text)
+
+
+Display = Plain | Bar | Line
+"""What shows a run; all three have the same methods."""

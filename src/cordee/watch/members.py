@@ -9,7 +9,7 @@ from typing import Any
 from cordee.core.times import PARTS
 from cordee.watch.accounts import Missing, Piece
 from cordee.watch.summary import Curve, StepParts, Worker
-from cordee.watch.thin import Row, Thinner, column, rate
+from cordee.watch.thin import Row, Thinner, column, places, rate
 
 BETWEEN_S = 0.2
 """Two readings closer than this give no rate."""
@@ -153,9 +153,7 @@ class Members:
         """Where the time went over the course of the run."""
         rows = self._parts.rows
         return StepParts(
-            step=tuple(row.step for row in rows),
-            seconds=tuple(row.seconds for row in rows),
-            redone=tuple(row.redone for row in rows),
+            *places(rows),
             count=tuple(row.count for row in rows),
             workers={
                 str(number): {name: column(rows, (number, name)) for name in (*PARTS, "samples")}

@@ -22,7 +22,6 @@ from cordee.core.words import plural
 from cordee.watch import words
 from cordee.watch.plots import MOST_METRICS, metric_names, plot_data, shown, shown_numbers, spans_of
 from cordee.watch.summary import Summary
-from cordee.watch.words import duration, figure, large, milliseconds
 
 MOST_TICKS = 100
 
@@ -57,7 +56,7 @@ def _environment() -> Environment:
     loader = PackageLoader("cordee.watch", "assets")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    made.globals.update(vars(words), date=_date)
+    made.globals.update(vars(words), date=_date, write=_written)
     return made
 
 
@@ -80,12 +79,11 @@ def render(summary: Summary, now: float) -> str:
         data=plot_data(summary),
         drawn=bool(summary.losses.step),
         title=summary.name,
-        facts=_facts(summary),
         summary=summary,
         now=now,
-        cards=_cards(summary),
         loss_note=note,
         metrics=metric_names(summary),
+        most_metrics=MOST_METRICS,
         whole=_whole_run(summary),
         shown=shown(summary),
         hidden=f"{plural(hidden, 'worker')} not shown; cordee report --json has all." if hidden else "",
@@ -93,40 +91,7 @@ def render(summary: Summary, now: float) -> str:
         usage=_usage(summary),
         few=lambda moments: moments[:: max(1, -(-len(moments) // MOST_TICKS))],
         worker_columns=words.worker_columns(summary),
-        details=_details(summary),
     )
-
-
-def _facts(summary: Summary) -> list[str]:
-    return [
-        f"started {_date(summary.started)}" if summary.started else "",
-        f"ran for {duration(summary.running_s)}" if summary.running_s else "",
-        plural(int(summary.run["workers"]), "worker") if summary.run.get("workers") else "",
-        f"plan {summary.plan}" if summary.plan else "",
-        f"{summary.starts} starts" if summary.starts > 1 else "",
-    ]
-
-
-def _cards(summary: Summary) -> list[tuple[str, str, str, bool]]:
-    """The headline figures: label, value, note, and whether it is bad."""
-    of = f" of {summary.last_step:,}" if summary.last_step else ""
-    cards = [("Steps", f"{summary.steps:,}{of}", plural(summary.epochs, "epoch"), False)]
-    if summary.losses.step:
-        cards.append(("Training loss", figure(summary.loss), "last step", False))
-    for part, values in (("Validation", summary.validation), ("Test", summary.test)):
-        first = list(values.items())[: MOST_METRICS + 1]  # the loss is one of them
-        cards += [(f"{part} {name}", figure(value), "", False) for name, value in first]
-    if summary.losses.step:
-        slow = summary.latency
-        cards.append(("Throughput", large(summary.throughput), "samples/s", False))
-        cards.append(("Step, median", milliseconds(slow.p50), f"p95 {milliseconds(slow.p95)}", False))
-    of = f"of {len(summary.workers)}" + (f" in {summary.starts} starts" if summary.starts > 1 else "")
-    cards.append(("Workers lost", str(summary.failures), of if summary.workers else "", bool(summary.failures)))
-    if "samples_lost" in summary.result:
-        lost, repeated = summary.result["samples_lost"], summary.result["samples_repeated"]
-        once = "each once" if not lost + repeated else "not each once"
-        cards.append(("Samples", once, f"{lost} lost, {repeated} repeated", bool(lost + repeated)))
-    return cards
 
 
 def _whole_run(summary: Summary) -> dict[str, float]:
@@ -154,37 +119,10 @@ def _usage(summary: Summary) -> dict[str, tuple[str, str]]:
     return {name: words for name, words in plots.items() if name in known}
 
 
-def _details(summary: Summary) -> dict[str, dict[str, Any]]:
-    """What to look up: job, plan, versions, the proof of the samples."""
-    run, result = summary.run, summary.result
-    about = {
-        "folder": summary.folder,
-        "target": run.get("target"),
-        "plan": summary.plan or None,
-        "faithfulness": summary.faithfulness or None,
-        "launcher's host": run.get("host"),
-        "steps skipped": result.get("steps_skipped") or None,
-        "training ended": words.cause(summary) or None,
-        "ended": f"{summary.reason} (exit code {summary.code})" if summary.code is not None else "not on record",
-    }
-    proof = {
-        "samples": f"{summary.samples:,}",
-        "lost": result.get("samples_lost"),
-        "repeated": result.get("samples_repeated"),
-        "order (SHA-256)": result.get("order_sha256"),
-        "parameters (SHA-256)": result.get("params_sha256"),
-    }
-    return {
-        "Run": about,
-        "Job": {name: _plain(value) for name, value in (run.get("job") or {}).items()},
-        "Every sample exactly once": proof if "order_sha256" in result else {},
-        "Versions": run.get("versions") or {},
-    }
-
-
-def _plain(value: object) -> str:
+def _written(value: object) -> str:
+    """A value of `run.json` as text."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_written(one)}" for name, one in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_plain, value))
+        return ", ".join(map(_written, value))
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cordee.core.times import PARTS
@@ -23,7 +23,7 @@ def shown(summary: Summary) -> tuple[Worker, ...]:
 
 
 def shown_numbers(summary: Summary) -> list[int]:
-    """The numbers of the workers that lines and lanes show; whoever had a number in a later start goes on with it."""
+    """The numbers of the workers that lines and lanes show; a number has one line over all starts."""
     numbers = list(dict.fromkeys(one.worker for one in _telling(summary)))
     return sorted(numbers[:MOST_SHOWN])
 
@@ -46,20 +46,14 @@ def metric_names(summary: Summary) -> list[str]:
 def plot_data(summary: Summary) -> dict[str, Any]:
     """Everything that is drawn, for JSON."""
     numbers = [str(number) for number in shown_numbers(summary)]
-    metrics = {
-        name: summary.metrics.values[name]
-        for name in ("loss", *metric_names(summary))
-        if name in summary.metrics.values
-    }
+    known = summary.metrics.values
+    metrics = {name: known[name] for name in ("loss", *metric_names(summary)) if name in known}
     return {
         "losses": _curve(summary.losses),
         "pace": _curve(summary.pace),
         "metrics": {**_curve(summary.metrics), "values": _columns(metrics)},
-        "epochs": {"step": summary.metrics.step, "seconds": _seconds(summary.metrics.seconds)},
         "split": {
-            "step": summary.split.step,
-            "seconds": _seconds(summary.split.seconds),
-            "redone": summary.split.redone,
+            **_places(summary.split),
             "count": summary.split.count,
             "parts": parts_of(summary.workers),
             "workers": {one: _columns(summary.split.workers[one]) for one in numbers if one in summary.split.workers},
@@ -81,31 +75,24 @@ def plot_data(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _of_all(split: StepParts) -> dict[str, Column]:
-    """Over all workers, those that are not shown included: the mean of each part, and the samples of a step."""
-    means = {name: [_known(cells) for cells in _rows(split, name)] for name in PARTS}
-    made: dict[str, Column] = {
-        name: tuple(sum(row) / len(row) if row else None for row in rows) for name, rows in means.items()
-    }
-    return {**made, "samples": tuple(sum(_known(cells)) for cells in _rows(split, "samples"))}
-
-
-def _rows(split: StepParts, name: str) -> Iterable[tuple[float | None, ...]]:
-    """What the workers have of one name, row by row."""
-    return zip(*(columns[name] for columns in split.workers.values()), strict=True)
-
-
-def _known(cells: tuple[float | None, ...]) -> list[float]:
-    return [value for value in cells if value is not None]
+def _of_all(parts: StepParts) -> dict[str, Column]:
+    """Over all workers, also those that are not shown: the mean of each part, and the samples of a step."""
+    made: dict[str, Column] = {}
+    for name in (*PARTS, "samples"):
+        rows = zip(*(columns[name] for columns in parts.workers.values()), strict=True)
+        known = [[value for value in row if value is not None] for row in rows]
+        made[name] = tuple(sum(row) if name == "samples" else sum(row) / len(row) if row else None for row in known)
+    return made
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    return {
-        "step": curve.step,
-        "seconds": _seconds(curve.seconds),
-        "redone": curve.redone,
-        "values": _columns(curve.values),
-    }
+    return {**_places(curve), "values": _columns(curve.values)}
+
+
+def _places(rows: Curve | StepParts) -> dict[str, Any]:
+    """Where rows stand on both axes, and which were done again."""
+    seconds = [round(moment, 3) for moment in rows.seconds]
+    return {"step": rows.step, "seconds": seconds, "redone": list(map(int, rows.redone))}
 
 
 def _columns(columns: Mapping[str, Column]) -> dict[str, list[float | None]]:
@@ -114,7 +101,3 @@ def _columns(columns: Mapping[str, Column]) -> dict[str, list[float | None]]:
 
 def _short(column: Column) -> list[float | None]:
     return [None if value is None else float(f"{value:.5g}") for value in column]
-
-
-def _seconds(moments: tuple[float, ...]) -> list[float]:
-    return [round(moment, 3) for moment in moments]

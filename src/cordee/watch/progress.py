@@ -1,19 +1,22 @@
-"""Progress of a run, as its events come: on a terminal, in a notebook, or as plain lines."""
+"""Progress of a run, and of a measurement that takes many: on a terminal, in a notebook, or as plain lines."""
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Any, TextIO
 
 from cordee.core.plan import Plan
 from cordee.core.text import plain
 from cordee.core.words import plural
-from cordee.watch.display import display_for
+from cordee.watch.display import Bar, display_for
+from cordee.watch.words import duration, figure
 
 MOST_NAMED = 8
 """Workers whose processes are named at the start."""
 
 
-class Progress:
+class ProgressView:
     """Shows the events of a run as they come."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -40,8 +43,7 @@ class Progress:
         self.display.note(plain(text))
 
     def _on_start(self, event: dict[str, Any]) -> None:
-        workers = event["workers"]
-        self._say(f"starting {plural(workers, 'worker')}, plan: {event['plan']}")
+        self._say(f"starting {plural(event['workers'], 'worker')}, plan: {event['plan']}")
 
     def _on_plan(self, event: dict[str, Any]) -> None:
         result = "another result than" if event["faithfulness"] == "statistical" else "the same result as"
@@ -53,9 +55,8 @@ class Progress:
         self._say(f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}")
         self._name_processes()
         if event["steps"]:
-            left = (
-                "" if self._total is None or event["steps"] < self._total else ", which was the last: nothing is left"
-            )
+            is_last = self._total is not None and event["steps"] >= self._total
+            left = ", which was the last: nothing is left" if is_last else ""
             self._say(f"going on after step {event['steps']}{left}")
         self.display.begin(event["steps"], self._total)
 
@@ -73,11 +74,12 @@ class Progress:
 
     def _on_step(self, event: dict[str, Any]) -> None:
         self._name_processes()
-        self.display.step(event["step"], self._total, _loss(event), event["ms"])
+        self.display.step(event["step"], self._total, figure(event["loss"]), event["ms"])
 
     def _on_epoch(self, event: dict[str, Any]) -> None:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in event["validation"].items())
-        self._say(f"epoch {event['epoch'] + 1}: {f'validation {metrics}' if metrics else f'loss {_loss(event)}'}")
+        values = f"validation {metrics}" if metrics else f"loss {figure(event['loss'])}"
+        self._say(f"epoch {event['epoch'] + 1}: {values}")
 
     def _on_failure(self, event: dict[str, Any]) -> None:
         where = f" on {event['host']}" if event["host"] else ""
@@ -94,6 +96,45 @@ class Progress:
         self._note(f"note: {event['message']}")
 
 
-def _loss(event: dict[str, Any]) -> str:
-    """The training loss of a step, or of the last step of an epoch."""
-    return "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
+class Rounds:
+    """Shows which run of a measurement goes on, and how much time is left: in a bar, or in one line per run."""
+
+    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+        """`total` runs; `stream` defaults to standard error, so that output stays clean for scripts."""
+        self._total = total
+        self._display = display_for(stream or sys.stderr)
+        self._began = time.monotonic()
+        self._done = 0
+        self._text = ""
+        self._steps: int | None = None
+        self._noted: set[str] = set()
+        if isinstance(self._display, Bar):
+            self._display.begin(0, total, "run")
+
+    def begin(self, number: int, *, round: int, workers: int) -> None:
+        """The run with this number (from 1) starts."""
+        self._done = number - 1
+        self._text = f"round {round}, {plural(workers, 'worker')}"
+        if isinstance(self._display, Bar):
+            self._display.move(self._done, self._text)
+            return
+        seconds = (time.monotonic() - self._began) / max(1, self._done) * (self._total - self._done)
+        left = f", about {duration(seconds)} left" if self._done else ""
+        self._display.say(f"run {number} of {self._total}: {self._text}{left}")
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """An event of the run that goes on."""
+        if event["event"] == "job":
+            self._steps = event["last_step"]
+        elif event["event"] == "step" and isinstance(self._display, Bar) and self._steps:
+            self._display.move(self._done + min(1.0, event["step"] / self._steps), self._text)
+
+    def note(self, message: str) -> None:
+        """Something to know, shown once however many runs have it."""
+        if message not in self._noted:
+            self._noted.add(message)
+            self._display.note(plain(f"note: {message}"))
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self._display.close()

@@ -12,6 +12,8 @@ from typing import Any
 
 from cordee.core import damage
 from cordee.core.text import plain
+from cordee.core.words import plural
+from cordee.watch.words import figure
 
 NAME = "report.html"
 Listener = Callable[[dict[str, Any]], None]
@@ -41,28 +43,43 @@ def save_report(folder: Path, page: str) -> Path:
 
 
 class Reported:
-    """Listens to a run, passes everything on, and knows whether the run is recorded here."""
+    """Listens to a run, passes everything on, and knows how far the run came and whether it is recorded here."""
 
     def __init__(self, listen: Listener, tell: bool) -> None:
         """Nothing has been heard."""
         self._listen, self._tell = listen, tell
-        self._begun = self._stepped = False
+        self._is_begun = False
+        self._began = time.monotonic()
+        self._steps = 0
+        """Of this start."""
+        self._last: dict[str, Any] = {}
         self.path: Path | None = None
         """The report, once it is written."""
 
     def __call__(self, event: dict[str, Any]) -> None:
         """One event of the run."""
-        self._begun = self._begun or event["event"] == "start"
-        self._stepped = self._stepped or event["event"] == "step"
+        if event["event"] == "start":  # the time in which hosts wait for each other does not count
+            self._is_begun, self._began = True, time.monotonic()
+        if event["event"] == "step":
+            self._steps += 1
+            self._last = event
         self._listen(event)
+
+    def reached(self) -> str:
+        """How far the run came, in a line; empty if there was no step."""
+        if not self._steps:
+            return ""
+        whole = f" (of {self._last['step']} in all)" if self._last["step"] > self._steps else ""
+        seconds = time.monotonic() - self._began
+        return f"{plural(self._steps, 'step')}{whole}, last loss {figure(self._last['loss'])}, {seconds:.1f} s"
 
     def write(self, folder: Path, *, failed: bool) -> None:
         """Write the report if the run was recorded here; what goes wrong with it is only a note."""
-        if not self._begun:
+        if not self._is_begun:
             return  # refused before it began, or a host or rank that only follows
         try:
             self.path = write_report(folder)
-            if failed and self._stepped and self._tell:
+            if failed and self._steps and self._tell:
                 print(plain(f"report: {self.path}"), file=sys.stderr)  # noqa: T201
         except Exception as error:  # the run has its own end, which nothing here may hide
             note = f"note: the report could not be written ({type(error).__name__}: {error})"
@@ -76,9 +93,9 @@ def reported(folder: Path, listen: Listener, *, tell: bool = True) -> Iterator[R
     Of a run that failed nothing is shown but its error: `tell` where its report is, if there was a step.
     """
     listener = Reported(listen, tell)
+    failed = True
     try:
         yield listener
-    except BaseException:
-        listener.write(folder, failed=True)
-        raise
-    listener.write(folder, failed=False)
+        failed = False
+    finally:
+        listener.write(folder, failed=failed)

@@ -166,23 +166,15 @@ def as_json(setup: Setup, found: Sequence[Figures], runs: Sequence[Timed]) -> di
 
 
 def _count(one: Figures) -> dict[str, Any]:
-    step = {**_both("p50", one.p50_ms), **_both("p95", one.p95_ms)}
-    return {
-        "workers": one.workers,
-        "batch": one.batch,
-        "step_ms": step,
-        **_both("throughput", one.throughput),
-        **_both("speed_up", one.speed_up),
-        **_both("efficiency", one.efficiency),
-        "oversubscribed": one.oversubscribed,
-    }
-
-
-def _both(name: str, value: Estimate | None) -> dict[str, Any]:
-    """A figure, and beside it its interval."""
-    if value is None:
-        return {name: None, f"{name}_95": None}
-    return {name: _rounded(value.value), f"{name}_95": value.span and [_rounded(end) for end in value.span]}
+    """The figures of one number of workers, each with its interval beside it."""
+    step: dict[str, Any] = {}
+    count = {"workers": one.workers, "batch": one.batch, "step_ms": step, "oversubscribed": one.oversubscribed}
+    for into, names in ((step, ("p50", "p95")), (count, ("throughput", "speed_up", "efficiency"))):
+        for name in names:
+            value: Estimate | None = getattr(one, f"{name}_ms" if into is step else name)
+            into[name] = value and _rounded(value.value)
+            into[f"{name}_95"] = value and value.span and [_rounded(end) for end in value.span]
+    return count
 
 
 def _rounded(value: float) -> float:

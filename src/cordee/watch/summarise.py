@@ -18,7 +18,7 @@ from cordee.core.errors import Interrupted, PlanError
 from cordee.core.events import damaged_record, read_events
 from cordee.core.plan import Plan
 from cordee.core.words import plural
-from cordee.watch.accounts import Accounts, Piece
+from cordee.watch.accounts import Accounts
 from cordee.watch.incidents import Incidents
 from cordee.watch.members import Members
 from cordee.watch.series import Series, latency
@@ -70,7 +70,7 @@ class _Reader:
         self._notes: list[Mapping[str, Any]] = []
         """Until the next event tells whether they belong to a start that follows, such as waiting for other hosts."""
         self._present: set[int] = set()
-        self._known_members: Members | None = None
+        self._members = Members(0)
         self._accounts = self._new_accounts()
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -86,6 +86,7 @@ class _Reader:
     def _take_notes(self) -> None:
         for event in self._notes:
             self._take(event)
+            self._add(event["event"], event["time"], event["message" if event["event"] == "warning" else "what"])
         self._notes.clear()
 
     def _take(self, event: Mapping[str, Any]) -> None:
@@ -95,17 +96,9 @@ class _Reader:
         if take is not None:
             take(event)
 
-    @property
-    def _members(self) -> Members:
-        if self._known_members is None:
-            self._known_members = Members(len(self._present))
-        return self._known_members
-
     def _new_accounts(self) -> Accounts:
-        return Accounts(self._present, self._add_times, lambda missing: self._members.add_unreported(missing))
-
-    def _add_times(self, piece: Piece) -> None:
-        self._members.add_times(piece, self._running)
+        members = self._members
+        return Accounts(self._present, lambda piece: members.add_times(piece, self._running), members.add_unreported)
 
     def _running(self, moment: float) -> float:
         """A time of day as seconds of running; what comes before a start counts as coming with it."""
@@ -117,7 +110,9 @@ class _Reader:
         self._starts += 1
         self._began = event["time"]
         self._started = self._started or self._began
-        if self._starts > 1:
+        if self._starts == 1:
+            self._members = Members(event["workers"])
+        else:
             self._resume, self._pause_s = event, max(0.0, self._began - self._heard)
         self._heard = self._began
         self._ended, self.result, self._plan = None, {}, {}
@@ -216,12 +211,6 @@ class _Reader:
         self._incidents.regroup(_at(event))
         text = f"going on with workers {_first_of(event['workers'], 16)}"
         self._add("regroup", _at(event), text, ms=event["ms"], undated=_at(event))
-
-    def _on_warning(self, event: Mapping[str, Any]) -> None:
-        self._add("warning", event["time"], event["message"])
-
-    def _on_fault(self, event: Mapping[str, Any]) -> None:
-        self._add("fault", event["time"], event["what"])
 
     def _on_links(self, event: Mapping[str, Any]) -> None:
         links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event["links"]]

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cordee.watch.summary import Column, Curve
 
 
+@dataclass(slots=True)
 class Row:
     """What some consecutive steps have in common."""
 
-    __slots__ = ("cells", "count", "redone", "seconds", "section", "step")
-
-    def __init__(self, section: int) -> None:
-        """Nothing in it yet."""
-        self.section = section
-        self.step = 0
-        """The last step in it."""
-        self.seconds = 0.0
-        """When that step was."""
-        self.count = 0
-        self.redone = False
-        """Whether its steps were done again after a resume."""
-        self.cells: dict[Any, list[float]] = {}
-        """Number, sum, least and greatest of the values of each name."""
+    section: int
+    step: int = 0
+    """The last step in it."""
+    seconds: float = 0.0
+    """When that step was."""
+    count: int = 0
+    redone: bool = False
+    """Whether its steps were done again after a resume."""
+    cells: dict[Any, list[float]] = field(default_factory=dict)
+    """Number, sum, least and greatest of the values of each name."""
 
     def note(self, name: Hashable, value: float | None) -> None:
         """Keep one value; None is no value."""
@@ -66,15 +64,13 @@ class Thinner:
 
     def room(self) -> int:
         """How many steps the next `row` may stand for."""
-        last = self.rows[-1] if self.rows else None
-        if last is None or last.count >= self._width or last.section != self._section:
-            return self._width
-        return self._width - last.count
+        last = self._open()
+        return self._width if last is None else self._width - last.count
 
     def row(self, step: int, seconds: float, count: int = 1) -> Row:
         """The row that takes the values of this step, or of `count` steps that end with it."""
-        last = self.rows[-1] if self.rows else None
-        if last is None or last.count >= self._width or last.section != self._section:
+        last = self._open()
+        if last is None:
             if len(self.rows) >= self._most:
                 self._halve()
                 return self.row(step, seconds, count)
@@ -84,6 +80,11 @@ class Thinner:
         last.step = step
         last.seconds = seconds
         return last
+
+    def _open(self) -> Row | None:
+        """The last row, if it may take more."""
+        last = self.rows[-1] if self.rows else None
+        return last if last and last.count < self._width and last.section == self._section else None
 
     def go_on_after(self, step: int) -> None:
         """A new section of the run begins: rows beyond `step` will be done again, and no row spans both."""
@@ -142,11 +143,11 @@ def rate(rows: Sequence[Row], name: str, per: str) -> Column:
     return tuple(over / under if over is not None and under else None for over, under in pairs)
 
 
+def places(rows: Sequence[Row]) -> tuple[tuple[int, ...], tuple[float, ...], tuple[bool, ...]]:
+    """The last step of each row, when it was, and whether it was done again."""
+    return tuple(row.step for row in rows), tuple(row.seconds for row in rows), tuple(row.redone for row in rows)
+
+
 def curve(rows: Sequence[Row], values: dict[str, Column]) -> Curve:
     """The rows as a curve of these columns."""
-    return Curve(
-        step=tuple(row.step for row in rows),
-        seconds=tuple(row.seconds for row in rows),
-        redone=tuple(row.redone for row in rows),
-        values=values,
-    )
+    return Curve(*places(rows), values=values)

@@ -67,19 +67,9 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.0095 or not share else "<1%"
 
 
-def called(one: Worker, starts: int) -> str:
-    """`worker 1`, and in a run of several starts of which one it was."""
-    return f"worker {one.worker}" + (f", start {one.start}" if starts > 1 else "")
-
-
-def steps_of(one: Worker) -> str:
-    """How many steps a worker took part in: at least so many, if its last reports were lost."""
-    return f"{'≥ ' if one.at_least else ''}{one.steps:,}"
-
-
-def samples_of(one: Worker) -> str:
-    """How many samples a worker computed: at least so many, if its last reports were lost."""
-    return f"{'≥ ' if one.samples_at_least else ''}{one.samples:,}"
+def count_of(count: int, at_least: bool) -> str:
+    """Steps or samples of a worker: at least so many, if its last reports were lost."""
+    return f"{'≥ ' if at_least else ''}{count:,}"
 
 
 def step_length(one: Worker) -> str:
@@ -96,8 +86,8 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         "host": lambda one: one.host,
         "device": lambda one: f"{one.device}, {plural(one.threads, 'thread')}" if one.threads else one.device,
         "process": lambda one: str(one.pid or "–"),
-        "steps": steps_of,
-        "samples": samples_of,
+        "steps": lambda one: count_of(one.steps, one.at_least),
+        "samples": lambda one: count_of(one.samples, one.samples_at_least),
         "processor": lambda one: duration(one.cpu_s),
         "cores": lambda one: "–" if one.cpu_cores is None else f"{one.cpu_cores:.2f}",
         "memory": lambda one: amount(one.memory_mb * 2**20),
@@ -126,7 +116,7 @@ def ending(summary: Summary, now: float) -> str:
     if summary.state == "interrupted":
         return f"It was interrupted after {duration(summary.running_s)}; --resume goes on with it."
     if summary.state == "failed":
-        # Without a full stop: what was told may end with a command.
+        # Without a full stop: the reason may end with a command.
         return f"It failed after {duration(summary.running_s)} (exit code {summary.code}): {summary.reason}"
     if summary.state == "killed":
         on = " --resume goes on with it." if summary.checkpoints else ""
@@ -140,38 +130,38 @@ def ending(summary: Summary, now: float) -> str:
 
 
 def cause(summary: Summary) -> str:
-    """Why the training ended, such as `after step 88: Stop(when=...)`; empty if nobody said more than that it did."""
-    said = summary.ended.strip().rstrip(".")
-    return "" if said in ("", summary.state, summary.reason) else said
+    """Why the training ended, such as `after step 88: Stop(when=...)`; empty if the record says no more."""
+    reason = summary.ended.strip().rstrip(".")
+    return "" if reason in ("", summary.state, summary.reason) else reason
 
 
 def best(result: Mapping[str, Any]) -> str:
     """The best checkpoint of a run and whether its model is that one; empty if `result` names none."""
-    found = result.get("best")
-    if not isinstance(found, Mapping) or "step" not in found:
+    best = result.get("best")
+    if not isinstance(best, Mapping) or "step" not in best:
         return ""
-    name, value = found.get("metric") or "metric", found.get("value")
-    of = f", epoch {found['epoch'] + 1}" if isinstance(found.get("epoch"), int) else ""
-    kept = {"best": "; the model is that one", "last": "; the model is that of the last step"}
-    told = f"{name.lstrip('-')} {figure(value)}" if isinstance(value, int | float) else name.lstrip("-")
-    return f"{told} after step {found['step']:,}{of}{kept.get(str(result.get('model')), '')}"
+    name, value = (best.get("metric") or "metric").lstrip("-"), best.get("value")
+    epoch = f", epoch {best['epoch'] + 1}" if isinstance(best.get("epoch"), int) else ""
+    models = {"best": "; the model is that one", "last": "; the model is that of the last step"}
+    metric = f"{name} {figure(value)}" if isinstance(value, int | float) else name
+    return f"{metric} after step {best['step']:,}{epoch}{models.get(str(result.get('model')), '')}"
 
 
 def describe(incident: Incident) -> str:
-    """What happened, and how long it took if that was long."""
+    """What happened, and how long a new group took."""
     took = f" (after {duration(incident.ms / 1e3)})" if incident.kind == "regroup" and incident.ms is not None else ""
     return incident.text + took
 
 
 def losses(summary: Summary) -> list[str]:
-    """Each worker that was lost, and how long the step lasted in which it was, a sentence each."""
-    told = []
+    """Each worker that was lost, and how long the step lasted in which it was, one sentence per worker."""
+    sentences = []
     for one in summary.incidents:
         if one.kind == "failure":
             text = f"{_capital(one.text.partition('; ')[0])}, after step {one.step:,}"
             usual = f" instead of {milliseconds(one.usual_ms)}" if one.usual_ms is not None else ""
-            told.append(f"{text}; the next step took {milliseconds(one.ms)}{usual}." if one.ms else f"{text}.")
-    return told
+            sentences.append(f"{text}; the next step took {milliseconds(one.ms)}{usual}." if one.ms else f"{text}.")
+    return sentences
 
 
 def _capital(text: str) -> str:
@@ -194,15 +184,16 @@ def verdict(workers: Sequence[Worker]) -> str:
     if not starts:
         return ""
     number = max(starts, key=lambda start: (max(one.timed for one in starts[start]), start))
-    said = _verdict(starts[number])
+    sentence = _verdict(starts[number])
     known = max(one.timed for one in starts[number])
     steps = {start: max(one.steps for one in workers if one.start == start) for start in {one.start for one in workers}}
     if max(steps) > 1:
-        told = f"In start {number}, which did {steps[number]:,} of all {sum(steps.values()):,} steps"
-        said = f"{told}: {said[:1].lower()}{said[1:]}"
+        where = f"In start {number}, which did {steps[number]:,} of all {sum(steps.values()):,} steps"
+        sentence = f"{where}: {sentence[:1].lower()}{sentence[1:]}"
     if known < MOSTLY * steps[number]:
-        said += f" (This is judged by {known:,} of {plural(steps[number], 'step')}: the times of the others are lost.)"
-    return said
+        many = plural(steps[number], "step")
+        sentence += f" (This is judged by {known:,} of {many}: the times of the others are lost.)"
+    return sentence
 
 
 def _verdict(measured: Sequence[Worker]) -> str:
@@ -211,8 +202,9 @@ def _verdict(measured: Sequence[Worker]) -> str:
     slow = min(measured, key=lambda one: (one.share("waiting"), -_own_ms(one)))
     others = [one for one in measured if one is not slow]
     waiting = _mean(others, "waiting")
-    held_up = waiting >= NOTICEABLE and waiting >= 2 * slow.share("waiting") and _own_ms(slow) > 1.1 * _own_of(others)
-    return (_held_up(slow, others, waiting) if held_up else _together(measured)) + _crowded(measured)
+    is_slower = _own_ms(slow) > 1.1 * statistics.median(_own_ms(one) for one in others)
+    holds_up = is_slower and waiting >= max(NOTICEABLE, 2 * slow.share("waiting"))
+    return (_held_up(slow, others, waiting) if holds_up else _together(measured)) + _crowded(measured)
 
 
 def _crowded(measured: Sequence[Worker]) -> str:
@@ -222,7 +214,7 @@ def _crowded(measured: Sequence[Worker]) -> str:
         if one.cores is not None and one.device == "cpu":
             hosts.setdefault(one.host, []).append(one)
     said = [
-        f"{len(there)} workers share {cores:g} core{'' if cores == 1 else 's'}{f' on {host}' if len(hosts) > 1 else ''}"
+        f"{len(there)} workers share {plural(cores, 'core')}{f' on {host}' if len(hosts) > 1 else ''}"
         for host, there in hosts.items()
         if len(there) > max(1.0, cores := max(one.cores or 0.0 for one in there))
     ]
@@ -284,9 +276,5 @@ def _per_step(one: Worker, part: str) -> float:
 
 
 def _own_ms(one: Worker) -> float:
-    """Milliseconds a step that do not depend on others."""
+    """Milliseconds per step that do not depend on others."""
     return sum(_per_step(one, part) for part in _DOING)
-
-
-def _own_of(workers: Sequence[Worker]) -> float:
-    return statistics.median(_own_ms(one) for one in workers)

@@ -111,8 +111,8 @@
         context.stroke();
         return at;
       };
-      if (epochs && data.epochs.step.length <= 40) {
-        data.epochs[along].forEach((value) => line(value, css("grid"), []));
+      if (epochs && data.metrics.step.length <= 40) {
+        data.metrics[along].forEach((value) => line(value, css("grid"), []));
       }
       context.font = "bold " + 13 * ratio + "px system-ui, sans-serif";
       data.marks.forEach((mark) => {
@@ -178,7 +178,7 @@
 
   const known = (value) => value !== null && value !== undefined;
 
-  /** While nobody points anywhere, the legend has the last values. */
+  /** While the cursor is elsewhere, the legend has the last values. */
   function rest(place) {
     return (plot) => {
       if (known(plot.cursor.idx)) return;
