@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cordee.core import errors
-from cordee.runtime.resources import usable_cores
+from cordee.core.machine import usable_cores
 from harness import DEADLINE_S, command, start
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from cordee.core.errors import UsageError
-from cordee.runtime.resources import Room, allot, available_memory, parse_cores, usable_cores
+from cordee.core.machine import usable_cores
+from cordee.runtime.resources import Room, allot, parse_cores
 from cordee.runtime.wording import PYTHON
 from harness import DEADLINE_S
 
@@ -85,7 +86,7 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("room", "most", "reason"),
     [
-        (Room(2), 64, "32 a core, on 2 cores"),
+        (Room(2), 64, "32 per core, on 2 cores"),
         (Room(64, memory=1 * GIB, files=1 << 20), 32, "1.0 GiB of memory"),
         (Room(64, memory=512 * GIB, files=1024), 240, "1024 files"),
         (Room(1, memory=1, files=1), 1, ""),  # one worker is never refused
@@ -104,4 +105,3 @@ def test_the_room_of_this_host() -> None:
     here = Room.here((0, 1, 2))
     assert here.cores == 3
     assert here.memory is not None and 0 < here.memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert available_memory() is not None

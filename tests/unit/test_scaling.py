@@ -14,11 +14,11 @@ import pytest
 
 from cordee.cli.bench import doubling, parse_counts
 from cordee.core.errors import JobError, PlanError, UsageError, WorkersLost
+from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
 from cordee.core.scaling import Figures, Timed, estimate, figures, is_oversubscribed, order_of_runs, t_975
 from cordee.core.times import percentiles
 from cordee.feed.data import digits
-from cordee.runtime.resources import usable_cores
 from cordee.runtime.scaling import Measurement, step_times
 from cordee.runtime.spec import Target, Trial, WorkerSpec
 from cordee.train.job import Job, Save, Stop

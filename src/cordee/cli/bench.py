@@ -131,7 +131,7 @@ def _setup(measurement: Measurement) -> Setup:
     from importlib.metadata import version
 
     from cordee import __version__
-    from cordee.runtime.resources import usable_cores
+    from cordee.core.machine import usable_cores
     from cordee.watch.scaling import Setup
 
     gpus = measurement.gpus

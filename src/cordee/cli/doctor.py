@@ -10,15 +10,16 @@ import typer
 
 from cordee.core.text import plain
 from cordee.core.words import plural
-from cordee.runtime.check import Check
-from cordee.runtime.doctor import Examination, examine, exit_code
+from cordee.diagnose.check import Check
+from cordee.diagnose.doctor import Examination, examine, exit_code
+from cordee.runtime.nursery import connect_warm
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
 def doctor(as_json: bool, quick: bool, port: int | None, token_file: Path | None) -> None:
     """Look, print, and end with the code of the first error."""
-    checks = _examine(Examination(quick, port, token_file))
+    checks = _examine(Examination(quick, port, token_file, connect_warm))
     if as_json:
         print(json.dumps([one.to_dict() for one in checks], indent=1, ensure_ascii=False))
     else:

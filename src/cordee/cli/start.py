@@ -10,6 +10,7 @@ from pathlib import Path
 from cordee.cli.settings import python_file
 from cordee.core import interrupts
 from cordee.core.errors import UsageError
+from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
 from cordee.core.text import plain
 from cordee.core.times import shares
@@ -18,7 +19,7 @@ from cordee.runtime.api import default_folder, default_workers
 from cordee.runtime.folder import tidied
 from cordee.runtime.launch import Launch, run
 from cordee.runtime.relay import Output
-from cordee.runtime.resources import parse_cores, usable_cores
+from cordee.runtime.resources import parse_cores
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import Wording
 from cordee.twin.enter import RUN

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from cordee.core import interrupts
 from cordee.core.cgroup import cpu_quota
 from cordee.core.errors import JobError
+from cordee.core.machine import gpus, usable_cores
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.runtime.folder import tidied
 from cordee.runtime.launch import Launch, run
 from cordee.runtime.relay import Output
-from cordee.runtime.resources import gpus, usable_cores
 from cordee.runtime.result import Result
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import PYTHON

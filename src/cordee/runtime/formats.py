@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 
 from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
-from cordee.runtime.probe import NOTABLE, Probe, known, probe
+from cordee.diagnose.machine import find_compiler
+from cordee.diagnose.number_format import NOTABLE, NumberFormat, recall_format, try_format
 
 
 def settle(plan: Plan, device: str, threads: int, say: Callable[[str], None]) -> dict[str, str]:
     """Refuse what does not work, say what would be slower; returns variables to be set before torch is loaded."""
     if plan.compile and device == "cpu":
-        _find_compiler()
+        _require_compiler()
     if plan.precision == "tf32" and device == "cpu":
         raise PlanError(
             "plan key precision=tf32 is a format of NVIDIA GPUs (Ampere and later), but this run computes on the CPU: "
@@ -22,15 +21,15 @@ def settle(plan: Plan, device: str, threads: int, say: Callable[[str], None]) ->
         )
     if plan.precision in ("fp32", "tf32"):  # a GPU that does not know tf32 computes in fp32
         return {}
-    found = known(plan.precision, device, threads=threads)
+    found = recall_format(plan.precision, device, threads=threads)
     if found is None:
         say(f"measuring once whether {plan.precision} works here and is faster than fp32")
-        found = probe(plan.precision, device, threads=threads)
+        found = try_format(plan.precision, device, threads=threads)
     return judged(found, say)
 
 
-def judged(found: Probe, say: Callable[[str], None]) -> dict[str, str]:
-    """What follows from a probe of the plan's number format."""
+def judged(found: NumberFormat, say: Callable[[str], None]) -> dict[str, str]:
+    """What follows from a trial of the plan's number format."""
     if not found.works:
         raise PlanError(found.sentence)
     if found.speed * NOTABLE <= 1 or found.environment:
@@ -38,9 +37,9 @@ def judged(found: Probe, say: Callable[[str], None]) -> dict[str, str]:
     return found.environment
 
 
-def _find_compiler() -> None:
-    wanted = os.environ.get("CXX")
-    if not any(map(shutil.which, [wanted] if wanted else ["g++", "clang++"])):
+def _require_compiler() -> None:
+    wanted, found = find_compiler()
+    if not found:
         raise PlanError(
             f"compile=true needs a C++ compiler on a CPU, and there is no {wanted or 'g++ or clang++'}: install one "
             "(on Debian and Ubuntu: g++), name it in the variable CXX, or leave compile out"

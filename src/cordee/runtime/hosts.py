@@ -29,12 +29,12 @@ from cordee.core.errors import (
     WorkerFailed,
 )
 from cordee.core.interrupts import Interrupts
+from cordee.diagnose.network import holders, judge_port
 from cordee.group.channel import Silence
 from cordee.group.hub import BEAT_S, HUB_SILENCE_S, Hub
 from cordee.group.join import own_address_towards
 from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address, Connection, Message, connect
-from cordee.runtime.doctor_network import holders, judge_port
 from cordee.runtime.launch import Launch, Supervisor, how_it_ended, run
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder

@@ -28,6 +28,7 @@ from cordee.core.errors import (
     error_named,
 )
 from cordee.core.interrupts import Interrupts
+from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group.hub import Hub
@@ -37,7 +38,7 @@ from cordee.runtime.formats import settle
 from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
 from cordee.runtime.relay import Output
-from cordee.runtime.resources import Room, allot, devices, usable_cores
+from cordee.runtime.resources import Room, allot, devices
 from cordee.runtime.spec import Target, WorkerSpec
 from cordee.runtime.wording import COMMAND, Wording
 

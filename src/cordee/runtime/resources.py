@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
 import resource
 from dataclasses import dataclass
-from pathlib import Path
 
-from cordee.core.cgroup import memory_limit
 from cordee.core.errors import UsageError
+from cordee.core.machine import available_memory, gpus, usable_cores
 from cordee.core.words import plural
 from cordee.runtime.wording import COMMAND, Wording
 
-WORKERS_A_CORE = 32
-"""More than anybody needs who tries out on a small machine what is meant for a large one."""
+WORKERS_PER_CORE = 32
+"""Enough to try out on a small machine what is meant for a large one."""
 LEAST_MEMORY = 32 << 20
 """What a worker takes beside what it shares with the others, before it holds a model."""
-FILES_A_WORKER = 4
+FILES_PER_WORKER = 4
 """Sockets that a worker may have towards each of the others, and the launcher towards each of them."""
 OTHER_FILES = 64
 
@@ -50,11 +47,11 @@ class Room:
     def bounds(self) -> dict[str, int]:
         """The most workers by each of them, and what it is, in words."""
         cores = plural(self.cores, "core")
-        found = {f"{WORKERS_A_CORE} a core, on {cores}": WORKERS_A_CORE * self.cores}
+        found = {f"{WORKERS_PER_CORE} per core, on {cores}": WORKERS_PER_CORE * self.cores}
         if self.memory is not None:
             found[f"{self.memory / (1 << 30):.1f} GiB of memory are available"] = self.memory // LEAST_MEMORY
         if self.files is not None:
-            found[f"a process may open {self.files} files"] = (self.files - OTHER_FILES) // FILES_A_WORKER
+            found[f"a process may open {self.files} files"] = (self.files - OTHER_FILES) // FILES_PER_WORKER
         return {name: max(1, most) for name, most in found.items()}
 
     def check(self, workers: int, wording: Wording = COMMAND) -> None:
@@ -63,32 +60,8 @@ class Room:
         if workers > most:
             raise UsageError(
                 f"{wording.option('workers', workers)}: at most {most} can be started on this host ({reason}). "
-                "Take fewer, or more hosts; for speed, one a core or GPU is best"
+                "Take fewer, or more hosts; for speed, one per core or GPU is best"
             )
-
-
-def available_memory() -> int | None:
-    """Bytes that new processes may take, by the kernel and by the control group; None if neither says."""
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
-    except OSError:
-        found = None
-    limit = memory_limit()
-    sizes = [int(found[1]) * 1024] if found else []
-    sizes += [max(0, limit.limit - limit.used)] if limit else []
-    return min(sizes, default=None)
-
-
-def usable_cores() -> tuple[int, ...]:
-    """The cores that this process may run on."""
-    return tuple(sorted(os.sched_getaffinity(0)))
-
-
-def gpus() -> int:
-    """How many NVIDIA GPUs this process may use, without loading a driver: a fork must not have touched one."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    there = sum(1 for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
-    return there if visible is None else min(there, len([one for one in visible.split(",") if one.strip()]))
 
 
 def devices(workers: int, wanted: str, wording: Wording = COMMAND) -> list[str]:
@@ -133,9 +106,5 @@ def parse_cores(text: str) -> tuple[int, ...]:
         raise UsageError(f"--cores {text}: expected numbers and ranges such as 0-3,8") from None
     missing = found - set(usable_cores())
     if missing or not found:
-        raise UsageError(f"--cores {text}: this process may use {_ranges(usable_cores())}")
+        raise UsageError(f"--cores {text}: this process may use {', '.join(map(str, usable_cores()))}")
     return tuple(sorted(found))
-
-
-def _ranges(cores: tuple[int, ...]) -> str:
-    return ", ".join(map(str, cores))

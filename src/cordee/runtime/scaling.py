@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 from cordee.core.errors import CordeeError, Interrupted, JobError, UsageError, WorkersLost
 from cordee.core.events import read_events
+from cordee.core.machine import gpus, usable_cores
 from cordee.core.plan import Plan
 from cordee.core.scaling import Timed, is_oversubscribed, order_of_runs
 from cordee.core.world import World
 from cordee.runtime.launch import Launch, run
-from cordee.runtime.resources import devices, gpus, usable_cores
+from cordee.runtime.resources import devices
 from cordee.runtime.spec import Target, Trial
 
 RUNS = "runs"

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from cordee.core.errors import UsageError
-from cordee.runtime import probe as module
-from cordee.runtime import probe_cache
-from cordee.runtime.child import Ended
-from cordee.runtime.probe import FP32_WORKS, UNSUPPORTED, Probe, judge, known, probe
+from cordee.diagnose import number_format as module
+from cordee.diagnose.child import Ended
+from cordee.diagnose.number_format import (
+    FP32_WORKS,
+    UNSUPPORTED,
+    NumberFormat,
+    judge,
+    processor,
+    recall_format,
+    try_format,
+)
 from harness import stat_of
 
 VARIABLE = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -40,7 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def child(monkeypatch: pytest.MonkeyPatch, program: str, count: Path | None = None) -> None:
-    """Let the next probes run this program; `count` grows by a byte at every start."""
+    """Let the next trials run this program; `count` grows by a byte at every start."""
     counted = f"open({str(count)!r}, 'a').write('x')\n" if count else ""
     monkeypatch.setattr(module, "command", lambda *given: [sys.executable, "-c", counted + program])
 
@@ -52,36 +59,36 @@ def child(monkeypatch: pytest.MonkeyPatch, program: str, count: Path | None = No
     ("found", "sentence"),
     [
         (
-            Probe("bf16", "cpu", True, 0.55),
+            NumberFormat("bf16", "cpu", True, 0.55),
             "bf16 on this CPU works and takes 1.8 times as long as fp32: precision=fp32 is the faster choice",
         ),
         (
-            Probe("bf16", "cuda:0", True, 7.25),
+            NumberFormat("bf16", "cuda:0", True, 7.25),
             "bf16 on cuda:0 works and is 7.2 times as fast as fp32: precision=bf16 is the faster choice",
         ),
         (
-            Probe("fp16", "cpu", True, 0.04),
+            NumberFormat("fp16", "cpu", True, 0.04),
             "fp16 on this CPU works and takes 25 times as long as fp32: precision=fp32 is the faster choice",
         ),
         (
-            Probe("fp16", "cpu", True, 1.01),
+            NumberFormat("fp16", "cpu", True, 1.01),
             "fp16 on this CPU works and takes as long as fp32: precision=fp16 saves memory, not time",
         ),
         (
-            Probe("bf16", "cpu", True, 0.5, VARIABLE, "killed by SIGILL, an illegal instruction"),
+            NumberFormat("bf16", "cpu", True, 0.5, VARIABLE, "killed by SIGILL, an illegal instruction"),
             "bf16 crashes this CPU's oneDNN (killed by SIGILL, an illegal instruction) unless "
             "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 is set before the start; with it, it works and takes 2.0 times "
             "as long as fp32: precision=fp32 is the faster choice",
         ),
         (
-            Probe("fp16", "cpu", False, 0.0, reason="it did not end within 60 s"),
+            NumberFormat("fp16", "cpu", False, 0.0, reason="it did not end within 60 s"),
             "fp16 does not work on this CPU: it did not end within 60 s; precision=fp32 remains",
         ),
-        (Probe("fp32", "cpu", True, 1.0), "fp32 works on this CPU"),
-        (Probe("fp32", "cpu", False, 0.0, reason="it broke"), "fp32 does not work on this CPU: it broke"),
+        (NumberFormat("fp32", "cpu", True, 1.0), "fp32 works on this CPU"),
+        (NumberFormat("fp32", "cpu", False, 0.0, reason="it broke"), "fp32 does not work on this CPU: it broke"),
     ],
 )
-def test_a_user_reads_what_it_means(found: Probe, sentence: str) -> None:
+def test_a_user_reads_what_it_means(found: NumberFormat, sentence: str) -> None:
     assert found.sentence == sentence
 
 
@@ -112,22 +119,24 @@ def test_the_end_of_a_child_is_judged(ended: Ended, works: bool, reason: str) ->
 
 def test_a_child_killed_by_an_illegal_instruction_is_tried_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     child(monkeypatch, CRASH_UNLESS_SET)
-    assert probe("bf16") == Probe("bf16", "cpu", True, 0.5, VARIABLE, "killed by SIGILL, an illegal instruction")
+    assert try_format("bf16") == NumberFormat(
+        "bf16", "cpu", True, 0.5, VARIABLE, "killed by SIGILL, an illegal instruction"
+    )
 
 
 def test_a_variable_that_is_set_already_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     child(monkeypatch, CRASH_UNLESS_SET)
-    assert probe("bf16").environment == {}
+    assert try_format("bf16").environment == {}
 
 
 def test_a_child_that_always_crashes_leaves_us_alive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     child(monkeypatch, CRASH, starts)
-    found = probe("fp16")
+    found = try_format("fp16")
     assert not found.works and found.speed == 0 and "SIGILL" in found.reason and "AVX512_CORE_FP16" in found.reason
     assert len(starts.read_text()) == 3, "without, and with each of two variables"
-    assert probe("fp16") == found
+    assert try_format("fp16") == found
     assert len(starts.read_text()) == 3, "a processor does not learn instructions: it is remembered"
 
 
@@ -136,7 +145,7 @@ def test_a_hanging_child_is_ended_at_its_deadline(monkeypatch: pytest.MonkeyPatc
     judged = module.judge
     monkeypatch.setattr(module, "judge", lambda *given: seen.append(given[2]) or judged(*given))
     child(monkeypatch, HANG)
-    found = probe("bf16", timeout_s=2.0)
+    found = try_format("bf16", timeout_s=2.0)
     assert (found.works, found.reason) == (False, "not even fp32 could be computed: it did not end within 2 s")
     if said := seen[0].output:  # a machine so busy that the child never spoke has nothing to compare
         assert stat_of(int(said)) is None, "the child still lives"
@@ -151,9 +160,9 @@ def test_a_hanging_child_is_ended_at_its_deadline(monkeypatch: pytest.MonkeyPatc
         ({"precision": "bf16", "threads": 0}, "at least 1"),
     ],
 )
-def test_what_cannot_be_probed_is_refused(given: dict[str, object], word: str) -> None:
+def test_what_cannot_be_tried_is_refused(given: dict[str, object], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        probe(**given)  # type: ignore[arg-type]
+        try_format(**given)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------- the cache
@@ -162,22 +171,27 @@ def test_what_cannot_be_probed_is_refused(given: dict[str, object], word: str) -
 def test_a_result_is_remembered_until_a_fresh_one_is_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     child(monkeypatch, WELL, starts)
-    assert known("bf16") is None
-    first = probe("bf16")
-    assert first == probe("bf16") == known("bf16") == Probe("bf16", "cpu", True, 1.5, reason="it ended well")
+    assert recall_format("bf16") is None
+    first = try_format("bf16")
+    assert (
+        first
+        == try_format("bf16")
+        == recall_format("bf16")
+        == NumberFormat("bf16", "cpu", True, 1.5, reason="it ended well")
+    )
     assert len(starts.read_text()) == 1
-    probe("bf16", fresh=True)
+    try_format("bf16", fresh=True)
     assert len(starts.read_text()) == 2
 
 
 def test_another_setting_is_another_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     child(monkeypatch, WELL, starts)
-    probe("bf16", threads=1)
-    probe("fp16", threads=1)
-    probe("bf16", threads=3)
+    try_format("bf16", threads=1)
+    try_format("fp16", threads=1)
+    try_format("bf16", threads=3)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    probe("bf16", threads=1)
+    try_format("bf16", threads=1)
     assert len(starts.read_text()) == 4
 
 
@@ -187,13 +201,13 @@ def test_a_damaged_cache_is_measured_anew(
 ) -> None:
     starts = tmp_path / "starts"
     child(monkeypatch, WELL, starts)
-    probe("bf16")
-    (file,) = cache.glob("probe-*.json")
+    try_format("bf16")
+    (file,) = cache.glob("format-*.json")
     file.write_text(damage)
-    assert known("bf16") is None
-    assert probe("bf16").works
+    assert recall_format("bf16") is None
+    assert try_format("bf16").works
     assert len(starts.read_text()) == 2
-    assert known("bf16") is not None, "the damaged file was replaced"
+    assert recall_format("bf16") is not None, "the damaged file was replaced"
 
 
 @pytest.mark.parametrize("change", [{"speed": "fast"}, {"works": 1}, {"environment": []}, {"unknown": 2}])
@@ -201,28 +215,28 @@ def test_a_cached_value_of_another_form_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, cache: Path, change: dict[str, object]
 ) -> None:
     child(monkeypatch, WELL)
-    probe("bf16")
-    (file,) = cache.glob("probe-*.json")
+    try_format("bf16")
+    (file,) = cache.glob("format-*.json")
     content = json.loads(file.read_text())
     content["found"].update(change)
     file.write_text(json.dumps(content))
-    assert known("bf16") is None
+    assert recall_format("bf16") is None
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # not even root makes a folder below a file
     child(monkeypatch, WELL)
-    assert probe("bf16").works
-    assert known("bf16") is None
+    assert try_format("bf16").works
+    assert recall_format("bf16") is None
 
 
 def test_the_processor_is_told_by_its_model_and_flags() -> None:
     one = "processor\t: 0\nmodel name\t: Abacus 3\ncpu MHz\t\t: 2000\nflags\t\t: fpu amx\n"
     other = one.replace("2000", "2100").replace(": 0", ": 1")
-    assert probe_cache.processor(f"{one}\n{other}") == "model name: Abacus 3\nflags: fpu amx"
-    assert probe_cache.processor(one) == probe_cache.processor(other), "the clock's speed changes by the second"
-    assert probe_cache.processor(one.replace("amx", "")) != probe_cache.processor(one)
+    assert processor(f"{one}\n{other}") == "model name: Abacus 3\nflags: fpu amx"
+    assert processor(one) == processor(other), "the clock's speed changes by the second"
+    assert processor(one.replace("amx", "")) != processor(one)
 
 
 # ------------------------------------------------------------- the real thing
@@ -230,17 +244,17 @@ def test_the_processor_is_told_by_its_model_and_flags() -> None:
 
 @pytest.mark.slow
 def test_formats_on_this_cpu_are_tried_for_real() -> None:
-    plain = probe("fp32", threads=1)
-    assert plain == Probe("fp32", "cpu", True, 1.0, reason="it ended well"), plain.sentence
-    found = probe("bf16", threads=1)
+    plain = try_format("fp32", threads=1)
+    assert plain == NumberFormat("fp32", "cpu", True, 1.0, reason="it ended well"), plain.sentence
+    found = try_format("bf16", threads=1)
     # Not every CPU can do it, but every answer is one of these.
     assert (found.works and found.speed > 0) or (not found.works and found.speed == 0 and found.reason)
-    assert known("bf16", threads=1) in (found, None)
+    assert recall_format("bf16", threads=1) in (found, None)
 
 
 @pytest.mark.gpu
 def test_formats_on_a_gpu_are_tried_for_real() -> None:
     for precision in ("bf16", "fp16"):
-        found = probe(precision, "cuda:0")
+        found = try_format(precision, "cuda:0")
         assert found.works, found.sentence
-        assert replace(found, speed=1.0) == Probe(precision, "cuda:0", True, 1.0, reason="it ended well")
+        assert replace(found, speed=1.0) == NumberFormat(precision, "cuda:0", True, 1.0, reason="it ended well")

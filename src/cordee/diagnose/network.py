@@ -2,63 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import ipaddress
 import os
 import queue
 import socket
-import struct
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from cordee.core.errors import RendezvousError, SecurityError
+from cordee.core.machine import listeners
+from cordee.diagnose.check import Check, error, ok, warning
 from cordee.group.token import default_token_file, read_token
-from cordee.runtime.check import Check, error, ok, warning
 
 NAME_S = 3.0
 """A name that is not resolved by then is as good as unknown."""
 ANSWER_S = 2.0
 """How long our own socket on loopback may take to answer."""
 
-# From linux/sockios.h and linux/if.h: the standard library has no names for them.
-SIOCGIFADDR, SIOCGIFFLAGS, IFF_UP = 0x8915, 0x8913, 0x1
+
+def interfaces() -> dict[str, str]:
+    """The first IPv4 address of each interface that is up: gloo binds to one of these."""
+    states = psutil.net_if_stats()
+    return {
+        name: next(one.address for one in addresses if one.family == socket.AF_INET)
+        for name, addresses in psutil.net_if_addrs().items()
+        if name in states and states[name].isup and any(one.family == socket.AF_INET for one in addresses)
+    }
 
 
-@dataclass(frozen=True)
-class Interface:
-    """A network interface that is up, and its first IPv4 address."""
-
-    name: str
-    address: str
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        return ipaddress.ip_address(self.address).is_loopback
-
-
-def interfaces() -> list[Interface]:
-    """The interfaces that are up and have an IPv4 address: gloo binds to one of these."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                flags = struct.unpack("16xH", fcntl.ioctl(sock, SIOCGIFFLAGS, request)[:18])[0]
-                address = socket.inet_ntoa(fcntl.ioctl(sock, SIOCGIFADDR, request)[20:24])
-            except OSError:
-                continue  # no address, or gone by now
-            if flags & IFF_UP:
-                found.append(Interface(name, address))
-    return found
-
-
-def judge_interfaces(found: list[Interface]) -> Check:
+def judge_interfaces(found: dict[str, str]) -> Check:
     """What gloo binds to on one host, and what this host can offer to others."""
-    inner = [one for one in found if one.is_loopback]
-    outer = ", ".join(f"{one.name} {one.address}" for one in found if not one.is_loopback)
+    inner = [f"{name} {address}" for name, address in found.items() if ipaddress.ip_address(address).is_loopback]
+    outer = ", ".join(pair for name, address in found.items() if (pair := f"{name} {address}") not in inner)
     offered = f"addresses for other hosts: {outer}" if outer else "no IPv4 address for other hosts"
     if not inner:
         return error(
@@ -68,7 +47,7 @@ def judge_interfaces(found: list[Interface]) -> Check:
             RendezvousError.code,
         )
     advice = "Between hosts gloo takes the address that leads to --rendezvous HOST." if outer else ""
-    return ok("interfaces", f"a run on one host stays on {inner[0].name} {inner[0].address}; {offered}", advice)
+    return ok("interfaces", f"a run on one host stays on {inner[0]}; {offered}", advice)
 
 
 def host_name() -> Check:
@@ -156,40 +135,12 @@ def judge_port(number: int, problem: OSError, held_by: list[str]) -> Check:
     )
 
 
-def holders(number: int, proc: Path = Path("/proc")) -> list[str]:
+def holders(number: int) -> list[str]:
     """The processes that listen at a port, as far as this user may see them."""
-    inodes: set[str] = set()
-    for name in ("tcp", "tcp6"):
-        try:
-            inodes |= listening(number, (proc / "net" / name).read_text(encoding="utf-8"))
-        except OSError:
-            continue
-    wanted = {f"socket:[{inode}]" for inode in inodes}
     found = []
-    for folder in sorted(proc.glob("[0-9]*"), key=lambda one: int(one.name)) if wanted else []:
-        try:
-            if any(_leads_to(one) in wanted for one in (folder / "fd").iterdir()):
-                found.append(f"{(folder / 'comm').read_text(encoding='utf-8').strip()} (process {folder.name})")
-        except OSError:
-            continue  # another user's, or ended
-    return found
-
-
-def _leads_to(descriptor: Path) -> str:
-    """What a descriptor of a process stands for; empty if it was closed while we looked, as the others are not."""
-    try:
-        return os.readlink(descriptor)
-    except OSError:
-        return ""
-
-
-def listening(number: int, table: str) -> set[str]:
-    """The inodes of the sockets that listen at a port, by the text of /proc/net/tcp or tcp6."""
-    found = set()
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == number:
-            found.add(fields[9])
+    for pid in sorted(pid for pid in listeners(number) if pid is not None):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            found.append(f"{psutil.Process(pid).name()} (process {pid})")
     return found
 
 
@@ -202,8 +153,8 @@ def protection() -> Check:
         "encryption",
         "connections to the coordinator need the token, and off loopback use TLS; "
         "gloo and NCCL can be neither encrypted nor authenticated",
-        "Gradients between hosts travel in the clear: whoever can reach the network could read and change them. Give "
-        "--trusted-network only if you trust all of them; otherwise put a VPN such as WireGuard below.",
+        "Gradients between hosts are not encrypted: every machine of the network could read and change them. "
+        "Give --trusted-network only if you trust all of them; otherwise put a VPN such as WireGuard below.",
     )
 
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import shutil
 import tempfile
 from pathlib import Path
 
-from cordee.core.cgroup import MemoryLimit, cpu_quota, memory_limit
+from cordee.core.cgroup import MemoryLimit
 from cordee.core.words import plural
-from cordee.runtime.check import Check, ok, warning
-from cordee.runtime.resources import usable_cores
+from cordee.diagnose.check import Check, ok, warning
 
 GIB = 1 << 30
 ENOUGH_MEMORY = 2 * GIB
 ENOUGH_SHARED = 256 << 20
-"""Containers have 64 MiB unless told otherwise, which NCCL and data loaders of others run out of."""
+"""Containers have 64 MiB by default: too little for NCCL and for DataLoader workers."""
 ENOUGH_FILES = 1024
 ENOUGH_DISK = GIB
-
-
-def cores() -> Check:
-    """The cores that workers can have."""
-    return judge_cores(len(usable_cores()), cpu_quota())
 
 
 def judge_cores(count: int, quota: float | None) -> Check:
@@ -40,20 +33,12 @@ def judge_cores(count: int, quota: float | None) -> Check:
         "cores",
         f"{here}, but a quota of {quota:g} cores' worth of time",
         f"Start no more than the quota: --workers {whole} --threads 1{other}. "
-        "With more, all of them stand still whenever the quota is used up.",
+        "With more, all of them stop whenever the quota is used up.",
     )
 
 
-def memory() -> Check:
-    """The memory that is left."""
-    available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
-    return judge_memory(int(available[1]) * 1024 if available else None, memory_limit())
-
-
-def judge_memory(available: int | None, limit: MemoryLimit | None) -> Check:
+def judge_memory(available: int, limit: MemoryLimit | None) -> Check:
     """What the kernel has, and what the control group leaves of it."""
-    if available is None:
-        return warning("memory", "/proc/meminfo does not say what is available", "Look with `free -h`.")
     left = available
     found = f"{gib(available)} available"
     if limit is not None:
@@ -91,21 +76,16 @@ def judge_shared_memory(total: int, free: int) -> Check:
     )
 
 
-def open_files() -> Check:
-    """How many files and sockets a process may have open."""
-    return judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-
-
 def judge_open_files(soft: int, hard: int) -> Check:
     """The limit in force, and how far a user may raise it."""
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES:
-        return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} a process")
+        return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} per process")
     most = ENOUGH_FILES * 4 if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES * 4)
     advice = f"Every pair of workers has sockets between them: `ulimit -n {most}` before the start."
     if most < ENOUGH_FILES:
         advice = f"Every pair of workers has sockets between them, and only root can allow more than {most}: "
         advice += "limits.conf, or --ulimit nofile=4096 for a container."
-    return warning("open files", f"at most {soft} a process", advice)
+    return warning("open files", f"at most {soft} per process", advice)
 
 
 def disk() -> Check:
@@ -130,20 +110,20 @@ def judge_disk(folder: str, problem: str, free: int) -> Check:
 
 def compiler() -> Check:
     """The C++ compiler that torch.compile calls for code on a CPU."""
-    given = os.environ.get("CXX", "")
-    wanted = given.split()[:1] or ["g++", "clang++"]
-    return judge_compiler(given, next((found for one in wanted if (found := shutil.which(one))), None))
-
-
-def judge_compiler(given: str, found: str | None) -> Check:
-    """What CXX names, else g++ or clang++."""
-    if found is not None:
+    given, found = find_compiler()
+    if found:
         return ok("C++ compiler", found)
     if given:
         return warning("C++ compiler", f"CXX={given} is not there", "compile=true needs it: correct CXX, or unset it.")
     return warning(
         "C++ compiler", "neither g++ nor clang++", "compile=true on a CPU needs one: install g++, or set CXX."
     )
+
+
+def find_compiler() -> tuple[str, str]:
+    """The variable CXX, and the path of the compiler: what CXX names, else g++ or clang++; empty if there is none."""
+    given = os.environ.get("CXX", "")
+    return given, next(filter(None, map(shutil.which, given.split()[:1] or ["g++", "clang++"])), "")
 
 
 def gib(size: int) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-import operator
-import os
 import platform
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import socket
+from collections.abc import Callable
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from cordee.core.words import plural
-from cordee.runtime.check import Check, error, ok, warning
-from cordee.runtime.doctor_machine import gib
-from cordee.runtime.probe import Probe, known, probe
-from cordee.runtime.resources import gpus
-from cordee.runtime.torch_look import TorchLook
+from cordee.diagnose.check import Check, error, ok, warning
+from cordee.diagnose.machine import gib
+from cordee.diagnose.number_format import NumberFormat, recall_format, try_format
+from cordee.diagnose.torch_look import TorchLook
 
 NOT_FOR_USERS = ("dev",)
 """Extras that only those who work on Cordée itself need."""
@@ -27,55 +27,8 @@ EXTRAS = {
 }
 """What each extra is for."""
 
-_COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """A package that Cordée, or one of its extras, needs."""
-
-    package: str
-    versions: str
-    """Such as `>=2.10,<3`; empty: any."""
-    extra: str
-    """Empty: always needed."""
-
-    @classmethod
-    def parse(cls, text: str) -> Requirement | None:
-        """From the package's metadata, such as `numpy>=1.26; extra == 'x'`; None if it is for another Python."""
-        head, _, marker = text.partition(";")
-        named = re.match(r"\s*([\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?([^)]*)\)?", head)
-        if named is None:
-            return None
-        extra = re.search(r"extra\s*==\s*['\"]([\w.-]+)['\"]", marker)
-        python = re.search(r"python_version\s*([<>=!]+)\s*['\"]([\d.]+)['\"]", marker)
-        if python and not satisfies(platform.python_version(), python[1] + python[2]):
-            return None
-        return cls(named[1], named[2].replace(" ", ""), extra[1] if extra else "")
-
-    def __str__(self) -> str:
-        return self.package + self.versions
-
-
-def satisfies(version: str, wanted: str) -> bool:
-    """Whether a version such as `2.13.0+cpu` is among `>=2.10,<3`; what we cannot read is let pass."""
-    for one in filter(None, wanted.split(",")):
-        parsed = re.match(r"([<>=!]=|[<>])\s*(\d+(?:\.\d+)*)$", one.strip())
-        if parsed is None:
-            continue
-        bound = [int(number) for number in parsed[2].split(".")]
-        mine = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
-        length = max(len(bound), len(mine))  # 2.10 and 2.10.0 are the same
-        if not _COMPARE[parsed[1]](mine + [0] * (length - len(mine)), bound + [0] * (length - len(bound))):
-            return False
-    return True
+ConnectWarm = Callable[[Callable[[str], None]], socket.socket | None]
+"""Given a function that takes the reason of a refusal: a connection to the warm server, or None."""
 
 
 def python() -> Check:
@@ -85,7 +38,7 @@ def python() -> Check:
     except importlib.metadata.PackageNotFoundError:  # the next check says so
         wanted = ""
     version = platform.python_version()
-    if satisfies(version, wanted):
+    if SpecifierSet(wanted).contains(version, prereleases=True):
         return ok("python", f"{platform.python_implementation()} {version}")
     return error("python", f"Python {version}", f"Cordée needs Python {wanted}: make an environment with such a one.")
 
@@ -93,51 +46,51 @@ def python() -> Check:
 def packages() -> list[Check]:
     """What is installed of what Cordée needs, and of what it can use."""
     try:
-        texts = importlib.metadata.requires("cordee") or []
+        metadata = importlib.metadata.metadata("cordee")
     except importlib.metadata.PackageNotFoundError:
-        found = "Cordée runs from a folder and is not installed, so nobody knows what it needs"
+        found = "Cordée runs from a folder and is not installed, so its requirements are not known"
         return [warning("packages", found, "pip install the folder, then look again.")]
-    parsed = (Requirement.parse(text) for text in texts)
-    needed = [one for one in parsed if one is not None and one.extra not in NOT_FOR_USERS]
-    return judge_packages(needed, installed(one.package for one in needed))
+    extras = [one for one in metadata.get_all("Provides-Extra") or [] if one not in NOT_FOR_USERS]
+    needed = requirements(metadata.get_all("Requires-Dist") or [], extras)
+    installed = {}
+    for name in {one.name for group in needed.values() for one in group}:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return judge_packages(needed, installed)
 
 
-def installed(names: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are there."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+def requirements(texts: list[str], extras: list[str]) -> dict[str, list[Requirement]]:
+    """What each extra adds on this Python, by its name; under the empty name what is always needed."""
+    parsed = [Requirement(text) for text in texts]
+    always = [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    more = [one for one in parsed if one.marker is not None and one not in always]
+    return {"": always} | {
+        extra: [one for one in more if one.marker and one.marker.evaluate({"extra": extra})] for extra in sorted(extras)
+    }
 
 
-def judge_packages(needed: list[Requirement], there: dict[str, str]) -> list[Check]:
+def judge_packages(needed: dict[str, list[Requirement]], installed: dict[str, str]) -> list[Check]:
     """One line for what is always needed, one for each extra."""
     checks = []
-    for extra in sorted({one.extra for one in needed}):
-        mine = [one for one in needed if one.extra == extra]
-        found = _installed(mine, there)
-        wrong = [one for one in mine if one.package not in there or not satisfies(there[one.package], one.versions)]
+    for extra, group in needed.items():
+        missing = [one for one in group if one.name not in installed]
+        there = [one for one in group if one.name in installed]
+        unfit = [one for one in there if not one.specifier.contains(installed[one.name], prereleases=True)]
+        found = ", ".join(f"{one.name} {installed[one.name]}" for one in there)
+        absent = ", ".join(one.name for one in missing)
+        found = "; ".join(filter(None, [found, f"not installed: {absent}" if missing else ""]))
         name = f"optional: {extra}" if extra else "packages"
-        fix = "pip install " + " ".join(f"'{one}'" for one in wrong)
+        wrong = [one for one in group if one in missing or one in unfit]
+        fix = "pip install " + " ".join(f"'{one.name}{one.specifier}'" for one in wrong)
         if not wrong:
             checks.append(ok(name, found))
         elif not extra:
             checks.append(error(name, found, f"Cordée does not work without: {fix}"))
-        elif all(one.package not in there for one in wrong):
+        elif not unfit:
             checks.append(ok(name, found, f"Only {EXTRAS.get(extra, 'if you want it')}: pip install 'cordee[{extra}]'"))
         else:
             checks.append(warning(name, found, f"Too old or too new: {fix}"))
     return checks
-
-
-def _installed(mine: list[Requirement], there: dict[str, str]) -> str:
-    """What is there with its version, and then what is not."""
-    found = ", ".join(f"{one.package} {there[one.package]}" for one in mine if one.package in there)
-    missing = ", ".join(one.package for one in mine if one.package not in there)
-    return "; ".join(filter(None, [found, f"not installed: {missing}" if missing else ""]))
 
 
 def judge_torch(look: TorchLook) -> Check:
@@ -154,11 +107,6 @@ def judge_torch(look: TorchLook) -> Check:
     return ok("torch", found)
 
 
-def devices(look: TorchLook) -> Check:
-    """The devices that workers can compute on."""
-    return judge_devices(look, gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
 def judge_devices(look: TorchLook, there: int, visible: str | None = None) -> Check:
     """What torch sees, beside the number of NVIDIA device files that this process may use."""
     if look.gpus:
@@ -167,7 +115,7 @@ def judge_devices(look: TorchLook, there: int, visible: str | None = None) -> Ch
             return warning("devices", names, "Several GPUs without NCCL agree over gloo, which is slower.")
         return ok("devices", names)
     if look.problem:
-        return warning("devices", "not checked, since torch cannot be loaded", "Mend torch first.")
+        return warning("devices", "not checked, since torch cannot be loaded", "Fix torch first.")
     if not there:
         return ok("devices", "CPU only")
     count = plural(there, "NVIDIA GPU")
@@ -192,12 +140,12 @@ def formats(look: TorchLook, quick: bool) -> list[Check]:
     checks = []
     for place in places:
         for precision in ("bf16", "fp16"):
-            found = known(precision, place) if quick else probe(precision, place, fresh=True)
+            found = recall_format(precision, place) if quick else try_format(precision, place, fresh=True)
             checks.append(judge_format(f"{precision} on {place}", found))
     return checks
 
 
-def judge_format(name: str, found: Probe | None) -> Check:
+def judge_format(name: str, found: NumberFormat | None) -> Check:
     """A format that does not work is no error: fp32 is the default."""
     if found is None:
         return ok(name, "not measured yet", "Leave out --quick to measure it.")
@@ -209,12 +157,10 @@ def judge_format(name: str, found: Probe | None) -> Check:
     return ok(name, found.sentence)
 
 
-def warm_server() -> Check:
+def warm_server(connect: ConnectWarm) -> Check:
     """Whether workers start from a process that is ready."""
-    from cordee.runtime.nursery import connect_warm
-
     refused: list[str] = []
-    server = connect_warm(refused.append)
+    server = connect(refused.append)
     if refused:
         return warning("warm server", refused[0], "Runs begin without one, some seconds later.")
     if server is None:

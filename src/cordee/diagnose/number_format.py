@@ -6,18 +6,22 @@ Intel processors with AMX are known for it, where bf16 works only after oneDNN w
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import UsageError
 from cordee.core.interpreter import python_module
-from cordee.runtime import probe_cache
-from cordee.runtime.child import Ended, run_child
-from cordee.runtime.resources import usable_cores
+from cordee.core.machine import usable_cores
+from cordee.diagnose.child import Ended, run_child
 
+MEASURE = "2"
+"""Counted up when the way of measuring changes, so that what was measured otherwise is forgotten."""
 PRECISIONS = ("fp32", "bf16", "fp16")
 FP32_WORKS = "fp32 works"
 """The child's first word: what fails later is the format's doing."""
@@ -39,7 +43,7 @@ NOTABLE = 1.05
 
 
 @dataclass(frozen=True)
-class Probe:
+class NumberFormat:
     """What is known of a number format on a device."""
 
     precision: str
@@ -83,46 +87,46 @@ def _times(factor: float) -> str:
     return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
 
 
-def probe(
+def try_format(
     precision: str, device: str = "cpu", *, threads: int | None = None, timeout_s: float = 60.0, fresh: bool = False
-) -> Probe:
-    """Try a number format on `cpu` or `cuda:N` with so many threads (default: one a usable core).
+) -> NumberFormat:
+    """Try a number format on `cpu` or `cuda:N` with so many threads (default: one per usable core).
 
     What was found is remembered in the user's cache folder; `fresh` measures anew.
     """
     key = _key(precision, device, threads)
-    remembered = None if fresh else _remembered(key)
+    remembered = None if fresh else _recall(key)
     if remembered is not None:
         return remembered
     found, settled = _try_all(precision, device, threads or len(usable_cores()), timeout_s)
     if settled:
-        probe_cache.write(key, asdict(found))
+        _remember(key, found)
     return found
 
 
-def known(precision: str, device: str = "cpu", *, threads: int | None = None) -> Probe | None:
-    """What an earlier probe found; None if there was none. Measures nothing."""
-    return _remembered(_key(precision, device, threads))
+def recall_format(precision: str, device: str = "cpu", *, threads: int | None = None) -> NumberFormat | None:
+    """What an earlier trial found; None if there was none. Measures nothing."""
+    return _recall(_key(precision, device, threads))
 
 
 def command(precision: str, device: str, threads: int, timeout_s: float) -> list[str]:
     """The command of the child that tries a format."""
-    return python_module("cordee.runtime.probe_child", precision, device, str(threads), str(timeout_s))
+    return python_module("cordee.diagnose.number_format_child", precision, device, str(threads), str(timeout_s))
 
 
-def judge(precision: str, device: str, ended: Ended) -> Probe:
+def judge(precision: str, device: str, ended: Ended) -> NumberFormat:
     """What the end of one child says about the format."""
     lines = ended.output.splitlines()
     speed = _speed(lines[-1]) if ended.code == 0 and lines else None
     if speed is not None:
-        return Probe(precision, device, True, speed, reason=ended.words)
+        return NumberFormat(precision, device, True, speed, reason=ended.words)
     reason = ended.words if ended.code != 0 else f"its answer makes no sense: {ended.output[-80:]!r}"
     if FP32_WORKS not in lines and precision != "fp32" and ended.code != UNSUPPORTED:
         reason = f"not even fp32 could be computed: {reason}"
-    return Probe(precision, device, False, 0.0, reason=reason)
+    return NumberFormat(precision, device, False, 0.0, reason=reason)
 
 
-def _try_all(precision: str, device: str, threads: int, timeout_s: float) -> tuple[Probe, bool]:
+def _try_all(precision: str, device: str, threads: int, timeout_s: float) -> tuple[NumberFormat, bool]:
     """Without variables first, then with each that may help; and whether another look would find the same."""
     line = command(precision, device, threads, timeout_s)
     ended = run_child(line, timeout_s=timeout_s, environment=QUIETLY)
@@ -133,7 +137,7 @@ def _try_all(precision: str, device: str, threads: int, timeout_s: float) -> tup
             with_it = run_child(line, timeout_s=timeout_s, environment={**QUIETLY, **environment})
             again = judge(precision, device, with_it)
             if again.works:
-                return Probe(precision, device, True, again.speed, environment, first.reason), True
+                return NumberFormat(precision, device, True, again.speed, environment, first.reason), True
         if REMEDIES[precision]:
             tried = " or ".join(f"{name}={value}" for one in REMEDIES[precision] for name, value in one.items())
             first = replace(first, reason=f"{first.reason}, and no better with {tried}")
@@ -141,32 +145,28 @@ def _try_all(precision: str, device: str, threads: int, timeout_s: float) -> tup
     return first, first.works or ended.killed_by == "SIGILL" or ended.code == UNSUPPORTED
 
 
-def _key(precision: str, device: str, threads: int | None) -> Mapping[str, str]:
+def _key(precision: str, device: str, threads: int | None) -> dict[str, str]:
+    """Everything that a measurement depends on."""
     if precision not in PRECISIONS:
         raise UsageError(f"precision {precision!r}: expected one of {', '.join(PRECISIONS)}")
     if device != "cpu" and not (device.startswith("cuda:") and device[5:].isdigit()):
         raise UsageError(f"device {device!r}: expected cpu or cuda:N, such as cuda:0")
     if threads is not None and threads < 1:
         raise UsageError(f"threads {threads}: at least 1 is needed")
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = ""
     return {
         "precision": precision,
         "device": device,
         "threads": str(threads or len(usable_cores())),
         "variable": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
-        **probe_cache.machine(device),
+        "measure": MEASURE,
+        "torch": torch,
+        "kernel": os.uname().release,
+        "hardware": processor(_text(Path("/proc/cpuinfo"))) if device == "cpu" else _graphics(),
     }
-
-
-def _remembered(key: Mapping[str, str]) -> Probe | None:
-    content = probe_cache.read(key)
-    try:
-        found = Probe(**content) if content is not None else None
-        if found is not None and isinstance(found.environment, dict) and isinstance(found.works, bool):
-            float(found.speed)
-            return found
-    except (TypeError, ValueError):
-        pass  # written by another version, or damaged
-    return None
 
 
 def _speed(line: str) -> float | None:
@@ -176,3 +176,64 @@ def _speed(line: str) -> float | None:
     except (KeyError, TypeError, ValueError):
         return None
     return speed if speed > 0 else None
+
+
+# ------------------------------------------------------------- the cache
+# One small JSON file per machine, format and setting in the user's cache folder. A cache that is damaged, missing or
+# not writable is no error, it only costs a measurement.
+
+
+def _path(key: dict[str, str]) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cordee"
+    return folder / f"format-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}.json"
+
+
+def _recall(key: dict[str, str]) -> NumberFormat | None:
+    """What was found under this key; None if nothing was, or it cannot be read."""
+    if not key["hardware"]:
+        return None
+    try:
+        content = json.loads(_path(key).read_text(encoding="utf-8"))
+        # The whole key is compared, so that a person can read the file and it never speaks for another machine.
+        found = NumberFormat(**content["found"]) if content["key"] == key else None
+        if found is not None and isinstance(found.environment, dict) and isinstance(found.works, bool):
+            float(found.speed)
+            return found
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+        pass  # RuntimeError: a user without a home; the others: damaged, or written by another version
+    return None
+
+
+def _remember(key: dict[str, str], found: NumberFormat) -> None:
+    """Write it down, if the folder can be written and the hardware is known."""
+    if not key["hardware"]:
+        return
+    with contextlib.suppress(OSError, RuntimeError):
+        path = _path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({"key": key, "found": asdict(found)}, indent=1), encoding="utf-8")
+        temporary.replace(path)  # another process reads the old file or the new one, never half of one
+
+
+def processor(cpuinfo: str) -> str:
+    """Model and flags of the first processor of /proc/cpuinfo; ARM calls them by other names."""
+    wanted = ("model name", "cpu family", "model", "flags", "features", "cpu implementer", "cpu part")
+    pairs = (line.partition(":") for line in cpuinfo.split("\n\n")[0].splitlines())
+    return "\n".join(f"{name.strip()}: {value.strip()}" for name, _, value in pairs if name.strip().lower() in wanted)
+
+
+def _graphics() -> str:
+    """The GPUs of this host and their driver; nothing is loaded to find out, and nothing is known without the files."""
+    driver = Path("/proc/driver/nvidia")
+    texts = [_text(file) for file in sorted(driver.glob("gpus/*/information"))]
+    models = [line[6:].strip() for text in texts for line in text.splitlines() if line.startswith("Model:")]
+    visible = f"visible: {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
+    return "\n".join([*models, _text(driver / "version").partition("\n")[0], visible]) if models else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cordee.core.interpreter import python_module
-from cordee.runtime.child import Ended, run_child
+from cordee.diagnose.child import Ended, run_child
 
 ASK_S = 60.0
 """A first import from a network disk takes this long; a driver that hangs takes for ever."""
@@ -34,7 +34,7 @@ class TorchLook:
 
 def ask(timeout_s: float = ASK_S) -> TorchLook:
     """Start the child and read its answer."""
-    return read(run_child(python_module("cordee.runtime.torch_look"), timeout_s=timeout_s))
+    return read(run_child(python_module("cordee.diagnose.torch_look"), timeout_s=timeout_s))
 
 
 def read(ended: Ended) -> TorchLook:

@@ -1,6 +1,6 @@
-"""Run in a process of its own by `cordee.runtime.probe`: passes in a number format beside the same in fp32, timed.
+"""Run in a process of its own by `diagnose.number_format`: passes in a number format beside the same in fp32, timed.
 
-An instruction that the processor lacks kills this process, and nobody else. It prints `fp32 works` and then
+An instruction that the processor lacks kills this process alone. It prints `fp32 works` and then
 `{"speed": ...}`; an error is the last line of its standard error.
 """
 
@@ -13,13 +13,11 @@ import signal
 import statistics
 import sys
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from cordee.runtime.probe import FP32_WORKS, UNSUPPORTED
+from cordee.diagnose.number_format import FP32_WORKS, UNSUPPORTED
 
 ENOUGH_S = 1.0
 """Measure for about so long."""
@@ -35,20 +33,12 @@ NEAR = 0.1
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large the passes are: far above a kernel's fixed costs, small enough for a short look."""
+def size_for(device: str, threads: int) -> tuple[int, int]:
+    """Images and width: about 1 GFLOP per pass and thread on a CPU (25 ms), 1 TFLOP on a GPU.
 
-    images: int
-    width: int
-
-
-def size_for(device: str, threads: int) -> Size:
-    """About 1 GFLOP a pass and thread on a CPU (25 ms), 1 TFLOP on a GPU.
-
-    With 16 threads and the work of two, what was measured was how long threads wait for each other.
+    That is far above a kernel's fixed costs. With 16 threads and the work of two, threads only wait for each other.
     """
-    return Size(64, 2048) if device == "cuda" else Size(4 * max(2, threads), 256)
+    return (64, 2048) if device == "cuda" else (4 * max(2, threads), 256)
 
 
 class Small(nn.Module):
@@ -60,24 +50,18 @@ class Small(nn.Module):
         self.convolutions = nn.Sequential(
             nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()
         )
-        self.into = nn.Linear(512, width)
-        self.before_attention = nn.LayerNorm(width)
-        self.attention_in = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.block = nn.Sequential(
+            nn.Linear(512, width),
+            nn.TransformerEncoderLayer(
+                width, width // 64, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            ),
         )
 
     def forward(self, images: Tensor) -> Tensor:
         """(images, 16, 32, 32) → (images, 64 tokens, width)."""
         count = images.shape[0]
         tokens = self.convolutions(images).reshape(count, 32, 64, 16).transpose(1, 2).reshape(count, 64, 512)
-        hidden = self.into(tokens)
-        parts = self.attention_in(self.before_attention(hidden)).reshape(count, 64, 3, -1, 64)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (images, heads, 64 tokens, 64)
-        seen = functional.scaled_dot_product_attention(query, key, value)
-        hidden = hidden + self.attention_out(seen.transpose(1, 2).reshape(hidden.shape))
-        result: Tensor = hidden + self.mlp(hidden)
+        result: Tensor = self.block(tokens)
         return result
 
 
@@ -87,10 +71,10 @@ class Bench:
     def __init__(self, device: str) -> None:
         """Made of a fixed seed, so that every format computes the same."""
         self._device = torch.device(device)
-        size = size_for(self._device.type, torch.get_num_threads())
+        images, width = size_for(self._device.type, torch.get_num_threads())
         torch.manual_seed(0)
-        self._model = Small(size.width).to(self._device)
-        self._images = torch.randn(size.images, 16, 32, 32).to(self._device)
+        self._model = Small(width).to(self._device)
+        self._images = torch.randn(images, 16, 32, 32).to(self._device)
 
     def run(self, precision: str) -> tuple[float, float]:
         """Seconds of one forward and backward pass (on a CPU: of processor time), and its loss."""
@@ -118,8 +102,8 @@ class Bench:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             return time.perf_counter()
-        # Processor time of all threads, which do not spin here (`probe.QUIETLY`): on a busy machine the wall clock
-        # says who else computes, and gave a factor between 0.5 and 2.3 where this one gives 1.6 every time.
+        # Processor time of all threads, which do not spin (`number_format.QUIETLY`): on a busy machine the wall clock
+        # measures other processes too, and gave a factor between 0.5 and 2.3 where this one gives 1.6 every time.
         return time.process_time()
 
 
@@ -153,9 +137,9 @@ def measure(precision: str, device: str) -> float:
 
 
 def main() -> None:
-    """`python -m cordee.runtime.probe_child PRECISION DEVICE THREADS SECONDS`."""
+    """`python -m cordee.diagnose.number_format_child PRECISION DEVICE THREADS SECONDS`."""
     precision, device, threads, seconds = sys.argv[1:]
-    # A crash is expected here: no core file of it. And if our parent is gone, nobody else would end a hanging pass.
+    # A crash is expected here: no core file of it. The alarm ends a pass that hangs after the parent is gone.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.alarm(math.ceil(float(seconds)) + 5)
     torch.set_num_threads(int(threads))
