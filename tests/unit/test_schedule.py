@@ -11,23 +11,8 @@ import pytest
 
 from cordee.core.errors import UsageError, WorkersLost
 from cordee.twin.cluster import read_setting
-from cordee.twin.schedule import (
-    Action,
-    AtStep,
-    AtTime,
-    Cut,
-    EverySteps,
-    EveryTime,
-    KillHost,
-    Mend,
-    Progress,
-    Rule,
-    Schedule,
-    Set,
-    Signal,
-    When,
-    choose,
-)
+from cordee.twin.rules import Action, Rule, When
+from cordee.twin.schedule import Progress, Schedule, choose
 from harness import DEADLINE_S
 
 EXAMPLE = """# every form of the language
@@ -43,17 +28,17 @@ every 1 step: pause worker 1
 at 0 s: cut and-1
 """
 MEANT = (
-    (2, AtStep(30), [Cut("b")]),
-    (2, AtStep(60), [Mend("b")]),
-    (4, AtTime(12.5), [Set("b", (("link", "10Mbit"), ("cpu", "0.1")))]),
-    (5, EveryTime(15), [Signal("kill", None)]),
-    (5, EverySteps(20), [Signal("pause", None)]),
-    (6, AtStep(40), [Signal("kill", 2), Signal("resume", 0), Cut("Gamma-2")]),
-    (7, AtStep(50), [KillHost("b")]),
-    (8, AtTime(0.5), [Cut("b")]),
-    (9, AtTime(120), [Mend("b")]),
-    (10, EverySteps(1), [Signal("pause", 1)]),
-    (11, AtTime(0), [Cut("and-1")]),
+    (2, When(30), [Action("cut", "b")]),
+    (2, When(60), [Action("mend", "b")]),
+    (4, When(12.5, timed=True), [Action("set", "b", settings=(("link", "10Mbit"), ("cpu", "0.1")))]),
+    (5, When(15, timed=True, every=True), [Action("kill")]),
+    (5, When(20, every=True), [Action("pause")]),
+    (6, When(40), [Action("kill", worker=2), Action("resume", worker=0), Action("cut", "Gamma-2")]),
+    (7, When(50), [Action("kill", "b")]),
+    (8, When(0.5, timed=True), [Action("cut", "b")]),
+    (9, When(120, timed=True), [Action("mend", "b")]),
+    (10, When(1, every=True), [Action("pause", worker=1)]),
+    (11, When(0, timed=True), [Action("cut", "and-1")]),
 )
 
 
@@ -67,7 +52,7 @@ def test_every_form_is_read() -> None:
 def test_a_schedule_may_be_empty(text: str) -> None:
     empty = Schedule.parse(text)
     assert empty == Schedule() and str(empty) == ""
-    assert empty.due(Progress(), Progress(100, 1e6)) == [] and empty.next_s(Progress()) is None
+    assert empty.due(Progress(), Progress(100, 1e6)) == []
 
 
 def test_the_text_of_a_schedule_is_plain() -> None:
@@ -89,10 +74,10 @@ def test_the_text_of_a_schedule_is_plain() -> None:
 def some_when(draw: random.Random) -> When:
     """Of any kind; times with fractions of a power of two, which arithmetic does not round."""
     kinds = (
-        AtStep(draw.randint(1, 40)),
-        AtTime(draw.randint(0, 160) / 8),
-        EverySteps(draw.randint(1, 9)),
-        EveryTime(draw.randint(1, 40) / 8),
+        When(draw.randint(1, 40)),
+        When(draw.randint(0, 160) / 8, timed=True),
+        When(draw.randint(1, 9), every=True),
+        When(draw.randint(1, 40) / 8, timed=True, every=True),
     )
     return draw.choice(kinds)
 
@@ -100,13 +85,17 @@ def some_when(draw: random.Random) -> When:
 def some_action(draw: random.Random) -> Action:
     host = draw.choice(["a", "b", "node-7.lan"])
     actions = (
-        Cut(host),
-        Mend(host),
-        Set(host, draw.choice([(("cpu", "0.1"),), (("link", "1gbit"),), (("cpu", "max"), ("link", "8kbit"))])),
-        Signal("kill", draw.choice([None, 0, 3])),
-        Signal("pause", draw.choice([None, 12])),
-        Signal("resume", draw.randint(0, 9)),
-        KillHost(host),
+        Action("cut", host),
+        Action("mend", host),
+        Action(
+            "set",
+            host,
+            settings=draw.choice([(("cpu", "0.1"),), (("link", "1gbit"),), (("cpu", "max"), ("link", "8kbit"))]),
+        ),
+        Action("kill", worker=draw.choice([None, 0, 3])),
+        Action("pause", worker=draw.choice([None, 12])),
+        Action("resume", worker=draw.randint(0, 9)),
+        Action("kill", host),
     )
     return draw.choice(actions)
 
@@ -128,7 +117,12 @@ def test_what_is_printed_is_read_back() -> None:
 
 @pytest.mark.parametrize("seconds", [0.1 + 0.2, 1e-7, 1 / 3, 1e22, 123456789.125, 5e-324])
 def test_any_time_is_printed_so_that_it_is_read_back(seconds: float) -> None:
-    schedule = Schedule((Rule(AtTime(seconds), (Cut("b"),)), Rule(EveryTime(seconds), (Cut("b"),))))
+    schedule = Schedule(
+        (
+            Rule(When(seconds, timed=True), (Action("cut", "b"),)),
+            Rule(When(seconds, timed=True, every=True), (Action("cut", "b"),)),
+        )
+    )
     assert Schedule.parse(str(schedule)) == schedule
 
 
@@ -240,7 +234,7 @@ def test_what_the_cluster_has_passes() -> None:
     with pytest.raises(UsageError, match=r"word 6 '1': expected worker 0, the only one\."):
         Schedule.parse("at step 3: kill worker 1").check(["a"], 1, read_setting)
     with pytest.raises(UsageError, match="schedule, 'c': expected one of the hosts a, b"):
-        Schedule((Rule(AtStep(1), (Cut("c"),)),)).check(["a", "b"], 1, read_setting)
+        Schedule((Rule(When(1), (Action("cut", "c"),)),)).check(["a", "b"], 1, read_setting)
 
 
 @pytest.mark.parametrize("error", [ValueError("too fast"), WorkersLost("too fast")])
@@ -257,13 +251,13 @@ def expected_due(schedule: Schedule, before: Progress, now: Progress) -> list[Ac
     found = []
     for number, rule in enumerate(schedule.rules):
         when = rule.when
-        if isinstance(when, AtStep | EverySteps):
+        if not when.timed:
             start, end = before.step, now.step
-            moments = [when.step] if isinstance(when, AtStep) else range(when.steps, end + 1, when.steps)
+            moments = range(when.number, end + 1, when.number) if when.every else [when.number]
             hit = [moment for moment in moments if start < moment <= end]
         else:
-            start, end, eighths = (int(8 * seconds) for seconds in (before.seconds, now.seconds, when.seconds))
-            moments = [eighths] if isinstance(when, AtTime) else range(eighths, end + 1, eighths)
+            start, end, eighths = (int(8 * seconds) for seconds in (before.seconds, now.seconds, when.number))
+            moments = range(eighths, end + 1, eighths) if when.every else [eighths]
             # 0 s is due at the first look after it, and who slept does a thing once.
             hit = [moment for moment in moments if start < moment <= end or (moment == start == 0 < end)][:1]
         found += [(Fraction(moment - start, end - start), number, rule.actions) for moment in hit]
@@ -317,36 +311,20 @@ def test_nothing_is_due_before_training_began() -> None:
     early = [Progress(0, seconds) for seconds in (-20.0, -0.5, 0.0, 1.0, 15.0)]
     assert words_due("every 15 s: cut b", *early) == ["", "", "", "cut b"]
     assert words_due("at 0 s: cut b", *early) == ["", "", "cut b", ""]
-    assert Schedule.parse("every 15 s: cut b").next_s(early[0]) == 35.0
-
-
-def test_the_next_moment_by_the_clock() -> None:
-    schedule = Schedule.parse("at 4 s: cut b; every 3 s: cut c; at step 1: cut d; every 1 step: cut e")
-    waits = [schedule.next_s(Progress(7, seconds)) for seconds in (0.0, 2.5, 3.0, 4.0, 6.5, 300.0)]
-    assert waits == [3.0, 0.5, 1.0, 2.0, 2.5, 3.0]
-    once = Schedule.parse("at 4 s: cut b; at step 9: cut c")
-    assert once.next_s(Progress(0, 3.0)) == 1.0
-    assert once.next_s(Progress(0, 4.0)) is None
-    assert Schedule.parse("every 9 steps: cut c").next_s(Progress()) is None
-    soon = Schedule.parse("at 0 s: cut c").next_s(Progress())
-    assert soon is not None and 0 < soon < 1e-9
 
 
 @pytest.mark.parametrize("period", [0.1, 0.3, 1 / 3, 0.7, 1.1, 2.5])
 @pytest.mark.parametrize("start", [0.0, 1e-3])
-def test_who_sleeps_as_told_misses_nothing_and_does_nothing_twice(period: float, start: float) -> None:
-    schedule = Schedule((Rule(EveryTime(period), (Cut("b"),)),))
+def test_looks_at_the_very_moments_miss_nothing_and_do_nothing_twice(period: float, start: float) -> None:
+    when = When(period, timed=True, every=True)
+    schedule = Schedule((Rule(when, (Action("cut", "b"),)),))
     before, fired = Progress(0, start), 0
-    for _ in range(2000):  # rounding may wake it once too early, not for ever
-        wait = schedule.next_s(before)
-        assert wait is not None and 0 < wait <= period * (1 + 1e-12)
-        now = Progress(0, before.seconds + wait)
-        due = schedule.due(before, now)
-        assert len(due) <= 1
-        fired += len(due)
+    for _ in range(1000):
+        moment = when.after(before.seconds)
+        assert moment is not None and 0 < moment - before.seconds <= period * (1 + 1e-12)
+        now = Progress(0, moment)
+        fired += len(schedule.due(before, now))
         before = now
-        if fired == 1000:
-            break
     assert fired == 1000 and before.seconds == 1000 * period
 
 

@@ -20,8 +20,9 @@ from cordee.twin import probe
 from cordee.twin.cluster import Cluster
 from cordee.twin.faults import Faults
 from cordee.twin.own import Own, held
+from cordee.twin.rules import Action
 from cordee.twin.run import Asked, check_options, commands, missed, run
-from cordee.twin.schedule import Progress, Schedule, Signal
+from cordee.twin.schedule import Progress, Schedule
 from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, until
@@ -111,7 +112,7 @@ def test_a_worker_that_ends_while_it_is_looked_for(
             return True
 
         monkeypatch.setattr("cordee.twin.faults._lives", alive_until_asked)
-        Faults(processes, seen, 0, said.append).do(Signal("kill", 1))
+        Faults(processes, seen, 0, said.append).do(Action("kill", worker=1))
     expected = f"kill worker 1: process {process.pid} is not there any more"
     assert said == [f"step 0: {expected}"]
     assert faults_on_record(tmp_path / "out") == [expected]
@@ -125,19 +126,19 @@ def test_by_hand_only_what_is_there_is_signalled(processes: Twin, tmp_path: Path
         with pytest.raises(
             UsageError, match=rf"pause worker 7: it is not there any more\. Workers of the run in {out}: 1"
         ):
-            faults.by_hand(Signal("pause", 7))
-        faults.by_hand(Signal("kill", 1))
+            faults.by_hand(Action("pause", worker=7))
+        faults.by_hand(Action("kill", worker=1))
         # Its parent has not asked for the exit code yet: there is still a process of this number, but no worker.
         until(lambda: "\nState:\tZ" in Path(f"/proc/{process.pid}/status").read_text())
         with pytest.raises(UsageError, match=f"kill worker 1: process {process.pid} is not there any more"):
-            faults.by_hand(Signal("kill", 1))
+            faults.by_hand(Action("kill", worker=1))
         process.wait(DEADLINE_S)
         with pytest.raises(UsageError, match=f"resume worker 1: process {process.pid} is not there any more"):
-            faults.by_hand(Signal("resume", 1))
+            faults.by_hand(Action("resume", worker=1))
     assert faults_on_record(out) == [f"kill worker 1 (process {process.pid} on b)"]
     write(out, [event("end", 2.0, reason="completed", code=0, message="")])
     with pytest.raises(UsageError, match=f"kill worker 1: the run in {out} has ended"):
-        Faults(processes, seen_of(processes, out), 0, lambda message: None).by_hand(Signal("kill", 1))
+        Faults(processes, seen_of(processes, out), 0, lambda message: None).by_hand(Action("kill", worker=1))
     with pytest.raises(UsageError, match=r"nowhere holds no run that has begun: there is no events\.jsonl in it"):
         seen_of(processes, tmp_path / "nowhere")
 

@@ -21,8 +21,9 @@ from cordee.twin.enter import MARK
 from cordee.twin.faults import Faults
 from cordee.twin.home import bring_home
 from cordee.twin.registry import Registry
+from cordee.twin.rules import Action
 from cordee.twin.run import Asked, check, check_possible, commands, threads_of
-from cordee.twin.schedule import Cut, KillHost, Schedule, Set, Signal
+from cordee.twin.schedule import Schedule
 from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, stat_of, until
@@ -253,16 +254,16 @@ def test_faults_reach_mere_processes_and_are_on_record(processes: Twin, tmp_path
         seen.look()
         seen.workers[2] = ("machine", os.getpid())  # a number that went to somebody else
         faults = Faults(processes, seen, 0, said.append)
-        faults.do(Signal("pause", 1))
+        faults.do(Action("pause", worker=1))
         until(lambda: (stat_of(two.pid) or "?")[0] == "T")
-        faults.do(Signal("resume", 1))
+        faults.do(Action("resume", worker=1))
         until(lambda: (stat_of(two.pid) or "?")[0] != "T")
-        faults.do(Signal("kill", 1))
+        faults.do(Action("kill", worker=1))
         assert two.wait(DEADLINE_S) == -9
-        faults.do(Signal("kill", 2))
-        faults.do(Signal("kill", 5))
+        faults.do(Action("kill", worker=2))
+        faults.do(Action("kill", worker=5))
         assert faults.struck == {"b"}
-        faults.do(KillHost("a"))
+        faults.do(Action("kill", "a"))
         assert one.wait(DEADLINE_S) == -9
     expected = [
         f"pause worker 1 (process {two.pid} on b)",
@@ -279,10 +280,10 @@ def test_faults_reach_mere_processes_and_are_on_record(processes: Twin, tmp_path
 def test_random_workers_are_those_that_are_left(processes: Twin, tmp_path: Path) -> None:
     seen = Seen(write(tmp_path / "out", start(0.0, 0)))
     faults = Faults(processes, seen, 0, lambda message: None)
-    faults.do(Signal("kill", None))
+    faults.do(Action("kill"))
     with sleeping(processes, "b") as process:
         seen.workers[4] = ("b", process.pid)
-        faults.do(Signal("kill", None))
+        faults.do(Action("kill"))
         assert process.wait(DEADLINE_S) == -9
     what = [one["what"] for one in read_events(tmp_path / "out" / "events.jsonl") if one["event"] == "fault"]
     assert what == ["kill random worker: there is none", f"kill worker 4 (process {process.pid} on b)"]
@@ -290,7 +291,7 @@ def test_random_workers_are_those_that_are_left(processes: Twin, tmp_path: Path)
 
 def test_what_mere_processes_do_not_have_is_refused(processes: Twin, tmp_path: Path) -> None:
     faults = Faults(processes, Seen(tmp_path), 0, lambda message: None)
-    for action in (Cut("b"), Set("b", (("link", "1mbit"),))):
+    for action in (Action("cut", "b"), Action("set", "b", settings=(("link", "1mbit"),))):
         with pytest.raises(
             UsageError, match=f"no link can be changed: the hosts of twin {processes.name} are mere processes"
         ):

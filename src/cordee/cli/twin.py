@@ -13,30 +13,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordee.core.errors import (
-    CheckpointError,
-    CordeeError,
-    DataError,
-    Interrupted,
-    JobError,
-    MixingError,
-    ModelError,
-    PlanError,
-    UsageError,
-)
+from cordee.core import errors, interrupts
+from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.text import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
-    from typing import Literal
 
-    from cordee.twin.schedule import Cut, Mend, Set
+    from cordee.twin.rules import Verb
     from cordee.twin.twin import Twin
 
 app = typer.Typer(name="twin", help="A cluster emulated on this machine.", no_args_is_help=True)
 
-AGAIN = (UsageError, JobError, DataError, PlanError, ModelError, MixingError, CheckpointError)
+AGAIN = (
+    *(errors.UsageError, errors.JobError, errors.DataError, errors.PlanError),
+    *(errors.ModelError, errors.MixingError, errors.CheckpointError),
+)
 """After one of these the same command would end alike."""
 HOSTS_HELP = 'The hosts, such as "2 x cpu=0.75 link=100mbit, 1 x cpu=0.25 link=10mbit".'
 Hosts = Annotated[str | None, typer.Option(help=HOSTS_HELP, show_default=False)]
@@ -61,7 +54,7 @@ def run(
     job: Annotated[Path, typer.Argument(help="Python file that defines `job`.", show_default=False)],
     hosts: Hosts = None,
     schedule: Annotated[str, typer.Option(help="Faults: a file, or such as `at step 30: cut b`.")] = "",
-    seed: Annotated[int, typer.Option(help="Decides who `random` is in the schedule.")] = 0,
+    seed: Annotated[int, typer.Option(help="Decides which worker `random` is in the schedule.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: a new one under runs/.")] = None,
     name: Annotated[str | None, typer.Option(help="A twin that is up. Default: a new one, removed at the end.")] = None,
     script: Annotated[bool, typer.Option("--script", help="It is a script with a loop of its own.")] = False,
@@ -132,8 +125,6 @@ def set_(
     name: Name = None,
 ) -> None:
     """Change a host's link or CPU share while it works; `max` takes a limit away."""
-    from cordee.twin.cluster import read_setting
-    from cordee.twin.schedule import Set
     from cordee.twin.statements import SETTINGS, refused
 
     pairs = [text.partition("=") for text in settings]
@@ -146,29 +137,20 @@ def set_(
         if [one for one, _, _ in pairs].count(key) > 1:
             raise UsageError(f"{key} is given twice. Keep one of them.")
     twin = _found(name)
-    twin.set(host, {key: read_setting(key, value) for key, _, value in pairs})
+    _do(twin, "set", host, settings=tuple((key, value) for key, _, value in pairs))
     print(twin.cluster.host(host))
-    _record(twin, Set(host, tuple((key, value) for key, _, value in pairs)))
 
 
 @app.command()
 def cut(host: HostName, name: Name = None) -> None:
     """Pull a host's cable."""
-    from cordee.twin.schedule import Cut
-
-    twin = _found(name)
-    twin.cut(host)
-    _record(twin, Cut(host))
+    _do(_found(name), "cut", host)
 
 
 @app.command()
 def mend(host: HostName, name: Name = None) -> None:
     """Put a host's cable back."""
-    from cordee.twin.schedule import Mend
-
-    twin = _found(name)
-    twin.mend(host)
-    _record(twin, Mend(host))
+    _do(_found(name), "mend", host)
 
 
 @app.command(context_settings=MORE_WORDS)
@@ -280,7 +262,7 @@ def _chosen(hosts: str | None, name: str | None, processes: bool) -> Iterator[Tw
 
     if hosts is not None and name is not None:
         raise UsageError("--hosts makes a new twin, --name takes one that is up: give one of them")
-    with _handled(_stop):
+    with interrupts.handled(_stop):
         if hosts is None:
             yield _found(name)
             return
@@ -288,20 +270,8 @@ def _chosen(hosts: str | None, name: str | None, processes: bool) -> Iterator[Tw
         try:
             yield twin
         finally:
-            with _handled(lambda number, frame: None):  # it takes a moment, and is what was asked for
+            with interrupts.handled(lambda number, frame: None):  # it takes a moment, and is what was asked for
                 twin.down()
-
-
-@contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Whoever asks us to end is heard by `handler`, unless `nohup` has said that we shall not listen."""
-    numbers = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -309,31 +279,29 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
 
-def _signal(kind: Literal["kill", "pause", "resume"], words: list[str], name: str | None, folder: Path | None) -> None:
-    from cordee.twin.faults import Faults
-    from cordee.twin.schedule import Signal
-    from cordee.twin.seen import seen_of
-
+def _signal(verb: Verb, words: list[str], name: str | None, folder: Path | None) -> None:
+    """`words`: what stands behind the verb."""
     if not re.fullmatch("[0-9]{1,9}", " ".join(words)):
-        scheduled = f"{kind} {words[0]}" in ("kill host", "kill random", "pause random")
-        only = f"; `{kind} {words[0]}` is for schedules alone" if scheduled else ""
-        expected = f"expected the number of a worker, such as `cordee twin {kind} 1`"
-        raise UsageError(f"{kind} {' '.join(words)}: {expected}{only}")
-    twin = _found(name)
-    Faults(twin, seen_of(twin, folder), 0, _say).by_hand(Signal(kind, int(words[0])))
+        scheduled = f"{verb} {words[0]}" in ("kill host", "kill random", "pause random")
+        only = f"; `{verb} {words[0]}` is for schedules alone" if scheduled else ""
+        expected = f"expected the number of a worker, such as `cordee twin {verb} 1`"
+        raise UsageError(f"{verb} {' '.join(words)}: {expected}{only}")
+    _do(_found(name), verb, worker=int(words[0]), folder=folder)
 
 
-def _record(twin: Twin, action: Cut | Mend | Set) -> None:
-    """Put what a person has done to a host on the record of the run that goes on there, if one does."""
-    from cordee.twin.faults import Faults
-    from cordee.twin.own import goes_on, run_of
-    from cordee.twin.seen import Seen
+def _do(
+    twin: Twin,
+    verb: Verb,
+    host: str = "",
+    *,
+    worker: int | None = None,
+    settings: tuple[tuple[str, str], ...] = (),
+    folder: Path | None = None,
+) -> None:
+    from cordee.twin.faults import do_by_hand
+    from cordee.twin.rules import Action
 
-    folder = run_of(twin)
-    if folder is not None and goes_on(twin, "run"):
-        seen = Seen(folder)
-        seen.look()
-        Faults(twin, seen, 0, _say).done_by_hand(action)
+    do_by_hand(twin, Action(verb, host, worker, settings), folder, _say)
 
 
 def _report_anew(folder: Path) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from cordee.core.errors import Interrupted
@@ -39,14 +40,23 @@ def held() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = _handle(lambda number, frame: came.append(number))
+    try:
+        with handled(lambda number, frame: came.append(number)):
+            yield
+    finally:
+        for one in came[:1]:
+            signal.raise_signal(one)
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """`handler` takes the signals that ask this process to stop, until the end of the block."""
+    before = _handle(handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for one in came[:1]:
-            signal.raise_signal(one)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextlib.contextmanager
@@ -68,13 +78,12 @@ def counted() -> Iterator[Interrupts]:
         found.count += 1
         found.wake()
 
-    _counting, before = found, _handle(count)
-    try:
-        yield found
-    finally:
-        _counting = None
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    _counting = found
+    with handled(count):
+        try:
+            yield found
+        finally:
+            _counting = None
 
 
 def check() -> None:

@@ -1,4 +1,4 @@
-"""Faults done to a twin, by a schedule or by a person's hand, and put on the record of the run that suffers them."""
+"""Faults done to a twin, by a schedule or by a command, and put on the record of the run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from cordee.core.errors import UsageError
 from cordee.core.events import append_event
 from cordee.twin.cluster import read_setting
-from cordee.twin.schedule import Action, Cut, KillHost, Mend, Set, Signal, choose
-from cordee.twin.seen import Seen
+from cordee.twin.own import goes_on, run_of
+from cordee.twin.rules import Action
+from cordee.twin.schedule import choose
+from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
 
 _SIGNALS = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "resume": signal.SIGCONT}
@@ -23,11 +27,25 @@ class NotThere(UsageError):
     """The worker that a signal is meant for is not in the run, or not any more."""
 
 
+def do_by_hand(twin: Twin, action: Action, folder: Path | None, say: Say) -> None:
+    """What a user does to a host, or to a worker of the run in `folder`; it is on the record of that run."""
+    if not action.host:
+        Faults(twin, seen_of(twin, folder), 0, say).by_hand(action)
+        return
+    _change(twin, action)
+    running = run_of(twin)
+    if running is not None and goes_on(twin, "run"):
+        seen = Seen(running)
+        seen.look()
+        if not seen.ended:
+            Faults(twin, seen, 0, say).record(str(action))
+
+
 class Faults:
-    """Does what a schedule, or a person, says; and writes down that it was done."""
+    """Does what a schedule or a user says, and writes down that it was done."""
 
     def __init__(self, twin: Twin, seen: Seen, seed: int, say: Say) -> None:
-        """Nothing has happened. `seed` decides who `random` is."""
+        """Nothing has happened. `seed` decides which worker `random` is."""
         self._twin, self._seen, self._seed, self._say = twin, seen, seed, say
         self._drawn = 0
         self.struck: set[str] = set()
@@ -36,70 +54,68 @@ class Faults:
     def do(self, action: Action) -> None:
         """One action of a schedule, now; that its worker was not there any more is on record too."""
         what = str(action)
-        if isinstance(action, Signal):
+        if not action.host:
             try:
                 what = self._signal(action)
             except NotThere as error:
                 what = str(error)
-        elif isinstance(action, Cut):
-            self.struck.add(action.host)
-            self._twin.cut(action.host)
-        elif isinstance(action, Mend):
-            self._twin.mend(action.host)
-        elif isinstance(action, KillHost):
-            self.struck.add(action.host)
-            self._twin.end_processes(action.host)
-        elif isinstance(action, Set):
-            self._twin.set(action.host, {key: read_setting(key, text) for key, text in action.settings})
-        self._record(what)
+        else:
+            if action.verb in ("cut", "kill"):
+                self.struck.add(action.host)
+            _change(self._twin, action)
+        self.record(what)
 
-    def by_hand(self, action: Signal) -> None:
-        """A person's signal; `UsageError`, and nothing on record, when there is nobody to send it to."""
+    def by_hand(self, action: Action) -> None:
+        """A user's signal; `UsageError`, and nothing on record, when the worker is not there."""
         if self._seen.ended:
             raise UsageError(f"{action}: the run in {self._seen.folder} has ended")
         try:
-            self._record(self._signal(action))
+            self.record(self._signal(action))
         except NotThere as error:
             there = ", ".join(map(str, sorted(self._seen.workers))) or "none"
             raise UsageError(f"{error}. Workers of the run in {self._seen.folder}: {there}") from None
 
-    def done_by_hand(self, action: Cut | Mend | Set) -> None:
-        """A person has done this to a host: it belongs to the record, unless the run has ended."""
-        if not self._seen.ended:
-            self._record(str(action))
-
-    def _record(self, what: str) -> None:
+    def record(self, what: str) -> None:
+        """Tell the user, and the run's events."""
         self._say(f"step {self._seen.step}: {what}")
         append_event(self._seen.folder / "events.jsonl", "fault", what=what)
 
-    def _signal(self, action: Signal) -> str:
+    def _signal(self, action: Action) -> str:
         workers = self._seen.workers
         number = action.worker
         if number is None:
             self._drawn += 1
             if not workers:
-                raise NotThere(f"{action.kind} random worker: there is none")
+                raise NotThere(f"{action.verb} random worker: there is none")
             number = choose(self._seed, self._drawn, sorted(workers))
         if number not in workers:
-            raise NotThere(f"{action.kind} worker {number}: it is not there any more")
+            raise NotThere(f"{action.verb} worker {number}: it is not there any more")
         said, pid = workers[number]
         # A host that is no namespace goes by the machine's name; the number alone could be another process's by now.
         names = sorted(self._twin.cluster.names, key=lambda name: name != said)
         host = next((name for name in names if pid in self._twin.processes(name)), None)
-        gone = NotThere(f"{action.kind} worker {number}: process {pid} is not there any more")
+        gone = NotThere(f"{action.verb} worker {number}: process {pid} is not there any more")
         if host is None or not _lives(pid):
             raise gone
         try:
-            os.kill(pid, _SIGNALS[action.kind])
+            os.kill(pid, _SIGNALS[action.verb])
         except ProcessLookupError:  # it ended since we looked
             raise gone from None
         self.struck.add(host)
-        return f"{action.kind} worker {number} (process {pid} on {host})"
+        return f"{action.verb} worker {number} (process {pid} on {host})"
+
+
+def _change(twin: Twin, action: Action) -> None:
+    """Do to a host what an action says."""
+    if action.verb == "set":
+        twin.set(action.host, {key: read_setting(key, text) for key, text in action.settings})
+    else:
+        {"cut": twin.cut, "mend": twin.mend, "kill": twin.end_processes}[action.verb](action.host)
 
 
 def _lives(pid: int) -> bool:
     """Whether a process is more than an exit code that its parent has not asked for."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
         return False

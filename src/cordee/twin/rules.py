@@ -4,141 +4,59 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
-Kind = Literal["kill", "pause", "resume"]
-"""What is done to a process."""
-
-
-@dataclass(frozen=True)
-class AtStep:
-    """Once, as soon as this step is on record."""
-
-    step: int
-    timed: ClassVar[bool] = False
-
-    def after(self, step: float) -> float | None:
-        """The first moment after `step`; None when there is none."""
-        return self.step if self.step > step else None
-
-    def __str__(self) -> str:
-        return f"at step {self.step}"
+Verb = Literal["cut", "mend", "set", "kill", "pause", "resume"]
 
 
 @dataclass(frozen=True)
-class AtTime:
-    """Once, so many seconds after training began."""
+class When:
+    """A moment, or with `every` each multiple of it: in steps, or if `timed` in seconds since training began."""
 
-    seconds: float
-    timed: ClassVar[bool] = True
+    number: float
+    timed: bool = False
+    every: bool = False
 
-    def after(self, seconds: float) -> float | None:
-        """The first moment after `seconds`; None when there is none."""
-        # The least positive number stands for 0 s, which would not lie after the beginning.
-        moment = max(self.seconds, math.ulp(0.0))
-        return moment if moment > seconds else None
-
-    def __str__(self) -> str:
-        return f"at {_written(self.seconds)} s"
-
-
-@dataclass(frozen=True)
-class EverySteps:
-    """At each multiple of this number of steps."""
-
-    steps: int
-    timed: ClassVar[bool] = False
-
-    def after(self, step: float) -> float | None:
-        """The first multiple after `step`."""
-        return (max(0, step) // self.steps + 1) * self.steps
-
-    def __str__(self) -> str:
-        return f"every {self.steps} step{'s' if self.steps > 1 else ''}"
-
-
-@dataclass(frozen=True)
-class EveryTime:
-    """At each multiple of this number of seconds since training began."""
-
-    seconds: float
-    timed: ClassVar[bool] = True
-
-    def after(self, seconds: float) -> float | None:
-        """The first multiple after `seconds`."""
+    def after(self, now: float) -> float | None:
+        """The first moment after `now`; None when there is none."""
+        if not self.every:
+            # The least positive number stands for 0 s, which would not lie after the beginning.
+            moment = max(self.number, math.ulp(0.0))
+            return moment if moment > now else None
         # Quotient and product round: the multiple itself is compared, so that nothing is due twice or left out. (A
         # period that is too short for a float of this size to tell apart is due at the next one.)
-        since = max(0.0, seconds)
-        count = since // self.seconds
-        near = ((count + more) * self.seconds for more in (1, 2))
+        since = max(0, now)
+        count = since // self.number
+        near = ((count + more) * self.number for more in (1, 2))
         return next((moment for moment in near if since < moment < math.inf), math.nextafter(since, math.inf))
 
     def __str__(self) -> str:
-        return f"every {_written(self.seconds)} s"
+        # The shortest text that is read as the same number.
+        number = f"{self.number!r}".removesuffix(".0")
+        if self.timed:
+            return f"{'every' if self.every else 'at'} {number} s"
+        return f"every {number} step{'s' if self.number > 1 else ''}" if self.every else f"at step {number}"
 
 
 @dataclass(frozen=True)
-class _Placed:
-    """An action knows which word of its line it begins with; where it stands does not make it another one."""
+class Action:
+    """What is done to a host (its link, its CPU share, all its processes) or to the process of a worker."""
 
+    verb: Verb
+    host: str = ""
+    """The host of `cut`, `mend`, `set` and `kill host`; empty: a worker is meant."""
+    worker: int | None = None
+    """The rank to kill, pause or resume; None without a host: a random worker."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """What `set` changes: pairs of key and text, as written."""
     word: int = field(default=0, compare=False, repr=False, kw_only=True)
-
-
-@dataclass(frozen=True)
-class Cut(_Placed):
-    """Nothing goes over the host's link any more."""
-
-    host: str
+    """Which word of its line it begins with; where it stands does not make it another action."""
 
     def __str__(self) -> str:
-        return f"cut {self.host}"
-
-
-@dataclass(frozen=True)
-class Mend(_Placed):
-    """The host's link works again."""
-
-    host: str
-
-    def __str__(self) -> str:
-        return f"mend {self.host}"
-
-
-@dataclass(frozen=True)
-class Set(_Placed):
-    """Change the host's link or CPU share; settings are pairs of key and text, as written."""
-
-    host: str
-    settings: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        return " ".join(["set", self.host, *(f"{key}={text}" for key, text in self.settings)])
-
-
-@dataclass(frozen=True)
-class Signal(_Placed):
-    """Kill, pause or resume the worker of this rank; without one, a random worker."""
-
-    kind: Kind
-    worker: int | None
-
-    def __str__(self) -> str:
-        return f"{self.kind} random worker" if self.worker is None else f"{self.kind} worker {self.worker}"
-
-
-@dataclass(frozen=True)
-class KillHost(_Placed):
-    """Kill every process of the host."""
-
-    host: str
-
-    def __str__(self) -> str:
-        return f"kill host {self.host}"
-
-
-When = AtStep | AtTime | EverySteps | EveryTime
-"""`timed` ones count seconds since training began, the others steps."""
-Action = Cut | Mend | Set | Signal | KillHost
+        if not self.host:
+            return f"{self.verb} random worker" if self.worker is None else f"{self.verb} worker {self.worker}"
+        host = f"host {self.host}" if self.verb == "kill" else self.host
+        return " ".join([self.verb, host, *(f"{key}={text}" for key, text in self.settings)])
 
 
 @dataclass(frozen=True)
@@ -151,8 +69,3 @@ class Rule:
 
     def __str__(self) -> str:
         return f"{self.when}: {' and '.join(map(str, self.actions))}"
-
-
-def _written(seconds: float) -> str:
-    """The shortest text that is read as the same number."""
-    return f"{float(seconds)!r}".removesuffix(".0")

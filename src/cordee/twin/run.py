@@ -12,14 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.events import append_event
 from cordee.core.interpreter import python_module
+from cordee.core.machine import listeners
 from cordee.twin.cluster import Cluster, read_setting
 from cordee.twin.faults import Faults, Say
 from cordee.twin.home import bring_home
 from cordee.twin.own import Own, held, run_of, wait_for
-from cordee.twin.schedule import Cut, Mend, Progress, Schedule, Set
+from cordee.twin.schedule import Progress, Schedule
 from cordee.twin.seen import Seen
 from cordee.twin.statements import place
 from cordee.twin.twin import Twin
@@ -58,7 +60,7 @@ class Asked:
 
 
 def commands(twin: Twin, asked: Asked) -> dict[str, list[str]]:
-    """What is started on each host: what a person would type there."""
+    """What is started on each host: what a user would type there."""
     cluster = twin.cluster
     meeting = cluster.names[0] if twin.entry.namespaces else "127.0.0.1"
     result = {}
@@ -106,8 +108,7 @@ def check_possible(schedule: Schedule, twin: Twin) -> None:
     """Refuse a schedule that this twin cannot follow, before anything starts."""
     for rule in schedule.rules:
         for action in rule.actions:
-            needed = dict(action.settings) if isinstance(action, Set) else {}
-            for what in ("link",) if isinstance(action, Cut | Mend) else needed:
+            for what in ("link",) if action.verb in ("cut", "mend") else dict(action.settings):
                 if why := twin.lacking(what):
                     raise UsageError(f"{place(rule.line, action.word, str(action).split()[0])}: {why}")
 
@@ -130,7 +131,7 @@ def run(twin: Twin, asked: Asked, schedule: Schedule, *, seed: int = 0, say: Say
                 say(message)
                 append_event(asked.out / "events.jsonl", "warning", message=message)
             if absent is None:
-                # Not for those that something was done to: whoever is cut off waits for a while before it gives up.
+                # Not for those that something was done to: a host that is cut off waits for a while before it gives up.
                 own.wait(_LEAVING_S if first.returncode == 0 else _LEFT_S, but=faults.struck)
                 _tell_ends(twin, own, faults.struck, say)
         _bring(twin, asked, say)
@@ -219,13 +220,13 @@ def _started(twin: Twin, asked: Asked) -> Iterator[Own]:
     with contextlib.ExitStack() as stack:
         own = Own()
         one_address = len(twin.cluster.hosts) > 1 and not twin.entry.namespaces
-        if one_address and _listening(asked.port):
+        if one_address and listeners(asked.port):
             raise UsageError(f"port {asked.port} of this machine is in use: choose another with --port")
         try:
             for host, command in commands(twin, asked).items():
                 log = stack.enter_context(_log(twin, host).open("wb")) if own.hosts else None
                 process = own.start(host, command, log)
-                if one_address and len(own.hosts) == 1:  # whoever listens first coordinates
+                if one_address and len(own.hosts) == 1:  # the host that listens first coordinates
                     _await_listening(process, asked.port)
                     if process.poll() is not None:  # the next one would coordinate in its place
                         break
@@ -239,33 +240,20 @@ def _started(twin: Twin, asked: Asked) -> Iterator[Own]:
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     """What asks us to end is passed on, as SIGTERM; we end when it has. The signals that came."""
     came: list[int] = []
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: it shall outlive its terminal
-        numbers.append(signal.SIGHUP)
 
     def pass_on(number: int, frame: object) -> None:
         came.append(number)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(PASSED_ON)
 
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
+    with interrupts.handled(pass_on):
         yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _await_listening(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + _LISTENING_S
-    while process.poll() is None and not _listening(port) and time.monotonic() < deadline:
+    while process.poll() is None and not listeners(port) and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY_S)
-
-
-def _listening(port: int) -> bool:
-    """Whether somebody listens at this port of the machine; nobody is disturbed by a connection."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
 
 
 def _log(twin: Twin, host: str) -> Path:

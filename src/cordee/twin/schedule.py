@@ -29,8 +29,7 @@ ACTION is one of these, or several of them joined by `and`:
 `Schedule.check` holds it against the hosts and workers that there are. Both refuse with the line and the word, where
 words are counted along the line and a colon is none.
 
-Nothing here acts: an executor looks at the run from time to time, does what became `due` since its last look, and
-sleeps for `next_s` at most.
+Nothing here acts: an executor looks at the run from time to time, and does what became `due` since its last look.
 """
 
 from __future__ import annotations
@@ -40,39 +39,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cordee.core.errors import CordeeError, UsageError
-from cordee.twin.rules import (
-    Action,
-    AtStep,
-    AtTime,
-    Cut,
-    EverySteps,
-    EveryTime,
-    KillHost,
-    Mend,
-    Rule,
-    Set,
-    Signal,
-    When,
-)
+from cordee.twin.rules import Action, Rule, When
 from cordee.twin.statements import place, read_rules, refused
-
-__all__ = [
-    "Action",
-    "AtStep",
-    "AtTime",
-    "Cut",
-    "EverySteps",
-    "EveryTime",
-    "KillHost",
-    "Mend",
-    "Progress",
-    "Rule",
-    "Schedule",
-    "Set",
-    "Signal",
-    "When",
-    "choose",
-]
 
 
 @dataclass(frozen=True)
@@ -112,9 +80,9 @@ class Schedule:
 
         Steps are taken as evenly spread over the time between the two, which is all that is known of it; at an equal
         moment the order of the text counts. `every N steps` is due for each multiple that was passed. `every T s` is
-        due once, at the first one: who slept for a minute must not kill four workers at once.
+        due once, at the first one: after a minute without a look, four workers must not be killed at once.
 
-        An executor begins with the step that the run begins with (not 0 when it is resumed), and 0 seconds.
+        An executor begins with the first step of the run (not 0 when it is resumed), and 0 seconds.
         """
         passed = [(moment, rule) for rule in self.rules for moment in _passed(rule.when, before, now)]
         return [action for _, rule in sorted(passed, key=lambda one: one[0]) for action in rule.actions]
@@ -123,16 +91,11 @@ class Schedule:
         """The rules that never became due on the way from `begin` to `end`."""
         return [rule for rule in self.rules if not any(True for _ in _passed(rule.when, begin, end))]
 
-    def next_s(self, now: Progress) -> float | None:
-        """Seconds until the next rule that goes by time; None when there is none. Steps may be due earlier."""
-        moments = [rule.when.after(now.seconds) for rule in self.rules if rule.when.timed]
-        return min((moment - now.seconds for moment in moments if moment is not None), default=None)
-
 
 def choose(seed: int, count: int, candidates: Sequence[int]) -> int:
     """The candidate for the random choice of number `count`: the same on every machine, in whatever order they stand.
 
-    An empty list of candidates is the caller's mistake (`ValueError`): with nobody left there is nothing to choose.
+    An empty list of candidates is the caller's mistake (`ValueError`).
     """
     if not candidates:
         raise ValueError("choose was given no candidates")
@@ -151,15 +114,15 @@ def _passed(when: When, before: Progress, now: Progress) -> Iterator[float]:
 
 def _check(action: Action, line: int, hosts: Sequence[str], workers: int, read: Callable[[str, str], object]) -> None:
     """Refuse what this cluster does not have; where a word of an action stands follows from its first one."""
-    if isinstance(action, Signal):
+    if not action.host:
         if action.worker is not None and action.worker >= workers:
             there = f"a worker from 0 to {workers - 1}" if workers > 1 else "worker 0, the only one"
             raise refused(place(line, action.word + 2, str(action.worker)), there)
         return
-    at = action.word + (2 if isinstance(action, KillHost) else 1)
+    at = action.word + (2 if action.verb == "kill" else 1)
     if action.host not in hosts:
         raise refused(place(line, at, action.host), f"one of the hosts {', '.join(hosts)}", action.host, hosts)
-    for number, (key, text) in enumerate(action.settings if isinstance(action, Set) else (), start=at + 1):
+    for number, (key, text) in enumerate(action.settings, start=at + 1):
         try:
             read(key, text)
         except (CordeeError, ValueError) as error:

@@ -11,7 +11,8 @@ from typing import Any
 
 from cordee.core.errors import UsageError
 from cordee.twin.own import run_of
-from cordee.twin.schedule import Action, Progress, Schedule
+from cordee.twin.rules import Action
+from cordee.twin.schedule import Progress, Schedule
 from cordee.twin.twin import Twin
 
 _HEAD = 200

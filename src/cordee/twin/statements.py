@@ -9,26 +9,11 @@ from typing import NamedTuple, get_args
 
 from cordee.core.errors import UsageError
 from cordee.core.words import did_you_mean
-from cordee.twin.rules import (
-    Action,
-    AtStep,
-    AtTime,
-    Cut,
-    EverySteps,
-    EveryTime,
-    KillHost,
-    Kind,
-    Mend,
-    Rule,
-    Set,
-    Signal,
-    When,
-)
+from cordee.twin.rules import Action, Rule, Verb, When
 
 SETTINGS = ("link", "cpu")
 """What `set` changes; how a value is written is the cluster's affair."""
-_KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
-_VERBS = ("cut", "mend", "set", *_KINDS)
+_VERBS: dict[str, Verb] = {verb: verb for verb in get_args(Verb)}
 _UNITS = {"s": (1, 1), "ms": (1, 1000), "min": (60, 1)}
 _QUANTITY = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(?P<unit>[a-z]*)", re.ASCII | re.IGNORECASE)
 _HOST = re.compile(r"(?!and$)[a-z0-9][a-z0-9_.-]*", re.IGNORECASE | re.ASCII)
@@ -86,7 +71,7 @@ class Word(NamedTuple):
 
 
 class Statement:
-    """The words of a statement, taken one by one; whoever goes on at the end gets the end again."""
+    """The words of a statement, taken one by one; at the end, the end is given again and again."""
 
     def __init__(self, words: list[Word], end: Word) -> None:
         """All of them are still to be taken."""
@@ -135,7 +120,7 @@ def _when(words: Statement) -> When:
     every = words.take().one_of(("at", "every")) == "every"
     word = words.take()
     if word.key == "step" and not every:
-        return AtStep(words.take().whole(1, "the number of a step"))
+        return When(words.take().whole(1, "the number of a step"))
     found = _QUANTITY.fullmatch(word.text)
     if found is None:
         raise word.refused(
@@ -147,7 +132,7 @@ def _when(words: Statement) -> When:
         steps = f"{number} steps" if every else f"step {number}"
         raise UsageError(f"{word.where}: the unit is missing. Say '{number} s' for seconds, or '{steps}'.")
     if every and unit.key in ("step", "steps"):
-        return EverySteps(word._replace(text=number).whole(1, "a number of steps"))
+        return When(word._replace(text=number).whole(1, "a number of steps"), every=True)
     if unit.key not in _UNITS:
         other = f"steps, {', '.join(_UNITS)}" if every else f"{', '.join(_UNITS)}, or 'step {number}' for a step"
         raise unit.refused(f"a unit: {other}")
@@ -156,32 +141,24 @@ def _when(words: Statement) -> When:
     if not math.isfinite(seconds) or number.startswith("-") or (every and seconds == 0):
         least = "above 0" if every else "of at least 0, counted from when training began"
         raise word.refused(f"a finite time {least}")
-    return EveryTime(seconds) if every else AtTime(seconds)
+    return When(seconds, True, every)
 
 
 def _action(words: Statement) -> Action:
     first = words.take()
-    verb = first.one_of(_VERBS)
-    if verb == "cut":
-        return Cut(_host(words), word=first.number)
-    if verb == "mend":
-        return Mend(_host(words), word=first.number)
-    if verb == "set":
-        return Set(_host(words), _settings(words), word=first.number)
-    return _signal(_KINDS[verb], words, first.number)
-
-
-def _signal(kind: Kind, words: Statement, first: int) -> Signal | KillHost:
+    verb = _VERBS[first.one_of(tuple(_VERBS))]
+    if verb in ("cut", "mend", "set"):
+        return Action(verb, _host(words), settings=_settings(words) if verb == "set" else (), word=first.number)
     word = words.take()
-    if word.key == "host" and kind == "kill":
-        return KillHost(_host(words), word=first)
-    if word.key == "random" and kind != "resume":
+    if word.key == "host" and verb == "kill":
+        return Action(verb, _host(words), word=first.number)
+    if word.key == "random" and verb != "resume":
         words.take().one_of(("worker",))
-        return Signal(kind, None, word=first)
+        return Action(verb, word=first.number)
     if word.key != "worker":
-        others = {"kill": ", random worker or host NAME", "pause": " or random worker", "resume": ""}[kind]
-        raise word.refused(f"worker N{others}, such as {kind} worker 2")
-    return Signal(kind, words.take().whole(0, "the number of a worker"), word=first)
+        others = {"kill": ", random worker or host NAME", "pause": " or random worker"}.get(verb, "")
+        raise word.refused(f"worker N{others}, such as {verb} worker 2")
+    return Action(verb, worker=words.take().whole(0, "the number of a worker"), word=first.number)
 
 
 def _host(words: Statement) -> str:
