@@ -16,6 +16,7 @@ from cordee.core.errors import CordeeError
 from cordee.twin import network
 from cordee.twin.cluster import Cluster
 from cordee.twin.network import Command
+from cordee.twin.processes import inhabitants
 from cordee.twin.registry import Owner, Registry
 from cordee.twin.twin import Twin, sweep
 from harness import DEADLINE_S, command
@@ -103,7 +104,7 @@ def test_whoever_comes_while_a_twin_is_removed_is_ended(up: Up, monkeypatch: pyt
     monkeypatch.setattr(network, "removing", with_late)
     numbers = network.left(made.name)
     made.down()
-    assert network.inhabitants(numbers.values()) == set()
+    assert inhabitants(numbers.values()) == set()
     assert left(made.name, set(namespaces(made.name).values())) == {}
 
 

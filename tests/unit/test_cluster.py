@@ -117,10 +117,10 @@ def test_a_setting_is_read(key: str, text: str, value: object) -> None:
         ("cpu", ["1_0", "\uff11", "\u0663", "1e1", "+1", "1."], "expected cores' worth of processor time"),
         ("link", ["0", "10", "99.999kbit", "101gbit", "10mb", "-1mbit", "1e9", "mbit", "٣mbit"], "expected a speed"),
         ("link", ["9" * 5000 + "gbit", ".5mbit", "1.mbit"], "expected a speed from 100kbit to 100gbit"),
-        ("link", ["8kbit", "99kbit"], "a host's signs of life come too late"),
+        ("link", ["8kbit", "99kbit"], "heartbeats come too late"),
         ("workers", ["0", "-1", "1.5", "max", "²", "4097", "9" * 5000], "expected a whole number from 1 to 4096"),
         ("name", ["B", "1a", "a-b", "a" * 12, "worker", "and", ""], "expected up to 11 small letters and digits"),
-        ("name", ["localhost", "localdomain", "loopback"], "by this name every host calls itself"),
+        ("name", ["localhost", "localdomain", "loopback"], "every host calls itself by this name"),
         ("speed", ["1"], "speed=1: a host has cpu, link, workers, name, not speed."),
     ],
 )
@@ -143,12 +143,12 @@ def test_names_by_letters() -> None:
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
-        (None, "hosts is no list of hosts"),
-        (["a"], "hosts is no list of hosts"),
-        ([{"name": "a", "cpu": None, "link": None}], "workers is missing or unknown"),
-        ([{"name": "a", "cpu": None, "link": None, "workers": 1, "memory": 3}], "memory is missing or unknown"),
-        ([{"name": "a", "cpu": "fast", "link": None, "workers": 1}], "cpu of a host is 'fast'"),
-        ([{"name": ["a"], "cpu": None, "link": None, "workers": 1}], r"name of a host is \['a'\]"),
+        (None, "not iterable"),
+        (["a"], "must be a mapping"),
+        ([{"name": "a", "cpu": None, "link": None}], "expected cpu, link, workers, name of each"),
+        ([{"name": "a", "cpu": None, "link": None, "workers": 1, "memory": 3}], "memory"),
+        ([{"name": "a", "cpu": "fast", "link": None, "workers": 1}], "cpu='fast': expected"),
+        ([{"name": ["a"], "cpu": None, "link": None, "workers": 1}], r"name=\['a'\]: expected"),
     ],
 )
 def test_what_is_no_record_of_hosts_is_said(hosts: Any, message: str) -> None:

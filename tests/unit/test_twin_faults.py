@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from cordee.runtime.wording import Wording
 from cordee.twin import probe
 from cordee.twin.cluster import Cluster
 from cordee.twin.faults import Faults
+from cordee.twin.network import cut_off
 from cordee.twin.own import Own, held
 from cordee.twin.rules import Action
 from cordee.twin.run import Asked, check_options, commands, missed, run
@@ -111,7 +113,7 @@ def test_a_worker_that_ends_while_it_is_looked_for(
             process.wait(DEADLINE_S)
             return True
 
-        monkeypatch.setattr("cordee.twin.faults._lives", alive_until_asked)
+        monkeypatch.setattr("cordee.twin.faults.lives", alive_until_asked)
         Faults(processes, seen, 0, said.append).do(Action("kill", worker=1))
     expected = f"kill worker 1: process {process.pid} is not there any more"
     assert said == [f"step 0: {expected}"]
@@ -228,15 +230,16 @@ def test_on_a_twin_the_hosts_do_not_say_how_to_go_on(tmp_path: Path) -> None:
 # ------------------------------------------------------------- the probe
 
 
-def test_hosts_that_are_cut_off_are_seen() -> None:
-    said = (
-        "1: lo: <LOOPBACK> mtu 65536 qdisc noop state DOWN\n"
-        "2: bridge: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc noqueue state UP\n"
-        "3: to-a@if2: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc noqueue master bridge state UP\n"
-        "4: to-b@if2: <BROADCAST,MULTICAST> mtu 1500 qdisc noqueue master bridge state DOWN\n"
-    )
-    assert probe.cut_off(said, ["a", "b", "c"]) == ["b"]
-    assert probe.cut_off("", ["a", "b"]) == []
+def test_hosts_that_are_cut_off_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    links = [{"ifname": "to-a", "flags": ["BROADCAST", "UP", "LOWER_UP"]}, {"ifname": "to-b", "flags": ["BROADCAST"]}]
+    program = tmp_path / "ip"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cut_off("t", ["a", "b"]) == [], "there is no program ip"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(links)}'\n")
+    program.chmod(0o700)
+    assert cut_off("t", ["a", "b", "c"]) == ["b"]
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert cut_off("t", ["a", "b"]) == []
 
 
 def test_there_is_nothing_to_measure(processes: Twin) -> None:

@@ -12,17 +12,16 @@ from cordee.twin.cluster import MOST_HOSTS, Cluster, Host, letters
 from cordee.twin.network import (
     Command,
     address_of,
-    cutting,
     execute,
     hosts_file,
-    inhabitants,
     limiting,
     making,
-    mending,
     namespace_of,
+    plugging,
     removing,
     switch_of,
 )
+from cordee.twin.processes import inhabitants
 
 LONGEST = "a" * 11
 INTERFACE_NAME = 15
@@ -67,7 +66,12 @@ def test_a_switch_and_a_cable_for_every_host() -> None:
 def test_nothing_is_made_in_the_machines_own_network() -> None:
     """Every command names a namespace of this twin, so that twins do not meet and a killed one leaves named things."""
     cluster = Cluster.parse("3 x link=1mbit")
-    for command in [*making("t", cluster), *cutting("t", "b"), *mending("t", "b"), *removing("t", cluster.names)]:
+    for command in [
+        *making("t", cluster),
+        *plugging("t", "b", "down"),
+        *plugging("t", "b", "up"),
+        *removing("t", cluster.names),
+    ]:
         place = command[3] if command[1] == "netns" else command[2]
         assert place == "cordee-t" or place.startswith("cordee-t-"), command
         assert command[1] in ("netns", "-n")
@@ -100,8 +104,8 @@ def test_a_limit_is_taken_away() -> None:
 
 
 def test_a_cable_is_pulled_and_put_back_at_the_switch() -> None:
-    assert lines(cutting("t", "b")) == ["ip -n cordee-t link set dev to-b down"]
-    assert lines(mending("t", "b")) == ["ip -n cordee-t link set dev to-b up"]
+    assert lines(plugging("t", "b", "down")) == ["ip -n cordee-t link set dev to-b down"]
+    assert lines(plugging("t", "b", "up")) == ["ip -n cordee-t link set dev to-b up"]
 
 
 def test_everything_that_was_made_is_removed() -> None:

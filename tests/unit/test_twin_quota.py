@@ -13,7 +13,8 @@ import pytest
 
 from cordee.core.cgroup import place
 from cordee.core.errors import CordeeError
-from cordee.twin.quota import Quotas, end_all, marked, quota_of
+from cordee.twin.processes import end_all, marked
+from cordee.twin.quota import Quotas, quota_of
 from harness import DEADLINE_S
 
 V1 = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -20,11 +20,11 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 MOST_HOSTS = 250
 """They share one network of 8 bits."""
 SLOWEST_BIT_S, FASTEST_BIT_S = 100e3, 100e9
-"""What waits at a slower link keeps a host's signs of life back for longer than the others wait for them, 3 s. Measured
-behind a full queue: 2 s at 100 kbit, 3 s at 64 kbit, 6 s at 32 kbit."""
+"""A full queue at a slower link delays heartbeats beyond the 3 s that others wait. Measured: 2 s at 100 kbit, 3 s at
+64 kbit, 6 s at 32 kbit."""
 LEAST_CPU, MOST_CPU = 0.01, 1024
 MOST_WORKERS = 4096
-"""Of a host: more than that is a slip of the fingers, and would fill the machine with processes."""
+"""Of a host: more than that is a typing error, and would fill the machine with processes."""
 _RATE = re.compile(r"(\d{1,12}(?:\.\d+)?)(kbit|mbit|gbit)(?:/s)?", re.ASCII)
 _CPU = re.compile(r"\d{1,12}(?:\.\d+)?|\.\d+", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}")
@@ -41,7 +41,7 @@ class Host:
 
     name: str
     cpu: float | None = None
-    """Cores' worth of processor time; None: whatever there is."""
+    """Cores' worth of processor time; None: no limit."""
     link: float | None = None
     """Bits per second to the switch and, at the same time, from it; None: as fast as the machine copies."""
     workers: int = 1
@@ -49,11 +49,13 @@ class Host:
 
     def __str__(self) -> str:
         """As `Cluster.parse` reads it."""
-        said = [f"name={self.name}"]
-        said += [f"cpu={self.cpu!r}".removesuffix(".0")] if self.cpu is not None else []
-        said += [f"link={written_rate(self.link)}"] if self.link is not None else []
-        said += [f"workers={self.workers}"] if self.workers != 1 else []
-        return " ".join(said)
+        words = {
+            "name": self.name,
+            "cpu": f"{self.cpu!r}".removesuffix(".0") if self.cpu is not None else None,
+            "link": written_rate(self.link) if self.link is not None else None,
+            "workers": self.workers if self.workers != 1 else None,
+        }
+        return " ".join(f"{key}={text}" for key, text in words.items() if text is not None)
 
 
 @dataclass(frozen=True)
@@ -84,14 +86,13 @@ class Cluster:
     @classmethod
     def from_dicts(cls, hosts: list[dict[str, Any]]) -> Cluster:
         """From what `to_dicts` gave; `ValueError` for anything else, such as what a newer version writes."""
-        if not isinstance(hosts, list) or not all(isinstance(host, dict) for host in hosts):
-            raise ValueError("hosts is no list of hosts")
-        for host in hosts:
-            if odd := sorted(set(host) ^ set(_KINDS)):
-                raise ValueError(f"a host has {', '.join(_KINDS)}; {', '.join(odd)} is missing or unknown")
-            if wrong := [key for key, kinds in _KINDS.items() if type(host[key]) not in kinds]:
-                raise ValueError(f"{wrong[0]} of a host is {host[wrong[0]]!r}")
-        return cls(tuple(Host(**host) for host in hosts))
+        try:
+            cluster = cls(tuple(Host(**host) for host in hosts))
+            if cluster.to_dicts() != hosts or (hosts and cls.parse(str(cluster)) != cluster):
+                raise ValueError(f"hosts: expected {', '.join(_READERS)} of each")
+        except (TypeError, UsageError) as error:
+            raise ValueError(f"hosts: {error}") from error
+        return cluster
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Ready for JSON."""
@@ -161,28 +162,30 @@ def _named(hosts: list[Host]) -> Iterator[Host]:
 
 
 def _read_group(group: str, text: str) -> tuple[int, dict[str, Any]]:
+    """How many hosts, and their settings."""
     words = group.split()
     if not words:
         raise UsageError(f"hosts {text!r}: nothing between two commas; expected such as {EXAMPLE!r}")
+    where = f"hosts {group.strip()!r}"
     number = 1
     if len(words) > 1 and words[1] in ("x", "×", "*"):
         if not _COUNT.fullmatch(words[0]) or int(words[0]) < 1:
-            raise UsageError(f"hosts {group.strip()!r}: {words[0]!r} x: expected how many, a whole number from 1")
+            raise UsageError(f"{where}: {words[0]!r} x: expected how many, a whole number from 1")
         number, words = int(words[0]), words[2:]
     elif _COUNT.fullmatch(words[0]):
         if len(words) > 1:
-            raise UsageError(f"hosts {group.strip()!r}: expected `{words[0]} x {words[1]} ...`")
+            raise UsageError(f"{where}: expected `{words[0]} x {words[1]} ...`")
         number, words = int(words[0]), []
+    if number < 1:
+        raise UsageError(f"{where}: at least 1 host is needed")
     settings: dict[str, Any] = {}
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not value:
-            raise UsageError(f"hosts {group.strip()!r}: {word!r} is not key=value; expected such as {EXAMPLE!r}")
+        key, _, value = word.partition("=")
+        if not value:
+            raise UsageError(f"{where}: {word!r} is not key=value; expected such as {EXAMPLE!r}")
         if key in settings:
-            raise UsageError(f"hosts {group.strip()!r}: {key} is given twice")
+            raise UsageError(f"{where}: {key} is given twice")
         settings[key] = read_setting(key, value)
-    if number < 1:
-        raise UsageError(f"hosts {group.strip()!r}: at least 1 host is needed")
     return number, settings
 
 
@@ -203,11 +206,7 @@ def _read_link(text: str) -> float | None:
     found = _RATE.fullmatch(text.lower())
     rate = float(round(float(found[1]) * UNITS[found[2]])) if found else 0.0
     if not SLOWEST_BIT_S <= rate <= FASTEST_BIT_S:
-        late = (
-            ". Behind what waits at a slower one, a host's signs of life come too late"
-            if 0 < rate < SLOWEST_BIT_S
-            else ""
-        )
+        late = ". Queued behind data on a slower link, heartbeats come too late" if 0 < rate < SLOWEST_BIT_S else ""
         raise UsageError(f"link={text}: expected a speed from 100kbit to 100gbit, such as 100mbit, or max{late}")
     return rate
 
@@ -224,7 +223,7 @@ def _read_name(text: str) -> str:
             f"name={text}: expected up to 11 small letters and digits, a letter first, no word of a schedule"
         )
     if text in _LOOPBACK:
-        raise UsageError(f"name={text}: by this name every host calls itself, so that no other is reached by it")
+        raise UsageError(f"name={text}: every host calls itself by this name, so that no other host is reached by it")
     return text
 
 
@@ -235,11 +234,3 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "workers": _read_workers,
     "name": _read_name,
 }
-_KINDS: dict[str, tuple[type, ...]] = {
-    "name": (str,),
-    "cpu": (float, int, type(None)),
-    "link": (float, int, type(None)),
-    "workers": (int,),
-}
-"""What a record of a host holds."""
-assert set(_READERS) == set(_KINDS) == {one.name for one in fields(Host)}

@@ -7,12 +7,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from cordee.core.errors import UsageError
 from cordee.core.events import append_event
 from cordee.twin.cluster import read_setting
 from cordee.twin.own import goes_on, run_of
+from cordee.twin.processes import lives
 from cordee.twin.rules import Action
 from cordee.twin.schedule import choose
 from cordee.twin.seen import Seen, seen_of
@@ -95,7 +94,7 @@ class Faults:
         names = sorted(self._twin.cluster.names, key=lambda name: name != said)
         host = next((name for name in names if pid in self._twin.processes(name)), None)
         gone = NotThere(f"{action.verb} worker {number}: process {pid} is not there any more")
-        if host is None or not _lives(pid):
+        if host is None or not lives(pid):
             raise gone
         try:
             os.kill(pid, _SIGNALS[action.verb])
@@ -111,11 +110,3 @@ def _change(twin: Twin, action: Action) -> None:
         twin.set(action.host, {key: read_setting(key, text) for key, text in action.settings})
     else:
         {"cut": twin.cut, "mend": twin.mend, "kill": twin.end_processes}[action.verb](action.host)
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process is more than an exit code that its parent has not asked for."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.Error:
-        return False

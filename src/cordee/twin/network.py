@@ -7,12 +7,15 @@ all may use the same addresses, and what a killed one leaves behind has names th
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from cordee.core.errors import UsageError
 from cordee.twin.cluster import Cluster, Host
+from cordee.twin.processes import number_of
 
 PREFIX = "cordee-"
 SUBNET = "10.213.77"
@@ -86,23 +89,18 @@ def making(twin: str, cluster: Cluster) -> list[Command]:
 def limiting(twin: str, host: Host) -> list[Command]:
     """The commands that give a host's link its speed, both ways; also while something is sent."""
     ends = ((namespace_of(twin, host.name), _INSIDE), (switch_of(twin), _port(host.name)))
-    if host.link is None:
-        return [("tc", "-n", space, "qdisc", "replace", "dev", device, "root", "pfifo") for space, device in ends]
-    byte_s = host.link / 8
-    burst = max(_LEAST_BURST, round(byte_s * _BURST_S))
-    queue = max(byte_s * _QUEUE_S, min(_QUEUE, byte_s * _LONGEST_QUEUE_S))
-    bucket = ("tbf", "rate", f"{host.link:.0f}bit", "burst", str(burst), "limit", str(burst + round(queue)))
-    return [("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *bucket) for space, device in ends]
+    queue: Command = ("pfifo",)
+    if host.link is not None:
+        byte_s = host.link / 8
+        burst = max(_LEAST_BURST, round(byte_s * _BURST_S))
+        waiting = max(byte_s * _QUEUE_S, min(_QUEUE, byte_s * _LONGEST_QUEUE_S))
+        queue = ("tbf", "rate", f"{host.link:.0f}bit", "burst", str(burst), "limit", str(burst + round(waiting)))
+    return [("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *queue) for space, device in ends]
 
 
-def cutting(twin: str, host: str) -> list[Command]:
-    """The commands that pull a host's cable out of the switch."""
-    return [("ip", "-n", switch_of(twin), "link", "set", "dev", _port(host), "down")]
-
-
-def mending(twin: str, host: str) -> list[Command]:
-    """The commands that put it back."""
-    return [("ip", "-n", switch_of(twin), "link", "set", "dev", _port(host), "up")]
+def plugging(twin: str, host: str, state: Literal["up", "down"]) -> list[Command]:
+    """The commands that pull a host's cable out of the switch (down), or put it back (up)."""
+    return [("ip", "-n", switch_of(twin), "link", "set", "dev", _port(host), state)]
 
 
 def removing(twin: str, hosts: Sequence[str]) -> list[Command]:
@@ -118,46 +116,41 @@ def left(twin: str) -> dict[str, tuple[int, int]]:
     found = {}
     for path in (NAMESPACES / switch_of(twin), *NAMESPACES.glob(namespace_of(twin, "*"))):
         with contextlib.suppress(OSError):
-            found[path.name] = _number(path)
+            found[path.name] = number_of(path)
     return found
 
 
-def inhabitants(numbers: Collection[tuple[int, int]]) -> set[int]:
-    """The processes in such namespaces; also in those that have lost their names."""
-    found = set()
-    for folder in Path("/proc").iterdir() if numbers else ():
-        with contextlib.suppress(OSError, ValueError):  # gone, somebody else's, or no process
-            if _number(folder / "ns" / "net") in numbers:
-                found.add(int(folder.name))
-    return found
+def cut_off(twin: str, hosts: Sequence[str]) -> list[str]:
+    """The hosts whose cable is pulled, by what `ip` says of the switch; none if it says nothing."""
+    command = ("ip", "-j", "-n", switch_of(twin), "link", "show")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=COMMAND_S, check=False)
+        flags = {one["ifname"]: one["flags"] for one in json.loads(done.stdout or "[]")}
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return []
+    return [host for host in hosts if "UP" not in flags.get(_port(host), ["UP"])]
 
 
 def execute(commands: Sequence[Command], *, check: bool = True) -> list[str]:
     """Run them one after the other; without `check` failures are returned.
 
-    They inherit the registry's lock: if we are killed, nobody sweeps before the one that is under way has ended.
+    They inherit the registry's lock: if we are killed, no other command sweeps before the current one has ended.
     """
     failures = []
     for command in commands:
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMMAND_S, check=False, close_fds=False
-            )
-            why = f"`{' '.join(command)}` failed: {' '.join(done.stderr.split()) or done.returncode}"
+            subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=True, close_fds=False)
+            continue
         except OSError as error:
-            done, why = None, f"{command[0]} could not be started: {error.strerror}"
+            why = f"{command[0]} could not be started: {error.strerror}"
         except subprocess.TimeoutExpired:
-            done, why = None, f"`{' '.join(command)}` did not end within {COMMAND_S:.0f} s"
-        if done is None or done.returncode != 0:
-            if check:
-                raise NetworkError(why)
-            failures.append(why)
+            why = f"`{' '.join(command)}` did not end within {COMMAND_S:.0f} s"
+        except subprocess.CalledProcessError as error:
+            why = f"`{' '.join(command)}` failed: {' '.join(error.stderr.split()) or error.returncode}"
+        if check:
+            raise NetworkError(why)
+        failures.append(why)
     return failures
-
-
-def _number(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
 
 
 def _port(host: str) -> str:

@@ -12,12 +12,11 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Literal, get_args
 
-from cordee.core.errors import CordeeError, UsageError
+from cordee.core.errors import UsageError
 from cordee.twin.enter import RUN
-from cordee.twin.quota import end_all, marked
+from cordee.twin.processes import end_until_none, marked, wait_for
 from cordee.twin.twin import Twin
 
-_ENDING_S = 15.0
 Held = Literal["run", "probe"]
 
 
@@ -36,7 +35,7 @@ def held(twin: Twin, what: Held) -> Iterator[None]:
 
 
 def goes_on(twin: Twin, what: Held) -> bool:
-    """Whether somebody holds it."""
+    """Whether another process holds it."""
     with _lock(twin, what) as lock:
         return not _taken(lock, fcntl.LOCK_SH)
 
@@ -57,7 +56,7 @@ def _lock(twin: Twin, what: Held) -> IO[str]:
 
 
 def _taken(lock: IO[str], how: int) -> bool:
-    """Whether we have it now; asked twice, because others take it for a moment to see whether somebody has it."""
+    """Whether we have it now; asked twice, because others take it for a moment to see whether it is held."""
     for wait_s in (0.05, 0.0):
         try:
             fcntl.flock(lock, how | fcntl.LOCK_NB)
@@ -90,26 +89,13 @@ class Own:
         return self.hosts[host]
 
     def end(self) -> None:
-        """End all of them at once, and nobody else's."""
-        deadline = time.monotonic() + _ENDING_S
-        while pids := self._alive():
-            end_all(sorted(pids))
-            if time.monotonic() > deadline:
-                raise CordeeError(f"processes {sorted(pids)} of the hosts do not end")
-            time.sleep(0.01)
+        """End all of them at once, and no others."""
+        end_until_none(self._alive, "of the hosts")
 
     def wait(self, seconds: float, but: Collection[str] = ()) -> None:
         """Until the first process of each host, `but` these, has ended, or so long."""
         wait_for([process for host, process in self.hosts.items() if host not in but], seconds)
 
     def _alive(self) -> set[int]:
-        """Also those that were started a moment ago, which still look as we do."""
+        """Also those that were started a moment ago, whose environment is still ours."""
         return marked(f"{RUN}={self._mark}") | {one.pid for one in self.hosts.values() if one.poll() is None}
-
-
-def wait_for(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Until all of them have ended, or so long."""
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))

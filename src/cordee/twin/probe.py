@@ -14,7 +14,8 @@ from cordee.core.errors import CordeeError, UsageError
 from cordee.twin import network
 from cordee.twin.cluster import Cluster, written_rate
 from cordee.twin.faults import Say
-from cordee.twin.own import Own, held, wait_for
+from cordee.twin.own import Own, held
+from cordee.twin.processes import wait_for
 from cordee.twin.run import Asked, commands
 from cordee.twin.twin import Twin
 
@@ -37,7 +38,7 @@ def probe(twin: Twin, say: Say) -> dict[str, Any]:
     if why := twin.lacking("link"):
         raise UsageError(f"there is nothing to measure: {why}")
     with held(twin, "probe"):
-        if cut := cut_off(_cables(twin), twin.cluster.names):
+        if cut := network.cut_off(twin.name, twin.cluster.names):
             raise UsageError(
                 f"the link of host {' and '.join(cut)} is cut: `cordee twin mend {cut[0]} --name {twin.name}` first"
             )
@@ -79,15 +80,6 @@ def wait(
     return [process.poll() for process in processes]
 
 
-def cut_off(cables: str, hosts: Sequence[str]) -> list[str]:
-    """The hosts whose cable is pulled, by what `ip -o link` says of the switch: `4: to-b@if2: <BROADCAST,UP> ...`."""
-    flags = {}
-    for line in cables.splitlines():
-        _, name, rest = line.split(maxsplit=2)
-        flags[name.partition("@")[0].rstrip(":")] = rest.partition(">")[0].lstrip("<").split(",")
-    return [host for host in hosts if "UP" not in flags.get(f"to-{host}", ["UP"])]
-
-
 def table(found: dict[str, Any], cluster: Cluster) -> str:
     """For people to read."""
     lines = [f"{'from':>12} {'to':>12} {'Mbit/s':>10} {'nominal':>10} {'round trip':>12}"]
@@ -100,16 +92,6 @@ def table(found: dict[str, Any], cluster: Cluster) -> str:
         f"all-reduce of {summed['bytes'] / 1e6:.1f} MB: {summed['mbit_s']:.2f} Mbit/s over each link, both ways"
     )
     return "\n".join(lines)
-
-
-def _cables(twin: Twin) -> str:
-    """What `ip` says of the switch; nothing if it does not say it."""
-    words = ["ip", "-n", network.switch_of(twin.name), "-o", "link", "show"]
-    try:
-        said = subprocess.run(words, capture_output=True, text=True, timeout=network.COMMAND_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return said.stdout
 
 
 def _said(log: IO[bytes]) -> str:

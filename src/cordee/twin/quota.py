@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import time
 from pathlib import Path
 
 from cordee.core.cgroup import ROOT, Place, place
 from cordee.core.errors import CordeeError
 from cordee.twin.network import namespace_of
+from cordee.twin.processes import end_all
 
 _PERIOD_US, _LEAST_QUOTA_US = 20_000, 1_000
 """Short, so that a slow host is slow all the time and not stopped for a tenth of a second; the kernel's least quota."""
@@ -46,12 +46,12 @@ class Quotas:
 
     def make(self, host: str, cpu: float | None) -> None:
         """Make a host's group and give it its quota; `CordeeError` if that cannot be."""
-        folder = self.folder(host)
-        if folder is None or self._place is None:
-            raise CordeeError(f"host {host} cannot have a CPU share: {self.missing}")
+        place, folder = self._where(host)
+        control = place.mount / "cgroup.subtree_control"
         try:
-            if self._place.version == 2:
-                _pass_on(self._place.mount)
+            # Version 2 gives a controller to groups below only if the group above says so.
+            if place.version == 2 and "cpu" not in control.read_text().split():
+                control.write_text("+cpu")
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise CordeeError(f"{folder} cannot be made: {error.strerror}") from error
@@ -59,16 +59,14 @@ class Quotas:
 
     def limit(self, host: str, cpu: float | None) -> None:
         """Change a host's quota, at once; if that cannot be, it has the one that it had."""
-        folder = self.folder(host)
-        if folder is None or self._place is None:
-            raise CordeeError(f"host {host} cannot have a CPU share: {self.missing}")
+        place, folder = self._where(host)
         if self.group(host) is None:
             raise CordeeError(f"host {host} has no CPU share: there is no group {folder} of this user's")
         period, quota = quota_of(cpu)
-        if self._place.version == 2:
-            files = {"cpu.max": f"{'max' if quota is None else quota} {period}"}
+        if place.version == 2:
+            files = {"cpu.max": f"{quota or 'max'} {period}"}
         else:
-            files = {"cpu.cfs_period_us": str(period), "cpu.cfs_quota_us": str(-1 if quota is None else quota)}
+            files = {"cpu.cfs_period_us": str(period), "cpu.cfs_quota_us": str(quota or -1)}
         before = {name: text for name in files if (text := " ".join(_words(folder / name)))}
         try:
             _write(folder, files)
@@ -76,12 +74,16 @@ class Quotas:
             with contextlib.suppress(OSError):
                 _write(folder, before)
             asked = "no limit" if cpu is None else f"cpu={cpu:g}"
-            raise CordeeError(f"host {host} cannot have {asked}: {error.strerror}. {self._advice(error)}") from error
+            advice = "Leave cpu= out, or make the control groups writable"
+            if error.errno == errno.EINVAL:
+                advice = f"The group {place.mount}, or one above it, has a smaller quota: give less"
+            raise CordeeError(f"host {host} cannot have {asked}: {error.strerror}. {advice}") from error
 
-    def _advice(self, error: OSError) -> str:
-        if error.errno != errno.EINVAL or self._place is None:
-            return "Leave cpu= out, or make the control groups writable"
-        return f"The group {self._place.mount}, or one above it, has a smaller quota: give less"
+    def _where(self, host: str) -> tuple[Place, Path]:
+        folder = self.folder(host)
+        if self._place is None or folder is None:
+            raise CordeeError(f"host {host} cannot have a CPU share: {self.missing}")
+        return self._place, folder
 
     def processes(self, host: str) -> list[int]:
         """The processes of a host, as far as they have a number here."""
@@ -116,23 +118,6 @@ def quota_of(cpu: float | None) -> tuple[int, int | None]:
     return period, max(_LEAST_QUOTA_US, round(cpu * period))
 
 
-def end_all(pids: list[int], number: int = signal.SIGKILL) -> None:
-    """Send a signal to all of them; those that have gone do not matter."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def marked(mark: str) -> set[int]:
-    """The processes that were started with this in their environment, or forked from one that was."""
-    found = set()
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):  # gone, somebody else's, or no process
-            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.add(int(folder.name))
-    return found
-
-
 def _write(folder: Path, files: dict[str, str]) -> None:
     if "cpu.cfs_period_us" in files:
         (folder / "cpu.cfs_quota_us").write_text("-1")  # a period alone may not fit to the quota that was
@@ -152,10 +137,3 @@ def _words(file: Path) -> list[str]:
         return file.read_text().split()
     except OSError:
         return []
-
-
-def _pass_on(mount: Path) -> None:
-    """Version 2 gives a controller to groups below only if the group above says so."""
-    control = mount / "cgroup.subtree_control"
-    if "cpu" not in control.read_text().split():
-        control.write_text("+cpu")

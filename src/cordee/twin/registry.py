@@ -1,6 +1,6 @@
 """Which twins there are on this machine: a folder each, written before anything is made and removed after everything.
 
-Whatever ends a twin's owner, its folder tells the next command what there is to clear away.
+However a twin's owner ends, the folder tells the next command what to remove.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Owner:
 
     @property
     def alive(self) -> bool:
-        """Whether it is still there; of one in another PID namespace, a container's, nobody here can say it is not."""
+        """Whether it is still there; one in another PID namespace (a container's) is not seen, and counts as there."""
         return (self.space not in ("", _pid_space())) or _started(self.pid) == self.started
 
 
@@ -54,7 +54,7 @@ class Entry:
     name: str
     cluster: Cluster
     owner: Owner | None
-    """None: it stays until somebody takes it down."""
+    """None: it stays until `cordee twin down`."""
     namespaces: bool
     """Whether its hosts are namespaces; otherwise they are mere processes."""
     folder: Path
@@ -108,7 +108,7 @@ class Registry:
             pass
         except OSError as error:
             raise CordeeError(f"the folder of twins {self.folder} cannot be made: {error.strerror}") from error
-        # Not through a link, which anybody may put where temporary files are: what lies here is removed, one day.
+        # Not through a link, which any user may put where temporary files are: what lies here is removed later.
         found = self.folder.lstat()
         private = found.st_uid == os.geteuid() and found.st_mode & 0o777 == 0o700
         if not stat.S_ISDIR(found.st_mode) or not private:
@@ -172,65 +172,49 @@ class Registry:
         raise UsageError(f"there is no twin {name!r}; there is {names}")
 
     def remove(self, entry: Entry) -> None:
-        """Everything of it is gone. The record goes last: without it, nobody would dare to remove the rest."""
+        """Everything of it is gone. The record goes last: without it, no later command would remove the rest."""
+        record = entry.folder / _RECORD
+        whole = record.exists()
         try:
-            if (entry.folder / _RECORD).exists():
-                for one in list(entry.folder.iterdir()):
-                    if one.name != _RECORD:
-                        shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink(missing_ok=True)
-                (entry.folder / _RECORD).unlink(missing_ok=True)
-            elif entry.folder.exists():
-                for one in filter(_unfinished, list(entry.folder.iterdir())):
+            for one in set(entry.folder.glob("*")) - {record}:
+                if one.is_dir() and not one.is_symlink() and whole:
+                    shutil.rmtree(one)
+                elif whole or _unfinished(one):
                     one.unlink(missing_ok=True)
+            record.unlink(missing_ok=True)
             if entry.folder.exists():
                 entry.folder.rmdir()
         except OSError as error:
             raise CordeeError(f"twin {entry.name}: {error.filename} cannot be removed: {error.strerror}") from error
 
     def _read(self) -> list[Entry | Damaged]:
-        try:
-            folders = sorted(self.folder.iterdir())
-        except FileNotFoundError:
-            return []
-        return [_read(one) for one in folders if _NAME.fullmatch(one.name) and one.is_dir() and not one.is_symlink()]
+        folders = sorted(one for one in self.folder.glob("*") if one.is_dir() and not one.is_symlink())
+        return [_read(one) for one in folders if _NAME.fullmatch(one.name)]
 
 
 def _read(folder: Path) -> Entry | Damaged:
     try:
-        text = (folder / _RECORD).read_text()
-    except FileNotFoundError:
-        strange = [one.name for one in _content(folder) if not _unfinished(one)]
-        if strange:
-            return Damaged(folder, f"is not there, but {', '.join(sorted(strange)[:3])} is")
-        # Killed between its folder and its file: nothing was made yet.
-        return Entry(folder.name, Cluster(()), Owner(0, -1), False, folder)
-    except (OSError, ValueError) as error:
-        return Damaged(folder, f"cannot be read: {error}")
-    try:
-        content = json.loads(text)
+        content = json.loads((folder / _RECORD).read_text())
         if not isinstance(content, dict) or set(content) != {"hosts", "owner", "namespaces"}:
             raise ValueError("expected hosts, owner and namespaces")
-        if not isinstance(content["namespaces"], bool):
+        owner, namespaces = content["owner"], content["namespaces"]
+        if not isinstance(namespaces, bool):
             raise ValueError("namespaces is neither true nor false")
-        cluster = Cluster.from_dicts(content["hosts"])
-        return Entry(folder.name, cluster, _owner(content["owner"]), content["namespaces"], folder)
+        if owner is not None:
+            if not isinstance(owner, list) or [type(one) for one in owner] not in ([int, int], [int, int, str]):
+                raise ValueError("owner is no process")
+            owner = Owner(*owner)
+        return Entry(folder.name, Cluster.from_dicts(content["hosts"]), owner, namespaces, folder)
+    except FileNotFoundError:
+        strange = sorted(one.name for one in folder.glob("*") if not _unfinished(one))
+        if strange:
+            return Damaged(folder, f"is not there, but {', '.join(strange[:3])} is")
+        # Killed between its folder and its file: nothing was made yet.
+        return Entry(folder.name, Cluster(()), Owner(0, -1), False, folder)
+    except OSError as error:
+        return Damaged(folder, f"cannot be read: {error}")
     except (ValueError, RecursionError) as error:
-        return Damaged(folder, f"is not a record of a twin ({error or 'nonsense'})")
-
-
-def _owner(content: object) -> Owner | None:
-    if content is None:
-        return None
-    if isinstance(content, list) and [type(one) for one in content] in ([int, int], [int, int, str]):
-        return Owner(*content)
-    raise ValueError("owner is no process")
-
-
-def _content(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:  # removed while we look
-        return []
+        return Damaged(folder, f"is not a record of a twin ({error})")
 
 
 def _unfinished(file: Path) -> bool:

@@ -20,7 +20,8 @@ from cordee.core.machine import listeners
 from cordee.twin.cluster import Cluster, read_setting
 from cordee.twin.faults import Faults, Say
 from cordee.twin.home import bring_home
-from cordee.twin.own import Own, held, run_of, wait_for
+from cordee.twin.own import Own, held, run_of
+from cordee.twin.processes import wait_for
 from cordee.twin.schedule import Progress, Schedule
 from cordee.twin.seen import Seen
 from cordee.twin.statements import place

@@ -6,8 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.group.token import write_token
 from cordee.twin import enter, network
 from cordee.twin.cluster import Cluster
-from cordee.twin.quota import Quotas, end_all, marked
+from cordee.twin.processes import end_until_none, inhabitants, marked
+from cordee.twin.quota import Quotas
 from cordee.twin.registry import Entry, Owner, Registry
 
-_ENDING_S = 15.0
 HOSTS_FILE = Path("/etc/hosts")
 
 
@@ -64,7 +63,7 @@ class Twin:
                 raise UsageError(f"hosts with links cannot be made here: {'; '.join(lacking)}. {_instead(cluster)}")
             twin = None
             try:
-                with interrupts.held():  # once it is on record, there is somebody who removes it
+                with interrupts.held():  # once it is on record, a command can remove it
                     twin = cls(registry.add(name, cluster, Owner.me(), namespaces=not processes), registry)
                 twin._make()
                 if stays:  # not before it is whole: what a killed one leaves is swept
@@ -117,7 +116,7 @@ class Twin:
         space = str(network.NAMESPACES / network.namespace_of(self.name, name)) if self.entry.namespaces else ""
         entering = [space, name, str(self.entry.hosts_file), str(group) if group else ""]
         flags = [f"{enter.TIED}{os.getpid()}"] if tied else []
-        # Isolated, and by its path: as root it must not take modules from the folder in which somebody typed this.
+        # Isolated, and by its path: as root it must not take modules from the current folder.
         return [sys.executable, "-I", enter.__file__, *entering, *flags, "--", *command]
 
     def processes(self, host: str) -> list[int]:
@@ -125,14 +124,14 @@ class Twin:
         found = set(self._quotas.processes(host))
         if self.entry.namespaces:
             space = network.namespace_of(self.name, host)
-            found |= network.inhabitants([number for name, number in self._spaces().items() if name == space])
+            found |= inhabitants([number for name, number in self._spaces().items() if name == space])
         else:
             found |= marked(enter.mark_of(self.entry.hosts_file, host))
         return sorted(found)
 
     def end_processes(self, host: str) -> None:
         """End everything on a host at once, as if it had lost its power."""
-        _end(lambda: self.processes(host), f"of host {host}")
+        end_until_none(lambda: self.processes(host), f"of host {host}")
 
     # ------------------------------------------------------------- what can be done to it
 
@@ -157,12 +156,12 @@ class Twin:
     def cut(self, host: str) -> None:
         """Nothing goes to or from this host any more; its connections do not know it."""
         self._needs("link")
-        network.execute(network.cutting(self.name, self.cluster.host(host).name))
+        network.execute(network.plugging(self.name, self.cluster.host(host).name, "down"))
 
     def mend(self, host: str) -> None:
         """Put the cable back."""
         self._needs("link")
-        network.execute(network.mending(self.name, self.cluster.host(host).name))
+        network.execute(network.plugging(self.name, self.cluster.host(host).name, "up"))
 
     def lacking(self, what: str) -> str:
         """Why its hosts have no `link`, or no `cpu`, that could be changed; empty if they have."""
@@ -201,33 +200,23 @@ class Twin:
     def _remove(self) -> None:
         numbers = self._spaces()
 
-        def everybody() -> list[int]:
-            # By number too: whoever comes while it is removed is in a namespace that has no name any more.
-            return sorted(network.inhabitants(numbers.values()).union(*map(self.processes, self.cluster.names)))
+        def everything() -> set[int]:
+            # By number too: a process that comes while it is removed is in a namespace that has no name any more.
+            return inhabitants(numbers.values()).union(*map(self.processes, self.cluster.names))
 
-        if os.getpid() in everybody():
+        if os.getpid() in everything():
             raise UsageError(f"this command runs on a host of twin {self.name} and would end itself: give it outside")
         for host in self.cluster.names:
             self.end_processes(host)
         removing = network.removing(self.name, self.cluster.names) if self.entry.namespaces else []
         failures = network.execute(removing, check=False)
-        _end(everybody, f"of twin {self.name}")
+        end_until_none(everything, f"of twin {self.name}")
         for host in self.cluster.names:
             self._quotas.remove(host)
         if left := [*sorted(self._spaces()), *map(str, self._quotas.left())]:
             why = "; ".join(list(dict.fromkeys(failures))[:3]) or "they are not those of its record"
             raise CordeeError(f"twin {self.name} is not gone: {', '.join(left)} could not be removed ({why})")
         self._registry.remove(self.entry)
-
-
-def _end(look: Callable[[], list[int]], whose: str) -> None:
-    """Until there are none."""
-    deadline = time.monotonic() + _ENDING_S
-    while pids := look():
-        end_all(pids)
-        if time.monotonic() > deadline:
-            raise CordeeError(f"processes {pids} {whose} do not end")
-        time.sleep(0.01)
 
 
 def sweep(registry: Registry) -> list[str]:
@@ -243,7 +232,7 @@ def sweep(registry: Registry) -> list[str]:
 
 @contextlib.contextmanager
 def _tolerated() -> Iterator[None]:
-    """What fails here does no harm; whoever asks us to end is heard nevertheless."""
+    """What fails here does no harm, but a signal to end is obeyed."""
     try:
         yield
     except Interrupted:
