@@ -28,7 +28,7 @@ NO_PROGRAMS = {**os.environ, "PATH": "/nowhere"}
         (["--nonsense", "--schedule", "every: cut b"], "schedule, line 1, after word 1 'every'"),
         (["--port", "0"], "--port 0: expected a whole number from 1 to 65535"),
         (["--schedule", "/tmp"], "--schedule /tmp: it is a folder; expected a file, or a statement such as"),
-        (["--schedule", "faults.txt"], "--schedule faults.txt: there is no such file, and it is no statement such as"),
+        (["--schedule", "faults.txt"], "--schedule faults.txt: there is no such file, and it is not a statement"),
         (["--schedule", "my jobs/faults"], "--schedule my jobs/faults: there is no such file"),
         (["--workers", "2"], "--workers cannot be given here: each host has its own number of workers, such as"),
         (["--script", "--nodes=2"], "--nodes cannot be given here: the hosts of a twin find each other by themselves"),

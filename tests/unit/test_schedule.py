@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from cordee.core.errors import UsageError, WorkersLost
-from cordee.twin.cluster import read_setting
+from cordee.core.errors import UsageError
+from cordee.twin.cluster import Cluster
 from cordee.twin.rules import Action, Rule, When
 from cordee.twin.schedule import Progress, Schedule, choose
 from harness import DEADLINE_S
@@ -221,29 +221,18 @@ def test_nonsense_is_refused_with_line_and_word(text: str, message: str) -> None
 def test_what_the_cluster_does_not_have_is_refused_with_line_and_word(text: str, message: str) -> None:
     schedule = Schedule.parse(text)
     with pytest.raises(UsageError) as refused:
-        schedule.check(["a", "beta"], 3, read_setting)
+        schedule.check(Cluster.parse("name=a, name=beta workers=2"))
     assert str(refused.value).startswith(f"schedule, {message}")
 
 
 def test_what_the_cluster_has_passes() -> None:
-    asked = []
     text = "at step 3: set a cpu=0.5 link=10mbit and kill worker 2; every 1 s: kill random worker and cut b and mend b"
-    Schedule.parse(text).check(["a", "b"], 3, lambda key, value: asked.append((key, value)))
-    assert asked == [("cpu", "0.5"), ("link", "10mbit")]
-    Schedule().check([], 0, read_setting)
+    Schedule.parse(text).check(Cluster.parse("1, workers=2"))
+    Schedule().check(Cluster(()))
     with pytest.raises(UsageError, match=r"word 6 '1': expected worker 0, the only one\."):
-        Schedule.parse("at step 3: kill worker 1").check(["a"], 1, read_setting)
+        Schedule.parse("at step 3: kill worker 1").check(Cluster.parse("1"))
     with pytest.raises(UsageError, match="schedule, 'c': expected one of the hosts a, b"):
-        Schedule((Rule(When(1), (Action("cut", "c"),)),)).check(["a", "b"], 1, read_setting)
-
-
-@pytest.mark.parametrize("error", [ValueError("too fast"), WorkersLost("too fast")])
-def test_any_refusal_of_a_value_gets_its_place(error: Exception) -> None:
-    def read(key: str, text: str) -> object:
-        raise error
-
-    with pytest.raises(UsageError, match="schedule, line 1, word 6 'cpu=7': too fast"):
-        Schedule.parse("at step 3: set a cpu=7").check(["a"], 1, read)
+        Schedule((Rule(When(1), (Action("cut", "c"),)),)).check(Cluster.parse("2"))
 
 
 def expected_due(schedule: Schedule, before: Progress, now: Progress) -> list[Action]:

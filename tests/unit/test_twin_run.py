@@ -22,7 +22,7 @@ from cordee.twin.faults import Faults
 from cordee.twin.home import bring_home
 from cordee.twin.registry import Registry
 from cordee.twin.rules import Action
-from cordee.twin.run import Asked, check, check_possible, commands, threads_of
+from cordee.twin.run import Asked, check_possible, commands, threads_of
 from cordee.twin.schedule import Schedule
 from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
@@ -204,13 +204,13 @@ def test_the_run_that_a_twin_runs_is_known(tmp_path: Path) -> None:
 
 def test_a_schedule_is_held_against_the_cluster() -> None:
     cluster = Cluster.parse("2")
-    check(Schedule.parse("at step 3: cut b and kill worker 1"), cluster)
+    Schedule.parse("at step 3: cut b and kill worker 1").check(cluster)
     with pytest.raises(UsageError, match="schedule, line 2, word 5 'c': expected one of the hosts a, b"):
-        check(Schedule.parse("at step 3: cut b\nat step 3: cut c"), cluster)
+        Schedule.parse("at step 3: cut b\nat step 3: cut c").check(cluster)
     with pytest.raises(UsageError, match="line 1, word 6 '2': expected a worker from 0 to 1"):
-        check(Schedule.parse("at step 3: kill worker 2"), cluster)
+        Schedule.parse("at step 3: kill worker 2").check(cluster)
     with pytest.raises(UsageError, match="line 1, word 6 'link=10': link=10: expected a speed"):
-        check(Schedule.parse("at step 3: set b link=10"), cluster)
+        Schedule.parse("at step 3: set b link=10").check(cluster)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ from pathlib import Path
 from cordee.twin.faults import Faults
 from cordee.twin.home import bring_home
 from cordee.twin.registry import Registry
-from cordee.twin.run import Asked, check, check_possible, commands, threads_of
+from cordee.twin.run import Asked, check_possible, commands, threads_of
 from cordee.twin.twin import Twin
 registry = Registry(Path({str(tmp_path / "twins")!r}))
 subprocess.run(Twin(registry.find(None), registry).command("b", ["sleep", "1000"]))

@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordee.core import errors, interrupts
-from cordee.core.errors import CordeeError, Interrupted, UsageError
+from cordee.core import errors
+from cordee.core.errors import CordeeError, UsageError
 from cordee.core.text import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
     from cordee.twin.rules import Verb
     from cordee.twin.twin import Twin
 
@@ -67,22 +62,19 @@ def run(
     whose alone is what stands behind `--`.
     """
     from cordee.runtime.api import default_folder
-    from cordee.twin.cluster import Cluster
-    from cordee.twin.run import Asked, check, check_options, check_possible, run
+    from cordee.twin.run import Asked, check_options, check_possible, run
     from cordee.twin.schedule import Schedule
+    from cordee.twin.twin import chosen
 
     if not job.is_file():
         raise UsageError(f"there is no file {job.resolve()}: expected a Python file")
-    faults = Schedule.parse(_text(schedule))
-    if hosts is not None:
-        check(faults, Cluster.parse(hosts))
+    faults = Schedule.read(schedule)
     behind = sys.argv[sys.argv.index("--") + 1 :] if script and "--" in sys.argv else []
     options = context.args[: len(context.args) - len(behind)]
     check_options(options)
     folder = out or default_folder(job.stem)
     asked = Asked("run" if script else "train", job, folder, tuple(options), port, tuple(behind))
-    with _chosen(hosts, name, processes) as twin:
-        check(faults, twin.cluster)
+    with chosen(hosts, name, processes, faults.check) as twin:
         check_possible(faults, twin)
         code = run(twin, asked, faults, seed=seed, say=_say)
     _report_anew(folder)
@@ -204,79 +196,39 @@ def down(
 def list_(as_json: AsJson = False) -> None:
     """The twins that are up."""
     from cordee.twin.registry import Registry
-    from cordee.twin.twin import sweep
+    from cordee.twin.twin import Twin
 
     registry = Registry()
-    with registry.locked():
-        sweep(registry)
-        entries = registry.entries()
-        for damaged in registry.damaged():
-            _say(str(damaged))
+    twins, damaged = Twin.all(registry), registry.damaged()
+    for one in damaged:
+        _say(str(one))
     if as_json:
-        print(json.dumps([{"name": entry.name, "hosts": entry.cluster.to_dicts()} for entry in entries]))
+        print(json.dumps([{"name": twin.name, "hosts": twin.cluster.to_dicts()} for twin in twins]))
         return
-    for entry in entries:
-        print(f"{entry.name}: {entry.cluster}")
-    if not entries and not registry.damaged():
+    for twin in twins:
+        print(f"{twin.name}: {twin.cluster}")
+    if not twins and not damaged:
         print("there is no twin; make one with `cordee twin up --hosts ...`")
 
 
 @app.command()
 def probe(hosts: Hosts = None, name: Name = None, as_json: AsJson = False) -> None:
     """Measure speed and latency of all links, both ways at once, and of an all-reduce."""
-    from cordee.twin.cluster import Cluster
-    from cordee.twin.network import NetworkError
     from cordee.twin.probe import check, probe, table
-    from cordee.twin.twin import missing
+    from cordee.twin.twin import NoLinks, chosen
 
-    if hosts is not None:
-        check(Cluster.parse(hosts))
-        if lacking := missing():
-            raise UsageError(f"hosts with links cannot be made here: {'; '.join(lacking)}")
     try:
-        with _chosen(hosts, name, processes=False) as twin:
+        with chosen(hosts, name, check=check) as twin:
             found = probe(twin, _say)
             print(json.dumps(found) if as_json else table(found, twin.cluster))
-    except UsageError as error:
-        if isinstance(error.__cause__, NetworkError):  # without the advice to do without links, which are the point
-            raise UsageError(f"hosts with links cannot be made here: {error.__cause__}") from error
-        raise
+    except NoLinks as error:  # without the advice to do without links, which are the point
+        raise UsageError(error.reason) from error
 
 
 def _found(name: str | None) -> Twin:
-    from cordee.twin.registry import Registry
-    from cordee.twin.twin import Twin, sweep
+    from cordee.twin.twin import find
 
-    registry = Registry()
-    with registry.locked():
-        sweep(registry)
-        return Twin(registry.find(name), registry)
-
-
-@contextmanager
-def _chosen(hosts: str | None, name: str | None, processes: bool) -> Iterator[Twin]:
-    """A twin that is up, or a new one for as long as this lasts."""
-    from cordee.twin.cluster import Cluster
-    from cordee.twin.registry import Registry
-    from cordee.twin.twin import Twin
-
-    if hosts is not None and name is not None:
-        raise UsageError("--hosts makes a new twin, --name takes one that is up: give one of them")
-    with interrupts.handled(_stop):
-        if hosts is None:
-            yield _found(name)
-            return
-        twin = Twin.up(Cluster.parse(hosts), Registry(), processes=processes)
-        try:
-            yield twin
-        finally:
-            with interrupts.handled(lambda number, frame: None):  # it takes a moment, and is what was asked for
-                twin.down()
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    """By an error, so that what was made is removed on the way out."""
-    raise Interrupted(f"stopped by {signal.Signals(number).name}")
+    return find(name)
 
 
 def _signal(verb: Verb, words: list[str], name: str | None, folder: Path | None) -> None:
@@ -320,25 +272,6 @@ def _tell_way_on(code: int, folder: Path) -> None:
     step = saved_step(folder)
     if step is not None and code not in (0, *(error.code for error in AGAIN)):
         _say(f"to go on after step {step}: the same `cordee twin run` with --out {folder} --resume")
-
-
-def _text(schedule: str) -> str:
-    """What a file of this name says, if there is one; otherwise it is the schedule."""
-    if os.path.isdir(schedule):
-        raise UsageError(
-            f"--schedule {schedule}: it is a folder; expected a file, or a statement such as `at step 30: cut b`"
-        )
-    if not os.path.isfile(schedule):  # unlike a Path's, it takes a text that is too long to be a name
-        looks_like_one = len(schedule.split()) == 1 or "/" in schedule
-        if looks_like_one and ":" not in schedule and not schedule.lstrip().startswith("#"):
-            raise UsageError(
-                f"--schedule {schedule}: there is no such file, and it is no statement such as `at step 30: cut b`"
-            )
-        return schedule
-    try:
-        return Path(schedule).read_text(encoding="utf-8-sig")  # with or without the mark that some editors begin with
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--schedule {schedule}: it cannot be read as text ({error})") from error
 
 
 def _exit_code(code: int) -> int:

@@ -17,7 +17,7 @@ from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.events import append_event
 from cordee.core.interpreter import python_module
 from cordee.core.machine import listeners
-from cordee.twin.cluster import Cluster, read_setting
+from cordee.twin.cluster import Cluster
 from cordee.twin.faults import Faults, Say
 from cordee.twin.home import bring_home
 from cordee.twin.own import Own, held, run_of
@@ -98,11 +98,6 @@ def threads_of(cluster: Cluster, host: str) -> int:
     cores = len(os.sched_getaffinity(0))
     mine = chosen.cpu if chosen.cpu is not None else cores * chosen.workers / cluster.workers
     return max(1, int(mine / chosen.workers))
-
-
-def check(schedule: Schedule, cluster: Cluster) -> None:
-    """Refuse a schedule that speaks of what this cluster does not have, before anything is made."""
-    schedule.check(cluster.names, cluster.workers, read_setting)
 
 
 def check_possible(schedule: Schedule, twin: Twin) -> None:

@@ -25,8 +25,8 @@ ACTION is one of these, or several of them joined by `and`:
 - `kill random worker`, `pause random worker`: a worker that the executor takes by `choose`;
 - `kill host HOST`: every process of the host.
 
-`Schedule.parse` reads the text, and is the one way in: values made by hand are not checked. `str` writes it again.
-`Schedule.check` holds it against the hosts and workers that there are. Both refuse with the line and the word, where
+`Schedule.parse` reads the text, and `str` writes it again. `Schedule.check` compares it with the hosts and workers that
+there are. Both refuse with the line and the word, where
 words are counted along the line and a colon is none.
 
 Nothing here acts: an executor looks at the run from time to time, and does what became `due` since its last look.
@@ -35,10 +35,13 @@ Nothing here acts: an executor looks at the run from time to time, and does what
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from cordee.core.errors import CordeeError, UsageError
+from cordee.core.errors import UsageError
+from cordee.twin.cluster import Cluster, read_setting
 from cordee.twin.rules import Action, Rule, When
 from cordee.twin.statements import place, read_rules, refused
 
@@ -66,14 +69,28 @@ class Schedule:
         """One statement a line; `parse` reads it as the same schedule."""
         return "\n".join(map(str, self.rules))
 
-    def check(self, hosts: Sequence[str], workers: int, read: Callable[[str, str], object]) -> None:
-        """Raise `UsageError` for the first host, worker or value that this cluster does not have.
+    @classmethod
+    def read(cls, text: str) -> Schedule:
+        """As `parse`, from a file if `text` is the name of one."""
+        such = "a statement such as `at step 30: cut b`"
+        if os.path.isdir(text):
+            raise UsageError(f"--schedule {text}: it is a folder; expected a file, or {such}")
+        if not os.path.isfile(text):  # unlike a Path's, it takes a text that is too long to be a name
+            looks_like_one = len(text.split()) == 1 or "/" in text
+            if looks_like_one and ":" not in text and not text.lstrip().startswith("#"):
+                raise UsageError(f"--schedule {text}: there is no such file, and it is not {such}")
+            return cls.parse(text)
+        try:  # with or without the mark that some editors begin with
+            content = Path(text).read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--schedule {text}: it cannot be read as text ({error})") from error
+        return cls.parse(content)
 
-        `read(key, text)` gives the value of a setting, or raises a `CordeeError` or `ValueError` that says why not.
-        """
+    def check(self, cluster: Cluster) -> None:
+        """Raise `UsageError` for the first host, worker or value that this cluster does not have."""
         for rule in self.rules:
             for action in rule.actions:
-                _check(action, rule.line, hosts, workers, read)
+                _check(action, rule.line, cluster)
 
     def due(self, before: Progress, now: Progress) -> list[Action]:
         """The actions that became due after `before`, up to and with `now`, in the order in which they did.
@@ -112,18 +129,19 @@ def _passed(when: When, before: Progress, now: Progress) -> Iterator[float]:
         moment = None if when.timed else when.after(moment)
 
 
-def _check(action: Action, line: int, hosts: Sequence[str], workers: int, read: Callable[[str, str], object]) -> None:
-    """Refuse what this cluster does not have; where a word of an action stands follows from its first one."""
+def _check(action: Action, line: int, cluster: Cluster) -> None:
+    """Where a word of an action stands follows from its first one."""
     if not action.host:
-        if action.worker is not None and action.worker >= workers:
-            there = f"a worker from 0 to {workers - 1}" if workers > 1 else "worker 0, the only one"
+        if action.worker is not None and action.worker >= cluster.workers:
+            there = f"a worker from 0 to {cluster.workers - 1}" if cluster.workers > 1 else "worker 0, the only one"
             raise refused(place(line, action.word + 2, str(action.worker)), there)
         return
     at = action.word + (2 if action.verb == "kill" else 1)
-    if action.host not in hosts:
-        raise refused(place(line, at, action.host), f"one of the hosts {', '.join(hosts)}", action.host, hosts)
+    if action.host not in cluster.names:
+        expected = f"one of the hosts {', '.join(cluster.names)}"
+        raise refused(place(line, at, action.host), expected, action.host, cluster.names)
     for number, (key, text) in enumerate(action.settings, start=at + 1):
         try:
-            read(key, text)
-        except (CordeeError, ValueError) as error:
+            read_setting(key, text)
+        except UsageError as error:
             raise UsageError(f"{place(line, number, f'{key}={text}')}: {error}") from None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,17 @@ from cordee.twin.quota import Quotas
 from cordee.twin.registry import Entry, Owner, Registry
 
 HOSTS_FILE = Path("/etc/hosts")
+Check = Callable[[Cluster], None]
+"""Raises `UsageError` for a cluster that does not fit."""
+
+
+class NoLinks(UsageError):
+    """Hosts with links of their own cannot be made here; the message says what is possible instead."""
+
+    def __init__(self, why: str, cluster: Cluster) -> None:
+        """Because of `why`."""
+        self.reason = f"hosts with links cannot be made here: {why}"
+        super().__init__(f"{self.reason}. {_instead(cluster)}")
 
 
 def missing() -> list[str]:
@@ -60,7 +72,7 @@ class Twin:
             sweep(registry)
             lacking = [] if processes else missing()
             if lacking:
-                raise UsageError(f"hosts with links cannot be made here: {'; '.join(lacking)}. {_instead(cluster)}")
+                raise NoLinks("; ".join(lacking), cluster)
             twin = None
             try:
                 with interrupts.held():  # once it is on record, a command can remove it
@@ -73,7 +85,7 @@ class Twin:
                     if twin is not None:
                         twin._remove()
                 if isinstance(error, network.NetworkError):
-                    raise UsageError(f"hosts with links cannot be made here: {error}. {_instead(cluster)}") from error
+                    raise NoLinks(str(error), cluster) from error
                 raise
         return twin
 
@@ -217,6 +229,39 @@ class Twin:
             why = "; ".join(list(dict.fromkeys(failures))[:3]) or "they are not those of its record"
             raise CordeeError(f"twin {self.name} is not gone: {', '.join(left)} could not be removed ({why})")
         self._registry.remove(self.entry)
+
+
+def find(name: str | None) -> Twin:
+    """The twin of this name that is up; without a name, the only one."""
+    registry = Registry()
+    with registry.locked():
+        sweep(registry)
+        return Twin(registry.find(name), registry)
+
+
+@contextlib.contextmanager
+def chosen(
+    hosts: str | None, name: str | None, processes: bool = False, check: Check = lambda cluster: None
+) -> Iterator[Twin]:
+    """A twin that is up, or a new one of these hosts for as long as this lasts; `check` refuses what does not fit."""
+    if hosts is not None:
+        check(Cluster.parse(hosts))
+        if name is not None:
+            raise UsageError("--hosts makes a new twin, --name takes one that is up: give one of them")
+    with interrupts.handled(_stop):
+        twin = find(name) if hosts is None else Twin.up(Cluster.parse(hosts), Registry(), processes=processes)
+        try:
+            check(twin.cluster)
+            yield twin
+        finally:
+            if hosts is not None:
+                with interrupts.handled(lambda number, frame: None):  # it takes a moment, and is what was asked for
+                    twin.down()
+
+
+def _stop(number: int, frame: object) -> None:
+    """By an error, so that what was made is removed on the way out."""
+    raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
 
 def sweep(registry: Registry) -> list[str]:
