@@ -69,22 +69,17 @@ def run_child(command: Sequence[str], *, timeout_s: float, environment: Mapping[
         return Ended(None, error=f"{command[0]}: {error.strerror or error}")
     deadline = time.monotonic() + timeout_s
     try:
-        while True:
-            try:
-                output, said = process.communicate(timeout=max(0.0, min(LOOK_S, deadline - time.monotonic())))
-                break
-            except subprocess.TimeoutExpired:
-                if time.monotonic() >= deadline:
-                    raise
-                interrupts.check()
-    except subprocess.TimeoutExpired:
-        output = said = ""
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            output, said = process.communicate(timeout=AFTER_KILL_S)
-        return Ended(None, output, said, timeout_s)
-    except BaseException:  # Ctrl-C: nobody is left who would end it
+        while (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                output, said = process.communicate(timeout=min(LOOK_S, left_s))
+                return Ended(process.returncode, output, said)
+            interrupts.check()
+    except BaseException:  # Ctrl-C: nothing else would end the child
         process.kill()
         process.wait(AFTER_KILL_S)
         raise
-    return Ended(process.returncode, output, said)
+    process.kill()
+    output = said = ""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        output, said = process.communicate(timeout=AFTER_KILL_S)
+    return Ended(None, output, said, timeout_s)

@@ -13,7 +13,6 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from cordee.core.errors import UsageError
 from cordee.core.interpreter import python_module
@@ -117,8 +116,10 @@ def command(precision: str, device: str, threads: int, timeout_s: float) -> list
 def judge(precision: str, device: str, ended: Ended) -> NumberFormat:
     """What the end of one child says about the format."""
     lines = ended.output.splitlines()
-    speed = _speed(lines[-1]) if ended.code == 0 and lines else None
-    if speed is not None:
+    speed = 0.0
+    with contextlib.suppress(KeyError, TypeError, ValueError, IndexError):
+        speed = float(json.loads(lines[-1])["speed"]) if ended.code == 0 else 0.0
+    if speed > 0:
         return NumberFormat(precision, device, True, speed, reason=ended.words)
     reason = ended.words if ended.code != 0 else f"its answer makes no sense: {ended.output[-80:]!r}"
     if FP32_WORKS not in lines and precision != "fp32" and ended.code != UNSUPPORTED:
@@ -131,16 +132,14 @@ def _try_all(precision: str, device: str, threads: int, timeout_s: float) -> tup
     line = command(precision, device, threads, timeout_s)
     ended = run_child(line, timeout_s=timeout_s, environment=QUIETLY)
     first = judge(precision, device, ended)
-    crashed = ended.killed_by in ("SIGILL", "SIGSEGV", "SIGBUS")
-    if crashed and device == "cpu":
-        for environment in REMEDIES[precision]:
-            with_it = run_child(line, timeout_s=timeout_s, environment={**QUIETLY, **environment})
-            again = judge(precision, device, with_it)
-            if again.works:
-                return NumberFormat(precision, device, True, again.speed, environment, first.reason), True
-        if REMEDIES[precision]:
-            tried = " or ".join(f"{name}={value}" for one in REMEDIES[precision] for name, value in one.items())
-            first = replace(first, reason=f"{first.reason}, and no better with {tried}")
+    remedies = REMEDIES[precision] if device == "cpu" and ended.killed_by in ("SIGILL", "SIGSEGV", "SIGBUS") else ()
+    for environment in remedies:
+        again = judge(precision, device, run_child(line, timeout_s=timeout_s, environment={**QUIETLY, **environment}))
+        if again.works:
+            return replace(again, environment=environment, reason=first.reason), True
+    if remedies:
+        tried = " or ".join(f"{name}={value}" for one in remedies for name, value in one.items())
+        first = replace(first, reason=f"{first.reason}, and no better with {tried}")
     # Out of memory, a busy GPU, a deadline: another time it may work.
     return first, first.works or ended.killed_by == "SIGILL" or ended.code == UNSUPPORTED
 
@@ -169,15 +168,6 @@ def _key(precision: str, device: str, threads: int | None) -> dict[str, str]:
     }
 
 
-def _speed(line: str) -> float | None:
-    try:
-        answer: Any = json.loads(line)
-        speed = float(answer["speed"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return speed if speed > 0 else None
-
-
 # ------------------------------------------------------------- the cache
 # One small JSON file per machine, format and setting in the user's cache folder. A cache that is damaged, missing or
 # not writable is no error, it only costs a measurement.
@@ -194,7 +184,7 @@ def _recall(key: dict[str, str]) -> NumberFormat | None:
         return None
     try:
         content = json.loads(_path(key).read_text(encoding="utf-8"))
-        # The whole key is compared, so that a person can read the file and it never speaks for another machine.
+        # The whole key is compared, so that a file never speaks for another machine.
         found = NumberFormat(**content["found"]) if content["key"] == key else None
         if found is not None and isinstance(found.environment, dict) and isinstance(found.works, bool):
             float(found.speed)

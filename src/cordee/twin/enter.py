@@ -48,7 +48,7 @@ def main(words: list[str]) -> None:
         _must(libc.mount(hosts.encode(), b"/etc/hosts", None, MOUNT_BIND, None), "see its /etc/hosts")
     else:
         os.environ[MARK] = mark_of(Path(hosts), hostname).partition("=")[2]
-        # Workers of a warm server would be that one's: neither marked nor in this host's group. Here nobody finds one.
+        # Workers of a warm server would be neither marked nor in this host's group: in this folder none is found.
         os.environ["XDG_RUNTIME_DIR"] = str(Path(hosts).parent)
     for parent in (flag.removeprefix(TIED) for flag in flags):
         _must(libc.prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0), "be tied to its parent")

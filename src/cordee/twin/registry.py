@@ -95,7 +95,7 @@ class Registry:
     """The folder of all twins of this user."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """In /run for root, who alone makes namespaces; otherwise beside other temporary files."""
+        """In /run for root, the only user that makes namespaces; otherwise beside other temporary files."""
         other = Path(tempfile.gettempdir()) / f"cordee-twin-{os.getuid()}"
         self.folder = folder or (Path("/run/cordee-twin") if os.geteuid() == 0 else other)
 

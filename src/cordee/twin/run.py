@@ -37,7 +37,7 @@ _TOGETHER_S = 3.0
 _LISTENING_S = 60.0
 _MEETING = "the hosts of a twin find each other by themselves"
 _REPEATED = "cordee: the run was ended: "
-"""How the last line of a host begins that tells what the first one has told."""
+"""How a host's last line begins that repeats what the first host has said."""
 _GIVEN = {
     "--workers": 'each host has its own number of workers, such as --hosts "2 x workers=2"',
     **dict.fromkeys(("--rendezvous", "--nodes", "--token-file", "--trusted-network"), _MEETING),
@@ -121,7 +121,7 @@ def run(twin: Twin, asked: Asked, schedule: Schedule, *, seed: int = 0, say: Say
         faults = Faults(twin, seen, seed, say)
         with _started(twin, asked) as own, _passed_on(first := own.hosts[twin.cluster.names[0]]) as asked_to_end:
             reached, absent = _follow(twin, own, schedule, faults, seen, say)
-            if absent is None and asked_to_end and first.returncode == -PASSED_ON:  # it could not say so itself
+            if absent is None and asked_to_end and first.returncode == -PASSED_ON:  # it could not report it itself
                 raise Interrupted(_stopped(seen))
             for message in missed(schedule, seen.first, reached) if seen.began is not None else ():
                 say(message)

@@ -30,7 +30,7 @@ class Seen:
     began: float | None = None
     """When the first worker was there, by the clock that events are stamped with."""
     met: bool = False
-    """Whether all hosts are there: from then on the first one notices by itself who goes away."""
+    """Whether all hosts are there: from then on the first one notices by itself which host is lost."""
     ended: bool = False
     workers: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Host and process of each worker that is in the run."""
@@ -55,7 +55,7 @@ class Seen:
         """What is there now belongs to a former start."""
         with contextlib.suppress(FileNotFoundError):
             former = (self.folder / "events.jsonl").read_bytes()
-            self._read = former.rfind(b"\n") + 1  # whoever goes on with it cuts off a line that was left unfinished
+            self._read = former.rfind(b"\n") + 1  # a run that resumes cuts off a line that was left unfinished
             self._head = former[: min(self._read, _HEAD)]
 
     def progress(self) -> Progress:

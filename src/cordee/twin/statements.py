@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
 
@@ -70,21 +71,12 @@ class Word(NamedTuple):
         return int(self.text)
 
 
-class Statement:
-    """The words of a statement, taken one by one; at the end, the end is given again and again."""
+Statement = deque[Word]
+"""The words that are left of a statement, and its end, which stays."""
 
-    def __init__(self, words: list[Word], end: Word) -> None:
-        """All of them are still to be taken."""
-        self._left = words[::-1]
-        self._end = end
 
-    def peek(self) -> Word:
-        """The next word, which stays."""
-        return self._left[-1] if self._left else self._end
-
-    def take(self) -> Word:
-        """The next word."""
-        return self._left.pop() if self._left else self._end
+def _take(words: Statement) -> Word:
+    return words.popleft() if len(words) > 1 else words[0]
 
 
 def statements(text: str) -> Iterator[Statement]:
@@ -100,16 +92,16 @@ def statements(text: str) -> Iterator[Statement]:
                     where, before = place(line, number, found), f"schedule, line {line}, after word {number} {found!r}"
                 words.append(Word(found, line, number, where))
             if words:
-                yield Statement(words, Word("", line, number, before))
+                yield deque([*words, Word("", line, number, before)])
 
 
 def _rule(words: Statement) -> Rule:
     when = _when(words)
-    colon = words.take()
+    colon = _take(words)
     if colon.text != ":":
         raise colon.refused("':' between when and what")
     actions = [_action(words)]
-    while (word := words.take()).key == "and":
+    while (word := _take(words)).key == "and":
         actions.append(_action(words))
     if word.text:
         raise word.refused("'and' with another action, or ';' or a new line before the next statement")
@@ -117,17 +109,17 @@ def _rule(words: Statement) -> Rule:
 
 
 def _when(words: Statement) -> When:
-    every = words.take().one_of(("at", "every")) == "every"
-    word = words.take()
+    every = _take(words).one_of(("at", "every")) == "every"
+    word = _take(words)
     if word.key == "step" and not every:
-        return When(words.take().whole(1, "the number of a step"))
+        return When(_take(words).whole(1, "the number of a step"))
     found = _QUANTITY.fullmatch(word.text)
     if found is None:
         raise word.refused(
             "steps or a time, such as 20 steps or 15 s" if every else "a step or a time, such as step 30 or 12.5 s"
         )
     number = found["number"]
-    unit = word._replace(text=found["unit"]) if found["unit"] else words.take()
+    unit = word._replace(text=found["unit"]) if found["unit"] else _take(words)
     if unit.text in ("", ":"):
         steps = f"{number} steps" if every else f"step {number}"
         raise UsageError(f"{word.where}: the unit is missing. Say '{number} s' for seconds, or '{steps}'.")
@@ -145,24 +137,24 @@ def _when(words: Statement) -> When:
 
 
 def _action(words: Statement) -> Action:
-    first = words.take()
+    first = _take(words)
     verb = _VERBS[first.one_of(tuple(_VERBS))]
     if verb in ("cut", "mend", "set"):
         return Action(verb, _host(words), settings=_settings(words) if verb == "set" else (), word=first.number)
-    word = words.take()
+    word = _take(words)
     if word.key == "host" and verb == "kill":
         return Action(verb, _host(words), word=first.number)
     if word.key == "random" and verb != "resume":
-        words.take().one_of(("worker",))
+        _take(words).one_of(("worker",))
         return Action(verb, word=first.number)
     if word.key != "worker":
         others = {"kill": ", random worker or host NAME", "pause": " or random worker"}.get(verb, "")
         raise word.refused(f"worker N{others}, such as {verb} worker 2")
-    return Action(verb, worker=words.take().whole(0, "the number of a worker"), word=first.number)
+    return Action(verb, worker=_take(words).whole(0, "the number of a worker"), word=first.number)
 
 
 def _host(words: Statement) -> str:
-    word = words.take()
+    word = _take(words)
     if not _HOST.fullmatch(word.text):
         raise word.refused("the name of a host")
     return word.text
@@ -170,8 +162,8 @@ def _host(words: Statement) -> str:
 
 def _settings(words: Statement) -> tuple[tuple[str, str], ...]:
     found: dict[str, str] = {}
-    while words.peek().text and words.peek().key != "and":
-        word = words.take()
+    while words[0].text and words[0].key != "and":
+        word = _take(words)
         key, equals, text = word.text.partition("=")
         if not equals or not text:
             raise word.refused("key=value without spaces, such as link=10mbit")
@@ -180,5 +172,5 @@ def _settings(words: Statement) -> tuple[tuple[str, str], ...]:
             raise UsageError(f"{word.where}: {key} is given twice. Keep one of them.")
         found[key] = text
     if not found:
-        raise words.peek().refused("what to set, such as link=10mbit or cpu=0.1")
+        raise words[0].refused("what to set, such as link=10mbit or cpu=0.1")
     return tuple(found.items())
