@@ -14,6 +14,7 @@ import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from cordee.core.damage import write_whole
 from cordee.core.errors import UsageError
 from cordee.core.interpreter import python_module
 from cordee.core.machine import usable_cores
@@ -201,9 +202,7 @@ def _remember(key: dict[str, str], found: NumberFormat) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         path = _path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({"key": key, "found": asdict(found)}, indent=1), encoding="utf-8")
-        temporary.replace(path)  # another process reads the old file or the new one, never half of one
+        write_whole(path, json.dumps({"key": key, "found": asdict(found)}, indent=1))
 
 
 def processor(cpuinfo: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import socket
 import time
@@ -13,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from cordee.core import damage
 from cordee.core.errors import CordeeError, StorageError
 from cordee.core.events import EVENTS, EventLog, count_events, jsonable
 from cordee.core.plan import Plan
@@ -214,12 +214,8 @@ class Recorder:
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         path = self.out / name
-        temporary = path.with_suffix(".tmp")
-        try:
-            temporary.write_text(json.dumps(jsonable(content), indent=2, allow_nan=False) + "\n")
-            os.replace(temporary, path)
-        except OSError as error:
-            raise StorageError(f"cannot write {path.absolute()}: {error.strerror}") from error
+        with damage.writing(path):
+            damage.write_whole(path, json.dumps(jsonable(content), indent=2, allow_nan=False) + "\n")
 
 
 def _time_of_day(moment: float) -> float:

@@ -31,14 +31,8 @@ def write_report(folder: str | os.PathLike[str]) -> Path:
 def save_report(folder: Path, page: str) -> Path:
     """Put a finished page into the run's folder, all of it or nothing."""
     path = folder / NAME
-    temporary = path.with_suffix(".tmp")
     with damage.writing(path):
-        try:
-            temporary.write_text(page, encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        damage.write_whole(path, page)
     return path
 
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from cordee import __version__
+from cordee.core.damage import write_whole
 from cordee.diagnose.misfit import is_users
 from cordee.diagnose.preflight.holdings import GENERATORS, globals_of
 from cordee.group.team import Team
@@ -69,10 +70,8 @@ def remember(key: str | None) -> None:
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
         path = _path()
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
         keys = [*(one for one in _read() if one != key), key][-MOST_KEPT:]
-        temporary.write_text(json.dumps(keys, indent=0), encoding="utf-8")
-        temporary.replace(path)  # another process reads the old file or the new one, never half of one
+        write_whole(path, json.dumps(keys, indent=0))
 
 
 def _path() -> Path:
