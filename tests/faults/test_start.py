@@ -118,7 +118,7 @@ def weights(reference: Reference) -> str:
 def test_the_worker_that_read_start_from_dies_before_all_have_the_weights(
     place: str, weights: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"start_from was lost before everybody had it: start again"):
+    with pytest.raises(CheckpointError, match=r"start_from was lost before all workers had it: start again"):
         begun(tmp_path, {0: {place: ["die"]}}, start_from=weights)
     assert not (tmp_path / "run" / "model.safetensors").exists()
 

@@ -39,7 +39,7 @@ with cordee.session() as s:
             return self.lane.send(tensor, target, tag)
 
     links._lane = lambda *which: Counted(lane_of(*which))
-    found = links.measure(team, names[rank], links.everybody if which == "ALL" else links.ring, 0.01)
+    found = links.measure(team, names[rank], links.all_pairs if which == "ALL" else links.ring, 0.01)
     total = torch.ones(3)
     while not team.agree([total]):
         total = torch.ones(3)

@@ -112,7 +112,7 @@ def _meeting_words(options: Options) -> tuple[str, ...]:
 
 
 def _under(launch: Launch, world: World, listen: Listener) -> dict[str, object]:
-    """Somebody else started this process: be one worker of that run."""
+    """Another launcher started this process: be one worker of that run."""
     from cordee.runtime.foreign import run_foreign
 
     if launch.target.kind == "script":

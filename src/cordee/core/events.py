@@ -113,7 +113,7 @@ EVENTS: Mapping[str, Mapping[str, str]] = {
 
 
 def append_event(path: str | os.PathLike[str], event: str, /, **fields: Any) -> None:
-    """Append one record beside somebody else's log: in one piece, as the system appends."""
+    """Append one record to the log of another process: in one piece, as the system appends."""
     with contextlib.suppress(FileNotFoundError):
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:

@@ -39,7 +39,7 @@ def keep() -> bool:
 
 
 def _set(name: int, value: int) -> bool:
-    """Tell the C library; False where it has no such setting, or the user has settings of his own."""
+    """Tell the C library; False where it has no such setting, or the user has settings of their own."""
     if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -11,7 +11,7 @@ class Resources:
     """Processor time, memory, bytes sent and worker-hours of one start of a run."""
 
     def __init__(self) -> None:
-        """Nobody has come yet."""
+        """No worker has come yet."""
         self._came: dict[int, float] = {}
         self._left: dict[int, float] = {}
         self._last: dict[int, Mapping[str, Any]] = {}

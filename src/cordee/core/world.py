@@ -1,4 +1,4 @@
-"""Who am I: the one place that reads rank variables, whoever started the process."""
+"""Who am I: the one place that reads rank variables, of any launcher."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _from_cordee(env: Env) -> World | None:
 
 
 def _from_torchrun(env: Env) -> World | None:
-    """`torchrun`, or whoever else sets what torch calls `env://`."""
+    """`torchrun`, or another launcher that sets what torch calls `env://`."""
     if not _both(env, "RANK", "WORLD_SIZE"):
         return None
     rank, size = _index_of(env, "RANK", "WORLD_SIZE")
@@ -117,7 +117,7 @@ def _from_mpirun(env: Env) -> World | None:
         return world
     if world.local_size < size:
         raise UsageError(
-            f"{names[1]}={size} over several hosts, but nobody says where rank 0 is; "
+            f"{names[1]}={size} over several hosts, but no variable says where rank 0 is; "
             "export MASTER_ADDR=<host of rank 0> and MASTER_PORT=<free port> to every process (mpirun -x)."
         )
     return replace(world, master=("127.0.0.1", _port_for(job)))
@@ -310,7 +310,7 @@ def _whole(env: Env, name: str, default: int) -> int:
     try:
         return int(env[name])
     except ValueError:
-        raise UsageError(f"{name}={env[name]!r} is not a whole number; whoever started this process sets it.") from None
+        raise UsageError(f"{name}={env[name]!r} is not a whole number; the launcher of this process sets it.") from None
 
 
 def _count(env: Env, name: str, default: int) -> int:

@@ -17,7 +17,7 @@ def delivered(ids: Ids, positions: range | Ids) -> int:
     """The digest of `ids` at these positions of the global batch: add those of all shares, modulo 2**64.
 
     Every pair (position, id) is hashed to 64 bits and the hashes are added, so the sum tells whether each id stood at
-    its position exactly once, whoever held it.
+    its position exactly once, on any worker.
     """
     if len(ids) != len(positions):
         raise ValueError(f"{len(ids)} ids for {len(positions)} positions")

@@ -1,4 +1,4 @@
-"""Random numbers that belong to samples: whoever computes a sample draws the same ones for it."""
+"""Random numbers that belong to samples: every worker draws the same ones for a sample."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ one, as `random_split` makes them: while a loader's thread reads ahead for the t
 
 A dataset may draw random numbers, as torchvision's transforms do, from torch's one generator, from which the model
 draws at the same time in another thread: who comes first is chance, and the run is another one every time. So a sample
-draws from a generator that begins anew for it, by seed, epoch and sample: the same numbers whoever reads it, and when.
-Python's `random` and NumPy's `np.random` have one generator each for all threads, and nobody can stand in between: for
+draws from a generator that begins anew for it, by seed, epoch and sample: the same numbers on any worker, at any time.
+Python's `random` and NumPy's `np.random` have one generator each for all threads, and nothing can stand in between: for
 datasets that draw from them, they begin anew for each sample.
 """
 
@@ -43,8 +43,8 @@ _DRAWS = frozenset(
 def reading(seed: int = 0, epoch: int = 0, *, deadline_s: float = 300.0) -> Iterator[None]:
     """Wait until no other thread reads samples, and keep it so; random draws in here are those of this seed and epoch.
 
-    One turn for all datasets, because nobody sees what two of them share. It costs little: whoever reads ahead reads
-    one batch and then waits.
+    One turn for all datasets, because what two of them share cannot be seen. It costs little: a thread that
+    reads ahead reads one batch and then waits.
     """
     if not _turn.acquire(timeout=deadline_s):
         raise WaitedTooLong(
@@ -68,7 +68,7 @@ def begin_others(bits: int) -> None:
 
 
 def places_of_others() -> tuple[Any, ...]:
-    """Where they stand: it changes with every draw, whoever draws."""
+    """Where they stand: it changes with every draw, of any thread."""
     _, words, next_gauss = random.getstate()
     of_numpy: Any = np.random.get_state(legacy=False)
     return words[-1], next_gauss, of_numpy["state"].get("pos", of_numpy), of_numpy.get("gauss")

@@ -70,7 +70,7 @@ class Share:
         known = self.proportions
         mean = sum(known) / len(known)
         weights = tuple(float(known[worker]) if worker < len(known) else mean for worker in workers)
-        # Only workers that were to get nothing are left: someone has to compute, so all of them do.
+        # Only workers that were to get nothing are left: so all of them compute.
         return weights if sum(weights) else (1.0,) * len(workers)
 
     def _owners(self, size: int, workers: Sequence[int], key: tuple[int, ...]) -> Ids:

@@ -86,7 +86,7 @@ class Channel:
         """What to add to this host's clock to get the hub's."""
         self._connection, welcome = connect(address, who)
         self.brief: Message = welcome.get("brief", {})
-        """What whoever hosts the hub tells everybody at the start."""
+        """What the host of the hub tells all workers at the start."""
         self._turn = threading.Condition()
         self._writing = threading.Lock()
         self._outbox: deque[Message] = deque()
@@ -110,7 +110,7 @@ class Channel:
     # ------------------------------------------------------------- what the training thread calls
 
     def is_broken(self, generation: int) -> bool:
-        """Whether somebody of this generation was lost."""
+        """Whether a member of this generation was lost."""
         return self._broken >= generation
 
     def post(self, kind: str, content: Any) -> None:
@@ -135,12 +135,12 @@ class Channel:
         return self._go
 
     def await_break(self, generation: int, deadline_s: float) -> bool:
-        """Give the hub a moment to say who was lost; False if nobody was."""
+        """Give the hub a moment to say which member was lost; False if none was."""
         with self._turn:
             return self._turn.wait_for(lambda: self._broken >= generation, deadline_s)
 
     def torn(self, generation: int) -> None:
-        """Say that a collective failed though nobody was lost: everybody shall regroup."""
+        """Say that a collective failed though no member was lost: all shall regroup."""
         self._send({"torn": generation})
 
     def stuck(self, what: str) -> None:
@@ -161,7 +161,7 @@ class Channel:
         return self._values.get(key)
 
     def finish(self, generation: int, deadline_s: float) -> bool:
-        """Say that we have nothing left to agree on; True when all say so, False if somebody was lost before that."""
+        """Say that we have nothing left to agree on; True when all say so, False if a member was lost before that."""
         self.flush()
         self._send({"finish": True})
         self._wait(lambda: self._farewell or self._broken >= generation, deadline_s, "the other workers to finish")
@@ -173,7 +173,7 @@ class Channel:
             time.sleep(STALL_S)
 
     def part(self) -> None:
-        """The run ends early: do what is left to do, once; whoever calls while it is being done waits for it."""
+        """The run ends early: do what is left to do, once; a second caller waits for the first."""
         with self._parting:
             left, self.before_end = self.before_end, lambda: None
             with contextlib.suppress(Exception):  # it has failed already, and that is what is told
@@ -182,7 +182,7 @@ class Channel:
     def close(self) -> None:
         """Send what is left and hang up, once the hub has read it.
 
-        Closing at once could lose it: the answer to a beat that nobody reads any more resets the connection.
+        Closing at once could lose it: the answer to a beat that is not read any more resets the connection.
         """
         self._farewell = True
         self._closed.set()
@@ -291,7 +291,7 @@ class Silence:
 
 
 def _end(code: int, word: str = "") -> None:
-    """End this process at once: its training thread may sit in a collective that nobody will ever answer."""
+    """End this process at once: its training thread may sit in a collective that never ends."""
     if word:
         sys.stderr.write(word + "\n")
     sys.stdout.flush()

@@ -32,10 +32,10 @@ AGENT_SILENCE_S = 3.0
 WORKER_SILENCE_S = 60.0
 """A worker's Python may be held up by the user's code; its own launcher sees much sooner whether it is alive."""
 HUB_SILENCE_S = 10.0
-"""On another host a lost hub may look like silence: whoever hears nothing for so long ends itself."""
+"""On another host a lost hub may look like silence: a worker that hears nothing for so long ends itself."""
 HANDSHAKE_S = 10.0
 GREETING = 4096
-"""Bytes that somebody may send who has not shown the token yet."""
+"""Bytes that a client may send before it has shown the token."""
 
 
 @dataclasses.dataclass
@@ -72,7 +72,7 @@ class Hub:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
         With several `nodes` it is the sum of the workers of all of them, known when all have come. `heard=False`:
-        nobody reads `notices`, so none are kept. `brief`: what everybody is told with the welcome.
+        `notices` are not read, so none are kept. `brief`: what all are told with the welcome.
         """
         self.notices: queue.SimpleQueue[tuple[str, int, Message]] = queue.SimpleQueue()
         self._heard = heard
@@ -128,7 +128,7 @@ class Hub:
             self._thread.join(timeout=5)
 
     def _call(self, function: Callable[..., Any], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop has ended: no peer is left to tell
             self._loop.call_soon_threadsafe(function, *args)
 
     # ------------------------------------------------------------- the thread
@@ -210,7 +210,7 @@ class Hub:
         return None
 
     def _tell_hosts(self) -> None:
-        """Say how many hosts are here, to whoever waits for the others."""
+        """Say how many hosts are here, to those that wait for the others."""
         here = {"here": len(self._counts), "of": self._nodes}
         for (role, _), peer in self._peers.items():
             if role == "node":
@@ -270,7 +270,7 @@ class Hub:
             else:
                 if kind == "step":
                     self._recorded = max(self._recorded, int(content["step"]))
-                elif kind == "failed":  # the run ends: nobody goes on without this one
+                elif kind == "failed":  # the run ends: the others do not continue without this one
                     self._ending = True
                 self._notify((kind, peer.number, content))
 
@@ -329,7 +329,7 @@ class Hub:
         self._advance()
 
     def _torn(self, generation: int, peer: _Peer) -> None:
-        """A collective failed though nobody was lost (a flaky link): all members regroup."""
+        """A collective failed though no member was lost (a flaky link): all members regroup."""
         if generation == self.roster.generation and self.roster.formed and not self._ending:
             self.roster = self.roster.tear()
             self._tell_all({"break": generation, "lost": None, "reason": f"{peer.name} saw a collective fail"})
@@ -353,7 +353,7 @@ class Hub:
     def _tick(self) -> None:
         """Look for silent peers, several times a second."""
         now = time.monotonic()
-        if now - self._ticked > STALL_S:  # we were the silent one (stopped, or starved): forgive everybody once
+        if now - self._ticked > STALL_S:  # we were the silent one (stopped, or starved): forgive all peers once
             for peer in self._peers.values():
                 peer.seen = now
         self._ticked = now

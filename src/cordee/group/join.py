@@ -1,4 +1,4 @@
-"""How a process gets onto the team: by our own launcher, or by finding its peers under somebody else's."""
+"""How a process joins its team: by our own launcher, or by finding its peers under another one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _refusal: CordeeError | None = None
 
 @contextlib.contextmanager
 def refusing(error: CordeeError) -> Iterator[None]:
-    """Raise this to whoever asks for a place in here: code that is only looked at must not train."""
+    """Raise this where code asks for a place in here: code that is only looked at must not train."""
     global _refusal
     former, _refusal = _refusal, error
     try:

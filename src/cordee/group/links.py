@@ -51,9 +51,9 @@ class Link:
 def measure(
     team: Team, host: str, shifts: Callable[[int], Iterable[int]], enough_s: float = ENOUGH_S
 ) -> list[Link] | None:
-    """The links between hosts, for all members; every member calls this. None if somebody was lost meanwhile.
+    """The links between hosts, for all members; every member calls this. None if one was lost meanwhile.
 
-    `shifts` says, for a number of hosts, which ones: `ring` for the neighbours, `everybody` for all pairs. A transfer
+    `shifts` says, for a number of hosts, which ones: `ring` for the neighbours, `all_pairs` for all pairs. A transfer
     lasts `enough_s`, or more.
     """
     measures: tuple[Callable[[Team, int], float], ...] = (_round_trip, partial(_speed, enough_s=enough_s))
@@ -69,9 +69,7 @@ def measure(
             place = speakers.index(team.rank)
             target, source = speakers[(place + shift) % count], speakers[(place - shift) % count]
             mine[(place + shift) % count, column] = _exchange(team, partial(ask, team, target), source)
-        if (
-            team.layers.gather(torch.zeros(1)).wait() is None
-        ):  # nobody begins the next one before all have ended this one
+        if team.layers.gather(torch.zeros(1)).wait() is None:  # the next one begins when all have ended this one
             return None
     tables = team.layers.gather(mine).wait()
     if tables is None:
@@ -96,7 +94,7 @@ def ring(count: int) -> Iterable[int]:
     return range(1, min(2, count))
 
 
-def everybody(count: int) -> Iterable[int]:
+def all_pairs(count: int) -> Iterable[int]:
     """From each host to every other."""
     return range(1, count)
 
@@ -108,7 +106,7 @@ def _names(team: Team, host: str) -> Sequence[str] | None:
 
 
 def _exchange(team: Team, ask: Callable[[], float], source: int) -> float:
-    """What `ask` measures, while we answer `source`; 0 if somebody was lost."""
+    """What `ask` measures, while we answer `source`; 0 if a member was lost."""
     found: list[float] = []
     tasks = (lambda: found.append(ask()), lambda: _answer(team, source))
     threads = [threading.Thread(target=_quietly, args=(task,), name="cordee-links", daemon=True) for task in tasks]
@@ -146,7 +144,7 @@ def _lane(team: Team, source: int, target: int) -> Comm:
 
 
 def _round_trip(team: Team, target: int) -> float:
-    """In seconds; while all do so, and nobody sends much."""
+    """In seconds; while all do so, and none sends much."""
     found = statistics.median(_sent(team, target, 1)[0] for _ in range(PINGS))
     _end(team, target)
     return found

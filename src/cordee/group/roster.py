@@ -16,9 +16,9 @@ class Go:
     members: tuple[int, ...]
     """Worker ids in rank order; a worker's id never changes, its rank is its place in here."""
     target: int
-    """How many agreements (steps, evaluations) everybody will have behind him after the hand-over."""
+    """How many agreements (steps, evaluations) every member has committed after the hand-over."""
     giver: int | None
-    """The worker that hands the result of agreement number `target` to those behind; None if nobody is behind."""
+    """The worker that hands the result of agreement number `target` to those behind; None if none is behind."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Roster:
         return replace(self, alive=self.alive | {worker})
 
     def lose(self, worker: int, reason: str) -> Roster:
-        """A worker died, perhaps before it joined, or fell silent; whoever had finished must be ready to regroup."""
+        """A worker died, perhaps before it joined, or fell silent; those that had finished must regroup too."""
         if any(gone == worker for gone, _ in self.lost):
             return self
         return replace(
@@ -53,7 +53,7 @@ class Roster:
         )
 
     def tear(self) -> Roster:
-        """A collective failed though everybody is alive: the same members form a new generation."""
+        """A collective failed though all members are alive: the same members form a new generation."""
         return replace(self, finished=frozenset(), formed=False)
 
     def report(self, worker: int, committed: int) -> Roster:
@@ -67,11 +67,11 @@ class Roster:
         return replace(self, finished=self.finished | ({worker} & self.alive))
 
     def all_finished(self) -> bool:
-        """Whether everybody may leave."""
+        """Whether all may leave."""
         return self.formed and bool(self.alive) and self.finished >= self.alive
 
     def next_generation(self) -> tuple[Roster, Go] | None:
-        """The next generation, if everybody it needs is ready: at the start all, later all survivors."""
+        """The next generation, if all that it needs are ready: at the start all, later all survivors."""
         complete = len(self.alive) + len(self.lost) >= self.expected
         if not self.alive or not complete or set(self.ready) != set(self.alive):
             return None
@@ -82,8 +82,8 @@ class Roster:
 def decide(generation: int, committed: dict[int, int]) -> Go:
     """From how far each survivor has come: who goes on, from where, and who gives what to whom.
 
-    Survivors differ by at most one agreement: nobody can complete number n + 1 without a contribution of everybody
-    who still works on number n. A larger difference is a defect of ours and must not be papered over.
+    Survivors differ by at most one agreement: number n + 1 needs a contribution of every member, also of those
+    that still work on number n. A larger difference is a defect of ours and must not be papered over.
     """
     target, lowest = max(committed.values()), min(committed.values())
     assert target - lowest <= 1, f"survivors are more than one agreement apart: {committed}"

@@ -12,7 +12,7 @@ LEAST_LENGTH = 32
 
 
 def read_token(path: Path) -> str:
-    """The token in a file that nobody else may read."""
+    """The token in a file that no other user may read."""
     try:
         mode = path.stat().st_mode & 0o077
         token = path.read_text().strip()

@@ -25,14 +25,14 @@ UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 UNKNOWN = (0, 0)
 """The identity of a folder that cannot be looked at."""
 GLANCE_S = 0.3
-"""Whoever only looks whether a folder is held holds it for a moment himself."""
+"""A process that only looks whether a folder is held holds it for a moment itself."""
 
 
 class Hold:
     """The right to write into a run's folder; the kernel takes it back when its process ends, however it ends."""
 
     def __init__(self, folder: Path, wording: Wording = COMMAND) -> None:
-        """Take it; refused with the name of whoever has it."""
+        """Take it; refused with the name of its holder."""
         self._path = folder / LOCK
         deadline = time.monotonic() + GLANCE_S
         while True:
@@ -92,7 +92,7 @@ def is_held(folder: Path) -> bool | None:
     try:
         file = os.open(folder / LOCK, os.O_RDONLY)
     except FileNotFoundError:
-        return False  # whoever holds a folder has made the file first
+        return False  # the holder of a folder has made the file first
     except OSError:
         return None
     try:
@@ -172,7 +172,7 @@ def saved_step(folder: Path) -> int | None:
 
 
 def former_settings(folder: Path) -> dict[str, str]:
-    """The settings of the job with which the run in this folder was started last; none if nobody wrote them down."""
+    """The settings of the job with which the run in this folder was started last; none if none are on record."""
     found = _about(folder).get("settings", {})
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
@@ -187,7 +187,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _records(folder: Path, name: str, **fields: Any) -> bool:
-    """Whether such an event is on record; yes if nobody can tell."""
+    """Whether such an event is on record; yes if the record cannot tell."""
     wanted = {"event": name, **fields}
     try:
         events = read_events(folder / "events.jsonl")
@@ -213,7 +213,7 @@ def tidied(folder: Path, *, ours: bool) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """What we wrote, and the folder, unless somebody put something else there, or another host of the run is there."""
+    """What we wrote, and the folder, unless the user put something else there, or another host of the run is there."""
     try:
         hold = Hold(folder)
     except CordeeError:

@@ -1,4 +1,4 @@
-"""A job under somebody else's launcher (torchrun, mpirun, Slurm): this process is one worker of it."""
+"""A job under another launcher (torchrun, mpirun, Slurm): this process is one worker of it."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def _reap(sock: socket.socket, children: dict[int, int]) -> None:
 
 
 def _end_all(children: dict[int, int]) -> NoReturn:
-    """Workers notice by themselves that their launcher is gone; whoever does not is ended."""
+    """Workers notice by themselves that their launcher is gone; a worker that does not is ended."""
     deadline = time.monotonic() + GRACE_S
     while children and time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
@@ -200,7 +200,7 @@ def _become_worker(values: dict[str, Any], descriptors: list[int]) -> NoReturn:
 
 
 def stay_warm(path: Path, minutes: float) -> None:
-    """Serve runs of this user at a Unix socket until nobody has come for so long."""
+    """Serve runs of this user at a Unix socket until none has come for so long."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     making = path.with_suffix(f".{os.getpid()}")
     old = os.umask(0o177)
@@ -209,10 +209,10 @@ def stay_warm(path: Path, minutes: float) -> None:
     listener.listen(16)
     making.replace(path)  # a client that finds it can connect
     listener.settimeout(60 * minutes)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers of runs are nobody's to wait for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers of runs are not waited for
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # `cordee warm --stop`; runs that are going on have their own
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)  # whoever reads the end of our starter's output must not wait for ours
+    os.dup2(nowhere, 2)  # a reader of our starter's output must not wait for the end of ours
     os.close(nowhere)
     try:
         while True:

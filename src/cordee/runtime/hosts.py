@@ -77,7 +77,8 @@ class Meeting:
         if not loopback and not self.trusted_network:
             raise SecurityError(
                 f"{self.host} is not this machine alone. Our own connections are encrypted, but gloo's carry gradients "
-                "in the clear, to whoever can reach its ports. If the network is trusted, say so: --trusted-network"
+                "in the clear, for every program that can reach its ports. If the network is trusted, say so: "
+                "--trusted-network"
             )
         return Address(str(ip), self.port, read_token(self._token_path(loopback)), tls=not loopback)
 
@@ -91,7 +92,7 @@ class Meeting:
 def run_on_hosts(launch: Launch, meeting: Meeting, listen: Listener) -> dict[str, Any]:
     """This host's part of a run over several; the coordinator returns the result, the others an empty one."""
     if meeting.nodes == 1:
-        return run(launch, listen)  # nobody else is to come
+        return run(launch, listen)  # no other host is to come
     with interrupts.counted() as signals:
         address = meeting.address()
         launch.check_here()
@@ -249,7 +250,7 @@ def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | 
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return error  # it is another host's
     taken = judge_port(address.port, cause, holders(address.port))
-    # Whoever does not even understand us is no peer without the token, but a program of another kind.
+    # An answer that is no message of ours is not from a peer without the token, but from another program.
     kind = type(error) if error.__cause__ is None else RendezvousError
     stop = "" if str(error).endswith("?") else "."
     return kind(f"{error}{stop} Port {taken.found}. {taken.advice}")

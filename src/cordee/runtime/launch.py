@@ -73,7 +73,7 @@ class Launch:
     deadline_s: float = DEADLINE_S
     device: str = "auto"
     taken_over: dict[str, str] = field(default_factory=dict)
-    """Settings of the run that goes on, which nobody gave anew; the target holds them already."""
+    """Settings of the run that is resumed, which were not given anew; the target holds them already."""
     wording: Wording = COMMAND
     output: Output = field(default_factory=Output)
     """Where the output of the workers goes, if not to our own."""
@@ -335,7 +335,7 @@ class Supervisor:
         self._hear_out()
 
     def _hear_out(self) -> None:
-        """What workers still say belongs to the record; whoever writes a checkpoint is given time for it."""
+        """What workers still say belongs to the record; a worker that writes a checkpoint is given time for it."""
         while True:
             try:
                 kind, worker, content = self._hub.notices.get_nowait()

@@ -81,7 +81,7 @@ class Nursery:
             raise CordeeError(f"the process that starts workers has ended: {error}") from error
 
     def look(self) -> float | None:
-        """Put out workers that were stopped for too long; the seconds until the next look is due, None if nobody is."""
+        """Evict workers that were stopped for too long; seconds until the next look is due, None if none is stopped."""
         now = time.monotonic()
         for worker, since in list(self._stopped_since.items()):
             if now - since >= STOPPED_S and self._stopped_since.pop(worker, None) is not None:

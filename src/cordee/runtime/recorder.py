@@ -1,4 +1,4 @@
-"""Writes what happened into the run's folder, and passes it on to whoever watches."""
+"""Writes what happened into the run's folder, and passes it on to those who watch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Recorder:
         make(out, wording)
         self._identity = identity(out)
         self._hold = Hold(out, wording)
-        try:  # not before we hold it: somebody may be training there
+        try:  # not before we hold it: another run may be training there
             check(out, resume=resume, script=script, wording=wording)
             if not resume:  # of a start that came to nothing
                 (out / "events.jsonl").unlink(missing_ok=True)
@@ -97,7 +97,7 @@ class Recorder:
     def event(self, name: str, /, *, later: bool = False, **fields: Any) -> None:
         """One event, into the file (at the latest with the next `flush`) and to the listener."""
         self._events.write(name, later=later or self._waits, **fields)
-        with contextlib.suppress(OSError):  # a terminal that was closed: whoever looked on is gone, the run goes on
+        with contextlib.suppress(OSError):  # the terminal was closed: the run continues
             self._listen({"event": name, **fields})
 
     def flush(self) -> None:
@@ -219,7 +219,7 @@ class Recorder:
 
 
 def _time_of_day(moment: float) -> float:
-    """A moment of the hub's clock, which nobody sets, as seconds since 1970."""
+    """A moment of the hub's monotonic clock, as seconds since 1970."""
     return round(time.time() - (time.monotonic() - moment), 6)
 
 

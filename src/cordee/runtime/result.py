@@ -1,4 +1,4 @@
-"""How a run ended, for whoever called `cordee.train`: its values, its model, and a small table where it is shown."""
+"""How a run ended, for the caller of `cordee.train`: its values, its model, and a small table where it is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard output and error that outlive their terminal: a run does not end because nobody reads what it says."""
+"""Standard output and error that outlive their terminal: a run does not end because its output is not read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GONE = (errno.EIO, errno.EPIPE)
 
 
 class _Lasting(io.FileIO):
-    """Takes everything, also when there is nobody left to give it to."""
+    """Takes everything, also when its reader is gone."""
 
     def write(self, data: Any) -> int:
         try:
@@ -43,7 +43,7 @@ def outlive_terminal() -> None:
         old = getattr(sys, name)
         try:
             if old is None or old.fileno() != number:
-                continue  # somebody put something else there, which is not ours to replace
+                continue  # the user put something else there, which is not ours to replace
             old.flush()
             raw = _Lasting(number, "w", closefd=False)
         except (OSError, ValueError, AttributeError):
@@ -52,7 +52,7 @@ def outlive_terminal() -> None:
             io.BufferedWriter(raw),
             encoding=old.encoding,
             errors=old.errors,
-            line_buffering=True,  # also in a file or a pipe: whoever reads along sees a line when it is printed
+            line_buffering=True,  # also in a file or a pipe: a reader sees a line when it is printed
             write_through=old.write_through,
         )
         setattr(sys, name, new)

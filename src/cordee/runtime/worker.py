@@ -80,7 +80,7 @@ def _use(spec: WorkerSpec) -> None:
 
 def _run(spec: WorkerSpec, team: Team, plan: Plan, sent_job: int | None) -> None:
     target = spec.target
-    sys.argv = [target.path, *target.arguments]  # those of the fork server are nobody's business
+    sys.argv = [target.path, *target.arguments]  # the script must not see those of the fork server
     if target.kind == "script":
         search_in([Path(target.path).resolve().parent])
         begin_others(0)  # what it draws without a seed, to split data for instance, is the same on all workers

@@ -120,7 +120,7 @@ class Checkpoints:
 
     @property
     def problem(self) -> BaseException | None:
-        """What went wrong with a save that has ended and that nobody was told of yet."""
+        """What went wrong with a save that has ended and was not reported yet."""
         pending = self._pending
         return pending.exception() if pending is not None and pending.done() else None
 
@@ -173,7 +173,7 @@ class Checkpoints:
             try:
                 metrics = read_header(path).metrics
             except CheckpointError:
-                continue  # a damaged one cannot be the best; read() will say so to whoever asks for it
+                continue  # a damaged one cannot be the best; read() will say so to its caller
             if name in metrics:
                 values.append((sign * metrics[name], -step, path))
         return max(values)[2] if values else None

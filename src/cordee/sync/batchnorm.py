@@ -86,7 +86,7 @@ class _Replica(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not (self.step_state.silent and (self.training or _of_batch(self))):
             _refuse_one_value(self, (input,), {})
-            # torch's own SyncBatchNorm would ask everybody if the script has made a process group.
+            # torch's own SyncBatchNorm would communicate if the script has made a process group.
             return _BatchNorm.forward(self, input) if isinstance(self, nn.SyncBatchNorm) else super().forward(input)
         mean = self.running_mean if self.running_mean is not None else input.new_zeros(input.shape[1])
         variance = self.running_var if self.running_var is not None else input.new_ones(input.shape[1])
@@ -240,18 +240,18 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _global_statistics(x: Tensor, comm: Comm, state: StepState) -> _Statistics:
-    """Merged from everybody's share; of our own alone if the step is void."""
+    """Merged from all shares; of our own alone if the step is void."""
     silent = state.silent or x.numel() == 0
     count = 0.0 if silent else float(x.numel() // x.shape[1])
     own = torch.zeros(2, x.shape[1], dtype=torch.float64) if silent else _moments(x)
-    everybody = None if state.void else comm.gather(torch.cat([own.view(-1), own.new_tensor([count])])).wait()
-    if everybody is None:  # the step is void: any finite numbers will do until it is done again
+    of_all = None if state.void else comm.gather(torch.cat([own.view(-1), own.new_tensor([count])])).wait()
+    if of_all is None:  # the step is void: any finite numbers will do until it is done again
         state.void = True
         return _Statistics(own[0], own[1], max(count, 1.0))
-    table = torch.stack(everybody)
+    table = torch.stack(of_all)
     counts, means, variances = table[:, -1:], *table[:, :-1].chunk(2, dim=1)
     total = float(counts.sum())
-    if total == 1.0:  # everybody knows it, so everybody says it
+    if total == 1.0:  # all replicas know it, so all raise it
         raise _one_value(x)
     mean = (means * counts).sum(0) / total
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
@@ -336,11 +336,11 @@ class _Normalise(torch.autograd.Function):
         x, weight, mean, invstd = ctx.saved_tensors
         sums = _sums(gradient, x, mean)
         mine = torch.zeros(sums.shape, dtype=torch.float64) if ctx.state.silent else sums.to("cpu", torch.float64)
-        everybody = None if ctx.state.void else ctx.comm.gather(mine).wait()
-        if everybody is None:
+        of_all = None if ctx.state.void else ctx.comm.gather(mine).wait()
+        if of_all is None:
             ctx.state.void = True
-            everybody = [mine]
-        of_gradient, of_product = (torch.stack(everybody).sum(0) / ctx.count).to(mean)
+            of_all = [mine]
+        of_gradient, of_product = (torch.stack(of_all).sum(0) / ctx.count).to(mean)
         scale = invstd if weight is None else (invstd * weight).to(mean.dtype)
         # (gradient - of_gradient - (x - mean) * invstd² * of_product) * scale
         d_x = _scaled(x.to(mean.dtype), mean, -scale * invstd**2 * of_product, -scale * of_gradient)

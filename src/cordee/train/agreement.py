@@ -1,6 +1,6 @@
 """That all workers train the same: each says what it was given, and what differs is told before it does harm.
 
-Hosts are started one by one, by hand or by somebody else's launcher. Another learning rate on one of them, or data that
+Hosts are started one by one, by hand or by another launcher. Another learning rate on one of them, or data that
 were drawn anew there, would train something else without any sign of it.
 """
 
@@ -161,7 +161,7 @@ def settings_of(optimizer: Optimizer) -> Any:
 
 
 def _gathered(team: Team, words: dict[str, str]) -> list[dict[str, str]] | None:
-    """Everybody's; None if somebody was lost."""
+    """Those of all workers; None if one was lost."""
     raw = json.dumps(words).encode()
     lengths = team.layers.gather(torch.tensor([len(raw)])).wait()
     if lengths is None:

@@ -1,4 +1,4 @@
-"""How a script comes into a run: one place where its session is put together, whoever started the process."""
+"""How a script comes into a run: one place where its session is put together, whatever started the process."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ def _walk(
 ) -> bool:
     """My share of every batch, once; True if that was for nothing, because a peer was lost.
 
-    No collective in here, so unequal shares wait for nobody, unless layers need statistics of the whole batch, or the
-    objective gathers it. What we cannot know of: empty shares compute along, silently.
+    No collective in here, so unequal shares do not wait for each other, unless layers need statistics of the whole
+    batch, or the objective gathers it. What we cannot know of: empty shares compute along, silently.
     """
     order = Order(len(source), batch, shuffle="none")
     with together(model, team.layers) as state, closing(_feeder(model, source, order, team, state)) as feeder:

@@ -1,4 +1,4 @@
-"""Everybody's tensor, whatever its shape: for metrics that keep more than sums."""
+"""The tensor of every worker, whatever its shape: for metrics that keep more than sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_DIMENSIONS = 12
 
 
 class Regrouped(Exception):
-    """The members changed between two agreements that belong together: whoever began them begins anew."""
+    """The members changed between two agreements that belong together: the caller begins anew."""
 
 
 def gather_any(team: Team, tensor: Tensor) -> list[Tensor]:

@@ -207,7 +207,7 @@ class Job:
         return made
 
     def check_schedule(self, schedule: LRScheduler | None, steps: int | None, steps_per_epoch: int) -> None:
-        """Refuse a schedule that ends before the run does, which is after so many `steps` (None: nobody knows)."""
+        """Refuse a schedule that ends before the run does, which is after so many `steps` (None: not known)."""
         if steps is None or not isinstance(schedule, OneCycleLR):  # others of PyTorch's have no end
             return
         total = schedule.total_steps

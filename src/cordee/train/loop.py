@@ -44,7 +44,7 @@ class Outcome:
 
     result: dict[str, Any]
     interrupted: str | None
-    """Why it ended early, if somebody asked for it."""
+    """Why it ended early, if it was asked to."""
 
 
 def run_job(job: Job, session: Session, *, out: Path, resume: bool = False) -> Outcome:
@@ -110,7 +110,7 @@ class _Training:
         first = session.team.membership.members[0]
         self.model = session.prepare(model, compile=False)
         if job.start_from is not None and snapshot is None and session.team.membership.members[0] != first:
-            raise CheckpointError("the worker that read start_from was lost before everybody had it: start again")
+            raise CheckpointError("the worker that read start_from was lost before all workers had it: start again")
         self.optimizer = job.make_optimizer(self.model)
         self._untrained()
         for group in self.optimizer.param_groups:

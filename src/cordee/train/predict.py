@@ -1,4 +1,4 @@
-"""`cordee.predict`: a model's outputs for all samples, whoever computes them."""
+"""`cordee.predict`: a model's outputs for all samples, computed by all workers."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ class Reporter:
         self._team.channel.post("usage", usage(self._team))
 
     def repeat(self) -> None:
-        """The members changed: whoever speaks for all now says what the hub has not on record."""
+        """The members changed: the worker that speaks for all now posts what the hub has not on record."""
         self.write(tell=False)  # but below
         channel = self._team.channel
         if self._team.rank == 0:

@@ -19,7 +19,7 @@ MOST_S = 120.0
 COPIED_BYTES = 16 * 2**20
 """A state of fewer bytes is copied; of a larger one a copy would be a second model in memory, while it is written."""
 WORD_AFTER_S = 2.0
-"""After so long somebody who waits wants to know for what."""
+"""After so long the user wants to know what the run waits for."""
 
 
 class Saver:

@@ -140,7 +140,7 @@ class Session:
         self.team.close()
 
     def leave(self) -> bool:
-        """Leave together: True when nobody needs anything any more; False if somebody was lost before that."""
+        """Leave together: True when no worker needs anything any more; False if one was lost before that."""
         self.reporter.send()
         return self.team.finish()
 

@@ -19,7 +19,7 @@ class Ending:
     epochs: int
     """Completed by then."""
     asked: str | None = None
-    """Why somebody outside asked it to end; None if nobody did."""
+    """Why it was asked to end from outside; None if it was not."""
     exhausted: bool = False
     """Whether early stopping had run out of patience."""
     wish: str = ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cordee.group.links import everybody, measure
+from cordee.group.links import all_pairs, measure
 from cordee.group.team import Team
 from cordee.train.door import session
 
@@ -26,7 +26,7 @@ def main(file: Path) -> None:
     """Measure all links, and sums of all hosts; the first worker writes what was found."""
     with session() as mine:
         team = mine.team
-        links = measure(team, socket.gethostname(), everybody, ENOUGH_S) or []
+        links = measure(team, socket.gethostname(), all_pairs, ENOUGH_S) or []
         slowest = min((link.bit_s for link in links), default=1e9)
         summed = _sums(team, slowest)
         if mine.rank == 0:

@@ -59,11 +59,11 @@ class Shared:
         self._mine = self._words[rank]
         self._posted = self._read = 0
         self._open: deque[tuple[Tensor, Sequence[Tensor]]] = deque()
-        """The posts after `_read`: what was posted, and where everybody's is copied to; nowhere for a sum."""
+        """The posts after `_read`: what was posted, and where each member's is copied to; nowhere for a sum."""
         self._in_flight = 0
         self._next = 0
         self._held: deque[tuple[int, int, int]] = deque()
-        """Regions of my arena that somebody may still read: which post, from where to where."""
+        """Regions of my arena that a member may still read: which post, from where to where."""
         self._fence = threading.Lock()
         self._views: dict[tuple[int, int, torch.dtype, torch.Size], Tensor] = {}
         """Windows of the arenas, made once: a training posts the same few tensors at the same few places."""
@@ -162,7 +162,7 @@ class Shared:
         return view
 
     def _make_room(self, nbytes: int) -> int:
-        """The start of a region of my arena that nobody reads any more."""
+        """The start of a region of my arena that no member reads any more."""
         start = self._next if self._next + nbytes <= self._arena else 0
         while self._held and self._overlaps(start, start + nbytes):
             self._await(1, self._held[0][0])

@@ -45,7 +45,7 @@ def seal(sockets: dict[int, str], interface: str) -> int:
     """Have the kernel drop whatever comes to those that listen at `interface`; returns how many.
 
     gloo accepts every connection, keeps it open, and aborts the process when it may open no more. Once a group has
-    formed, no peer connects any more, and nobody else has to.
+    formed, no peer connects any more, and no other program has to.
     """
     count = 0
     for twin in _copies(sockets):
