@@ -16,6 +16,9 @@ from cordee.core.errors import (
     DivergedError as DivergedError,
 )
 from cordee.core.errors import (
+    Evicted as Evicted,
+)
+from cordee.core.errors import (
     Interrupted as Interrupted,
 )
 from cordee.core.errors import (
@@ -29,9 +32,6 @@ from cordee.core.errors import (
 )
 from cordee.core.errors import (
     PlanError as PlanError,
-)
-from cordee.core.errors import (
-    PutOut as PutOut,
 )
 from cordee.core.errors import (
     RendezvousError as RendezvousError,

@@ -107,11 +107,11 @@ class CoordinatorLost(CordeeError):
     title = "coordinator lost"
 
 
-class PutOut(CordeeError):
-    """This worker was silent for so long that the others went on without it."""
+class Evicted(CordeeError):
+    """This worker was silent for so long that the others continued without it."""
 
     code = 24
-    title = "put out"
+    title = "evicted"
 
 
 class RendezvousError(CordeeError):

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from cordee.core.errors import CoordinatorLost, PutOut, WaitedTooLong, WorkerFailed
+from cordee.core.errors import CoordinatorLost, Evicted, WaitedTooLong, WorkerFailed
 from cordee.group.hub import BEAT_S, HUB_SILENCE_S, STALL_S
 from cordee.group.roster import Go
 from cordee.group.wire import Address, Message, connect
@@ -236,8 +236,8 @@ class Channel:
             self._aborted.set()
             # On a thread of its own: the hub may have more to say while a file is being written.
             threading.Thread(target=self._give_up, name="cordee-parting", daemon=True).start()
-        elif "put_out" in message:
-            _end(PutOut.code, f"cordee: worker {self.worker} was put out: {message['put_out']}")
+        elif "evicted" in message:
+            _end(Evicted.code, f"cordee: worker {self.worker} was evicted: {message['evicted']}")
         elif "stop" in message:
             self.stop_reason = message["stop"]
         with self._turn:

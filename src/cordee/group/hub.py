@@ -204,7 +204,7 @@ class Hub:
         if (peer.role, peer.number) in self._peers:
             return f"{peer.role} {peer.number} is here already"
         if peer.role == "worker" and any(worker == peer.number for worker, _ in self.roster.lost):
-            return "it was put out: the others went on without it"
+            return "it was evicted: the others continued without it"
         if peer.role == "node" and peer.number >= self._nodes:
             return f"all {self._nodes} hosts of this run are here already"
         return None
@@ -236,7 +236,7 @@ class Hub:
 
     def _handle(self, peer: _Peer, message: Message) -> None:
         if self._peers.get((peer.role, peer.number)) is not peer:
-            return  # put out: what it still sends belongs to a former generation
+            return  # evicted: what it still sends belongs to a former generation
         peer.seen = time.monotonic()
         for kind, content in message.items():
             if kind == "beat":
@@ -320,7 +320,7 @@ class Hub:
         self.roster = self.roster.lose(worker, reason)
         peer = self._peers.pop(("worker", worker), None)
         if peer is not None:
-            self._tell(peer, {"put_out": reason})
+            self._tell(peer, {"evicted": reason})
             peer.writer.close()
         self._tell_all({"break": generation, "lost": worker, "reason": reason})
         host = peer.host if peer is not None else ""

@@ -304,7 +304,7 @@ def _watch(link: _Link, nursery: Nursery, notices: Notices, signals: Interrupts)
         try:
             kind, worker, content = notices.get(timeout=0.1 if due is None else due)
             if kind == "stopped":
-                link.send({"lose": {"worker": worker, "reason": "it was stopped, and put out"}})
+                link.send({"lose": {"worker": worker, "reason": "it was stopped, and evicted"}})
             elif kind == "exited" and content["status"] != 0:
                 link.send({"lose": {"worker": worker, "reason": how_it_ended(content["status"])}})
             elif kind == "nursery_gone":

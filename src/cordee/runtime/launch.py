@@ -262,7 +262,7 @@ class Supervisor:
         elif kind == "failed":
             self._fail(worker, content)
         elif kind == "stopped":
-            self._hub.lose(worker, "it was stopped, and put out")
+            self._hub.lose(worker, "it was stopped, and evicted")
         elif kind == "exited" and worker not in self._done:
             self._hub.lose(worker, how_it_ended(content["status"]))
         elif kind == "lost":

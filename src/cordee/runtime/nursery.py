@@ -38,7 +38,7 @@ LONGEST_PATH = 100
 """Of a socket; the system takes 107 bytes."""
 HASHES = "PYTHONHASHSEED"
 STOPPED_S = 0.08
-"""A worker that is stopped (SIGSTOP, a debugger) for so long is put out."""
+"""A worker that is stopped (SIGSTOP, a debugger) for so long is evicted."""
 
 
 class Nursery:
