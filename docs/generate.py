@@ -358,7 +358,7 @@ def metrics() -> list[str]:
 def callbacks() -> list[str]:
     """Callbacks and what they are given."""
     from cordee.train.callbacks import Callback
-    from cordee.train.record import Committed
+    from cordee.train.ledger import Committed
 
     return [
         "# Callbacks",

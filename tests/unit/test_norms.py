@@ -10,9 +10,11 @@ from torch import nn
 
 from cordee.core.errors import DivergedError
 from cordee.group.team import Team
-from cordee.train import norms, record
+from cordee.train import norms
+from cordee.train import reporter as reporting
+from cordee.train.ledger import Committed
 from cordee.train.norms import Norms, learning_rate
-from cordee.train.record import Committed, Reporter
+from cordee.train.reporter import Reporter
 
 
 class Coming:
@@ -77,7 +79,7 @@ def test_a_finite_gradient_with_large_squares_is_no_error() -> None:
 
 
 def test_a_record_waits_for_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "WRITE_EVERY_S", -1.0)
+    monkeypatch.setattr(reporting, "WRITE_EVERY_S", -1.0)
     team, channel = Team(), Channel()
     reporter = Reporter(team)
     team.channel = channel  # type: ignore[assignment]

@@ -13,8 +13,9 @@ from cordee.feed.digest import delivered
 from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
 from cordee.group.team import Team
-from cordee.train import record
-from cordee.train.record import Committed, Ledger, Reporter, Timing
+from cordee.train import reporter
+from cordee.train.ledger import Committed, Ledger
+from cordee.train.reporter import Reporter, Timing
 
 ORDER = Order(1003, 101, seed=3)
 
@@ -100,7 +101,7 @@ def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
 
 
 def test_a_long_run_keeps_a_fair_part_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "STEPS_KEPT", 1_000)
+    monkeypatch.setattr(reporter, "STEPS_KEPT", 1_000)
     timing, exact = Timing(), Timing()
     for step in range(10_000):
         timing.add(step, (0.0, step / 1e4, 0.0, 0.0, 1, 0.0, 0.0))

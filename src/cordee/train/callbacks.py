@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cordee.train.record import Committed
+    from cordee.train.ledger import Committed
     from cordee.train.session import Session
 
 

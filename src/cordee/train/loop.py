@@ -31,8 +31,8 @@ from cordee.train.devices import fuse
 from cordee.train.evaluate import evaluate
 from cordee.train.exporting import Exporter
 from cordee.train.job import Job, Resolved
+from cordee.train.ledger import Committed, Ledger
 from cordee.train.precision import widened
-from cordee.train.record import Committed, Ledger
 from cordee.train.saving import Saver
 from cordee.train.session import Session
 from cordee.train.stopping import Ending, Patience, last_step, wishes

@@ -25,8 +25,8 @@ from cordee.sync.gradients import drop
 from cordee.sync.seam import Agreed, Sync
 from cordee.train.devices import seed_draws
 from cordee.train.feeder import Feeder, Slot, Weigh
+from cordee.train.ledger import Committed, Ledger
 from cordee.train.precision import Readings
-from cordee.train.record import Committed, Ledger
 from cordee.train.weight import GlobalWeight
 
 BODIES = 2

@@ -33,13 +33,14 @@ from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_loop
 from cordee.train.buffers import BufferKeeper
 from cordee.train.feeder import Slot, Weigh
+from cordee.train.ledger import Committed, Ledger
 from cordee.train.living import Living
 from cordee.train.loops import Held, Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.precision import Precision
 from cordee.train.prepare import prepared
-from cordee.train.record import Committed, Ledger, Reporter
 from cordee.train.reducers import Reducers
+from cordee.train.reporter import Reporter
 from cordee.train.trail import Trail
 
 

@@ -1,4 +1,4 @@
-"""What a worker keeps of the steps that were committed: which samples, what loss, where the time went."""
+"""What a worker tells of its steps: where their time went, what it uses, and, for all workers, what they came to."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 from cordee.core.cgroup import cpu_quota
 from cordee.core.times import percentiles
-from cordee.feed.digest import chain
 from cordee.group.team import Team
+from cordee.train.ledger import Committed
 
 WRITE_EVERY_S = 0.05
 """How often a worker writes down what became of its steps: many short ones together cost less."""
@@ -29,78 +29,6 @@ USAGE_EVERY_S = 1.0
 """How often a worker sends what it uses."""
 STEPS_KEPT = 100_000
 """Steps up to which the percentiles of a result are exact; a longer run must not take more and more memory."""
-
-
-@dataclass(frozen=True)
-class Committed:
-    """A step that happened everywhere."""
-
-    number: int
-    """Steps before it, over all epochs."""
-    epoch: int
-    step: int
-    loss: float
-    samples: int
-    stop: bool
-    """Some replica wished to stop after this step, or was asked to."""
-    asked: bool
-    """It was the launcher who asked to stop (Ctrl-C)."""
-    save: bool
-    """Some replica wished a checkpoint after this step."""
-    grad_norm: float | None = None
-    """The norm of the global gradient, before it was clipped; None on a GPU, where it comes with the record only."""
-    lr: float | None = None
-    """The learning rate of the optimizer's first group; None if it has none."""
-
-
-@dataclass
-class Ledger:
-    """The samples of all committed steps, as delivered: every replica reaches the same ledger."""
-
-    order_sha256: str = ""
-    samples: int = 0
-    lost: int = 0
-    repeated: int = 0
-    unmerged: int = 0
-    """Of those lost: computed by a replica that was lost before it merged them."""
-
-    def enter(self, place: tuple[int, int, int], count: int, digest: int, expected: tuple[int, int]) -> None:
-        """A step was committed in which `count` samples with this digest reached the replicas.
-
-        `place` is its epoch, its step and the steps of an epoch; `expected` are the count and digest by the order.
-        """
-        epoch, step, steps = place
-        expected_count = expected[0]
-        if (count, digest) != expected:
-            # Of two equal counts with different digests at least one sample is missing and one is there twice.
-            self.lost += max(expected_count - count, 1 if count == expected_count else 0)
-            self.repeated += max(count - expected_count, 1 if count == expected_count else 0)
-        self.samples += count
-        self.order_sha256 = chain(self.order_sha256, epoch * steps + step, digest, count)
-
-    def lose(self, samples: int) -> None:
-        """A replica was lost, and with it what it had computed since the last merge."""
-        self.lost += samples
-        self.unmerged += samples
-
-    def told(self) -> str:
-        """What is to be said if samples were lost or repeated."""
-        if self.lost == self.unmerged and not self.repeated:
-            return f"{self.lost} samples were lost with a worker that had not merged them yet (sync=local)"
-        return (
-            f"{self.lost} samples were lost and {self.repeated} repeated: this is not what one process would have "
-            "trained. A defect of Cordée, please report it"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {
-            "order_sha256": self.order_sha256,
-            "samples": self.samples,
-            "lost": self.lost,
-            "repeated": self.repeated,
-            "unmerged": self.unmerged,
-        }
 
 
 Parts = tuple[float, float, float, float, int, float, float]
@@ -365,11 +293,10 @@ def shared_cores() -> float:
 
 def usage(team: Team) -> dict[str, Any]:
     """What this process uses now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     gpu = torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     return {
         "cpu_s": round(time.process_time(), 3),
-        "memory_mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
+        "memory_mb": round(psutil.Process().memory_info().rss / 2**20, 1),
         "gpu_mb": round(gpu / 2**20, 1),
         "bytes_sent": team.meter.bytes_sent,
         "at": round(team.membership.clock(), 6),

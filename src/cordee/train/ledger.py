@@ -1,0 +1,74 @@
+"""The samples of all committed steps, and what became of each step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cordee.feed.digest import chain
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A step that happened everywhere."""
+
+    number: int
+    """Steps before it, over all epochs."""
+    epoch: int
+    step: int
+    loss: float
+    samples: int
+    stop: bool
+    """Some replica wished to stop after this step, or was asked to."""
+    asked: bool
+    """It was the launcher who asked to stop (Ctrl-C)."""
+    save: bool
+    """Some replica wished a checkpoint after this step."""
+    grad_norm: float | None = None
+    """The norm of the global gradient, before it was clipped; None on a GPU, where it comes with the record only."""
+    lr: float | None = None
+    """The learning rate of the optimizer's first group; None if it has none."""
+
+
+@dataclass
+class Ledger:
+    """The samples of all committed steps, as delivered: every replica reaches the same ledger."""
+
+    order_sha256: str = ""
+    samples: int = 0
+    lost: int = 0
+    repeated: int = 0
+    unmerged: int = 0
+    """Of those lost: computed by a replica that was lost before it merged them."""
+
+    def enter(self, place: tuple[int, int, int], count: int, digest: int, expected: tuple[int, int]) -> None:
+        """A step was committed in which `count` samples with this digest reached the replicas.
+
+        `place` is its epoch, its step and the steps of an epoch; `expected` are the count and digest by the order.
+        """
+        epoch, step, steps = place
+        expected_count = expected[0]
+        if (count, digest) != expected:
+            # Of two equal counts with different digests at least one sample is missing and one is there twice.
+            self.lost += max(expected_count - count, 1 if count == expected_count else 0)
+            self.repeated += max(count - expected_count, 1 if count == expected_count else 0)
+        self.samples += count
+        self.order_sha256 = chain(self.order_sha256, epoch * steps + step, digest, count)
+
+    def lose(self, samples: int) -> None:
+        """A replica was lost, and with it what it had computed since the last merge."""
+        self.lost += samples
+        self.unmerged += samples
+
+    def told(self) -> str:
+        """What is to be said if samples were lost or repeated."""
+        if self.lost == self.unmerged and not self.repeated:
+            return f"{self.lost} samples were lost with a worker that had not merged them yet (sync=local)"
+        return (
+            f"{self.lost} samples were lost and {self.repeated} repeated: this is not what one process would have "
+            "trained. A defect of Cordée, please report it"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
