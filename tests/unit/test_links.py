@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cordee.group.links import Link, everybody, ring
+from cordee.group.links import Link, all_pairs, ring
 from harness import JOBS, Run, run_script
 
 
@@ -23,7 +23,7 @@ def measured(folder: Path, which: str, *hosts: str, dies: str = "") -> tuple[Run
 
 def test_who_sends_to_whom() -> None:
     assert [list(ring(count)) for count in (1, 2, 3, 9)] == [[], [1], [1], [1]]
-    assert [list(everybody(count)) for count in (1, 2, 3, 4)] == [[], [1], [1, 2], [1, 2, 3]]
+    assert [list(all_pairs(count)) for count in (1, 2, 3, 4)] == [[], [1], [1, 2], [1, 2, 3]]
 
 
 def test_a_link_as_the_event_has_it() -> None:
