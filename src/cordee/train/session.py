@@ -65,9 +65,8 @@ class Session:
         self.ledger = Ledger()
         self.reporter = Reporter(self.team)
         self.last: Committed | None = None
-        self.wish_stop = False
+        self.wish_stop = self.wish_save = False
         """Set it to end the run on all workers after the current step."""
-        self.wish_save = False
         self._state = StepState()
         self.models: list[nn.Module] = []
         """What `prepare` was given, in that order."""
