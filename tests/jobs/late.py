@@ -8,9 +8,9 @@ import time
 import torch
 
 import cordee
-from cordee.group import patience
+from cordee.group.transport import gloo
 
-patience.LOOK_S = 0.001  # many looks: each is a chance for a sum to end between a timeout and what follows it
+gloo.LOOK_S = 0.001  # many looks: each is a chance for a sum to end between a timeout and what follows it
 
 with cordee.session() as s:
     draw = random.Random(s.rank)

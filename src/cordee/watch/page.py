@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
 from cordee.core.words import plural
@@ -31,18 +31,21 @@ def fill(template: str, *, data: Mapping[str, Any], drawn: bool, **values: Any) 
     scripts = [asset("uplot.min.js"), asset("report.js")] if drawn else []
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}",
-            style=Markup(f"{asset('uplot.min.css')}\n{asset('report.css')}"),
-            scripts=[Markup(script) for script in scripts],
-            licence=Markup(asset("uplot-LICENSE.txt")),
-            data=data,
-            **values,
+    try:
+        return (
+            _environment()
+            .get_template(template)
+            .render(
+                policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}",
+                style=Markup(f"{asset('uplot.min.css')}\n{asset('report.css')}"),
+                scripts=[Markup(script) for script in scripts],
+                licence=Markup(asset("uplot-LICENSE.txt")),
+                data=data,
+                **values,
+            )
         )
-    )
+    except TemplateError as error:  # what wrong types of a damaged record lead to in a template
+        raise ValueError(str(error)) from error
 
 
 @cache
