@@ -92,10 +92,12 @@ def test_a_checkpoint_holds_the_merged_model(tmp_path: Path) -> None:
     assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
 
 
-def test_what_a_lost_worker_had_not_merged_is_counted(tmp_path: Path) -> None:
-    plan = "sync=local,local_steps=1000,proportions=2:3:2"
-    run = train("falling", tmp_path / "run", workers=3, plan=plan, dies=1)
-    share = len(Share("proportional", (2.0, 3.0, 2.0)).positions(101, range(3), 1))
+@pytest.mark.parametrize("parts", [(2.0, 3.0, 2.0), (2.0, 3.0)])
+def test_what_a_lost_worker_had_not_merged_is_counted(parts: tuple[float, ...], tmp_path: Path) -> None:
+    """Also where one worker alone is left, with no other to merge with."""
+    plan = f"sync=local,local_steps=1000,proportions={':'.join(map(str, parts))}"
+    run = train("falling", tmp_path / "run", workers=len(parts), plan=plan, dies=1)
+    share = len(Share("proportional", parts).positions(101, range(len(parts)), 1))
     assert [event["worker"] for event in run.of("failure")] == [1]
     assert run.result["samples_repeated"] == 0 and run.result["samples"] == 1003
     assert run.result["samples_lost"] == 4 * share  # of its four steps, which no merge had reached

@@ -34,6 +34,8 @@ class LocalSteps:
         self._team, self._every, self._on_lost = team, every, on_lost
         self._own = self._all = _NOTHING
         """Records since the last merge, added up: of this replica, and of all."""
+        self._open = _NOTHING, _NOTHING
+        """The same of the step that has committed and is not applied yet."""
         self._steps = 0
         """Steps since the last merge."""
 
@@ -49,7 +51,7 @@ class LocalSteps:
         if not self._team.settle(handles, [numbers], void=void):
             return None
         summed = Record.summed(numbers.tolist())
-        self._own, self._all = _added(self._own, own), _added(self._all, summed)
+        self._open = own, summed
         gradients = [p.grad for p in self.parameters if p.grad is not None and p.grad.layout is torch.strided]
         gradients += values_of(self.parameters)
         fits = treatment.scale == 1.0 or unscale(gradients, treatment.scale)
@@ -61,6 +63,8 @@ class LocalSteps:
     def update(self, optimizer: Optimizer) -> None:
         """Step, and merge if it is time."""
         optimizer.step()
+        own, summed = self._open
+        self._own, self._all = _added(self._own, own), _added(self._all, summed)
         self._steps += 1
         if self._steps >= self._every:
             self.merge()
@@ -72,6 +76,7 @@ class LocalSteps:
             return
         self._steps = 0
         own, everywhere, self._own, self._all = self._own, self._all, _NOTHING, _NOTHING
+        samples = own.samples
         while self._team.size > 1:
             sums = [parameter * own.weight for parameter in self.parameters]
             counts = torch.tensor([own.weight, own.samples], dtype=torch.float64)
@@ -80,9 +85,9 @@ class LocalSteps:
             weight, samples = counts.tolist()
             for parameter, total in zip(self.parameters, sums, strict=True):
                 parameter.copy_(total / weight if weight else parameter)
-            if (lost := round(everywhere.samples - samples)) > 0:
-                self._on_lost(lost)
-            return
+            break
+        if (lost := round(everywhere.samples - samples)) > 0:
+            self._on_lost(lost)
 
     def forget(self, *, passed: bool) -> None:
         """Nothing was sent."""
