@@ -8,18 +8,47 @@ FOLDER_ORDER: dict[tuple[str, str], str] = {
     ("cordee.runtime.api", "cordee.watch.report"): "cordee.train() leaves a report, as the command does",
 }
 
-# path from the repository's root: lines it may have
-LONG_MODULES: dict[str, int] = {}
+# path from the repository's root: (lines it may have, reason)
+LONG_MODULES: dict[str, tuple[int, str]] = {
+    "src/cordee/core/plan.py": (380, "to be cut: reading a plan beside the plan"),
+    "src/cordee/group/hub.py": (400, "to be cut: the coordinator"),
+    "src/cordee/runtime/launch.py": (400, "to be cut: engines"),
+    "src/cordee/sync/allreduce.py": (380, "to be cut: agreeing beside buckets"),
+    "src/cordee/sync/batchnorm.py": (351, "to be cut: statistics beside layers"),
+    "src/cordee/train/loop.py": (400, "to be cut: the loop reads top to bottom"),
+    "src/cordee/train/session.py": (400, "to be cut: at most 12 public names"),
+    "tests/e2e/test_user_faults.py": (393, "to be cut"),
+    "tests/objectives.py": (383, "to be cut"),
+    "tests/unit/test_batchnorm.py": (382, "to be cut"),
+    "tests/unit/test_scaling.py": (386, "to be cut"),
+    "tests/unit/test_sources.py": (358, "to be cut"),
+    "tests/unit/test_summary.py": (377, "to be cut"),
+    "tests/unit/test_twin_registry.py": (371, "to be cut"),
+    "tests/unit/test_twin_run.py": (383, "to be cut"),
+}
 
-# module:function: lines it may have
-LONG_FUNCTIONS: dict[str, int] = {}
+# module:class: (lines it may have, reason)
+LONG_CLASSES: dict[str, tuple[int, str]] = {
+    "cordee.group.hub:Hub": (320, "to be cut: state, policy, controller, server"),
+    "cordee.sync.allreduce:AllReduce": (320, "to be cut: agreeing beside buckets"),
+    "cordee.train.loop:_Training": (350, "to be cut: the loop reads top to bottom"),
+    "cordee.train.session:Session": (360, "to be cut: at most 12 public names"),
+}
 
-# module:function: parameters it may have
-MANY_PARAMETERS: dict[str, int] = {
-    "cordee.cli.main:train": 14,  # one an option of the command
-    "cordee.cli.main:run": 13,
-    "cordee.cli.bench:scaling": 13,
-    "cordee.cli.twin:run": 10,
+# module:class: (public names it may have, reason)
+MANY_NAMES: dict[str, tuple[int, str]] = {
+    "cordee.train.session:Session": (18, "to be cut: at most 12 public names"),
+}
+
+# module:function: (lines it may have, reason)
+LONG_FUNCTIONS: dict[str, tuple[int, str]] = {}
+
+# module:function: (parameters it may have, reason)
+MANY_PARAMETERS: dict[str, tuple[int, str]] = {
+    "cordee.cli.main:train": (14, "one per option of the command"),
+    "cordee.cli.main:run": (13, "one per option of the command"),
+    "cordee.cli.bench:scaling": (13, "one per option of the command"),
+    "cordee.cli.twin:run": (10, "one per option of the command"),
 }
 
 # (module, what could unpickle): why the bytes cannot come from elsewhere

@@ -49,8 +49,8 @@ class Import:
     name: str
     """What is taken from it; empty for the whole module."""
     line: int
-    runs_on_import: bool
-    """False inside a function or under TYPE_CHECKING."""
+    runs: bool
+    """At import or, inside a function, at a call; False under TYPE_CHECKING."""
 
 
 def module(name: str, source: str, path: Path = Path("none.py")) -> Module:
@@ -90,9 +90,8 @@ def _walk(node: ast.AST, one: Module, known: frozenset[str], runs: bool) -> Iter
             for inner_node in branch:
                 yield from _walk(inner_node, one, known, kind)
     else:
-        inside = runs and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for child in ast.iter_child_nodes(node):
-            yield from _walk(child, one, known, inside)
+            yield from _walk(child, one, known, runs)
 
 
 def _absolute(node: ast.ImportFrom, one: Module) -> str:
@@ -102,6 +101,11 @@ def _absolute(node: ast.ImportFrom, one: Module) -> str:
     is_package = one.path.name == "__init__.py"
     base = parts[: len(parts) - node.level + is_package]
     return ".".join([*base, *((node.module or "").split(".") if node.module else [])])
+
+
+def classes(one: Module) -> Iterator[ast.ClassDef]:
+    """Every class of a module, nested ones included."""
+    return (node for node in ast.walk(one.tree) if isinstance(node, ast.ClassDef))
 
 
 def functions(one: Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
