@@ -11,6 +11,7 @@ from cordee.cli import main
 from cordee.cli.complain import misplaced
 from cordee.core.errors import JobError, PlanError, UsageError
 from cordee.core.plan import Plan, plan_keys
+from cordee.core.plan_key import written
 from cordee.watch.report import Reported
 
 Read = pytest.CaptureFixture[str]
@@ -76,7 +77,7 @@ def test_the_keys_of_a_plan_are_listed(capsys: Read) -> None:
     assert main._run(["plan"]) == 0
     said = capsys.readouterr().out
     for key in plan_keys():
-        assert f"{key.name}={key.written(key.default)}" in said
+        assert f"{key.name}={written(key.default)}" in said
 
 
 def test_a_plan_is_printed_with_all_keys(tmp_path: Path, capsys: Read) -> None:

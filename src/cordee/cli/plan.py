@@ -6,6 +6,7 @@ import json
 
 from cordee.core.errors import PlanError, UsageError
 from cordee.core.plan import Plan, plan_keys
+from cordee.core.plan_key import written
 
 
 def plan(given: str | None, workers: int | None, as_json: bool) -> None:
@@ -39,8 +40,8 @@ def show_keys() -> None:
         if key.part != part:
             part = key.part
             table.add_row(f"[bold]{part}[/bold]", end_section=False)
-        now = f"; works now: {', '.join(map(key.written, key.built))}" if key.built else ""
-        table.add_row(f"  {key.name}={key.written(key.default)}", key.help, key.allowed + now)
+        now = f"; works now: {', '.join(map(written, key.built))}" if key.built else ""
+        table.add_row(f"  {key.name}={written(key.default)}", key.help, key.allowed + now)
     console = Console(highlight=False)
     console.print(table)
     console.print("Give them as --plan key=value,key=value or as a YAML file; what is not given keeps its default.")

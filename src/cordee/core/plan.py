@@ -6,9 +6,7 @@ shows and what help and docs say is read from the fields' metadata.
 
 from __future__ import annotations
 
-import math
 import os
-import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,63 +14,10 @@ from typing import Any, Literal
 
 from cordee.core.damage import DAMAGE
 from cordee.core.errors import PlanError
+from cordee.core.plan_key import Key, shown, written
 from cordee.core.words import did_you_mean
 
 Faithfulness = Literal["exact", "same", "statistical"]
-
-
-@dataclass(frozen=True)
-class Key:
-    """What is known of one key of a plan."""
-
-    name: str
-    part: str
-    """The part of the plan it belongs to: feed, split, sync or device."""
-    default: Any
-    help: str
-    choices: tuple[str, ...] = ()
-    """The allowed words; empty for numbers and switches."""
-    built: tuple[Any, ...] = ()
-    """The values that work in this version; empty when all allowed ones do."""
-    minimum: float | None = None
-
-    @property
-    def allowed(self) -> str:
-        """What may be written after `name=`, in words."""
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        if isinstance(self.default, bool):
-            return "true or false"
-        if isinstance(self.default, tuple):
-            return "numbers of at least 0, not all 0, separated by colons, such as 5:3:2"
-        kind = "a whole number" if isinstance(self.default, int) else "a number"
-        return f"{kind} of at least {self.minimum:g}" if self.minimum is not None else kind
-
-    def read(self, given: Any) -> Any:
-        """The value meant by `given` (text from a command line, or a value from YAML or Python)."""
-        try:
-            value = _READERS[type(self.default)](given)
-        except (TypeError, ValueError, OverflowError):
-            raise self._refused(given) from None
-        if self.choices and value not in self.choices:
-            raise self._refused(given)
-        if self.minimum is not None and value < self.minimum:
-            raise self._refused(given)
-        if self.built and value not in self.built:
-            works = " or ".join(f"{self.name}={_written(one)}" for one in self.built)
-            raise PlanError(
-                f"plan key {self.name}={_written(value)} is not built yet in this version; what works is {works}."
-            )
-        return value
-
-    def written(self, value: Any) -> str:
-        """The text that `read` reads as this value."""
-        return _written(value)
-
-    def _refused(self, given: Any) -> PlanError:
-        """The error for a value that this key never takes."""
-        hint = did_you_mean(given, self.choices, f"{self.name}={{}}") if isinstance(given, str) else ""
-        return PlanError(f"plan key {self.name} was given {_shown(given)}; expected {self.allowed}.{hint}")
 
 
 def _key(default: Any, part: str, help: str, **more: Any) -> Any:
@@ -173,7 +118,7 @@ class Plan:
         known = {key.name: key for key in plan_keys()}
         for name in values:
             if name not in known:
-                raise _unknown(name if isinstance(name, str) else _shown(name), list(known))
+                raise _unknown(name if isinstance(name, str) else shown(name), list(known))
         read = {name: known[name].read(value) for name, value in values.items()}
         if read.get("proportions") and "share" not in read:
             read["share"] = "proportional"
@@ -193,7 +138,7 @@ class Plan:
     def __str__(self) -> str:
         """`key=value,...` of what differs from the defaults; `sync=allreduce` when nothing does."""
         changed = {key.name: getattr(self, key.name) for key in plan_keys() if getattr(self, key.name) != key.default}
-        return ",".join(f"{name}={_written(value)}" for name, value in (changed or {"sync": self.sync}).items())
+        return ",".join(f"{name}={written(value)}" for name, value in (changed or {"sync": self.sync}).items())
 
     @property
     def faithfulness(self) -> Faithfulness:
@@ -222,7 +167,7 @@ def _refuse_idle_proportions(plan: Plan, world_size: int) -> str | None:
     """Proportions that the share does not look at."""
     if not plan.proportions or plan.share != "equal":
         return None
-    return f"proportions={_written(plan.proportions)} mean nothing under share=equal; set share=proportional."
+    return f"proportions={written(plan.proportions)} mean nothing under share=equal; set share=proportional."
 
 
 def _refuse_missing_proportions(plan: Plan, world_size: int) -> str | None:
@@ -236,7 +181,7 @@ def _refuse_miscounted_proportions(plan: Plan, world_size: int) -> str | None:
     """Proportions for more or fewer workers than there are."""
     if not plan.proportions or len(plan.proportions) == world_size:
         return None
-    return f"proportions={_written(plan.proportions)} name {len(plan.proportions)} worker(s), but {world_size} start."
+    return f"proportions={written(plan.proportions)} name {len(plan.proportions)} worker(s), but {world_size} start."
 
 
 def _refuse_graphs_of_nothing(plan: Plan, world_size: int) -> str | None:
@@ -279,7 +224,7 @@ def plan_keys() -> tuple[Key, ...]:
 def _unknown(name: str, known: list[str]) -> PlanError:
     """The error for a key that no plan has."""
     hint = did_you_mean(name, known, "{!r}")
-    return PlanError(f"plan key {_shown(name)} is not known.{hint} Allowed keys: {', '.join(known)}.")
+    return PlanError(f"plan key {shown(name)} is not known.{hint} Allowed keys: {', '.join(known)}.")
 
 
 def _read_pairs(text: str) -> dict[str, str]:
@@ -307,74 +252,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise PlanError(f"plan file {path.absolute()} is not YAML: {str(error)[:500]}") from None
     if not isinstance(values, dict):
         raise PlanError(
-            f"plan file {path.absolute()} holds {_shown(values)}; expected a mapping of keys, such as share: equal."
+            f"plan file {path.absolute()} holds {shown(values)}; expected a mapping of keys, such as share: equal."
         )
     return values
-
-
-def _written(value: Any) -> str:
-    """The text that `Key.read` reads as `value`."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (tuple, list)):
-        return ":".join(_written(one) for one in value)
-    return f"{value!r}".removesuffix(".0") if isinstance(value, float) else str(value)
-
-
-def _shown(given: Any) -> str:
-    """What was given, for a message: cut where it is long, nested deeply or holds itself."""
-    return repr(_written(given)) if isinstance(given, (bool, float)) else reprlib.repr(given)
-
-
-def _word(given: Any) -> str:
-    """A word as it stands; true and false are words too where YAML reads something else."""
-    if isinstance(given, bool):
-        return _written(given)
-    if not isinstance(given, str):
-        raise TypeError
-    return given
-
-
-def _switch(given: Any) -> bool:
-    """True or false, also as text."""
-    if isinstance(given, str) and given.lower() in ("true", "false"):
-        return given.lower() == "true"
-    return bool(_exactly(bool, given))
-
-
-def _whole(given: Any) -> int:
-    """A whole number, also as text; 2.5 and true are none."""
-    return int(given if isinstance(given, str) else _exactly(int, given))
-
-
-def _number(given: Any) -> float:
-    """A finite number, also as text."""
-    value = float(given if isinstance(given, str) else _exactly((int, float), given))
-    if not math.isfinite(value):
-        raise ValueError
-    return value
-
-
-def _numbers(given: Any) -> tuple[float, ...]:
-    """Proportions, as `5:3:2` or as a sequence."""
-    values = tuple(_number(one) for one in (given.split(":") if isinstance(given, str) else given))
-    if values and (min(values) < 0 or sum(values) == 0):
-        raise ValueError
-    return values
-
-
-def _exactly(kind: Any, given: Any) -> Any:
-    """`given` if it is of this kind; a bool is no number."""
-    if not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
-        raise TypeError
-    return given
-
-
-# By the type of a key's default.
-_READERS: dict[type, Callable[[Any], Any]] = {
-    str: _word,
-    bool: _switch,
-    int: _whole,
-    float: _number,
-    tuple: _numbers,
-}

@@ -19,9 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import GradientEdge
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import CheckpointFunction
 
 from cordee.core.errors import ModelError
 from cordee.group.comm import Comm
@@ -160,37 +158,6 @@ def set_aside(model: nn.Module) -> Iterator[None]:
             hook.remove()
         for module in bare:
             module.running_mean = module.running_var = None
-
-
-def meeting_points(loss: Tensor) -> list[GradientEdge]:
-    """Where the backward pass of `loss` meets that of other shares: what is computed over the global batch.
-
-    Behind them the samples of a share have gradients though its loss has none. Checkpointed activations may hide such
-    layers, which are computed anew in the backward pass.
-    """
-    found, seen, ahead = [], set(), [loss.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        kind = getattr(node, "_forward_cls", None)
-        if getattr(kind, "meets", False) or kind is CheckpointFunction:
-            found.append(GradientEdge(node, 0))
-        ahead += [following for following, _ in node.next_functions]
-    return found
-
-
-def backward_from(points: Sequence[GradientEdge]) -> None:
-    """The backward pass of a share whose loss weighs nothing: what other shares' losses say of its samples.
-
-    It begins behind the loss, whose own gradient may be NaN (0/0, a mean over nothing).
-    """
-    nothing = []
-    for point in points:
-        like = point.node._input_metadata[0]  # of the output, whose gradient comes in
-        nothing.append(torch.zeros(like.shape, dtype=like.dtype, device=like.device))
-    torch.autograd.backward(points, nothing)
 
 
 def batchnorms(model: nn.Module) -> list[_BatchNorm]:

@@ -17,8 +17,8 @@ from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.group.team import Team
 from cordee.sync.allreduce import AllReduce
-from cordee.sync.batchnorm import backward_from
 from cordee.sync.local import LocalSteps
+from cordee.sync.meeting_points import backward_from
 from cordee.sync.seam import Recorded, Sync
 from cordee.train.agreement import agree_on, of_optimizer, share
 

@@ -27,8 +27,9 @@ from cordee.feed.data import as_source
 from cordee.feed.loader import Batch
 from cordee.feed.order import Order
 from cordee.group.team import Team
-from cordee.sync.batchnorm import StepState, meeting_points
+from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
+from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_loop
 from cordee.train.buffers import BufferKeeper
