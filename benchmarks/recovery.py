@@ -209,7 +209,7 @@ def processor() -> str:
 
 def main() -> None:
     """Measure, print and record."""
-    from cordee.runtime.nursery import start_warm
+    from cordee.runtime.engines.warm import start_warm
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=50, help="how many blows; nothing is recorded below 50")

@@ -88,7 +88,7 @@ def private_runtime() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def warm(private_runtime: Path) -> Iterator[int]:
     """The number of a warm server's process."""
-    from cordee.runtime.nursery import start_warm
+    from cordee.runtime.engines.warm import start_warm
 
     pid = start_warm(minutes=60)
     try:

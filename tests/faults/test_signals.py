@@ -50,10 +50,10 @@ EARLY = [
     ("cordee.runtime.folder:make", signal.SIGTERM),
     ("cordee.runtime.recorder:Recorder.__init__", signal.SIGINT),
     ("cordee.group.hub:Hub.__init__", signal.SIGTERM),
-    ("cordee.runtime.nursery:Nursery.__init__", signal.SIGHUP),
+    ("cordee.runtime.engines.local:LocalEngine.__init__", signal.SIGHUP),
     ("cordee.runtime.recorder:Recorder.begin", signal.SIGINT),
-    ("cordee.runtime.nursery:Nursery.start", signal.SIGTERM),
-    ("cordee.runtime.nursery:Nursery.look", signal.SIGHUP),
+    ("cordee.runtime.engines.local:LocalEngine.start", signal.SIGTERM),
+    ("cordee.runtime.engines.local:LocalEngine.look", signal.SIGHUP),
 ]
 LATE = ["cordee.runtime.launch:Supervisor._wind_up", "cordee.watch.report:write_report", "cordee.cli.start:_show"]
 """When all is trained."""
@@ -101,7 +101,7 @@ def test_before_the_training(place: str, number: signal.Signals, warm: int, tmp_
 
 def test_before_the_training_in_a_folder_that_the_user_named(warm: int, tmp_path: Path) -> None:
     """Its record says what happened, and another run may begin there."""
-    command = Command(tmp_path, "cordee.runtime.nursery:Nursery.start", signal.SIGTERM, "--out", "run")
+    command = Command(tmp_path, "cordee.runtime.engines.local:LocalEngine.start", signal.SIGTERM, "--out", "run")
     assert_in_order(command.end(), command.process.returncode)
     assert Run(tmp_path / "run").of("end")[-1]["code"] == Interrupted.code
     again = Command(tmp_path, "", 0, "--out", "run", "--set", "epochs=1")

@@ -19,15 +19,16 @@ from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 from cordee.core.plan import Plan
 from cordee.group.tls import make_server_tls
 from cordee.group.wire import Address
-from cordee.runtime.forkserver import READY, receive, send
+from cordee.runtime.engines.forkserver import READY, receive, send
+from cordee.runtime.engines.seam import seats
+from cordee.runtime.engines.warm import _connect, connect_warm, start_warm, stop_warm
 from cordee.runtime.launch import Launch
-from cordee.runtime.nursery import _connect, connect_warm, start_warm, stop_warm
 from cordee.runtime.spec import Target
 from harness import DEADLINE_S, marked, train, until
 
 NO_FORKS = """
 import errno, os, socket, sys
-from cordee.runtime import forkserver
+from cordee.runtime.engines import forkserver
 def fork():
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 os.fork = fork
@@ -36,7 +37,7 @@ forkserver.serve(socket.socket(fileno=int(sys.argv[1])))
 STAYS = """
 import sys
 from pathlib import Path
-from cordee.runtime.forkserver import stay_warm
+from cordee.runtime.engines.forkserver import stay_warm
 stay_warm(Path(sys.argv[1]), 10)
 """
 FORKS_SLOWLY = """
@@ -54,7 +55,7 @@ def spec(out: Path) -> dict[str, Any]:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     launch = Launch(Target("job", "job.py"), 1, Plan(), out, threads=1)
-    return launch.specs(Address("127.0.0.1", port, "t" * 64))[0].to_dict()
+    return launch.spec(Address("127.0.0.1", port, "t" * 64), "127.0.0.1", *seats([1])).to_dict()
 
 
 def answers(sock: socket.socket) -> Iterator[dict[str, Any]]:

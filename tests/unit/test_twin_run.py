@@ -308,7 +308,7 @@ def test_what_mere_processes_do_not_have_is_refused(processes: Twin, tmp_path: P
 
 def test_a_warm_server_of_the_machine_is_not_the_hosts(processes: Twin, warm: int) -> None:
     """Its workers would be neither in the host's group nor found with the host's processes."""
-    script = "from cordee.runtime.nursery import connect_warm; print(connect_warm() is not None)"
+    script = "from cordee.runtime.engines.warm import connect_warm; print(connect_warm() is not None)"
     here, there = (
         subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
         for command in ([sys.executable, "-c", script], processes.command("b", [sys.executable, "-c", script]))

@@ -12,7 +12,7 @@ from cordee.core.text import plain
 from cordee.core.words import plural
 from cordee.diagnose.check import Check
 from cordee.diagnose.doctor import Examination, examine, exit_code
-from cordee.runtime.nursery import connect_warm
+from cordee.runtime.engines.warm import connect_warm
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 

@@ -134,7 +134,7 @@ def warm(
     stop: Annotated[bool, typer.Option("--stop", help="End it now; runs that are going on are not touched.")] = False,
 ) -> None:
     """Keep a process ready from which workers start in milliseconds."""
-    from cordee.runtime.nursery import connect_warm, start_warm, stop_warm
+    from cordee.runtime.engines.warm import connect_warm, start_warm, stop_warm
 
     if stop:
         gone = stop_warm()

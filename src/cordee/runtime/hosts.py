@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +30,23 @@ from cordee.core.errors import (
     WorkerFailed,
 )
 from cordee.core.interrupts import Interrupts
+from cordee.core.world import World
 from cordee.diagnose.network import holders, judge_port
 from cordee.group.channel import Silence
 from cordee.group.hub import BEAT_S, HUB_SILENCE_S, Hub
 from cordee.group.join import own_address_towards
 from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address, Connection, Message, connect
+from cordee.runtime.engines.local import LocalEngine
+from cordee.runtime.engines.seam import Engine, Notices, Seat
 from cordee.runtime.launch import Launch, Supervisor, how_it_ended, run
-from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
+from cordee.runtime.spec import WorkerSpec
 
 WORD_EVERY_S = 10.0
 LOOK_S = 0.2
 PATIENCE_S = 600.0
 """How long hosts wait for each other: the same command is rarely typed everywhere at once."""
-
-Notices = queue.SimpleQueue[tuple[str, int, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,16 @@ def _coordinate(launch: Launch, hub: Hub, nodes: int, listen: Listener, signals:
         ends.callback(hub.close)
         recorder = launch.recorder(listen)
         ends.callback(recorder.close)
-        nursery = Nursery(hub.notices, launch.output)
-        ends.callback(nursery.close)
+        engine = LocalEngine(hub.notices, partial(launch.spec, hub.address, hub.address.host), launch.output)
+        ends.callback(engine.close)
 
         def begin() -> None:
             total = _await_hosts(hub, nodes, recorder)
             launch.plan.check(total)
             launch.begin(recorder, total)
-            for spec in launch.specs(hub.address, first=0, total=total, interface=hub.address.host):
-                nursery.start(spec)
+            engine.start(_seats_here(0, launch.workers, total))
 
-        return Supervisor(launch, hub, nursery, recorder).watch(begin, signals)
+        return Supervisor(launch, hub, engine, recorder).watch(begin, signals)
 
 
 class _Patience:
@@ -260,7 +261,11 @@ def _follow(
     launch: Launch, address: Address, listen: Listener, taken: BaseException | None, signals: Interrupts
 ) -> dict[str, Any]:
     notices: Notices = queue.SimpleQueue()
-    nursery = Nursery(notices, launch.output)
+
+    def spec(seat: Seat) -> WorkerSpec:
+        return launch.spec(address, own_address_towards(address.host, address.port), seat)
+
+    engine = LocalEngine(notices, spec, launch.output)
     try:
         patience = _Patience(lambda message: listen({"event": "warning", "message": message}))
         try:
@@ -272,15 +277,13 @@ def _follow(
             first, total = int(place["assign"]), int(place["total"])
             listen({"event": "warning", "message": _place(first, launch.workers, total)})
             launch = launch.told(link.brief.get("settings", {}))
-            interface = own_address_towards(address.host, address.port)
-            for spec in launch.specs(address, first=first, total=total, interface=interface):
-                nursery.start(spec)
-            _watch(link, nursery, notices, signals)
-            nursery.wait(2.0)
+            engine.start(_seats_here(first, launch.workers, total))
+            _watch(link, engine, notices, signals)
+            engine.wait(2.0)
         finally:
             link.close()
     finally:
-        nursery.close()
+        engine.close()
     if link.ended == "lost":
         raise CoordinatorLost(f"the coordinator at {address} is gone; the workers of this host were ended")
     if link.ended != "farewell":
@@ -295,12 +298,17 @@ def _place(first: int, workers: int, total: int) -> str:
     return f"workers {first} to {first + workers - 1} are on this host, of {total} in all"
 
 
-def _watch(link: _Link, nursery: Nursery, notices: Notices, signals: Interrupts) -> None:
+def _seats_here(first: int, workers: int, total: int) -> list[Seat]:
+    worlds = (World(first + local, total, local, workers, source="cordee") for local in range(workers))
+    return [Seat(world.rank, world) for world in worlds]
+
+
+def _watch(link: _Link, engine: Engine, notices: Notices, signals: Interrupts) -> None:
     """Tell the coordinator what becomes of this host's workers, until the run has ended."""
     while link.ended is None:
         if signals.count:
             raise Interrupted("stopped: the workers of this host were ended, and the other hosts go on without them")
-        due = nursery.look()
+        due = engine.look()
         try:
             kind, worker, content = notices.get(timeout=0.1 if due is None else due)
             if kind == "stopped":

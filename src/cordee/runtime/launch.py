@@ -10,8 +10,9 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,19 @@ from cordee.core.errors import (
 from cordee.core.interrupts import Interrupts
 from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
-from cordee.core.world import World
 from cordee.group.hub import Hub
 from cordee.group.wire import Address
+from cordee.runtime.engines.local import LocalEngine
+from cordee.runtime.engines.seam import Engine, Seat, seats
 from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.formats import settle
-from cordee.runtime.nursery import Nursery
 from cordee.runtime.recorder import Listener, Recorder
 from cordee.runtime.relay import Output
 from cordee.runtime.resources import Room, allot, devices
 from cordee.runtime.spec import Target, WorkerSpec
 from cordee.runtime.wording import COMMAND, Wording
 
+LOOPBACK = "127.0.0.1"
 DEADLINE_S = 300.0
 """How long workers wait for each other unless told otherwise."""
 IDLE_S = 0.5
@@ -153,36 +155,27 @@ class Launch:
         first = allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False)[0]
         os.environ.update(settle(self.plan, devices(self.workers, self.device)[0], first.threads, say))
 
-    def specs(
-        self, hub: Address, *, first: int = 0, total: int | None = None, interface: str = "127.0.0.1"
-    ) -> list[WorkerSpec]:
-        """One spec a worker; worker ids of this host begin at `first` of `total`."""
-        total = self.workers if total is None else total
-        allotments = allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=self.cores is not None)
-        on = devices(self.workers, self.device)
-        specs = []
-        for local, allotment in enumerate(allotments):
-            world = World(rank=first + local, size=total, local_rank=local, local_size=self.workers, source="cordee")
-            specs.append(
-                WorkerSpec(
-                    worker=first + local,
-                    target=self.target,
-                    plan=self.plan.to_dict(),
-                    out=str(self.out.absolute()),
-                    resume=self.resume,
-                    world=world.to_env(),
-                    hub={"host": hub.host, "port": hub.port, "token": hub.token, "tls": hub.tls},
-                    interface=interface,
-                    threads=allotment.threads,
-                    cores=allotment.cores,
-                    folder=os.getcwd(),
-                    environment=dict(os.environ),
-                    deadline_s=self.deadline_s,
-                    device=on[local],
-                    search=tuple(map(os.path.abspath, sys.path)) if self.target.kind == "sent" else (),
-                )
-            )
-        return specs
+    def spec(self, hub: Address, interface: str, seat: Seat) -> WorkerSpec:
+        """What a worker of this host needs to know; `interface` is the address that it binds to."""
+        cores, local = self.cores or usable_cores(), seat.world.local_rank
+        allotment = allot(self.workers, cores, threads=self.threads, pin=self.cores is not None)[local]
+        return WorkerSpec(
+            worker=seat.worker,
+            target=self.target,
+            plan=self.plan.to_dict(),
+            out=str(self.out.absolute()),
+            resume=self.resume,
+            world=seat.world.to_env(),
+            hub={"host": hub.host, "port": hub.port, "token": hub.token, "tls": hub.tls},
+            interface=interface,
+            threads=allotment.threads,
+            cores=allotment.cores,
+            folder=os.getcwd(),
+            environment=dict(os.environ),
+            deadline_s=self.deadline_s,
+            device=devices(self.workers, self.device)[local],
+            search=tuple(map(os.path.abspath, sys.path)) if self.target.kind == "sent" else (),
+        )
 
 
 def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict[str, Any]:
@@ -193,24 +186,22 @@ def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict
         interrupts.check()
         recorder = launch.recorder(listen)
         ends.callback(recorder.close)
-        hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=launch.workers)
+        hub = Hub(Address(LOOPBACK, 0, secrets.token_hex(32)), expected=launch.workers)
         ends.callback(hub.close)
-        nursery = Nursery(hub.notices, launch.output)
-        ends.callback(nursery.close)
+        engine = LocalEngine(hub.notices, partial(launch.spec, hub.address, LOOPBACK), launch.output, sent_job)
+        ends.callback(engine.close)
 
         def begin() -> None:
             launch.begin(recorder, launch.workers)
-            for spec in launch.specs(hub.address):
-                with _private_file(sent_job) as descriptor:
-                    nursery.start(spec, descriptor)
+            engine.start(seats([launch.workers]))
 
-        return Supervisor(launch, hub, nursery, recorder).watch(begin, signals)
+        return Supervisor(launch, hub, engine, recorder).watch(begin, signals)
 
 
 class Supervisor:
     """Reads notices until the run has ended one way or another."""
 
-    def __init__(self, launch: Launch, hub: Hub, nursery: Nursery, recorder: Recorder) -> None:
+    def __init__(self, launch: Launch, hub: Hub, nursery: Engine, recorder: Recorder) -> None:
         """Nothing happens before `watch`."""
         self._launch, self._hub, self._nursery, self._recorder = launch, hub, nursery, recorder
         self._hosts: dict[int, str] = {}
@@ -378,18 +369,3 @@ def how_it_ended(status: int) -> str:
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"its process ended with exit code {status}"
-
-
-@contextlib.contextmanager
-def _private_file(content: bytes | None) -> Iterator[int | None]:
-    """`content` in memory that only descriptors lead to; None for None."""
-    if content is None:
-        yield None
-        return
-    descriptor = os.memfd_create("cordee-job")
-    try:
-        with os.fdopen(os.dup(descriptor), "wb") as file:  # in parts, as a system call writes less than 2 GiB
-            file.write(content)
-        yield descriptor
-    finally:
-        os.close(descriptor)

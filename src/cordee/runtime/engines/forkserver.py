@@ -235,7 +235,7 @@ def stay_warm(path: Path, minutes: float) -> None:
 
 
 def main() -> None:
-    """`python -m cordee.runtime.forkserver FD`, or `PATH MINUTES` to stay warm."""
+    """`python -m cordee.runtime.engines.forkserver FD`, or `PATH MINUTES` to stay warm."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # no thread pool may exist before the fork
     preload()
     if len(sys.argv) == 2:

@@ -1,0 +1,1 @@
+"""Engines: what starts and ends the processes of a run."""

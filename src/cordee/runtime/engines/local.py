@@ -1,0 +1,173 @@
+"""The workers of this host, as processes: started by a fork server, watched, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from cordee.core import interrupts
+from cordee.core.errors import CordeeError
+from cordee.core.interpreter import python_module
+from cordee.runtime.engines.forkserver import READY, receive, send
+from cordee.runtime.engines.seam import Notices, Seat
+from cordee.runtime.engines.warm import START_S, connect_warm, server_environment
+from cordee.runtime.relay import Output, Relay
+from cordee.runtime.spec import WorkerSpec
+
+LOOK_S = 0.05
+"""How often a start looks whether a signal has come."""
+CLOSE_S = 5.0
+"""How long the server and the workers may take to end after they were told."""
+STOPPED_S = 0.08
+"""A worker that is stopped (SIGSTOP, a debugger) for so long is evicted."""
+
+
+class LocalEngine:
+    """Starts workers through a fork server of this host."""
+
+    def __init__(
+        self,
+        notices: Notices,
+        spec_of: Callable[[Seat], WorkerSpec],
+        output: Output | None = None,
+        sent_job: bytes | None = None,
+    ) -> None:
+        """Connect to a warm server if there is one, else start one that ends with this process.
+
+        `spec_of` says what a worker needs to know; `output` takes what workers print; `sent_job` is a packed job.
+        """
+        self._notices, self._spec_of = notices, spec_of
+        self._job = _in_memory(sent_job)
+        self._relay = Relay(output or Output())
+        self._asked: set[int] = set()
+        """Workers that the server was asked for and has not answered about."""
+        self._pids: dict[int, int] = {}
+        self._exited: dict[int, int] = {}
+        self._stopped_since: dict[int, float] = {}
+        self._changed = threading.Condition()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sock = connect_warm(lambda message: notices.put(("warning", -1, {"message": message}))) or self._serve()
+        self._listener = threading.Thread(target=self._listen, name="cordee-engine", daemon=True)
+        self._is_ready = threading.Event()
+        self._listener.start()
+
+    def start(self, seats: Iterable[Seat]) -> None:
+        """With our standard output and error, or what takes their place."""
+        deadline = time.monotonic() + START_S
+        while not self._is_ready.wait(LOOK_S):
+            interrupts.check()
+            if time.monotonic() > deadline:
+                raise CordeeError(f"the process that starts workers was not ready within {START_S:.0f} s")
+        for seat in seats:
+            interrupts.check()
+            self._asked.add(seat.worker)
+            try:
+                with self._relay.outputs() as outputs:
+                    send(self._sock, {"start": self._spec_of(seat).to_dict()}, (*outputs, *self._job))
+            except OSError as error:
+                self._asked.discard(seat.worker)
+                raise CordeeError(f"the process that starts workers has ended: {error}") from error
+
+    def stop(self, workers: Iterable[int]) -> None:
+        """By their parent, which knows whether a process number is still the worker's."""
+        for pid in [self._pids[worker] for worker in workers if worker in self._pids]:
+            with contextlib.suppress(OSError):
+                send(self._sock, {"kill": pid})
+
+    def look(self) -> float | None:
+        """Evict workers that were stopped for too long."""
+        now = time.monotonic()
+        for worker, since in list(self._stopped_since.items()):
+            if now - since >= STOPPED_S and self._stopped_since.pop(worker, None) is not None:
+                self._notices.put(("stopped", worker, {}))
+                self.stop([worker])
+        return STOPPED_S / 4 if self._stopped_since else None
+
+    def wait(self, seconds: float) -> bool:
+        """Those too that the server has not answered about."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pids and not self._asked, seconds)
+
+    def exit_code(self, worker: int) -> int | None:
+        """As the fork server reaped it."""
+        return self._exited.get(worker)
+
+    def close(self) -> None:
+        """End workers, the run's server, and the reading of their output."""
+        if self._process is not None and not self._is_ready.is_set():
+            self._process.kill()  # still importing: it has no workers, and does not listen yet
+        with self._changed:
+            self._changed.wait_for(lambda: not self._asked, CLOSE_S)
+        self.stop(list(self._pids))
+        self.wait(CLOSE_S)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # our listener sits in a read; closing alone would not wake it
+        self._listener.join(CLOSE_S)
+        self._sock.close()
+        if self._process is not None:
+            try:
+                self._process.wait(CLOSE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(CLOSE_S)
+        self._relay.close()
+        for descriptor in self._job:
+            os.close(descriptor)
+        self._job = ()
+
+    def _serve(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            python_module("cordee.runtime.engines.forkserver", str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the launcher alone
+            env=server_environment(),
+        )
+        theirs.close()
+        return ours
+
+    def _listen(self) -> None:
+        while (message := receive(self._sock)[0]) is not None:
+            with self._changed:
+                if READY in message:
+                    self._is_ready.set()
+                elif "started" in message:
+                    self._pids[int(message["worker"])] = int(message["started"])
+                    self._asked.discard(int(message["worker"]))
+                elif "stopped" in message:
+                    self._stopped_since.setdefault(int(message["stopped"]), time.monotonic())
+                    self._notices.put(("look", -1, {}))
+                elif "continued" in message:
+                    self._stopped_since.pop(int(message["continued"]), None)
+                elif "unborn" in message:
+                    self._asked.discard(int(message["unborn"]))
+                    self._notices.put(("unborn", int(message["unborn"]), {"reason": message["reason"]}))
+                elif "exited" in message:
+                    worker = int(message["exited"])
+                    self._pids.pop(worker, None)
+                    self._stopped_since.pop(worker, None)
+                    self._exited[worker] = int(message["status"])
+                    self._notices.put(("exited", worker, {"status": message["status"]}))
+                self._changed.notify_all()
+        self._is_ready.set()
+        with self._changed:
+            self._pids.clear()
+            self._asked.clear()
+            self._changed.notify_all()
+        self._notices.put(("nursery_gone", -1, {}))
+
+
+def _in_memory(content: bytes | None) -> tuple[int, ...]:
+    """A descriptor, the only way to memory that holds `content`; none for None."""
+    if content is None:
+        return ()
+    descriptor = os.memfd_create("cordee-job")
+    with os.fdopen(os.dup(descriptor), "wb") as file:  # in parts, as a system call writes less than 2 GiB
+        file.write(content)
+    return (descriptor,)
