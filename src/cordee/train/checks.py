@@ -10,14 +10,18 @@ from torch import nn
 
 from cordee.core.errors import JobError
 from cordee.diagnose.misfit import describe_error
-from cordee.diagnose.preflight.entry import before_training
+from cordee.diagnose.preflight.entry import before_training, check_batch
 from cordee.diagnose.preflight.passes import Subject
 from cordee.feed.batch import Batch
 from cordee.feed.fields import shapes, target_of
 from cordee.feed.order import Order
 from cordee.group.team import Team
+from cordee.train.gathering import count_calls
 from cordee.train.job import Job
 from cordee.train.metrics import tally_of
+
+check_loss = partial(check_batch, count_gathers=count_calls)
+"""The preflight of a loss that a loop of the user's own computes."""
 
 
 def check_job(job: Job, model: nn.Module, order: Order, team: Team, device: str) -> list[str]:
@@ -33,6 +37,7 @@ def subject_of(job: Job, model: nn.Module) -> Subject:
         functions=[one for one in (job.objective, job.loss) if one is not None],
         weigh=job.weigh,
         try_output=partial(try_metrics, dict(job.metrics), job.target),
+        count_gathers=count_calls,
     )
 
 

@@ -24,8 +24,7 @@ from cordee.group.comm import Comm
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 
-seen = 0
-"""Calls of `gather` in this process."""
+_calls = 0
 
 
 class Walk(Protocol):
@@ -63,8 +62,8 @@ def gather(tensor: Tensor) -> Tensor:
     that computes the whole batch. All workers have to call it alike. Outside a step, and on one worker, `tensor` comes
     back unchanged. Not with `accumulate` in the plan, where no forward pass sees the whole batch.
     """
-    global seen
-    seen += 1
+    global _calls
+    _calls += 1
     walk = _walks[-1] if _walks else None
     if walk is None or walk.batch is None or walk.state is None:
         return tensor
@@ -74,6 +73,11 @@ def gather(tensor: Tensor) -> Tensor:
     _agree(tensor, walk.team.layers, walk.state)
     result: Tensor = _Gather.apply(tensor, walk.team.layers, walk.state, _place(walk))  # type: ignore[no-untyped-call]
     return result
+
+
+def count_calls() -> int:
+    """How often this process has called `gather`: the preflight asks whether an objective does."""
+    return _calls
 
 
 class _Place:

@@ -21,7 +21,6 @@ from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.diagnose.diverged import diverged
-from cordee.diagnose.preflight.entry import check_batch
 from cordee.diagnose.statistical import by_micro_batch, warn_statistical
 from cordee.feed.data import as_source
 from cordee.feed.loader import Batch
@@ -33,6 +32,7 @@ from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_loop
 from cordee.train.buffers import BufferKeeper
+from cordee.train.checks import check_loss
 from cordee.train.feeder import Slot, Weigh
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.living import Living
@@ -274,7 +274,7 @@ class Session:
 
     def check(self, objective: Callable[[Batch], Any], batch: Batch, *, weigh: Weigh | None = None) -> None:
         """Raise `MixingError` unless `objective(batch)`, a loss, is a mean that shares of the batch add up to."""
-        for message in check_batch(objective, batch, self.models, weigh):
+        for message in check_loss(objective, batch, self.models, weigh):
             self.tell("warning", {"message": message})
 
     def agree(self, tensors: Sequence[Tensor]) -> bool:

@@ -93,6 +93,7 @@ def check_batch(
     batch: Batch,
     models: Sequence[nn.Module],
     weigh: Callable[[Batch], Any] | None = None,
+    count_gathers: Callable[[], int] = lambda: 0,
 ) -> list[str]:
     """Judge `objective(batch)`, the loss, by the samples of a batch; returns what the user should know."""
     if not models:
@@ -109,7 +110,7 @@ def check_batch(
             f"{shapes(batch.fields)}"
         )
     # A loader that reads ahead waits meanwhile: its samples may draw from the generators that passes begin anew.
-    with reading(), Passes(Subject(compute, models, (objective,), weigh)) as passes:
+    with reading(), Passes(Subject(compute, models, (objective,), weigh, count_gathers=count_gathers)) as passes:
         first = first_pass(passes, samples.batch(whole_of(len(samples), len(batch))))
         verdict = check(passes, samples, first, Team(), largest=len(batch))
     return [*verdict.warnings, *(unseen_weights(first) if weigh is None else ())]

@@ -7,7 +7,6 @@ statistics, because over the global batch it is exact; dropout draws as in train
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,9 +27,6 @@ from cordee.feed.batch import Batch
 from cordee.feed.source import digest_of, map_tensors
 from cordee.sync.batchnorm import set_aside
 
-GATHERING = "cordee.train.gathering"
-"""The module whose `seen` counts calls of `cordee.gather` in this process; not imported here, as it lies above."""
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -45,6 +41,8 @@ class Subject:
     """What a batch weighs; None: its samples."""
     try_output: Callable[[Any, Batch], None] | None = None
     """Raises if the output for a batch is not what metrics need."""
+    count_gathers: Callable[[], int] = lambda: 0
+    """How often this process has called `cordee.gather`, which lies in a higher row of folders."""
 
 
 @dataclass
@@ -160,7 +158,7 @@ class Passes:
         draws = Draws(replay)
         watch = Watch(draws, self._holdings.before_write)
         others = [one for one in self._holdings.generators if not isinstance(one, torch.Generator)]
-        before, gathers = repr([state_of(one) for one in others]), _count_gathers()
+        before, gathers = repr([state_of(one) for one in others]), self.subject.count_gathers()
         attention = plain_attention() if self.plain_attention else contextlib.nullcontext()
         with draws.watching(seed), attention, watch:
             loss, output = self._compute(batch, replaying=replay is not None)
@@ -181,7 +179,7 @@ class Passes:
             buffers=buffers_now,
             changed=changed,
             ends=self._ends(after),
-            gathers=_count_gathers() != gathers,
+            gathers=self.subject.count_gathers() != gathers,
             output=map_tensors(Tensor.detach, output) if keep_output else None,
         )
 
@@ -225,10 +223,6 @@ class Passes:
         torch.manual_seed(seed)
         for place, generator in enumerate(self._generators, start=1 - len(GLOBAL_GENERATORS)):
             seed_generator(generator, seed + max(0, place))
-
-
-def _count_gathers() -> int:
-    return int(getattr(sys.modules.get(GATHERING), "seen", 0))
 
 
 def _check_loss(loss: Any) -> None:

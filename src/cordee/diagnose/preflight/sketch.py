@@ -1,7 +1,7 @@
 """Gradients without copies: each is projected on a few random directions when it arrives, and dropped.
 
-Memory stays at one parameter's gradient above the model. A direction is an outer product, so it takes the square root
-of the parameter's memory; each parameter counts by its own size, as a step of an optimizer moves it.
+Memory stays at one parameter's gradient above the model. A direction is an outer product of one vector per row and one
+per column of the parameter, so it takes little memory. Each parameter counts by its own size, as an update moves it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Sketch:
     """Projections of the gradients of a backward pass."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Of these; what they hold in `grad` is given back by `close`."""
+        """Of these; `close` gives back what they hold in `grad`."""
         self._parameters = [one for one in parameters if one.requires_grad]
-        self._kept = [one.grad for one in self._parameters]
+        self._before = [one.grad for one in self._parameters]
         self._directions = {id(one): _directions(one, place) for place, one in enumerate(self._parameters)}
         self._sums: list[Tensor] = []
         self._hooks = [
-            one.register_post_accumulate_grad_hook(self._arrives)  # type: ignore[no-untyped-call]
+            one.register_post_accumulate_grad_hook(self._project)  # type: ignore[no-untyped-call]
             for one in self._parameters
         ]
 
@@ -47,37 +47,33 @@ class Sketch:
         """Give back the gradients that were there before."""
         for hook in self._hooks:
             hook.remove()
-        for one, kept in zip(self._parameters, self._kept, strict=True):
-            one.grad = kept
+        for one, gradient in zip(self._parameters, self._before, strict=True):
+            one.grad = gradient
 
     @torch.no_grad()
-    def _arrives(self, parameter: Tensor) -> None:
+    def _project(self, parameter: Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
         parameter.grad = None
-        flat = _flat(gradient)
-        rows, columns, rest, size = self._directions[id(parameter)]
-        even = rows.shape[1] * columns.shape[0]
-        values = (rows.T * (flat[:even].view(rows.shape[1], -1) @ columns)).sum(0, dtype=torch.float64)
-        values += (rest.T * flat[even:, None]).sum(0, dtype=torch.float64)
-        norm = torch.linalg.vector_norm(flat).double()  # a wider format from the start would copy the gradient
+        matrix = _matrix(gradient)
+        rows, columns, size = self._directions[id(parameter)]
+        values = (rows * (matrix @ columns)).sum(0, dtype=torch.float64)
+        norm = torch.linalg.vector_norm(matrix).double()  # a wider format from the start would copy the gradient
         self._sums.append(torch.cat([values, norm[None]]) * size)
 
 
-def _directions(parameter: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Rows and columns of the directions of a parameter, what is left of its numbers, and its size."""
-    numbers = _flat(parameter.detach())
+def _directions(parameter: Tensor, seed: int) -> tuple[Tensor, Tensor, float]:
+    """Rows and columns of the directions of a parameter, and its size."""
+    matrix = _matrix(parameter.detach())
     generator = torch.Generator().manual_seed(seed)
-    columns = math.isqrt(numbers.numel()) or 1
-    rows = numbers.numel() // columns
-    shapes = ((DIRECTIONS, rows), (columns, DIRECTIONS), (DIRECTIONS, numbers.numel() - rows * columns))
-    made = [torch.randn(shape, generator=generator).to(numbers) for shape in shapes]
-    size = float(torch.linalg.vector_norm(numbers)) / math.sqrt(max(1, numbers.numel()))
-    return made[0], made[1], made[2], max(LEAST_SIZE, size)
+    rows, columns = (torch.randn(count, DIRECTIONS, generator=generator).to(matrix) for count in matrix.shape)
+    size = float(torch.linalg.vector_norm(matrix)) / math.sqrt(max(1, matrix.numel()))
+    return rows, columns, max(LEAST_SIZE, size)
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """Its numbers, the imaginary ones too; half precision is widened."""
+def _matrix(tensor: Tensor) -> Tensor:
+    """Its numbers, a row per place of the first dimension, the imaginary ones too; half precision is widened."""
     dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
     real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
-    return (real if real.dtype in (torch.float32, torch.float64) else real.float()).reshape(-1)
+    wide = real if real.dtype in (torch.float32, torch.float64) else real.float()
+    return wide.reshape(wide.shape[0] if wide.dim() else 1, math.prod(wide.shape[1:]))

@@ -34,7 +34,6 @@ class Call:
     """None: all classes weigh the same."""
     total: float
     """The weight of all targets that count."""
-    targets: int
     uneven: bool
     """Whether these targets weigh differently, so that the tests see what that does."""
 
@@ -109,4 +108,4 @@ def _loss_call(given: Mapping[str, Any], result: Any) -> Call | None:
     if isinstance(weight, Tensor) and weight.numel() <= MOST_WEIGHTS and bool((weight != weight.flatten()[0]).any()):
         weights, each = tuple(weight.detach().flatten().tolist()), weight[counted]
     uneven = counted.numel() < target.numel() or bool((each != each[:1]).any())
-    return Call(int(ignored), weights, float(result[1]), target.numel(), uneven)
+    return Call(int(ignored), weights, float(result[1]), uneven)
