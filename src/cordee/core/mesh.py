@@ -1,0 +1,91 @@
+"""Who is where in a generation: replica × stage × slice → worker. A value, made anew when the members change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+AXES = ("replica", "stage", "slice")
+
+
+class Spot(NamedTuple):
+    """Where a worker is: in which replica of the model, in which stage of it, with which slice of the stage."""
+
+    replica: int
+    stage: int
+    slice: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Replicas of one shape, each over `stages` × `slices` workers, and workers that are left over."""
+
+    replicas: tuple[tuple[tuple[int, ...], ...], ...]
+    """`replicas[replica][stage][slice]` is a worker's number."""
+    spares: tuple[int, ...] = ()
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """All workers that compute, replica by replica."""
+        return tuple(chain.from_iterable(chain.from_iterable(self.replicas)))
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Over how many workers one replica lies."""
+        return len(self.workers) // len(self.replicas) if self.replicas else 0
+
+    def spot(self, worker: int) -> Spot | None:
+        """Where this worker is; None for a spare, or one that is not a member."""
+        for replica, stages in enumerate(self.replicas):
+            for stage, slices in enumerate(stages):
+                if worker in slices:
+                    return Spot(replica, stage, slices.index(worker))
+        return None
+
+    def along(self, axis: str, worker: int) -> tuple[int, ...]:
+        """The workers that differ from this one in `axis` alone, itself included, in the order of that axis."""
+        spot = self.spot(worker)
+        if spot is None:
+            return (worker,)
+        replica, stage, place = spot
+        if axis == "slice":
+            return self.replicas[replica][stage]
+        if axis == "stage":
+            return tuple(slices[place] for slices in self.replicas[replica])
+        assert axis == "replica", axis
+        return tuple(stages[stage][place] for stages in self.replicas)
+
+
+def lay_out(members: Sequence[int], hosts: Mapping[int, str], *, stages: int = 1, slices: int = 1) -> Mesh:
+    """As many whole replicas as the members are enough for; what communicates most lies within one host if it can.
+
+    `hosts` says on which host a member is. Slices of a stage exchange activations in every layer, so they are put
+    together first; then the stages of a replica. Over several hosts goes only what no single host has room for.
+    """
+    of_host: dict[str, list[tuple[int, ...]]] = {}
+    for member in members:
+        of_host.setdefault(hosts[member], []).append((member,))
+    by_slice, rest = _put_together(of_host, slices)
+    by_stage, parts = _put_together(by_slice, stages)
+    place = {member: number for number, member in enumerate(members)}
+    replicas = sorted(chain.from_iterable(by_stage.values()), key=lambda replica: min(map(place.__getitem__, replica)))
+    cut = [tuple(replica[start : start + slices] for start in range(0, len(replica), slices)) for replica in replicas]
+    return Mesh(tuple(cut), tuple(sorted(chain(rest, parts), key=place.__getitem__)))
+
+
+def _put_together(
+    of_host: Mapping[str, Sequence[tuple[int, ...]]], count: int
+) -> tuple[dict[str, list[tuple[int, ...]]], Iterable[int]]:
+    """Join `count` units of one host to a larger one, and what is left of several hosts; the members that remain."""
+    joined: dict[str, list[tuple[int, ...]]] = {}
+    left: list[tuple[str, tuple[int, ...]]] = []
+    for host, units in of_host.items():
+        whole = len(units) - len(units) % count
+        joined[host] = [tuple(chain.from_iterable(units[at : at + count])) for at in range(0, whole, count)]
+        left += [(host, unit) for unit in units[whole:]]
+    whole = len(left) - len(left) % count
+    for at in range(0, whole, count):
+        joined[left[at][0]].append(tuple(chain.from_iterable(unit for _, unit in left[at : at + count])))
+    return joined, chain.from_iterable(unit for _, unit in left[whole:])

@@ -1,0 +1,65 @@
+"""Who is where: `lay_out` as a value."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from cordee.core.mesh import AXES, Mesh, Spot, lay_out
+
+
+def hosts_of(*counts: int) -> dict[int, str]:
+    """Members 0, 1, ... over hosts a, b, ..., so many on each."""
+    names = [name for name, count in zip("abcdefgh", counts, strict=False) for _ in range(count)]
+    return dict(enumerate(names))
+
+
+def test_whole_replicas_are_the_members_in_their_order() -> None:
+    mesh = lay_out((3, 5, 9), {3: "a", 5: "b", 9: "a"})
+    assert mesh == Mesh((((3,),), ((5,),), ((9,),)))
+    assert [mesh.spot(worker) for worker in (3, 5, 9)] == [Spot(0, 0, 0), Spot(1, 0, 0), Spot(2, 0, 0)]
+    assert mesh.along("replica", 5) == (3, 5, 9) and mesh.along("slice", 5) == (5,)
+
+
+@pytest.mark.parametrize("replicas, stages, slices", [*itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 3))])
+def test_every_product_has_each_member_once(replicas: int, stages: int, slices: int) -> None:
+    count = replicas * stages * slices
+    mesh = lay_out(range(count), hosts_of(count), stages=stages, slices=slices)
+    assert sorted(mesh.workers) == list(range(count)) and not mesh.spares
+    assert (len(mesh.replicas), mesh.ranks_per_replica) == (replicas, stages * slices)
+    for worker in range(count):
+        spot = mesh.spot(worker)
+        assert spot is not None and mesh.replicas[spot.replica][spot.stage][spot.slice] == worker
+        for axis, length in zip(AXES, (replicas, stages, slices), strict=True):
+            line = mesh.along(axis, worker)
+            assert len(line) == length and line[getattr(spot, axis)] == worker
+            others = [mesh.spot(one) for one in line]
+            assert all(one is not None and one._replace(**{axis: 0}) == spot._replace(**{axis: 0}) for one in others)
+
+
+def test_slices_lie_within_a_host_and_what_is_left_over_together() -> None:
+    mesh = lay_out(range(6), hosts_of(3, 3), slices=2)
+    assert mesh.replicas == (((0, 1),), ((2, 5),), ((3, 4),))
+
+
+def test_stages_go_over_hosts_before_slices_do() -> None:
+    hosts = hosts_of(2, 2, 4)
+    mesh = lay_out(range(8), hosts, stages=2, slices=2)
+    assert mesh.replicas == (((0, 1), (2, 3)), ((4, 5), (6, 7)))
+    assert all(len({hosts[one] for one in mesh.along("slice", worker)}) == 1 for worker in range(8))
+
+
+def test_members_that_are_not_enough_for_another_replica_are_spares() -> None:
+    mesh = lay_out(range(7), hosts_of(4, 3), stages=1, slices=2)
+    assert mesh.replicas == (((0, 1),), ((2, 3),), ((4, 5),)) and mesh.spares == (6,)
+    assert mesh.spot(6) is None and mesh.along("replica", 6) == (6,)
+    assert lay_out((4,), {4: "a"}, slices=2) == Mesh((), (4,))
+    assert lay_out((4,), {4: "a"}, slices=2).ranks_per_replica == 0
+
+
+def test_after_a_loss_the_others_are_laid_out_again() -> None:
+    hosts = hosts_of(2, 2)
+    assert lay_out(range(4), hosts, slices=2).replicas == (((0, 1),), ((2, 3),))
+    assert lay_out((0, 2, 3), hosts, slices=2) == Mesh((((2, 3),),), (0,))
+    assert lay_out((0, 3), hosts, slices=2) == Mesh((((0, 3),),))
