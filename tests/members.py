@@ -35,7 +35,7 @@ class Seat(Comm):
 
     def __init__(self, table: Table, number: int) -> None:
         super().__init__(Membership(Unconnected()), Meter())
-        self.membership.rank, self.membership.size = number, table.size
+        self.rank, self.size = number, table.size
         self.transports = (self,)  # type: ignore[assignment]
         self._table, self._gathers = table, 0
 
@@ -49,7 +49,7 @@ class Seat(Comm):
 def lost() -> Comm:
     """Between two members, one of which was lost."""
     comm = Comm(Membership(Unconnected()), Meter())
-    comm.membership.size = 2
+    comm.size = 2
     return comm
 
 

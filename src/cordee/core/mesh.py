@@ -36,6 +36,11 @@ class Mesh:
         """Over how many workers one replica lies."""
         return len(self.workers) // len(self.replicas) if self.replicas else 0
 
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """The first worker of each replica, after which its share is reckoned."""
+        return tuple(stages[0][0] for stages in self.replicas)
+
     def spot(self, worker: int) -> Spot | None:
         """Where this worker is; None for a spare, or one that is not a member."""
         for replica, stages in enumerate(self.replicas):

@@ -34,25 +34,23 @@ class Meter:
 
 
 class Comm:
-    """Collectives among all members, in an order of their own."""
+    """Collectives among some members of a generation, in an order of their own; alone, each is the identity."""
 
     def __init__(self, membership: Membership, meter: Meter) -> None:
-        """Without transports this worker is alone."""
+        """Of this worker alone, until `among` names others."""
         self.membership, self.meter = membership, meter
         self.transports: tuple[Transport, ...] = ()
         """Asked in this order whether they carry a tensor."""
         self.look: Callable[[], None] = lambda: None
         """Called at least once per second of a wait."""
+        self.members: tuple[int, ...] = (membership.worker,)
+        self.rank, self.size = 0, 1
+        """This worker's place among the members, and how many there are."""
 
-    @property
-    def size(self) -> int:
-        """How many members there are."""
-        return self.membership.size
-
-    @property
-    def rank(self) -> int:
-        """This worker's place among them."""
-        return self.membership.rank
+    def among(self, members: tuple[int, ...]) -> None:
+        """From now on these are the members, this worker one of them."""
+        self.members = members
+        self.rank, self.size = members.index(self.membership.worker), len(members)
 
     @property
     def shares_memory(self) -> bool:
@@ -61,11 +59,12 @@ class Comm:
 
     def sum(self, tensor: Tensor) -> Handle:
         """Begin to add `tensor` up over all members, in place."""
+        if self.size == 1:
+            return AT_ONCE
         if not self.transports or self.membership.broken:
             return NEVER
         tensor = _as_real(tensor)
-        size = self.membership.size
-        self.meter.bytes_sent += 2 * tensor.nbytes * (size - 1) // size
+        self.meter.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
         try:
             return self._handle(one.sum(tensor) for one in self.transports)
         except RuntimeError:
@@ -73,7 +72,7 @@ class Comm:
 
     def gather(self, tensor: Tensor) -> Gathering:
         """Begin to gather the `tensor` of every member, all of one shape."""
-        if self.membership.size == 1:
+        if self.size == 1:
             return Gathering(self, NEVER, [tensor], tensor, 0.0)
         arrived = self.membership.clock()
         if not self.transports or self.membership.broken:
@@ -89,6 +88,8 @@ class Comm:
 
     def broadcast(self, tensor: Tensor, root: int) -> Handle:
         """Begin to give all members the `tensor` of rank `root`, in place."""
+        if self.size == 1:
+            return AT_ONCE
         if not self.transports or self.membership.broken:
             return NEVER
         tensor = _as_real(tensor)
@@ -146,24 +147,29 @@ class Comm:
 
 
 class Handle:
-    """A collective that was begun; of a broken generation, one that never ends."""
+    """A collective that was begun; without a `Comm`, one that ended at once, or never will."""
 
-    __slots__ = ("_comm", "_work")
+    __slots__ = ("_comm", "_ended", "_work")
 
-    def __init__(self, comm: Comm | None, work: Work | None) -> None:
+    def __init__(self, comm: Comm | None, work: Work | None, *, ended: bool = False) -> None:
         """Made by `Comm`."""
-        self._comm, self._work = comm, work
+        self._comm, self._work, self._ended = comm, work, ended
 
     def wait(self) -> bool:
         """Until its result is here; False if a member was lost before that."""
-        return self._work is not None and self._comm is not None and self._comm.wait(self._work)
+        if self._work is None or self._comm is None:
+            return self._ended
+        return self._comm.wait(self._work)
 
     def may_commit(self) -> bool:
         """Whether a sum that commits may follow. Waits only for a transport that does not notice lost peers itself."""
-        return self._work is not None and (self._work.ends_by_itself or self.wait())
+        return (self._work is not None and self._work.ends_by_itself) or self.wait()
 
 
 NEVER = Handle(None, None)
+"""Of a broken generation."""
+AT_ONCE = Handle(None, None, ended=True)
+"""Of a worker alone."""
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ def measure(
     count = len(hosts)
     mine = torch.zeros(count, len(measures), dtype=torch.float64)
     for shift, (column, ask) in itertools.product(shifts(count), enumerate(measures)):
-        if team.rank in speakers:
-            place = speakers.index(team.rank)
+        if team.world.rank in speakers:
+            place = speakers.index(team.world.rank)
             target, source = speakers[(place + shift) % count], speakers[(place - shift) % count]
             mine[(place + shift) % count, column] = _exchange(team, partial(ask, team, target), source)
         if team.layers.gather(torch.zeros(1)).wait() is None:  # the next one begins when all have ended this one
@@ -83,9 +83,11 @@ def measure(
 
 
 def tell(team: Team, host: str) -> None:
-    """Measure the ring, and have it on record; said by one member for all."""
+    """Measure the ring, and have it on record; said by one member for all. Not where replicas lie in slices."""
+    if team.sliced:
+        return
     links = measure(team, host, ring)
-    if links and team.rank == 0:
+    if links and team.speaks:
         team.channel.post("links", {"links": [link.to_list() for link in links]})
 
 
@@ -169,7 +171,7 @@ def _sent(team: Team, target: int, size: int) -> tuple[float, float]:
     The target's clock begins with a word that goes the same way just before them: what comes back to us may have to
     wait behind what the target itself sends.
     """
-    lane, data = _lane(team, team.rank, target), torch.zeros(size, dtype=torch.uint8)
+    lane, data = _lane(team, team.world.rank, target), torch.zeros(size, dtype=torch.uint8)
     ready, answer = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.float64)
     _await(lane.send(torch.tensor([size]), target, _SIZE))
     _await(lane.receive(ready, target, _READY))
@@ -181,11 +183,11 @@ def _sent(team: Team, target: int, size: int) -> tuple[float, float]:
 
 def _end(team: Team, target: int) -> None:
     """Nothing more comes."""
-    _await(_lane(team, team.rank, target).send(torch.zeros(1, dtype=torch.int64), target, _SIZE))
+    _await(_lane(team, team.world.rank, target).send(torch.zeros(1, dtype=torch.int64), target, _SIZE))
 
 
 def _answer(team: Team, source: int) -> None:
-    lane, size, word = _lane(team, source, team.rank), torch.zeros(1, dtype=torch.int64), torch.zeros(1).byte()
+    lane, size, word = _lane(team, source, team.world.rank), torch.zeros(1, dtype=torch.int64), torch.zeros(1).byte()
     while True:
         _await(lane.receive(size, source, _SIZE))
         if not int(size):

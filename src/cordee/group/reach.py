@@ -37,14 +37,14 @@ class Place:
 
 
 def meet(store: HubStore, rank: int, size: int, interface: str, name: str) -> list[Place]:
-    """One worker of each other host; `RendezvousError` if we, the first of our host, cannot reach one of them."""
+    """Where each worker listens; `RendezvousError` if we, the first of our host, cannot reach another host."""
     if ipaddress.ip_address(interface).is_loopback:
-        return []
+        return [Place(name, interface, 0)] * size
     with socket.create_server((interface, 0), backlog=size) as listener:
         store.set(str(rank), json.dumps([name, interface, listener.getsockname()[1]]))
         places = [Place(*json.loads(store.get(str(other)))) for other in range(size)]
-        first = {place.address: place for place in reversed(places)}  # by host: the one of the lowest rank
-        others = [place for place in first.values() if place.address != interface]
+        first = _first_of_hosts(places)
+        others = other_hosts(places, interface)
         if first[interface] is places[rank] and (failed := unreachable(others)):
             place, reason = failed[0]
             raise RendezvousError(
@@ -53,7 +53,17 @@ def meet(store: HubStore, rank: int, size: int, interface: str, name: str) -> li
             )
         store.set(f"{rank} reached", " ")
         store.wait([f"{places.index(place)} reached" for place in first.values()])  # until then we must listen
-    return others
+    return places
+
+
+def _first_of_hosts(places: Sequence[Place]) -> dict[str, Place]:
+    """By address: the worker of the lowest rank there."""
+    return {place.address: place for place in reversed(places)}
+
+
+def other_hosts(places: Sequence[Place], interface: str) -> list[Place]:
+    """The first worker of each host but our own."""
+    return [place for place in _first_of_hosts(places).values() if place.address != interface]
 
 
 def unreachable(places: Sequence[Place], *, answering: bool = True) -> list[tuple[Place, str]]:

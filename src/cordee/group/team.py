@@ -10,17 +10,20 @@ belongs to is void, and `settle` says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from cordee.core.errors import WorkersLost
+from cordee.core.mesh import Mesh, lay_out
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.comm import Comm, Handle, Meter
 from cordee.group.membership import Membership
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
-from cordee.group.reach import Lookout, meet
+from cordee.group.reach import Lookout, meet, other_hosts
 from cordee.group.roster import Go
+from cordee.group.store import HubStore
 from cordee.group.transport import gloo
 from cordee.group.transport.nccl import open_nccl
 from cordee.group.transport.shared import open_shared
@@ -37,22 +40,34 @@ class Team:
         deadline_s: float = 300.0,
         device: str = "cpu",
         backend: str = "auto",
+        slices: int = 1,
     ) -> None:
-        """Alone without a channel. `interface` is the address that gloo binds to; `backend` is the plan's."""
+        """Alone without a channel. `interface` is the address that gloo binds to; `backend` is the plan's.
+
+        One replica of the model lies over `slices` workers.
+        """
         self.channel: Channel | Unconnected = channel or Unconnected()
         self.membership = Membership(self.channel, deadline_s)
         self.meter = Meter()
-        # Two, because the collectives of one must meet in one order everywhere. Layers communicate within the forward
-        # and backward pass; a bucket of gradients is sent when it is full, which a replica without samples, or without
-        # a gradient for some parameter, reaches at another moment.
-        self.sums = Comm(self.membership, self.meter)
+        self.mesh = Mesh((((self.membership.worker,),),))
+        # Two along the replicas, because the collectives of one must meet in one order everywhere. Layers communicate
+        # within the forward and backward pass; a bucket of gradients is sent when it is full, which a replica without
+        # samples, or without a gradient for some parameter, reaches at another moment.
+        self.world = Comm(self.membership, self.meter)
+        """All members: what commits."""
+        self.sums = self.world if slices == 1 else Comm(self.membership, self.meter)
+        """The replicas, for gradients."""
         self.layers = Comm(self.membership, self.meter)
+        """The replicas, for what layers exchange."""
+        self.slices = Comm(self.membership, self.meter)
+        """The workers that hold one replica together."""
         self.position = 0
         """Agreements committed."""
         self.steps = 0
         """Steps of a training committed, over all loops of a script."""
         self.on_regroup: list[Callable[[], None]] = []
-        self._interface, self._device, self._backend = interface, device, backend
+        self._interface, self._device, self._backend, self._slices = interface, device, backend, slices
+        self._comms = tuple({id(one): one for one in (self.world, self.sums, self.layers, self.slices)}.values())
         self._result: Sequence[Tensor] = ()
         """Of the last agreement, for a member that did not receive it."""
         self.channel.on_break = self._cut
@@ -60,14 +75,29 @@ class Team:
             self._regroup(())
 
     @property
-    def rank(self) -> int:
-        """This worker's place among the members."""
-        return self.membership.rank
+    def replica(self) -> int:
+        """The number of the replica that this worker holds, or holds a slice of."""
+        return self.sums.rank
 
     @property
-    def size(self) -> int:
-        """How many members there are."""
-        return self.membership.size
+    def replicas(self) -> int:
+        """How many replicas there are."""
+        return self.sums.size
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this worker writes and reports for all."""
+        return self.membership.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether this worker is the only one."""
+        return self.membership.size == 1
+
+    @property
+    def sliced(self) -> bool:
+        """Whether a replica lies over several workers."""
+        return self._slices > 1
 
     # ------------------------------------------------------------- agreements
 
@@ -88,10 +118,11 @@ class Team:
         return True
 
     def agree(self, tensors: Sequence[Tensor]) -> bool:
-        """Add these up over all members, as one agreement."""
-        if self.size == 1:
-            return self.settle((), tensors)
-        return self.settle([self.sums.sum(tensor) for tensor in tensors], tensors)
+        """Add these up over all replicas, as one agreement; of a replica in slices, the first slice counts."""
+        if self.slices.rank > 0:
+            for tensor in tensors:
+                tensor.zero_()
+        return self.settle([self.world.sum(tensor) for tensor in tensors], tensors)
 
     def share_from_first(self, tensors: Sequence[Tensor]) -> bool:
         """Give all members the first member's tensors, of whatever type and layout, in place, some at a time.
@@ -105,13 +136,13 @@ class Team:
 
     def _share(self, part: Part) -> None:
         """One agreement: the first member's bytes on all members."""
-        if self.size == 1:
+        if self.alone:
             self.settle((), ())
             return
         while True:  # not into our own: of what a lost member sent, a part may have come
-            raw = [piece.clone() if self.rank == 0 else torch.empty_like(piece) for piece in part.own]
+            raw = [piece.clone() if self.speaks else torch.empty_like(piece) for piece in part.own]
             # A broadcast ends here before it has reached all members; a sum does not, which makes it an agreement.
-            handles = [*(self.sums.broadcast(piece, 0) for piece in raw), self.sums.sum(torch.zeros(1))]
+            handles = [*(self.world.broadcast(piece, 0) for piece in raw), self.world.sum(torch.zeros(1))]
             if self.settle(handles, raw):  # kept, in case that a member needs it handed over
                 part.put(raw)
                 return
@@ -153,33 +184,73 @@ class Team:
                 self.membership.collective_failed(error, 0.0)
 
     def _form(self) -> None:
-        """Connect the members of this generation."""
+        """Connect the members of this generation, each along its lines of the mesh."""
         who = self.membership
-        if who.size == 1:
-            return
-        others = meet(who.store("reach"), who.rank, who.size, self._interface, self.channel.name)
-        lookout = Lookout(others, self.channel.name, lambda message: self.channel.post("warning", {"message": message}))
+        hosts = {who.worker: ""}
+        if who.size > 1:
+            places = meet(who.store("reach"), who.rank, who.size, self._interface, self.channel.name)
+            hosts = {worker: place.address for worker, place in zip(who.members, places, strict=True)}
+            others = other_hosts(places, self._interface)
+            lookout = Lookout(others, self.channel.name, self._warn)
+            for comm in self._comms:
+                comm.look = lookout.look
+        self._lay_out(hosts)
+        if self.sliced:
+            self._connect(self.slices, f"slices {self.slices.members}")
+            self._connect(self.world, "world")
+        column = f" {self.sums.members}" if self.sliced else ""
         for comm, purpose in ((self.sums, "sums"), (self.layers, "layers")):
-            comm.look = lookout.look
-            self._connect(comm, purpose)
-        place, broken = (who.rank, who.size), lambda: who.broken
-        nccl = open_nccl(who.store, place, self._device, self._backend, who.deadline_s, broken)
-        if nccl is not None:
-            self.sums.transports = (nccl, *self.sums.transports)
-        if self._backend == "auto":
-            opened = open_shared(who.store("shared"), who.rank, who.size, broken, who.deadline_s)
-            for comm, shared in zip((self.sums, self.layers), opened, strict=False):
-                comm.transports = (shared, *comm.transports)
+            self._connect(comm, purpose + column)
+        self._connect_closely(column)
         if who.broken:  # lost before all of these could be cut
             self._cut()
 
+    def _warn(self, message: str) -> None:
+        self.channel.post("warning", {"message": message})
+
+    def _lay_out(self, hosts: Mapping[int, str]) -> None:
+        who = self.membership
+        mesh = lay_out(who.members, hosts, slices=self._slices)
+        if self.sliced and who.generation > 1:
+            raise WorkersLost(
+                "a worker was lost, and with it a slice of the model: the others cannot continue without that"
+            )
+        assert not mesh.spares, f"{len(who.members)} workers in replicas of {self._slices}"
+        self.mesh = mesh
+        self.world.among(who.members)
+        self.slices.among(mesh.along("slice", who.worker))
+        for comm in (self.sums, self.layers):
+            comm.among(mesh.along("replica", who.worker))
+
     def _connect(self, comm: Comm, purpose: str) -> None:
         """Form the group of gloo on which all other transports fall back."""
+        if comm.size == 1:
+            return
         who = self.membership
         group = gloo.Gloo(self._interface)
         comm.transports = (group,)  # known before it is formed, so that it can be cut meanwhile
         timeout_s = min(who.deadline_s, gloo.FORM_S * 2**who.tears)
-        group.form(who.store(purpose), who.rank, who.size, (who.deadline_s, timeout_s), lambda: who.broken)
+        group.form(who.store(purpose), comm.rank, comm.size, (who.deadline_s, timeout_s), lambda: who.broken)
+
+    def _connect_closely(self, column: str) -> None:
+        """Faster transports between the replicas, where there are any."""
+        if self.sums.size == 1:
+            return
+        who, place = self.membership, (self.sums.rank, self.sums.size)
+
+        def store(purpose: str) -> HubStore:
+            return who.store(purpose + column)
+
+        def broken() -> bool:
+            return who.broken
+
+        nccl = open_nccl(store, place, self._device, self._backend, who.deadline_s, broken)
+        if nccl is not None:
+            self.sums.transports = (nccl, *self.sums.transports)
+        if self._backend == "auto":
+            opened = open_shared(store("shared"), *place, broken, who.deadline_s)
+            for comm, shared in zip((self.sums, self.layers), opened, strict=False):
+                comm.transports = (shared, *comm.transports)
 
     def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
         """Give the last result to the members that did not receive it; True if this worker is one of them."""
@@ -189,15 +260,15 @@ class Team:
         if not behind and self.membership.worker != go.giver:  # has it already, but a broadcast is for all
             awaited = [torch.empty_like(tensor) for tensor in self._result]
         for tensor in self._result if self.membership.worker == go.giver else awaited:
-            if not self.sums.broadcast(tensor, go.members.index(go.giver)).wait():
+            if not self.world.broadcast(tensor, go.members.index(go.giver)).wait():
                 raise RuntimeError("a member was lost during the hand-over")
         return behind
 
     def _cut(self) -> None:
         """Called by the channel's thread when a peer is lost: release every collective that waits for it."""
-        self.sums.cut()
-        self.layers.cut()
+        for comm in self._comms:
+            comm.cut()
 
     def _drop(self) -> None:
-        self.sums.drop()
-        self.layers.drop()
+        for comm in self._comms:
+            comm.drop()

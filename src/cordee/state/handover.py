@@ -19,10 +19,10 @@ def share_snapshot(team: Team, read: Callable[[], Snapshot | None]) -> Snapshot 
     """
     while True:
         snapshot, table = None, b""
-        if team.rank == 0:
+        if team.speaks:
             snapshot = read()
             table = _table(snapshot, team.membership.worker)
-        if team.size == 1 and table:
+        if team.alone and table:
             return snapshot
         length = torch.tensor([len(table)])
         team.share_from_first([length])

@@ -83,7 +83,7 @@ class AllReduce:
         self._launched = 0
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(self.parameters if team.size > 1 else ())
+            for number, parameter in enumerate(self.parameters if team.replicas > 1 else ())
         ]
 
     def merge(self) -> None:
@@ -104,7 +104,7 @@ class AllReduce:
         """
         if record is not None:
             self._record = record
-            self._armed = self.overlap and self.team.size > 1 and bool(self._buckets) and self._begin()
+            self._armed = self.overlap and self.team.replicas > 1 and bool(self._buckets) and self._begin()
             return True
         self.overlap = False
         if not self._armed:
@@ -120,7 +120,7 @@ class AllReduce:
         if not all(complete) or self._found_late():
             return False
         self._hand_out()
-        if self.team.rank != 0:
+        if self.team.replica != 0:
             for bucket in self._buckets:
                 bucket.flats[self._turn].zero_()
         return True
@@ -147,7 +147,7 @@ class AllReduce:
         Afterwards every parameter's `grad` is the global one; None where no replica had any, as in one process.
         """
         self._record = record
-        if self.team.size == 1:
+        if self.team.replicas == 1:
             self.team.settle((), ())
             return Agreed(record(), *self._treat(treatment))
         if not self._buckets and not self._build():
@@ -182,7 +182,7 @@ class AllReduce:
     def _treat(self, treatment: Treatment) -> tuple[bool, Tensor]:
         """Done once: a peer that gets the gradient handed over gets it treated, and is told so."""
         scale, clip = treatment
-        alone = self.team.size == 1
+        alone = self.team.replicas == 1
         treated, values = self._treated[self._turn], sparse.values_of(self.parameters if alone or self._sparse else ())
         became, factor, _ = treated.tolist() if not alone else (0.0, 1.0, 0.0)
         if became:  # handed over; but not what is sparse, of which every replica has all rows
@@ -209,7 +209,7 @@ class AllReduce:
         One of PyTorch's own gets the buckets themselves if it was seen to read only, or if all peers have the result.
         Any other gets copies, which it may write into, also unseen (`p.grad.data`), or keep as its state.
         """
-        if self.team.size == 1:
+        if self.team.replicas == 1:
             optimizer.step()
             return
         if _is_torchs_own(optimizer) and (optimizer is self._reader or (self._sets == 1 and self._all_have())):
@@ -244,7 +244,7 @@ class AllReduce:
         self._generation = self.team.membership.generation
         if not self._everywhere:
             present = self._riders[0][-len(self.parameters) :]
-            self._everywhere = np.full_like(present, self.team.size).tobytes()
+            self._everywhere = np.full_like(present, self.team.replicas).tobytes()
         self._seen.clear()
         self._treated[self._turn].zero_()
         for bucket in self._buckets:

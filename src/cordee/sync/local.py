@@ -47,7 +47,7 @@ class LocalSteps:
         """Add up the records; the gradient is this replica's own."""
         own = record()
         numbers = torch.tensor(own.numbers(), dtype=torch.float64)
-        handles = [self._team.sums.sum(numbers)] if self._team.size > 1 else []
+        handles = [self._team.sums.sum(numbers)] if self._team.replicas > 1 else []
         if not self._team.settle(handles, [numbers], void=void):
             return None
         summed = Record.summed(numbers.tolist())
@@ -77,7 +77,7 @@ class LocalSteps:
         self._steps = 0
         own, everywhere, self._own, self._all = self._own, self._all, _NOTHING, _NOTHING
         samples = own.samples
-        while self._team.size > 1:
+        while self._team.replicas > 1:
             sums = [parameter * own.weight for parameter in self.parameters]
             counts = torch.tensor([own.weight, own.samples], dtype=torch.float64)
             if not self._team.agree([*sums, counts]):

@@ -30,7 +30,7 @@ _BY_MACHINE = ("params", "fused", "foreach", "capturable", "compile", "graphs")
 
 def agree_on(team: Team, given: Mapping[str, Any]) -> None:
     """Go on if all workers were given the same; every one of them calls this. Else raise `JobError` on all of them."""
-    if team.size == 1:
+    if team.alone:
         return
     words = {name: json.dumps(value, default=str) for name, value in given.items()}
     digest = torch.frombuffer(bytearray(hashlib.sha256(repr(words).encode()).digest()), dtype=torch.uint8).double()
@@ -102,7 +102,7 @@ def state_of(model: nn.Module) -> list[Tensor]:
 
 def share(team: Team, tensors: Sequence[Tensor]) -> bool:
     """Give all workers the first one's tensors; whether some worker had others. Every one of them calls this."""
-    if team.size == 1 or not tensors:
+    if team.alone or not tensors:
         return False
     before = [tensor.detach().clone() for tensor in tensors]
     team.share_from_first(tensors)

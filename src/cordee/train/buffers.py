@@ -171,7 +171,7 @@ class BufferKeeper:
         """Give all replicas the mean of their floating buffers, weighted by the samples that each has seen."""
         found = {id(one): one for module in self._modules for one in module._buffers.values() if one is not None}
         floating = [buffer for buffer in found.values() if buffer.is_floating_point() or buffer.is_complex()]
-        while floating and team.size > 1:
+        while floating and team.replicas > 1:
             weight = torch.tensor([float(seen)], dtype=torch.float64)
             sums = [buffer.to(torch.complex128 if buffer.is_complex() else torch.double) * seen for buffer in floating]
             if not team.agree([weight, *sums]):

@@ -154,7 +154,7 @@ class Feeder:
         whole = self.lookahead.ids(slot.epoch, slot.step)
         cut = self._cuts.get(len(window))
         if cut is None:
-            drawn = self.share.positions(len(window), self.team.membership.members, self.team.rank, slot)
+            drawn = self.share.positions(len(window), self.team.mesh.leaders, self.team.replica, slot)
             if not isinstance(drawn, range):
                 return (
                     _Mine(drawn + window.start, whole[drawn + window.start]) if len(drawn) else _borrow(whole, window)

@@ -28,19 +28,19 @@ class Regrouped(Exception):
 
 def gather_any(team: Team, tensor: Tensor) -> list[Tensor]:
     """The tensors of all members in rank order. Shapes and types may differ; raises `Regrouped`."""
-    if team.size == 1:
+    if team.replicas == 1:
         return [tensor]
     generation = team.membership.generation
-    headers = torch.zeros(team.size, _MOST_DIMENSIONS + 2, dtype=torch.int64)
+    headers = torch.zeros(team.replicas, _MOST_DIMENSIONS + 2, dtype=torch.int64)
     own = [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
-    headers[team.rank, : len(own)] = torch.tensor(own)
+    headers[team.replica, : len(own)] = torch.tensor(own)
     _agree(team, headers, generation)
     shapes = [(_DTYPES[row[0]], row[2 : 2 + row[1]]) for row in headers.tolist()]
     sizes = [torch.Size(shape).numel() * dtype.itemsize for dtype, shape in shapes]
     ends = torch.tensor(sizes).cumsum(0).tolist()
     content = torch.zeros(ends[-1], dtype=torch.uint8)  # a sum over members: all but one add zeros
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    content[ends[team.rank] - sizes[team.rank] : ends[team.rank]] = raw
+    content[ends[team.replica] - sizes[team.replica] : ends[team.replica]] = raw
     if content.numel():
         _agree(team, content, generation)
     parts = [content[end - size : end].clone() for end, size in zip(ends, sizes, strict=True)]

@@ -68,7 +68,7 @@ def gather(tensor: Tensor) -> Tensor:
     if walk is None or walk.batch is None or walk.state is None:
         return tensor
     _check(tensor, walk)
-    if walk.team.size == 1:
+    if walk.team.replicas == 1:
         return tensor
     _agree(tensor, walk.team.layers, walk.state)
     result: Tensor = _Gather.apply(tensor, walk.team.layers, walk.state, _place(walk))  # type: ignore[no-untyped-call]

@@ -244,7 +244,7 @@ class Reporter:
 
         All keep them, in case the one that speaks dies before they were sent.
         """
-        channel, speaks = self._team.channel, tell and self._team.rank == 0
+        channel, speaks = self._team.channel, tell and self._team.speaks
         with self._gathering:  # to the end: another thread may be about to end this process
             while len(self._over) > self._waits:
                 over = self._over.popleft()
@@ -275,7 +275,7 @@ class Reporter:
         """The members changed: the worker that speaks for all now posts what the hub has not on record."""
         self.write(tell=False)  # but below
         channel = self._team.channel
-        if self._team.rank == 0:
+        if self._team.speaks:
             for record in self._recent:
                 if record["step"] > channel.recorded:
                     channel.post("step", record)

@@ -93,12 +93,12 @@ class Session:
     @property
     def rank(self) -> int:
         """My place among the workers that are there now; 0 is the one that speaks for all."""
-        return self.team.rank
+        return self.team.membership.rank
 
     @property
     def size(self) -> int:
         """How many workers there are now."""
-        return self.team.size
+        return self.team.membership.size
 
     @property
     def number(self) -> int:
@@ -233,7 +233,7 @@ class Session:
             loop.losses.add(loss, batch.weight)
         self._reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._record, loop))
         if loop.guard.looks:
-            loop.guard.seal(self._reducers.all_parameters(), sent=self.team.size > 1)
+            loop.guard.seal(self._reducers.all_parameters(), sent=not self.team.alone)
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Agree on the gradient, update, commit. False: not yet (accumulating), or void because a peer was lost.
@@ -324,7 +324,7 @@ class Session:
         for first, batch in loop.take(slot):
             self._state.silent = batch.borrowed
             if first:
-                loop.seed(self.device, self.seed, slot.epoch, slot.step, self.team.rank)
+                loop.seed(self.device, self.seed, slot.epoch, slot.step, self.team.replica)
             self.reporter.got()
             yield batch
             self._loops.resume(loop)
@@ -344,7 +344,7 @@ class Session:
         if not loop.done:  # not when a step is done again after its first update
             self.precision.begin_step()
             self._trail.begin()
-        if self.team.size > 1:  # alone, no step is ever void
+        if not self.team.alone:  # alone, no step is ever void
             self._living.begin()
             self._buffers.remember()
         self.team.channel.at = f"step {self._number}"
@@ -363,7 +363,7 @@ class Session:
         self.precision.saw(fits)
         grad_norm = self._norms.see(norm, sync.parameters, (self._number, batch.epoch)) if fits else None
         rate = learning_rate(optimizer)
-        self._trail.before(sync.parameters, alone=self.team.size == 1)
+        self._trail.before(sync.parameters, alone=self.team.alone)
         if fits:
             sync.update(optimizer)
         self.skipped += not fits

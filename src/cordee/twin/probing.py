@@ -35,7 +35,7 @@ def main(file: Path) -> None:
 
 def _sums(team: Team, bit_s: float) -> dict[str, float]:
     """How fast each link is while all members add up: 2 (n - 1) / n of the bytes go over each of them, both ways."""
-    part = 2 * (team.size - 1) / team.size
+    part = 2 * (team.replicas - 1) / team.replicas
     size = int(min(max(bit_s / 8 * SECONDS / max(part, 1e-9), LEAST_BYTES), MOST_BYTES))
     tensor = torch.zeros(size // 4)
     spent = []

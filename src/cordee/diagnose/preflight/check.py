@@ -98,7 +98,7 @@ def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[in
     few = len(places) <= FEW
     if few and tape.draws:
         return False
-    cuts = cuts_of(places)[: team.size if few else None]  # one would do; what costs no time comes with it
+    cuts = cuts_of(places)[: team.replicas if few else None]  # one would do; what costs no time comes with it
     tests = [Test(partial(replay, passes, samples, first, places, cut), len(places)) for cut in cuts]
     if not few:
         tests.append(Test(partial(interaction, passes, samples, 2), 4 * 2))
@@ -128,9 +128,9 @@ def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
     results: dict[int, Finding] = {}
     while True:
         table = torch.zeros(len(tests), ROOM_BYTES, dtype=torch.uint8)  # a sum over workers: all but one add zeros
-        for place in shares([test.cost for test in tests], team.size)[team.rank]:
+        for place in shares([test.cost for test in tests], team.replicas)[team.replica]:
             if place not in results:
-                results[place] = _run(tests[place], alone=team.size == 1)
+                results[place] = _run(tests[place], alone=team.replicas == 1)
             raw = json.dumps(asdict(results[place])).encode()
             table[place, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         if team.agree([table]):  # otherwise a worker was lost, and what it did is done by another
