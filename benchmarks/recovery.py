@@ -115,8 +115,9 @@ def train(out: Path, *, workers: int, listen: Callable[[dict[str, Any]], None], 
     """One run; its events."""
     from cordee.core.events import read_events
     from cordee.core.plan import Plan
-    from cordee.runtime.launch import Launch, run
+    from cordee.runtime.launch import Launch
     from cordee.runtime.spec import Target
+    from cordee.runtime.start import run
 
     run(Launch(Target("job", __file__, {"pids": pids}), workers, Plan(), out, threads=1, deadline_s=60.0), listen)
     return list(read_events(out / "events.jsonl"))

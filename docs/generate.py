@@ -310,8 +310,8 @@ def job() -> list[str]:
 
 def session() -> list[str]:
     """The session."""
+    from cordee.runtime.door import session as door
     from cordee.train import session as module
-    from cordee.train.door import session as door
 
     attributes = ("plan", "device", "last", "ledger", "models", "skipped", "wish_stop", "wish_save")
     leave_out = ("leave", "tell", "sync_of", "settle")

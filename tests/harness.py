@@ -18,8 +18,9 @@ from safetensors.numpy import load_file
 
 from cordee.core.events import read_events
 from cordee.core.plan import Plan
-from cordee.runtime.launch import Launch, run
+from cordee.runtime.launch import Launch
 from cordee.runtime.spec import Target
+from cordee.runtime.start import run
 
 JOBS = Path(__file__).parent / "jobs"
 DEADLINE_S = 120.0

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from cordee.core.world import World as World
     from cordee.feed.batch import Batch as Batch
     from cordee.runtime.api import train as train
+    from cordee.runtime.door import session as session
     from cordee.state.load import load as load
     from cordee.train.callbacks import Callback as Callback
-    from cordee.train.door import session as session
     from cordee.train.gathering import gather as gather
     from cordee.train.job import Job as Job
     from cordee.train.job import Save as Save
@@ -42,7 +42,7 @@ _PUBLIC = {
     "load": ("cordee.state.load", "load"),
     "metrics": ("cordee.metrics", ""),
     "predict": ("cordee.train.predict", "predict"),
-    "session": ("cordee.train.door", "session"),
+    "session": ("cordee.runtime.door", "session"),
     "train": ("cordee.runtime.api", "train"),
 }
 

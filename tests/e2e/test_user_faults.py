@@ -13,9 +13,9 @@ import pytest
 
 import cordee
 from cordee.core import errors
-from cordee.group.hub import Hub
 from cordee.group.token import write_token
 from cordee.group.wire import Address
+from cordee.runtime.coordinator.hub import Hub
 from harness import DEADLINE_S, command, job_file
 
 pytestmark = pytest.mark.usefixtures("warm")

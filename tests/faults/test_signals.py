@@ -49,13 +49,17 @@ EARLY = [
     ("cordee.cli.start:_launch", signal.SIGHUP),
     ("cordee.runtime.folder:make", signal.SIGTERM),
     ("cordee.runtime.recorder:Recorder.__init__", signal.SIGINT),
-    ("cordee.group.hub:Hub.__init__", signal.SIGTERM),
+    ("cordee.runtime.coordinator.hub:Hub.__init__", signal.SIGTERM),
     ("cordee.runtime.engines.local:LocalEngine.__init__", signal.SIGHUP),
     ("cordee.runtime.recorder:Recorder.begin", signal.SIGINT),
     ("cordee.runtime.engines.local:LocalEngine.start", signal.SIGTERM),
     ("cordee.runtime.engines.local:LocalEngine.look", signal.SIGHUP),
 ]
-LATE = ["cordee.runtime.launch:Supervisor._wind_up", "cordee.watch.report:write_report", "cordee.cli.start:_show"]
+LATE = [
+    "cordee.runtime.coordinator.controller:Controller._wind_up",
+    "cordee.watch.report:write_report",
+    "cordee.cli.start:_show",
+]
 """When all is trained."""
 
 

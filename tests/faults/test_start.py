@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cordee.core.errors import CheckpointError
-from cordee.group.hub import Hub
 from cordee.group.wire import Address
+from cordee.runtime.coordinator.hub import Hub
 from harness import JOBS, Run, assert_same, run_script, train
 
 Reference = Callable[..., Run]

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError
-from cordee.group import hub as hub_module
-from cordee.group.hub import Hub
 from cordee.group.tls import make_server_tls
 from cordee.group.wire import HEADER, Address, client_tls, connect, nonce, pack
+from cordee.runtime.coordinator import server
+from cordee.runtime.coordinator.hub import Hub
 
 TOKEN = "a" * 64
 WHO = {"role": "worker", "number": 0, "host": "here", "pid": 1}
@@ -114,7 +114,7 @@ def test_a_certificate_of_another_run_is_refused() -> None:
 
 @pytest.mark.parametrize("days", [-3, -0.01])
 def test_a_certificate_that_has_expired_is_refused(days: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "make_server_tls", lambda: make_server_tls(datetime.timedelta(days=days)))
+    monkeypatch.setattr(server, "make_server_tls", lambda: make_server_tls(datetime.timedelta(days=days)))
     with serving(tls=True) as hub:
         with pytest.raises(SecurityError, match=r"certificate is valid from .* check the clocks"):
             connect(hub.address, WHO)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cordee.group.hub import Hub
 from cordee.group.wire import Address, Connection, connect
 from cordee.runtime import hosts
+from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.hosts import _await_hosts, _Link, _Patience, _place
 from cordee.runtime.recorder import Recorder
 from harness import DEADLINE_S

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cordee.group.roster import Go, Roster, decide
+from cordee.group.protocol import Go
+from cordee.runtime.coordinator.policy import all_finished, decide, next_generation
+from cordee.runtime.coordinator.state import Hosts, Roster
 
 
 def formed(workers: int) -> Roster:
@@ -12,16 +14,16 @@ def formed(workers: int) -> Roster:
     roster = Roster(expected=workers)
     for worker in range(workers):
         roster = roster.join(worker).report(worker, 0)
-    step = roster.next_generation()
+    step = next_generation(roster)
     assert step is not None
     return step[0]
 
 
 def test_the_first_generation_waits_for_everybody() -> None:
     roster = Roster(expected=3).join(0).report(0, 0).join(2).report(2, 0)
-    assert roster.next_generation() is None
-    assert roster.join(1).next_generation() is None  # here, but not ready
-    step = roster.join(1).report(1, 0).next_generation()
+    assert next_generation(roster) is None
+    assert next_generation(roster.join(1)) is None  # here, but not ready
+    step = next_generation(roster.join(1).report(1, 0))
     assert step is not None
     assert step[1] == Go(generation=1, members=(0, 1, 2), target=0, giver=None)
     assert step[0].formed and step[0].ready == {}
@@ -29,7 +31,7 @@ def test_the_first_generation_waits_for_everybody() -> None:
 
 def test_who_died_before_joining_is_not_waited_for() -> None:
     roster = Roster(expected=2).join(0).report(0, 0).lose(1, "killed")
-    step = roster.next_generation()
+    step = next_generation(roster)
     assert step is not None and step[1].members == (0,)
 
 
@@ -37,22 +39,22 @@ def test_survivors_regroup_when_all_of_them_are_ready() -> None:
     roster = formed(4).lose(2, "killed")
     assert not roster.formed
     roster = roster.report(0, 7).report(3, 7)
-    assert roster.next_generation() is None
-    step = roster.report(1, 7).next_generation()
+    assert next_generation(roster) is None
+    step = next_generation(roster.report(1, 7))
     assert step is not None
     assert step[1] == Go(generation=2, members=(0, 1, 3), target=7, giver=None)
 
 
 def test_somebody_dies_while_the_others_regroup() -> None:
     roster = formed(4).lose(2, "killed").report(0, 7).report(3, 7).lose(1, "killed too")
-    step = roster.next_generation()
+    step = next_generation(roster)
     assert step is not None and step[1].members == (0, 3)
     assert step[0].lost == ((2, "killed"), (1, "killed too"))
 
 
 def test_one_who_was_ready_and_then_died_is_forgotten() -> None:
     roster = formed(3).lose(2, "killed").report(0, 8).lose(0, "killed").report(1, 7)
-    step = roster.next_generation()
+    step = next_generation(roster)
     assert step is not None and step[1] == Go(2, (1,), 7, None)
 
 
@@ -76,10 +78,10 @@ def test_survivors_two_steps_apart_are_a_defect() -> None:
 
 def test_everybody_leaves_or_nobody() -> None:
     roster = formed(3).finish(0).finish(1)
-    assert not roster.all_finished()
-    assert roster.finish(2).all_finished()
+    assert not all_finished(roster)
+    assert all_finished(roster.finish(2))
     after_a_loss = roster.lose(2, "killed")
-    assert not after_a_loss.all_finished()  # those who had finished must be ready to hand over
+    assert not all_finished(after_a_loss)  # those who had finished must be ready to hand over
     assert after_a_loss.finished == frozenset()
 
 
@@ -92,5 +94,16 @@ def test_a_loss_counts_once_and_a_dead_worker_says_nothing() -> None:
 
 def test_a_torn_collective_keeps_all_members() -> None:
     roster = formed(2).tear().report(0, 3).report(1, 4)
-    step = roster.next_generation()
+    step = next_generation(roster)
     assert step is not None and step[1] == Go(2, (0, 1), 4, 1)
+
+
+def test_workers_are_numbered_host_by_host_with_the_coordinators_first() -> None:
+    hosts = Hosts(3, {0: 2}).come(1, 3).come(2, 1).numbered({1: "zebra", 2: "ant"})
+    assert [list(hosts.workers_of(host)) for host in (0, 2, 1)] == [[0, 1], [2], [3, 4, 5]]
+
+
+def test_another_host_takes_the_place_of_one_that_left_before_the_start() -> None:
+    hosts = Hosts(3, {0: 2}).come(1, 3).come(2, 1).leave(1)
+    assert hosts.free() == 1
+    assert Hosts(3, {0: 2}).come(1, 3).free() == 2

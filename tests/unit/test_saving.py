@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from cordee.group.channel import Channel
-from cordee.group.hub import Hub
 from cordee.group.wire import Address
+from cordee.runtime.coordinator.hub import Hub
 from cordee.state import checkpoint, layout
 from cordee.state.naming import Snapshot
 from cordee.train.job import Save

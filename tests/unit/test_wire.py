@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from cordee.core.errors import RendezvousError, SecurityError
-from cordee.group.hub import Hub
 from cordee.group.wire import Address, connect, nonce, pack, proof, proven
+from cordee.runtime.coordinator.hub import Hub
 from harness import DEADLINE_S
 
 TOKEN = "a" * 64

@@ -17,10 +17,11 @@ from cordee.core.times import shares
 from cordee.core.world import World
 from cordee.runtime.api import default_folder, default_workers
 from cordee.runtime.folder import tidied
-from cordee.runtime.launch import Launch, run
+from cordee.runtime.launch import Launch
 from cordee.runtime.relay import Output
 from cordee.runtime.resources import parse_cores
 from cordee.runtime.spec import Target
+from cordee.runtime.start import run
 from cordee.runtime.wording import Wording
 from cordee.twin.enter import RUN
 from cordee.watch.progress import ProgressView

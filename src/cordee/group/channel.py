@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cordee.core.errors import CoordinatorLost, Evicted, WaitedTooLong, WorkerFailed
-from cordee.group.hub import BEAT_S, HUB_SILENCE_S, STALL_S
-from cordee.group.roster import Go
+from cordee.group.protocol import BEAT_S, HUB_SILENCE_S, STALL_S, Go
 from cordee.group.wire import Address, Message, connect
 
 SEND_S = 0.1

@@ -6,7 +6,7 @@ import time
 
 from cordee.core.errors import CordeeError, WaitedTooLong
 from cordee.group.channel import Channel, Unconnected
-from cordee.group.roster import Go
+from cordee.group.protocol import Go
 from cordee.group.store import HubStore
 
 MOST_TEARS = 3

@@ -21,8 +21,8 @@ from cordee.group.channel import Channel, Unconnected
 from cordee.group.comm import Comm, Handle, Meter
 from cordee.group.membership import Membership
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
+from cordee.group.protocol import Go
 from cordee.group.reach import Lookout, meet, other_hosts
-from cordee.group.roster import Go
 from cordee.group.store import HubStore
 from cordee.group.transport import gloo
 from cordee.group.transport.nccl import open_nccl

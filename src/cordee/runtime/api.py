@@ -15,10 +15,11 @@ from cordee.core.machine import gpus, usable_cores
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.runtime.folder import tidied
-from cordee.runtime.launch import Launch, run
+from cordee.runtime.launch import Launch
 from cordee.runtime.relay import Output
 from cordee.runtime.result import Result
 from cordee.runtime.spec import Target
+from cordee.runtime.start import run
 from cordee.runtime.wording import PYTHON
 from cordee.watch.progress import ProgressView
 from cordee.watch.report import reported

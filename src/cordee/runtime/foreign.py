@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from cordee.core import heap
 from cordee.core.errors import CordeeError, Interrupted
 from cordee.core.world import World
-from cordee.group.hub import Hub
+from cordee.runtime.coordinator.controller import GOES_ON
+from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.folder import saved_step
-from cordee.runtime.launch import GOES_ON, Launch
+from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Listener, Recorder
 from cordee.runtime.resources import devices
 
@@ -35,7 +36,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
 
 
 def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | None) -> dict[str, Any]:
-    from cordee.group.join import Asked, join
+    from cordee.runtime.join import Asked, join
     from cordee.train.jobfile import load_job
     from cordee.train.loop import run_job
     from cordee.train.session import Session

@@ -33,15 +33,19 @@ from cordee.core.interrupts import Interrupts
 from cordee.core.world import World
 from cordee.diagnose.network import holders, judge_port
 from cordee.group.channel import Silence
-from cordee.group.hub import BEAT_S, HUB_SILENCE_S, Hub
-from cordee.group.join import own_address_towards
+from cordee.group.protocol import BEAT_S, HUB_SILENCE_S
 from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address, Connection, Message, connect
+from cordee.runtime.coordinator.controller import Controller
+from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.policy import how_it_ended
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.engines.seam import Engine, Notices, Seat
-from cordee.runtime.launch import Launch, Supervisor, how_it_ended, run
+from cordee.runtime.join import own_address_towards
+from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Listener, Recorder
 from cordee.runtime.spec import WorkerSpec
+from cordee.runtime.start import run
 
 WORD_EVERY_S = 10.0
 LOOK_S = 0.2
@@ -122,7 +126,7 @@ def _coordinate(launch: Launch, hub: Hub, nodes: int, listen: Listener, signals:
             launch.begin(recorder, total)
             engine.start(_seats_here(0, launch.workers, total))
 
-        return Supervisor(launch, hub, engine, recorder).watch(begin, signals)
+        return Controller(launch, hub, engine, recorder).watch(begin, signals)
 
 
 class _Patience:

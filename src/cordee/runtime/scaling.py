@@ -16,9 +16,10 @@ from cordee.core.machine import gpus, usable_cores
 from cordee.core.plan import Plan
 from cordee.core.scaling import Timed, is_oversubscribed, order_of_runs
 from cordee.core.world import World
-from cordee.runtime.launch import Launch, run
+from cordee.runtime.launch import Launch
 from cordee.runtime.resources import devices
 from cordee.runtime.spec import Target, Trial
+from cordee.runtime.start import run
 
 RUNS = "runs"
 """Where the runs' folders lie, in the folder of the measurement."""

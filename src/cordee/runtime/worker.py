@@ -20,9 +20,9 @@ from cordee.core.plan import Plan
 from cordee.feed.reading import begin_others
 from cordee.group import links
 from cordee.group.channel import Channel
-from cordee.group.join import Joined, set_current
 from cordee.group.team import Team
 from cordee.group.wire import Address
+from cordee.runtime.join import Joined, set_current
 from cordee.runtime.spec import WorkerSpec
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job

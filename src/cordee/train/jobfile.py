@@ -17,11 +17,12 @@ from cordee.core.errors import JobError
 from cordee.core.interpreter import search_in
 from cordee.core.words import did_you_mean
 from cordee.feed.reading import begin_others
-from cordee.group.join import refusing
 from cordee.train.job import Job, Save, Stop
 
 MODULE_NAME = "cordee_job"
 """Not `__main__`: a guarded main block of the file does not run in workers."""
+_loading: Path | None = None
+"""The job file whose lines run at this moment."""
 
 
 def load_job(path: Path, settings: Mapping[str, str]) -> Job:
@@ -37,17 +38,23 @@ def load_job(path: Path, settings: Mapping[str, str]) -> Job:
 @contextlib.contextmanager
 def _as_a_job(path: Path) -> Iterator[None]:
     """The file's lines see no arguments of ours, open no session, and do not end this process."""
-    script = JobError(f"{path} opens cordee.session(), so it is a script and no job: use cordee run {path}")
+    global _loading
     arguments, sys.argv = sys.argv, [str(path)]
+    former, _loading = _loading, path
     try:
-        with refusing(script):
-            yield
+        yield
     except SystemExit as end:
         raise JobError(
             f"{path} ended itself with sys.exit({end.code!r}) before it had made a job.{_hint(path)}"
         ) from end
     finally:
-        sys.argv = arguments
+        sys.argv, _loading = arguments, former
+
+
+def refuse_session() -> None:
+    """Raise where a session is opened while a job file is loaded: code that is only looked at must not train."""
+    if (path := _loading) is not None:
+        raise JobError(f"{path} opens cordee.session(), so it is a script and no job: use cordee run {path}")
 
 
 def _load(path: Path, settings: Mapping[str, str]) -> Job:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+import cordee
 from cordee.group.links import all_pairs, measure
 from cordee.group.team import Team
-from cordee.train.door import session
 
 ENOUGH_S = 0.5
 """How long a transfer should take: what a link's token bucket lets pass at once is then little of it."""
@@ -24,7 +24,7 @@ LEAST_BYTES, MOST_BYTES = 65_536, 134_217_728
 
 def main(file: Path) -> None:
     """Measure all links, and sums of all hosts; the first worker writes what was found."""
-    with session() as mine:
+    with cordee.session() as mine:
         team = mine.team
         links = measure(team, socket.gethostname(), all_pairs, ENOUGH_S) or []
         slowest = min((link.bit_s for link in links), default=1e9)

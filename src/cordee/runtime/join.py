@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +16,12 @@ from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group import links
 from cordee.group.channel import Channel
-from cordee.group.hub import Hub
 from cordee.group.meeting import Meeting
 from cordee.group.team import Team
 from cordee.group.token import read_token
 from cordee.group.wire import Address, Message
+from cordee.runtime.coordinator.hub import Hub
+from cordee.train.jobfile import refuse_session
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,6 @@ class Joined:
 
 
 _current: Joined | None = None
-_refusal: CordeeError | None = None
-
-
-@contextlib.contextmanager
-def refusing(error: CordeeError) -> Iterator[None]:
-    """Raise this where code asks for a place in here: code that is only looked at must not train."""
-    global _refusal
-    former, _refusal = _refusal, error
-    try:
-        yield
-    finally:
-        _refusal = former
 
 
 def set_current(joined: Joined | None) -> None:
@@ -73,8 +60,7 @@ class Asked:
 
 def join(world: World, asked: Asked | None = None) -> Joined:
     """The place that our launcher made for this process; else the one that `world` says."""
-    if _refusal is not None:
-        raise _refusal
+    refuse_session()
     if _current is not None:
         return _current
     if world.size == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cordee.core.plan import Plan
 from cordee.core.world import World
-from cordee.group.join import join
+from cordee.runtime.join import join
 from cordee.train.session import Session
 
 

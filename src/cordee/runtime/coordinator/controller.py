@@ -1,0 +1,184 @@
+"""Watches over a run on the coordinator's host: acts on what happens, until all workers have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cordee.core import interrupts
+from cordee.core.errors import (
+    CordeeError,
+    DivergedError,
+    Interrupted,
+    StorageError,
+    WaitedTooLong,
+    WorkerFailed,
+    WorkersLost,
+)
+from cordee.core.interrupts import Interrupts
+from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.policy import how_it_ended, what_ends
+from cordee.runtime.engines.seam import Engine
+from cordee.runtime.folder import saved_step
+from cordee.runtime.launch import Launch
+from cordee.runtime.recorder import Recorder
+
+IDLE_S = 0.5
+"""How long to wait for news before looking whether there is anything to do."""
+END_S = 10.0
+"""How long workers may take to end after everything is done."""
+PART_S = 2.0
+"""How long they may take after something failed, unless one has a checkpoint to write to its end."""
+READ_S = 1.0
+"""How long it may take to read what workers said before they ended."""
+GOES_ON = (DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, StorageError, Interrupted)
+"""What a run may be gone on with after, from its last checkpoint."""
+RECORDED = ("job", "worker", "step", "times", "usage", "plan", "result", "epoch", "checkpoint", "warning", "links")
+"""What workers say for the record."""
+
+
+class Controller:
+    """Reads notices until the run has ended one way or another."""
+
+    def __init__(self, launch: Launch, hub: Hub, engine: Engine, recorder: Recorder) -> None:
+        """Nothing happens before `watch`."""
+        self._launch, self._hub, self._engine, self._recorder = launch, hub, engine, recorder
+        self._hosts: dict[int, str] = {}
+        self._done: set[int] = set()
+        self._begun = self._stepped = False
+        """Whether the training is known to have begun, and a step of it to be done."""
+        self._interrupts = 0
+        self._error: CordeeError | None = None
+        self._finished = False
+        self._ends_by = 0.0
+        """Until when workers are waited for when the run is over."""
+
+    def watch(self, begin: Callable[[], None], signals: Interrupts) -> dict[str, Any]:
+        """Start the workers by `begin`, and stay until all have ended; whatever ends the run is on its record."""
+        signals.wake = lambda: self._hub.notices.put(("interrupt", -1, {}))
+        try:
+            interrupts.check()  # what came before that
+            begin()
+        except CordeeError as error:
+            self._error = error
+        while not self._finished and self._error is None:
+            try:
+                self._listen()
+                self._recorder.flush()
+            except StorageError as error:  # the record cannot be written
+                self._error = self._error or error
+        self._wind_up()
+        return self._conclude()
+
+    def _listen(self) -> None:
+        """Take what has come, or wait a moment for it."""
+        due = self._engine.look()
+        try:
+            self._notice(*self._hub.notices.get(timeout=IDLE_S if due is None else due))
+            while not self._finished and self._error is None:
+                self._notice(*self._hub.notices.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
+        self._stepped = self._stepped or kind == "step"
+        self._begun = self._begun or self._stepped or kind == "job"
+        if kind == "joined":
+            self._hosts[worker] = content["host"]
+        elif kind == "finished":
+            self._finished = True
+        elif kind == "done":
+            self._done.add(worker)
+        elif kind == "stopped":
+            self._hub.lose(worker, "it was stopped, and evicted")
+        elif kind == "exited" and worker not in self._done:
+            self._hub.lose(worker, how_it_ended(content["status"]))
+        elif kind == "lost":
+            self._lost(worker, content)
+        elif kind == "interrupt":
+            self._interrupt()
+        elif (error := self._what_ends(kind, worker, content)) is not None:
+            self._error = error
+        elif kind != "look":  # which only wakes the loop
+            self._recorder.notice(kind, worker, content)
+
+    def _what_ends(self, kind: str, worker: int, content: dict[str, Any]) -> CordeeError | None:
+        host = self._hosts.get(worker, "")
+        return what_ends(kind, worker, host, content, self._launch.deadline_s, self._launch.wording)
+
+    def _lost(self, worker: int, content: dict[str, Any]) -> None:
+        deadline = time.monotonic() + 0.1  # the exit status comes on another way and says more
+        while self._engine.exit_code(worker) is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        status = self._engine.exit_code(worker)
+        reason = content["reason"] if status is None or "stopped" in content["reason"] else how_it_ended(status)
+        host = content["host"] or self._hosts.get(worker, "")
+        content = {**content, "host": host, "reason": reason}
+        self._recorder.notice("lost", worker, content)
+        self._error = self._what_ends("lost", worker, content)
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        if not self._begun:
+            self._error = Interrupted(interrupts.EARLY)  # nothing is worth a wait
+        elif self._interrupts == 1:
+            saved = "" if self._launch.target.kind == "script" else ", with a checkpoint"
+            self._recorder.event("warning", message=f"stopping after this step{saved}; once more to stop at once")
+            self._hub.ask_to_stop("interrupted")
+        else:
+            kept = "" if self._launch.target.kind == "script" else ", without a last checkpoint"
+            self._error = Interrupted(f"stopped at once{kept}")
+
+    def _wind_up(self) -> None:
+        """Let the workers end, then see that they have."""
+        if self._error is not None:
+            self._hub.abort(str(self._error))
+        self._ends_by = time.monotonic() + (END_S if self._error is None else PART_S)
+        while not self._engine.wait(max(0.0, min(0.1, self._ends_by - time.monotonic()))):
+            self._hear_out()
+            if time.monotonic() >= self._ends_by:
+                break
+        self._engine.close()
+        self._hub.hear_out(READ_S)
+        self._hear_out()
+
+    def _hear_out(self) -> None:
+        """What workers still say belongs to the record; a worker that writes a checkpoint is given time for it."""
+        while True:
+            try:
+                kind, worker, content = self._hub.notices.get_nowait()
+            except queue.Empty:
+                return
+            if kind in RECORDED:
+                self._stepped = self._stepped or kind == "step"
+                with contextlib.suppress(StorageError):  # the disk may be what the run failed for
+                    self._recorder.notice(kind, worker, content)
+            elif kind == "saving" and not isinstance(self._error, Interrupted):
+                self._ends_by = time.monotonic() + content["seconds"]
+            elif kind == "interrupt" and self._error is not None:
+                self._ends_by = 0.0
+
+    def _what_was_saved(self) -> str:
+        if self._launch.target.kind == "script":
+            return "; what it had to save was up to the script"
+        if (step := self._recorder.saved) in (None, saved_step(self._launch.out)):
+            return " with a checkpoint"
+        return f"; the checkpoint of step {step} is on the host of the worker that wrote it, in the folder given there"
+
+    def _conclude(self) -> dict[str, Any]:
+        if self._error is None and self._interrupts:
+            self._error = Interrupted(f"stopped{self._what_was_saved()}")
+        elif isinstance(self._error, Interrupted) and self._stepped and not self._begun:  # news of steps came late
+            self._error = Interrupted("stopped at once, in the first steps")
+        if isinstance(self._error, GOES_ON):
+            self._launch.name_way_on(self._error)
+        try:
+            result = self._recorder.end(self._error)
+        except StorageError as error:
+            raise self._error or error from None
+        if self._error is not None:
+            raise self._error
+        return result

@@ -1,0 +1,82 @@
+"""What follows from what the coordinator knows: pure decisions, without a socket or a process."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+from cordee.core.errors import CordeeError, WaitedTooLong, WorkerFailed, WorkersLost, error_named
+from cordee.group.protocol import Go
+from cordee.runtime.coordinator.state import Roster
+from cordee.runtime.wording import Wording
+
+
+def all_finished(roster: Roster) -> bool:
+    """Whether all may leave."""
+    return roster.formed and bool(roster.alive) and roster.finished >= roster.alive
+
+
+def next_generation(roster: Roster) -> tuple[Roster, Go] | None:
+    """The next generation, if all that it needs are ready: at the start all, later all survivors."""
+    complete = len(roster.alive) + len(roster.lost) >= roster.expected
+    if not roster.alive or not complete or set(roster.ready) != set(roster.alive):
+        return None
+    go = decide(roster.generation + 1, roster.ready)
+    return replace(roster, generation=go.generation, ready={}, finished=frozenset(), formed=True), go
+
+
+def decide(generation: int, committed: dict[int, int]) -> Go:
+    """From how far each survivor has come: who goes on, from where, and who gives what to whom.
+
+    Survivors differ by at most one agreement: number n + 1 needs a contribution of every member, also of those
+    that still work on number n. A larger difference is a defect of ours and must not be papered over.
+    """
+    target, lowest = max(committed.values()), min(committed.values())
+    assert target - lowest <= 1, f"survivors are more than one agreement apart: {committed}"
+    ahead = [worker for worker, at in sorted(committed.items()) if at == target]
+    giver = ahead[0] if lowest < target else None
+    return Go(generation, tuple(sorted(committed)), target, giver)
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"its process ended with exit code {status}"
+
+
+def what_ends(
+    kind: str, worker: int, host: str, content: dict[str, Any], deadline_s: float, wording: Wording
+) -> CordeeError | None:
+    """The error with which such a notice of a worker ends the run; None if it does not."""
+    if kind == "failed":
+        return _failed(worker, host, content)
+    if kind == "stuck":
+        others = "; ".join(f"{name}: {at}" for name, at in content["others"].items())
+        return WaitedTooLong(
+            f"worker {worker} on {host or 'this host'} waited longer than {deadline_s:g} s "
+            f"({content['awaited']}). Where the others were: {others or 'gone'}. "
+            "If a step really takes so long, allow more with --deadline. If a worker has left its loop before the "
+            "others, by break or return, let all leave it after the same step: s.wish_stop = True"
+        )
+    if kind == "unborn":
+        return WorkersLost(
+            f"worker {worker} could not be started: {content['reason']}. Take fewer workers "
+            f"({wording.option('workers')}), or raise the limit"
+        )
+    if kind == "nursery_gone":
+        return WorkersLost("the process that starts workers was ended, and the workers with it")
+    if kind == "broken":
+        return CordeeError(f"a defect of Cordée, please report it: {content['message']}")
+    if kind == "lost" and content["left"] == 0:
+        return WorkersLost(f"no worker is left; the last one, worker {worker}, was lost: {content['reason']}")
+    return None
+
+
+def _failed(worker: int, host: str, content: dict[str, Any]) -> CordeeError:
+    kind = error_named(content["error"])
+    if kind is not WorkerFailed:
+        return kind(content["message"])
+    message = f"worker {worker} on {host} failed with {content['message']}"
+    return WorkerFailed(message, rank=worker, host=host, traceback=content["traceback"])

@@ -1,0 +1,244 @@
+"""The coordinator's end of the wire: one connection per worker or following host, served by a thread of its own.
+
+So it works in a notebook and beside a progress bar. Peers are let in, heard and told in that thread alone; other
+threads come in by `call`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cordee.core.errors import RendezvousError
+from cordee.group.protocol import BEAT_S, STALL_S
+from cordee.group.tls import ServerTls, make_server_tls
+from cordee.group.wire import HEADER, MAX_FRAME, Address, Message, nonce, pack, proof, proven
+
+SILENCE_S = {"worker": 60.0, "node": 3.0}
+"""When a peer counts as gone. A worker's Python may be held up by the user's code, and its own launcher sees much
+sooner whether it is alive. A launcher only watches: when it is silent, its host or the network to it is gone."""
+HANDSHAKE_S = 10.0
+GREETING = 4096
+"""Bytes that a client may send before it has shown the token."""
+
+
+@dataclasses.dataclass
+class Peer:
+    """One connection: a worker, or the launcher of another host."""
+
+    role: str
+    """`worker` or `node`."""
+    number: int
+    host: str
+    writer: asyncio.StreamWriter
+    pid: int = 0
+    seen: float = 0.0
+    at: str = "starting"
+    """What it said it was doing last; named when others waited for it in vain."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.role} {self.number} on {self.host}"
+
+
+class Host(Protocol):
+    """Decides what becomes of the peers of a server; called by its thread."""
+
+    def admit(self, peer: Peer, who: Message) -> Message:
+        """The answer to a peer that has shown the token; with a reason under `refused`, it is not let in."""
+
+    def came(self, peer: Peer, who: Message) -> None:
+        """It is one of `peers` now."""
+
+    def heard(self, peer: Peer, message: Message) -> None:
+        """It said something."""
+
+    def gone(self, peer: Peer, reason: str) -> None:
+        """Its connection ended, or it was silent for too long; it is none of `peers` any more."""
+
+    def broken(self, peer: Peer, error: Exception) -> None:
+        """What it said could not be handled: a defect."""
+
+
+class Server:
+    """Connections to the peers of one run."""
+
+    def __init__(self, bind: Address, host: Host) -> None:
+        """Listen at `bind` (port 0 picks one); peers are let in from `start` on."""
+        self._host = host
+        self._token = bind.token
+        self._tls: ServerTls | None = make_server_tls() if bind.tls else None
+        self.peers: dict[tuple[str, int], Peer] = {}
+        self._standing: Message | None = None
+        """What every peer is told, whenever it connects: that the run stops."""
+        self._ticked = time.monotonic()
+        self._loop = asyncio.new_event_loop()
+        listener = _listen(bind.host, bind.port)
+        self.address = dataclasses.replace(bind, port=listener.getsockname()[1])
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="cordee-hub", daemon=True)
+
+    def start(self) -> None:
+        """Let peers in."""
+        self._thread.start()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Let the server's thread call this; from any other one."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended: no peer is left to tell
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def close(self) -> None:
+        """Close every connection and end the thread."""
+        if self._thread.is_alive():
+            self._started.wait(5)
+            self.call(self._loop.stop)
+            self._thread.join(timeout=5)
+
+    def those(self, role: str) -> list[Peer]:
+        """The peers of one role."""
+        return [peer for peer in list(self.peers.values()) if peer.role == role]
+
+    def tell(self, peer: Peer, message: Message) -> None:
+        """Tell one peer."""
+        if not peer.writer.is_closing():
+            peer.writer.write(pack(message))
+
+    def tell_all(self, message: Message, later: bool = False) -> None:
+        """Tell this to all peers, and if it still holds `later`, to those that connect then."""
+        if later:
+            self._standing = message
+        for peer in list(self.peers.values()):
+            self.tell(peer, message)
+
+    def drop(self, role: str, number: int, last_word: Message) -> Peer | None:
+        """Hang up on a peer; None if it is not there."""
+        peer = self.peers.pop((role, number), None)
+        if peer is not None:
+            self.tell(peer, last_word)
+            peer.writer.close()
+        return peer
+
+    # ------------------------------------------------------------- the thread
+
+    def _run(self, listener: socket.socket) -> None:
+        asyncio.set_event_loop(self._loop)
+        start = asyncio.start_server(self._serve, sock=listener, ssl=self._tls.context if self._tls else None)
+        server = self._loop.run_until_complete(start)
+        self._started.set()
+        self._loop.call_later(BEAT_S, self._tick)
+        self._loop.run_forever()
+        server.close()
+        for peer in self.peers.values():
+            peer.writer.close()
+        pending = asyncio.all_tasks(self._loop)
+        for task in pending:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            peer = await asyncio.wait_for(self._greet(reader, writer), HANDSHAKE_S)
+        except asyncio.CancelledError:
+            peer = None
+        except Exception:  # whatever a stranger sends: it is not let in, and that is all
+            peer = None
+        if peer is None:
+            writer.close()
+            return
+        try:
+            while True:
+                message = await _read(reader)
+                if self._is_here(peer):  # or it was evicted: what it still sends belongs to a former generation
+                    peer.seen = time.monotonic()
+                    self._host.heard(peer, message)
+        except (OSError, asyncio.IncompleteReadError, ValueError):
+            self._gone(peer, "its connection closed: the process ended")
+        except asyncio.CancelledError:  # the server closes; raised further, asyncio would call it an error
+            pass
+        except Exception as error:
+            self._host.broken(peer, error)
+        finally:
+            writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Peer | None:
+        who = await _prove(reader, writer, self._token, self._tls.certificate if self._tls else b"")
+        if who is None:
+            return None
+        about = who["role"], int(who["number"]), str(who["host"]), writer, int(who.get("pid", 0))
+        peer = Peer(*about, seen=time.monotonic())
+        answer = self._host.admit(peer, who)
+        writer.write(pack(answer))
+        if "refused" in answer:
+            return None
+        self.peers[peer.role, peer.number] = peer
+        if self._standing is not None:
+            self.tell(peer, self._standing)
+        self._host.came(peer, who)
+        return peer
+
+    def _is_here(self, peer: Peer) -> bool:
+        return self.peers.get((peer.role, peer.number)) is peer
+
+    def _gone(self, peer: Peer, reason: str) -> None:
+        if self._is_here(peer):
+            del self.peers[peer.role, peer.number]
+            self._host.gone(peer, reason)
+
+    def _tick(self) -> None:
+        """Look for silent peers, several times a second."""
+        now = time.monotonic()
+        if now - self._ticked > STALL_S:  # we were the silent one (stopped, or starved): forgive all peers once
+            for peer in self.peers.values():
+                peer.seen = now
+        self._ticked = now
+        for peer in list(self.peers.values()):
+            limit = SILENCE_S[peer.role]
+            if now - peer.seen > limit:
+                reason = f"silent for {limit:.0f} s"
+                self.tell(peer, {"evicted": reason})
+                peer.writer.close()
+                self._gone(peer, reason)
+        self._loop.call_later(BEAT_S, self._tick)
+
+
+async def _prove(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, certificate: bytes
+) -> dict[str, Any] | None:
+    """Who is at the other end, once both have shown that they know the token; None if it has not."""
+    theirs, mine = str((await _read(reader, GREETING)).get("nonce")), nonce()
+    writer.write(pack({"nonce": mine, "proof": proof(token, "hub", certificate, theirs, mine)}))
+    answer = await _read(reader, GREETING)
+    known = proven(answer.get("proof"), proof(token, "worker", certificate, theirs, mine))
+    return dict(answer["who"]) if known else None
+
+
+async def _read(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> Message:
+    """The next message; `IncompleteReadError` at the end."""
+    (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    if length > limit:
+        raise ValueError(f"a frame of {length} bytes")
+    message: Message = json.loads(await reader.readexactly(length))
+    return message
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise RendezvousError(
+            f"cannot listen at {host}:{port}: {error.strerror}. Choose another port, or end the process that holds it"
+        ) from error
+    listener.listen(512)
+    return listener
