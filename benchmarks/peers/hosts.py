@@ -12,9 +12,9 @@ from pathlib import Path
 from peers.systems import HERE, PEERS, Process, process
 
 from cordee.twin.cluster import Cluster
+from cordee.twin.commands import Asked, commands
 from cordee.twin.network import COMMAND_S, namespace_of
 from cordee.twin.registry import Registry
-from cordee.twin.run import Asked, commands
 from cordee.twin.twin import Twin
 
 HOSTS = 2

@@ -92,12 +92,19 @@ def free_port() -> str:
         return str(taken.getsockname()[1])
 
 
+def opened(pid: int) -> set[Path]:
+    """The files that a process has open."""
+    with contextlib.suppress(OSError):
+        return {path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()}
+    return set()
+
+
 def await_entry(process: subprocess.Popen[str], *, whole: bool = False) -> Entry:
     """The twin that a `cordee twin run` has made for itself, as soon as it is on record, or `whole`."""
     found: list[Entry] = []
 
     def look() -> bool:
-        found[:] = [one for one in Registry().entries() if one.owner is not None and one.owner.pid == process.pid]
+        found[:] = [one for one in Registry().entries() if one.folder / "owner.lock" in opened(process.pid)]
         return process.poll() is not None or any((one.folder / "run").exists() or not whole for one in found)
 
     until(look)

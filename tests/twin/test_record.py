@@ -17,7 +17,7 @@ from cordee.twin import network
 from cordee.twin.cluster import Cluster
 from cordee.twin.network import Command
 from cordee.twin.processes import inhabitants
-from cordee.twin.registry import Owner, Registry
+from cordee.twin.registry import Registry
 from cordee.twin.twin import Twin, sweep
 from harness import DEADLINE_S, command
 from twin.emulated import Up, groups, left, namespaces
@@ -112,7 +112,8 @@ def test_what_cannot_be_swept_stays_on_record(able: None, tmp_path: Path, monkey
     registry = Registry(tmp_path / "twins")
     name = f"s{os.getpid()}"
     with registry.locked():
-        entry = registry.add(name, Cluster.parse("1"), Owner(os.getpid(), -1), namespaces=True)
+        entry = registry.add(name, Cluster.parse("1"), namespaces=True)
+        registry.disown(entry)
         network.execute(network.making(name, entry.cluster))
         try:
             monkeypatch.setenv("PATH", "/nowhere")

@@ -113,7 +113,7 @@ def test_what_another_host_wrote_is_brought_to_the_first(able: None, warm: int, 
     words = ["twin", "run", job, "--hosts", "2", "--out", out]
     done = command(*words, "--set", "epochs=1", "--schedule", "at step 3: kill worker 0")
     assert done.returncode == 0, done.stderr
-    assert "step-00000015, model.safetensors" in done.stderr and "brought to" in done.stderr
+    assert "step-00000015, model.safetensors" in done.stderr and "moved to" in done.stderr
     assert Run(out).result["steps"] == 15
     assert_same(Run(out), train(job, tmp_path / "alone", epochs=1))
     run = train(job, out, resume=True, epochs=2)

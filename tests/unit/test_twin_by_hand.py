@@ -15,9 +15,9 @@ from cordee.cli import twin as cli
 from cordee.core.errors import Interrupted, UsageError
 from cordee.core.events import read_events
 from cordee.twin.cluster import Cluster
-from cordee.twin.own import Own, held
+from cordee.twin.commands import Asked, HostProcesses, occupied
 from cordee.twin.registry import Registry
-from cordee.twin.run import Asked, _tell_ends, run
+from cordee.twin.run import run, tell_ends
 from cordee.twin.schedule import Schedule
 from cordee.twin.twin import Twin
 from records import event, start, write
@@ -28,7 +28,7 @@ def recorded(tmp_path: Path) -> Twin:
     """Hosts a and b with links, on record only: what is to run there is the test's affair."""
     registry = Registry(tmp_path / "twins")
     with registry.locked():
-        return Twin(registry.add("t", Cluster.parse("2"), None, namespaces=True), registry)
+        return Twin(registry.add("t", Cluster.parse("2"), stays=True, namespaces=True), registry)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def deaf() -> Iterator[None]:
 def follow(twin: Twin, out: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> int:
     """A run that consists of these shell scripts."""
     commands = {host: ["sh", "-c", script] for host, script in scripts.items()}
-    monkeypatch.setattr("cordee.twin.run.commands", lambda twin, asked: commands)
+    monkeypatch.setattr("cordee.twin.commands.commands", lambda twin, asked: commands)
     return run(twin, Asked("train", Path("job.py"), out), Schedule(), say=print)
 
 
@@ -52,8 +52,8 @@ def follow(twin: Twin, out: Path, monkeypatch: pytest.MonkeyPatch, **scripts: st
 def test_changes_by_hand_are_on_the_record_of_the_run_that_goes_on(
     recorded: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_found", lambda name: recorded)
-    for method in ("cut", "mend", "set"):
+    monkeypatch.setattr(Twin, "find", lambda name: recorded)
+    for method in ("plug", "set"):
         monkeypatch.setattr(Twin, method, lambda *words: None)
 
     def change() -> None:
@@ -69,7 +69,7 @@ def test_changes_by_hand_are_on_the_record_of_the_run_that_goes_on(
     (recorded.entry.folder / "run").write_text(str(out))
     change()
     assert found() == [], "no run goes on there"
-    with held(recorded, "run"):
+    with occupied(recorded, "run"):
         change()
         assert found() == ["cut b", "mend b", "set b link=10mbit cpu=0.5"]
         write(out, [event("end", 2.0, reason="completed", code=0, message="")])
@@ -129,12 +129,12 @@ def test_nobody_takes_the_place_of_a_first_host_that_failed(
 
 
 def test_what_the_first_host_has_said_is_not_repeated(recorded: Twin) -> None:
-    own, said = Own(), list[str]()
+    own, said = HostProcesses(recorded.entry.folder), list[str]()
     for host, code in (("a", 20), ("b", 20)):
         own.hosts[host] = subprocess.Popen(["sh", "-c", f"exit {code}"])
     own.wait(10.0)
     log = recorded.entry.folder / "b.log"
     for line in ("cordee: the run was ended: worker 1 on b failed", "cordee: the disk is full"):
         log.write_text(f"worker 1 is on this host\n{line}\n")
-        _tell_ends(recorded, own, set(), said.append)
+        tell_ends(own, set(), said.append)
     assert said == ["host b ended with code 20: cordee: the disk is full"]

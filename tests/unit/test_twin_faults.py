@@ -19,13 +19,13 @@ from cordee.runtime.spec import Target
 from cordee.runtime.wording import Wording
 from cordee.twin import probe
 from cordee.twin.cluster import Cluster
+from cordee.twin.commands import Asked, HostProcesses, check_options, commands, occupied
 from cordee.twin.faults import Faults
+from cordee.twin.follow import RunFollower, follow_run
 from cordee.twin.network import cut_off
-from cordee.twin.own import Own, held
 from cordee.twin.rules import Action
-from cordee.twin.run import Asked, check_options, commands, missed, run
+from cordee.twin.run import missed, run
 from cordee.twin.schedule import Progress, Schedule
-from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, until
 from records import event, start, step, worker, write
@@ -64,7 +64,7 @@ def test_a_resumed_run_does_not_suffer_what_is_long_past(tmp_path: Path) -> None
     """Though where it begins and its first step were read in one look."""
     schedule = Schedule.parse("at step 3: cut b; every 10 steps: mend b; at step 21: kill host b")
     write(tmp_path, [*start(0.0, 2), *(step(2.0, number) for number in range(1, 21))])
-    seen = Seen(tmp_path)
+    seen = RunFollower(tmp_path)
     seen.skip()
     assert seen.due(schedule, Progress()) == ([], Progress())
     write(tmp_path, [*start(9.0, 2, resume=True, steps=20), step(12.0, 21)])
@@ -74,7 +74,7 @@ def test_a_resumed_run_does_not_suffer_what_is_long_past(tmp_path: Path) -> None
 
 def test_a_run_that_has_ended_suffers_nothing_more(tmp_path: Path) -> None:
     schedule = Schedule.parse("at step 3: cut b; at step 4: mend b")
-    seen = Seen(write(tmp_path, [*start(0.0, 2), *(step(2.0, number) for number in range(1, 4))]))
+    seen = RunFollower(write(tmp_path, [*start(0.0, 2), *(step(2.0, number) for number in range(1, 4))]))
     due, now = seen.due(schedule, Progress())
     assert [str(action) for action in due] == ["cut b"]
     write(tmp_path, [step(2.1, 4), event("end", 2.2, reason="completed", code=0, message="")])
@@ -104,7 +104,7 @@ def test_what_never_came_is_named() -> None:
 def test_a_worker_that_ends_while_it_is_looked_for(
     processes: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, said = Seen(write(tmp_path / "out", start(0.0, 0))), list[str]()
+    seen, said = RunFollower(write(tmp_path / "out", start(0.0, 0))), list[str]()
     with sleeping(processes, "b") as process:
         seen.workers[1] = ("b", process.pid)
 
@@ -124,7 +124,7 @@ def test_by_hand_only_what_is_there_is_signalled(processes: Twin, tmp_path: Path
     out = write(tmp_path / "out", start(0.0, 0))
     with sleeping(processes, "b") as process:
         write(out, [{**worker(1.0, 1, "b"), "pid": process.pid}])
-        faults = Faults(processes, seen_of(processes, out), 0, lambda message: None)
+        faults = Faults(processes, follow_run(processes, out), 0, lambda message: None)
         with pytest.raises(
             UsageError, match=rf"pause worker 7: it is not there any more\. Workers of the run in {out}: 1"
         ):
@@ -140,50 +140,54 @@ def test_by_hand_only_what_is_there_is_signalled(processes: Twin, tmp_path: Path
     assert faults_on_record(out) == [f"kill worker 1 (process {process.pid} on b)"]
     write(out, [event("end", 2.0, reason="completed", code=0, message="")])
     with pytest.raises(UsageError, match=f"kill worker 1: the run in {out} has ended"):
-        Faults(processes, seen_of(processes, out), 0, lambda message: None).by_hand(Action("kill", worker=1))
+        Faults(processes, follow_run(processes, out), 0, lambda message: None).by_hand(Action("kill", worker=1))
     with pytest.raises(UsageError, match=r"nowhere holds no run that has begun: there is no events\.jsonl in it"):
-        seen_of(processes, tmp_path / "nowhere")
+        follow_run(processes, tmp_path / "nowhere")
 
 
 def test_the_workers_of_a_run_are_those_of_its_last_start(tmp_path: Path, processes: Twin) -> None:
     write(tmp_path, [*start(0.0, 3), step(2.0, 1), *start(9.0, 2, resume=True, steps=1)])
-    assert sorted(seen_of(processes, tmp_path).workers) == [0, 1]
+    assert sorted(follow_run(processes, tmp_path).workers) == [0, 1]
 
 
 # ------------------------------------------------------------- whose processes
 
 
 def test_one_run_at_a_time(processes: Twin, tmp_path: Path) -> None:
-    with held(processes, "run"):
-        refusal = pytest.raises(UsageError, match=f"a run goes on on twin {processes.name}: wait for its end")
-        with refusal, held(processes, "run"):
+    with occupied(processes, "run"):
+        refusal = pytest.raises(UsageError, match=f"a run is in progress on twin {processes.name}: wait for its end")
+        with refusal, occupied(processes, "run"):
             raise AssertionError("two at once")
-    with held(processes, "run"):
+    with occupied(processes, "run"):
         pass
 
 
 def test_a_probe_and_a_run_would_disturb_each_other(processes: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Twin, "lacking", lambda twin, what: "")
     (processes.entry.folder / "run").write_text("/runs/first")
-    with held(processes, "run"), pytest.raises(UsageError, match=r"a run \(/runs/first\) goes on on twin"):
+    with occupied(processes, "run"), pytest.raises(UsageError, match=r"a run \(/runs/first\) is in progress on twin"):
         probe.probe(processes, print)
-    with held(processes, "probe"), pytest.raises(UsageError, match="a probe goes on on twin"), held(processes, "run"):
+    with (
+        occupied(processes, "probe"),
+        pytest.raises(UsageError, match="a probe is in progress on twin"),
+        occupied(processes, "run"),
+    ):
         raise AssertionError("two at once")
-    with held(processes, "probe"):
+    with occupied(processes, "probe"):
         pass
 
 
 def test_a_second_run_touches_nothing(processes: Twin, tmp_path: Path) -> None:
     asked = Asked("train", Path("job.py"), tmp_path / "out")
-    with sleeping(processes, "b") as other, held(processes, "run"):
-        with pytest.raises(UsageError, match="a run goes on on twin"):
+    with sleeping(processes, "b") as other, occupied(processes, "run"):
+        with pytest.raises(UsageError, match="a run is in progress on twin"):
             run(processes, asked, Schedule(), say=print)
         assert processes.processes("b") == [other.pid] and processes.processes("a") == []
         assert not (processes.entry.folder / "run").exists()
 
 
 def test_a_run_ends_its_own_processes_and_no_others(processes: Twin) -> None:
-    own = Own()
+    own = HostProcesses(processes.entry.folder)
     with sleeping(processes, "b") as other, (processes.entry.folder / "b.log").open("wb") as log:
         first = own.start("b", processes.command("b", [sys.executable, "-c", OFFSPRING]), log)
         until(lambda: Path(log.name).read_text().endswith("\n"))

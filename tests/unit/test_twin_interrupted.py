@@ -15,17 +15,17 @@ from cordee.twin.twin import Twin
 
 
 def test_a_twin_that_is_on_record_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = Registry.keep
+    write = Registry.write
 
     def interrupted(registry: Registry, entry: Entry) -> None:
-        keep(registry, entry)
-        monkeypatch.setattr(Registry, "keep", keep)
+        write(registry, entry)
+        monkeypatch.setattr(Registry, "write", write)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def stop(number: int, frame: object) -> None:
         raise Interrupted("stopped")
 
-    monkeypatch.setattr(Registry, "keep", interrupted)
+    monkeypatch.setattr(Registry, "write", interrupted)
     before = signal.signal(signal.SIGTERM, stop)
     registry = Registry(tmp_path / "twins")
     try:

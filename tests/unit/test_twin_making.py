@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from cordee.cli.twin import down
 from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.twin.cluster import Cluster
 from cordee.twin.quota import Quotas
-from cordee.twin.registry import Owner, Registry
+from cordee.twin.registry import Registry
 from cordee.twin.twin import Twin, missing
 
 TREE = {
@@ -80,8 +79,8 @@ def test_what_a_host_sees_its_own_file_in_place_of_must_be_there(
 def test_all_twins_are_those_that_are_left_after_sweeping(registry: Registry) -> None:
     lost, stays = f"u{secrets.token_hex(4)}", f"u{secrets.token_hex(4)}"
     with registry.locked():
-        registry.add(lost, Cluster.parse("1"), Owner(os.getpid(), -1), namespaces=False)
-        registry.add(stays, Cluster.parse("1"), None, namespaces=False)
+        registry.disown(registry.add(lost, Cluster.parse("1"), namespaces=False))
+        registry.add(stays, Cluster.parse("1"), stays=True, namespaces=False)
         (registry.folder / "bad").mkdir()
         (registry.folder / "bad" / "twin.json").write_text("[]")
     assert [one.name for one in Twin.all(registry)] == [stays]
@@ -128,13 +127,13 @@ def test_a_twin_whose_removal_was_killed_is_swept(registry: Registry, monkeypatc
     ends(CordeeError("processes do not end"))
     with pytest.raises(CordeeError, match="processes do not end"):
         made.down()
-    assert registry.find(name).owner is None
+    assert registry.find(name).stays
     ends(KeyboardInterrupt())  # as near to SIGKILL as a test may come: nothing is done on the way out
     with pytest.raises(KeyboardInterrupt):
         made.down()
     monkeypatch.undo()
-    assert registry.find(name).owner == Owner.me()
-    monkeypatch.setattr(Owner, "alive", False)
+    assert not registry.find(name).stays and not registry.find(name).abandoned
+    registry.disown(made.entry)
     assert Twin.all(registry) == [] and registry.entries() == []
     made.down()  # what is gone may be taken down again
 

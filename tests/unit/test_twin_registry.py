@@ -17,7 +17,7 @@ import pytest
 
 from cordee.core.errors import CordeeError, UsageError
 from cordee.twin.cluster import Cluster
-from cordee.twin.registry import Owner, Registry
+from cordee.twin.registry import Registry
 from cordee.twin.twin import Twin, sweep
 from harness import DEADLINE_S, stat_of
 
@@ -47,48 +47,52 @@ def await_(what: object, deadline_s: float = DEADLINE_S) -> None:
 # ------------------------------------------------------------- owners
 
 
-def test_an_owner_is_told_from_a_later_process_of_its_number() -> None:
-    me = Owner.me()
-    assert me.pid == os.getpid() and me.alive
-    assert not Owner(me.pid, me.started - 1).alive
-    assert not Owner(me.pid, me.started + 1, me.space).alive
-
-
-def test_an_owner_in_another_pid_namespace_cannot_be_judged() -> None:
-    """Two containers that share /run: the number means another process here, or none."""
-    me = Owner.me()
-    assert me.space == os.readlink("/proc/self/ns/pid")
-    assert Owner(me.pid, me.started + 1, "pid:[1]").alive
-
-
-def test_an_owner_that_has_ended_is_not_alive_though_nobody_has_asked_how() -> None:
-    process = subprocess.Popen(["sleep", "1000"])
+def test_a_twin_is_abandoned_when_its_owner_has_ended(registry: Registry) -> None:
+    """Also when the exit code of the owner was not asked for, and in whatever PID namespace it was."""
+    name = unique()
+    script = f"""
+import time
+from pathlib import Path
+from cordee.twin.cluster import Cluster
+from cordee.twin.registry import Registry
+Registry(Path({str(registry.folder)!r})).add({name!r}, Cluster.parse("1"), namespaces=False)
+print("added", flush=True)
+time.sleep(1000)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
-        found = stat_of(process.pid)
-        assert found is not None
-        owner = Owner(process.pid, found[2])
-        assert owner.alive
+        assert process.stdout is not None and process.stdout.readline() == "added\n"
+        entry = registry.find(name)
+        assert not entry.stays and not entry.abandoned
         process.kill()
         await_(lambda: (stat_of(process.pid) or "Z")[0] == "Z")
-        assert not owner.alive
-        process.wait(DEADLINE_S)
-        assert not owner.alive
+        await_(lambda: entry.abandoned)
     finally:
         process.kill()
-        process.wait(DEADLINE_S)
+        process.communicate(timeout=DEADLINE_S)
+    assert entry.abandoned
+
+
+def test_a_twin_belongs_to_the_process_that_made_it(registry: Registry) -> None:
+    entry = registry.add("x", CLUSTER, namespaces=False)
+    registry.own(entry)
+    assert not entry.abandoned and not Registry(registry.folder).find("x").abandoned
+    registry.disown(entry)
+    registry.disown(entry)
+    assert entry.abandoned
 
 
 # ------------------------------------------------------------- what is on record
 
 
 def test_what_is_written_down_is_read_back(registry: Registry) -> None:
-    mine = registry.add("mine", CLUSTER, Owner.me(), namespaces=True)
-    stays = registry.add("stays", Cluster.parse("1"), None, namespaces=False)
-    nameless = registry.add(None, CLUSTER, Owner.me(), namespaces=False)
+    mine = registry.add("mine", CLUSTER, namespaces=True)
+    stays = registry.add("stays", Cluster.parse("1"), stays=True, namespaces=False)
+    nameless = registry.add(None, CLUSTER, namespaces=False)
     assert sorted(registry.entries(), key=lambda one: one.name) == sorted(
         [mine, stays, nameless], key=lambda one: one.name
     )
-    assert registry.find("stays") == stays and stays.owner is None
+    assert registry.find("stays") == stays and stays.stays
     assert mine.folder == registry.folder / "mine" and mine.token_file.parent == mine.hosts_file.parent == mine.folder
     assert mine.folder.stat().st_mode & 0o077 == 0
     registry.remove(mine)
@@ -96,15 +100,15 @@ def test_what_is_written_down_is_read_back(registry: Registry) -> None:
 
 
 def test_a_name_is_taken_once(registry: Registry) -> None:
-    registry.add("x", CLUSTER, None, namespaces=False)
+    registry.add("x", CLUSTER, stays=True, namespaces=False)
     with pytest.raises(UsageError, match="there is a twin x already: cordee twin down x, or another --name"):
-        registry.add("x", CLUSTER, None, namespaces=False)
+        registry.add("x", CLUSTER, stays=True, namespaces=False)
 
 
 @pytest.mark.parametrize("name", ["", "X", "1x", "a-b", "../x", "a" * 13, "lock.", "ü"])
 def test_a_name_that_cannot_be_a_namespaces_is_refused(registry: Registry, name: str) -> None:
     with pytest.raises(UsageError, match="expected up to 12 small letters and digits, a letter first"):
-        registry.add(name, CLUSTER, None, namespaces=False)
+        registry.add(name, CLUSTER, stays=True, namespaces=False)
     assert registry.entries() == []
 
 
@@ -113,12 +117,12 @@ def test_the_only_twin_needs_no_name(registry: Registry) -> None:
         registry.find(None)
     with pytest.raises(UsageError, match="there is no twin here"):
         registry.find("x")
-    first = registry.add("x", CLUSTER, None, namespaces=False)
+    first = registry.add("x", CLUSTER, stays=True, namespaces=False)
     assert registry.find(None) == registry.find("x") == first
     with pytest.raises(UsageError, match="there is no twin 'z'; there is x"):
         registry.find("z")
-    second = registry.add("y", CLUSTER, None, namespaces=False)
-    with pytest.raises(UsageError, match=r"there are several twins: say which with --name\. There are x, y"):
+    second = registry.add("y", CLUSTER, stays=True, namespaces=False)
+    with pytest.raises(UsageError, match=r"there are several twins: choose one with --name\. There are x, y"):
         registry.find(None)
     assert registry.find("y") == second
 
@@ -132,12 +136,12 @@ def test_what_a_killed_maker_left_is_on_record_as_nobodys(registry: Registry) ->
     folders = [registry.folder / name for name in names]
     for folder in folders:
         folder.mkdir()
-    (folders[1] / "twin.json.new").write_text('{"hosts": [')
-    (folders[2] / "twin.json.123.new").write_text("")
+    (folders[1] / "owner.lock").write_text("")
+    (folders[2] / ".twin.json.123").write_text('{"hosts": [')
     assert (registry.folder / ".lock").is_file(), "which is no twin"
     found = registry.entries()
     assert [one.name for one in found] == names
-    assert all(one.owner is not None and not one.owner.alive and one.cluster.hosts == () for one in found)
+    assert all(one.abandoned and one.cluster.hosts == () for one in found)
     with registry.locked():
         assert sweep(registry) == names
     assert registry.entries() == [] and [one.name for one in registry.folder.iterdir()] == [".lock"]
@@ -164,17 +168,17 @@ def test_what_is_not_ours_is_neither_read_nor_removed(registry: Registry, tmp_pa
     ]
     for name in ("linked", "lock"):
         with pytest.raises(UsageError, match=f"{name} is no twin and in the way of one: remove it, or another --name"):
-            registry.add(name, CLUSTER, None, namespaces=False)
+            registry.add(name, CLUSTER, stays=True, namespaces=False)
     assert (home / "work" / "thesis").read_text() == "three years"
 
 
 def test_a_twin_may_be_called_lock(registry: Registry) -> None:
-    assert registry.add("lock", CLUSTER, None, namespaces=False) == registry.find("lock")
+    assert registry.add("lock", CLUSTER, stays=True, namespaces=False) == registry.find("lock")
 
 
 def test_a_record_goes_with_what_a_run_left_in_it(registry: Registry, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
-    entry = registry.add("x", CLUSTER, None, namespaces=False)
+    entry = registry.add("x", CLUSTER, stays=True, namespaces=False)
     (entry.folder / "out-b" / "checkpoints").mkdir(parents=True)
     (entry.folder / "b.log").write_text("")
     (entry.folder / "elsewhere").symlink_to(tmp_path)
@@ -191,20 +195,21 @@ def test_a_record_goes_with_what_a_run_left_in_it(registry: Registry, tmp_path: 
     [
         ("", "Expecting value"),
         ("\xff", "can't decode"),
-        ("[]", "expected hosts, owner and namespaces"),
-        ("null", "expected hosts, owner and namespaces"),
-        ('{"hosts": [], "namespaces": true}', "expected hosts, owner and namespaces"),
-        ('{"hosts": [], "owner": null, "namespaces": true, "latency": 3}', "expected hosts, owner and namespaces"),
-        ('{"hosts": [], "owner": null, "namespaces": "yes"}', "namespaces is neither true nor false"),
-        ('{"hosts": [], "owner": [1], "namespaces": true}', "owner is no process"),
-        ('{"hosts": [], "owner": ["1", "2"], "namespaces": true}', "owner is no process"),
-        ('{"hosts": [{"name": "a", "gpu": 1}], "owner": null, "namespaces": true}', "gpu"),
+        ("[]", "expected hosts, stays and namespaces"),
+        ("null", "expected hosts, stays and namespaces"),
+        ('{"hosts": "1", "namespaces": true}', "expected hosts, stays and namespaces"),
+        ('{"hosts": "1", "stays": true, "namespaces": true, "latency": 3}', "expected hosts, stays and namespaces"),
+        ('{"hosts": "1", "stays": true, "namespaces": "yes"}', "expected hosts, stays and namespaces"),
+        ('{"hosts": "1", "stays": 1, "namespaces": true}', "expected hosts, stays and namespaces"),
+        ('{"hosts": [{"name": "a"}], "owner": null, "namespaces": true}', "expected hosts, stays and namespaces"),
+        ('{"hosts": "name=a gpu=1", "stays": true, "namespaces": true}', "gpu"),
+        ('{"hosts": "cpu=fast", "stays": true, "namespaces": true}', "cpu=fast: expected"),
         ('{"hosts": ' + "[" * 200_000, "recursion"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_kept_and_named(registry: Registry, text: str, why: str) -> None:
     """It may be a newer version's, and the twin that it tells of may be up."""
-    good = registry.add("good", CLUSTER, None, namespaces=False)
+    good = registry.add("good", CLUSTER, stays=True, namespaces=False)
     file = registry.folder / "bad" / "twin.json"
     file.parent.mkdir()
     file.write_bytes(text.encode("latin-1"))
@@ -216,30 +221,21 @@ def test_a_record_that_cannot_be_read_is_kept_and_named(registry: Registry, text
         registry.find("bad")
     assert str(refused.value).startswith(f"twin bad: {file} ") and why in str(refused.value)
     assert f"remove the folder {file.parent}" in str(refused.value)
-    with pytest.raises(UsageError, match="there are several twins: say which with --name"):
+    with pytest.raises(UsageError, match="there are several twins: choose one with --name"):
         registry.find(None)
     with pytest.raises(UsageError, match="there is a twin bad already"):
-        registry.add("bad", CLUSTER, None, namespaces=False)
+        registry.add("bad", CLUSTER, stays=True, namespaces=False)
     assert file.read_bytes() == text.encode("latin-1")
-
-
-def test_a_record_without_the_owners_space_is_read(registry: Registry) -> None:
-    me = Owner.me()
-    entry = registry.add("x", CLUSTER, Owner(me.pid, me.started), namespaces=False)
-    content = json.loads((entry.folder / "twin.json").read_text())
-    (entry.folder / "twin.json").write_text(json.dumps({**content, "owner": content["owner"][:2]}))
-    found = registry.find("x").owner
-    assert found == Owner(me.pid, me.started) and found.alive
 
 
 def test_a_change_is_written_in_one_piece(registry: Registry) -> None:
     """Readers do not take the lock: they find the old record or the new one."""
-    entry = registry.add("x", CLUSTER, Owner.me(), namespaces=False)
+    entry = registry.add("x", CLUSTER, namespaces=False)
     stop = threading.Event()
 
     def write() -> None:
         while not stop.is_set():
-            registry.keep(entry)
+            registry.write(entry)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -256,9 +252,9 @@ def test_a_change_is_written_in_one_piece(registry: Registry) -> None:
 
 def test_only_what_has_lost_its_owner_is_swept(registry: Registry) -> None:
     lost, alive, stays = (unique() for _ in range(3))
-    registry.add(lost, CLUSTER, Owner(os.getpid(), Owner.me().started - 1), namespaces=False)
-    registry.add(alive, CLUSTER, Owner.me(), namespaces=False)
-    registry.add(stays, CLUSTER, None, namespaces=False)
+    registry.disown(registry.add(lost, CLUSTER, namespaces=False))
+    registry.add(alive, CLUSTER, namespaces=False)
+    registry.add(stays, CLUSTER, stays=True, namespaces=False)
     with registry.locked():
         assert sweep(registry) == [lost]
     assert {one.name for one in registry.entries()} == {alive, stays}
@@ -267,7 +263,7 @@ def test_only_what_has_lost_its_owner_is_swept(registry: Registry) -> None:
 def test_a_twin_that_stays_belongs_to_its_maker_until_it_is_whole(registry: Registry) -> None:
     made = Twin.up(Cluster.parse("1"), registry, name=unique(), stays=True, processes=True)
     try:
-        assert made.entry.owner is None and registry.find(made.name).owner is None
+        assert made.entry.stays and registry.find(made.name).stays
         with registry.locked():
             assert sweep(registry) == []
     finally:
@@ -363,9 +359,9 @@ def test_a_folder_that_others_may_enter_is_not_used(tmp_path: Path) -> None:
 
 
 def test_what_is_on_record_is_json(registry: Registry) -> None:
-    entry = registry.add("x", CLUSTER, Owner(7, 8, "pid:[9]"), namespaces=True)
+    entry = registry.add("x", CLUSTER, namespaces=True)
     assert json.loads((entry.folder / "twin.json").read_text()) == {
-        "hosts": CLUSTER.to_dicts(),
-        "owner": [7, 8, "pid:[9]"],
+        "hosts": "name=a cpu=0.5 link=10mbit, name=b cpu=0.5 link=10mbit",
+        "stays": False,
         "namespaces": True,
     }

@@ -17,14 +17,15 @@ from cordee.core.events import EventLog, read_events
 from cordee.core.interpreter import python_module
 from cordee.twin import enter
 from cordee.twin.cluster import Cluster
+from cordee.twin.collect import collect_files
+from cordee.twin.commands import Asked, commands, threads_of
 from cordee.twin.enter import MARK
 from cordee.twin.faults import Faults
-from cordee.twin.home import bring_home
+from cordee.twin.follow import RunFollower, follow_run
 from cordee.twin.registry import Registry
 from cordee.twin.rules import Action
-from cordee.twin.run import Asked, check_possible, commands, threads_of
+from cordee.twin.run import check_possible
 from cordee.twin.schedule import Schedule
-from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, stat_of, until
 from records import T0, event, start, step, worker, write
@@ -36,7 +37,7 @@ def twin_of(text: str, folder: Path, *, namespaces: bool = True) -> Twin:
     """On record, and nothing else."""
     registry = Registry(folder / "twins")
     with registry.locked():
-        return Twin(registry.add("t", Cluster.parse(text), None, namespaces=namespaces), registry)
+        return Twin(registry.add("t", Cluster.parse(text), stays=True, namespaces=namespaces), registry)
 
 
 @contextlib.contextmanager
@@ -118,7 +119,7 @@ def test_a_worker_computes_with_its_part_of_the_processor(monkeypatch: pytest.Mo
 
 
 def test_what_is_seen_grows_with_the_file(tmp_path: Path) -> None:
-    seen = Seen(tmp_path)
+    seen = RunFollower(tmp_path)
     seen.look()
     assert (seen.step, seen.workers, seen.began, seen.met) == (0, {}, None, False)
     assert (seen.progress().step, seen.progress().seconds) == (0, 0.0)
@@ -136,7 +137,7 @@ def test_what_is_seen_grows_with_the_file(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
-    seen = Seen(tmp_path)
+    seen = RunFollower(tmp_path)
     write(tmp_path, start(0.0, 1))
     line = json.dumps(step(2.0, 7)).encode() + b"\n"
     for number, byte in enumerate(line):
@@ -148,7 +149,7 @@ def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
 
 def test_a_resumed_run_begins_where_it_stopped(tmp_path: Path) -> None:
     write(tmp_path, [*start(0.0, 3), *(step(2.0, number) for number in range(1, 21))])
-    seen = Seen(tmp_path)
+    seen = RunFollower(tmp_path)
     seen.skip()
     seen.look()
     assert (seen.step, seen.first, seen.workers) == (0, 0, {})
@@ -165,7 +166,7 @@ def test_a_torn_line_of_the_former_start_is_cut_off_by_the_next(tmp_path: Path) 
     write(tmp_path, [*start(0.0, 1), step(2.0, 1)])
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(json.dumps(step(2.1, 2)).encode()[:-20])
-    seen = Seen(tmp_path)
+    seen = RunFollower(tmp_path)
     seen.skip()
     EventLog(tmp_path / "events.jsonl").close()
     write(tmp_path, [*start(9.0, 1, resume=True, steps=1), step(12.0, 2)])
@@ -177,7 +178,7 @@ def test_a_torn_line_of_the_former_start_is_cut_off_by_the_next(tmp_path: Path) 
 def test_a_start_that_came_to_nothing_is_replaced(steps: int, tmp_path: Path) -> None:
     """The new file may be shorter than the former one, or longer by the time of the first look."""
     write(tmp_path, [*start(0.0, 2), *(step(2.0, number) for number in range(1, 6))])
-    seen = Seen(tmp_path)
+    seen = RunFollower(tmp_path)
     seen.skip()
     (tmp_path / "events.jsonl").unlink()
     seen.look()
@@ -191,12 +192,14 @@ def test_a_start_that_came_to_nothing_is_replaced(steps: int, tmp_path: Path) ->
 
 def test_the_run_that_a_twin_runs_is_known(tmp_path: Path) -> None:
     twin = twin_of("1", tmp_path)
-    with pytest.raises(UsageError, match="no run was started on twin t by `cordee twin run`: say --run FOLDER"):
-        seen_of(twin)
+    with pytest.raises(
+        UsageError, match="no run was started on twin t by `cordee twin run`: name it with --run FOLDER"
+    ):
+        follow_run(twin)
     write(tmp_path / "out", [*start(0.0, 1), step(2.0, 3)])
-    assert seen_of(twin, tmp_path / "out").step == 3
+    assert follow_run(twin, tmp_path / "out").step == 3
     (twin.entry.folder / "run").write_text(str(tmp_path / "out"))
-    assert seen_of(twin).step == 3
+    assert follow_run(twin).step == 3
 
 
 # ------------------------------------------------------------- schedules that cannot be followed
@@ -250,7 +253,7 @@ def test_faults_reach_mere_processes_and_are_on_record(processes: Twin, tmp_path
         for number, process in ((0, one), (1, two), (2, one)):
             place = {"device": "cpu", "threads": 1, "cores": 2}
             write(out, [event("worker", 1.0, worker=number, host="machine", pid=process.pid + (number == 2), **place)])
-        seen = Seen(out)
+        seen = RunFollower(out)
         seen.look()
         seen.workers[2] = ("machine", os.getpid())  # a number that went to somebody else
         faults = Faults(processes, seen, 0, said.append)
@@ -278,7 +281,7 @@ def test_faults_reach_mere_processes_and_are_on_record(processes: Twin, tmp_path
 
 
 def test_random_workers_are_those_that_are_left(processes: Twin, tmp_path: Path) -> None:
-    seen = Seen(write(tmp_path / "out", start(0.0, 0)))
+    seen = RunFollower(write(tmp_path / "out", start(0.0, 0)))
     faults = Faults(processes, seen, 0, lambda message: None)
     faults.do(Action("kill"))
     with sleeping(processes, "b") as process:
@@ -290,7 +293,7 @@ def test_random_workers_are_those_that_are_left(processes: Twin, tmp_path: Path)
 
 
 def test_what_mere_processes_do_not_have_is_refused(processes: Twin, tmp_path: Path) -> None:
-    faults = Faults(processes, Seen(tmp_path), 0, lambda message: None)
+    faults = Faults(processes, RunFollower(tmp_path), 0, lambda message: None)
     for action in (Action("cut", "b"), Action("set", "b", settings=(("link", "1mbit"),))):
         with pytest.raises(
             UsageError, match=f"no link can be changed: the hosts of twin {processes.name} are mere processes"
@@ -320,10 +323,7 @@ def test_a_host_ends_with_whoever_started_it(processes: Twin, tmp_path: Path) ->
     script = f"""
 import subprocess
 from pathlib import Path
-from cordee.twin.faults import Faults
-from cordee.twin.home import bring_home
 from cordee.twin.registry import Registry
-from cordee.twin.run import Asked, check_possible, commands, threads_of
 from cordee.twin.twin import Twin
 registry = Registry(Path({str(tmp_path / "twins")!r}))
 subprocess.run(Twin(registry.find(None), registry).command("b", ["sleep", "1000"]))
@@ -372,7 +372,7 @@ def test_what_other_hosts_wrote_is_brought_home(tmp_path: Path) -> None:
         (folder / "events.jsonl").write_text(folder.name)
     for path in (out / "model.safetensors", far / "checkpoints" / "step-00000003"):
         os.utime(path, (1, 1))
-    assert bring_home([tmp_path / "never", far], out) == ["step-00000006", "model.safetensors"]
+    assert collect_files([tmp_path / "never", far], out) == ["step-00000006", "model.safetensors"]
     assert [
         (out / "checkpoints" / name / "checkpoint.json").read_text() for name in ("step-00000003", "step-00000006")
     ] == [
@@ -380,4 +380,4 @@ def test_what_other_hosts_wrote_is_brought_home(tmp_path: Path) -> None:
         "far",
     ]
     assert (out / "model.safetensors").read_text() == "far" and (out / "events.jsonl").read_text() == "out"
-    assert bring_home([far], out) == []
+    assert collect_files([far], out) == []

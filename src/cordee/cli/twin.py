@@ -6,13 +6,22 @@ import json
 import os
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cordee.core import errors
-from cordee.core.errors import CordeeError, UsageError
+from cordee.core.errors import (
+    CheckpointError,
+    CordeeError,
+    DataError,
+    JobError,
+    MixingError,
+    ModelError,
+    PlanError,
+    UsageError,
+)
 from cordee.core.text import plain
 
 if TYPE_CHECKING:
@@ -21,10 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="twin", help="A cluster emulated on this machine.", no_args_is_help=True)
 
-AGAIN = (
-    *(errors.UsageError, errors.JobError, errors.DataError, errors.PlanError),
-    *(errors.ModelError, errors.MixingError, errors.CheckpointError),
-)
+AGAIN = (UsageError, JobError, DataError, PlanError, ModelError, MixingError, CheckpointError)
 """After one of these the same command would end alike."""
 HOSTS_HELP = 'The hosts, such as "2 x cpu=0.75 link=100mbit, 1 x cpu=0.25 link=10mbit".'
 Hosts = Annotated[str | None, typer.Option(help=HOSTS_HELP, show_default=False)]
@@ -62,7 +68,8 @@ def run(
     whose alone is what stands behind `--`.
     """
     from cordee.runtime.api import default_folder
-    from cordee.twin.run import Asked, check_options, check_possible, run
+    from cordee.twin.commands import Asked, check_options
+    from cordee.twin.run import check_possible, run
     from cordee.twin.schedule import Schedule
     from cordee.twin.twin import chosen
 
@@ -105,7 +112,9 @@ def exec(
     name: Name = None,
 ) -> None:
     """Run a command on a host; put --name before the host."""
-    words = _found(name).command(host, command, tied=False)
+    from cordee.twin.twin import Twin
+
+    words = Twin.find(name).command(host, command, tied=False)
     sys.stdout.flush()
     os.execv(words[0], words)  # in our place: signals, the terminal and the exit code are the command's own
 
@@ -117,32 +126,26 @@ def set_(
     name: Name = None,
 ) -> None:
     """Change a host's link or CPU share while it works; `max` takes a limit away."""
-    from cordee.twin.statements import SETTINGS, refused
-
     pairs = [text.partition("=") for text in settings]
-    for key, equals, value in pairs:
+    for key, equals, _ in pairs:
         if not equals:
             raise UsageError(f"{key!r} is not key=value; expected such as link=10mbit or cpu=0.1")
-        if key not in SETTINGS:
-            expected = "link or cpu: nothing else of a host can be changed while it is up"
-            raise refused(f"{key}={value}", expected, key, SETTINGS)
         if [one for one, _, _ in pairs].count(key) > 1:
             raise UsageError(f"{key} is given twice. Keep one of them.")
-    twin = _found(name)
-    _do(twin, "set", host, settings=tuple((key, value) for key, _, value in pairs))
+    twin = _do("set", name, host, settings=tuple((key, value) for key, _, value in pairs))
     print(twin.cluster.host(host))
 
 
 @app.command()
 def cut(host: HostName, name: Name = None) -> None:
     """Pull a host's cable."""
-    _do(_found(name), "cut", host)
+    _do("cut", name, host)
 
 
 @app.command()
 def mend(host: HostName, name: Name = None) -> None:
     """Put a host's cable back."""
-    _do(_found(name), "mend", host)
+    _do("mend", name, host)
 
 
 @app.command(context_settings=MORE_WORDS)
@@ -177,19 +180,19 @@ def down(
     if len(set(given)) > 1:
         raise UsageError(f"{' and '.join(given)}: expected one of them")
     registry = Registry()
-    twins = Twin.all(registry) if everything else [_found(name or option)]
-    kept: list[CordeeError] = []
+    twins = Twin.all(registry) if everything else [Twin.find(name or option)]
+    errors: list[CordeeError] = []
     for twin in twins:
         try:
             twin.down()
             print(f"twin {twin.name} is gone")
         except CordeeError as error:  # the others go nevertheless
-            kept.append(error)
-    kept += [CordeeError(str(one)) for one in registry.damaged()] if everything else []
-    if len(kept) == 1:
-        raise kept[0]
-    if kept:
-        raise CordeeError("; ".join(map(str, kept)))
+            errors.append(error)
+    errors += registry.damaged() if everything else []
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise CordeeError("; ".join(map(str, errors)))
 
 
 @app.command(name="list")
@@ -203,7 +206,7 @@ def list_(as_json: AsJson = False) -> None:
     for one in damaged:
         _say(str(one))
     if as_json:
-        print(json.dumps([{"name": twin.name, "hosts": twin.cluster.to_dicts()} for twin in twins]))
+        print(json.dumps([{"name": twin.name, **asdict(twin.cluster)} for twin in twins]))
         return
     for twin in twins:
         print(f"{twin.name}: {twin.cluster}")
@@ -219,16 +222,10 @@ def probe(hosts: Hosts = None, name: Name = None, as_json: AsJson = False) -> No
 
     try:
         with chosen(hosts, name, check=check) as twin:
-            found = probe(twin, _say)
-            print(json.dumps(found) if as_json else table(found, twin.cluster))
+            measured = probe(twin, _say)
+            print(json.dumps(measured) if as_json else table(measured, twin.cluster))
     except NoLinks as error:  # without the advice to do without links, which are the point
         raise UsageError(error.reason) from error
-
-
-def _found(name: str | None) -> Twin:
-    from cordee.twin.twin import find
-
-    return find(name)
 
 
 def _signal(verb: Verb, words: list[str], name: str | None, folder: Path | None) -> None:
@@ -238,22 +235,18 @@ def _signal(verb: Verb, words: list[str], name: str | None, folder: Path | None)
         only = f"; `{verb} {words[0]}` is for schedules alone" if scheduled else ""
         expected = f"expected the number of a worker, such as `cordee twin {verb} 1`"
         raise UsageError(f"{verb} {' '.join(words)}: {expected}{only}")
-    _do(_found(name), verb, worker=int(words[0]), folder=folder)
+    _do(verb, name, worker=int(words[0]), folder=folder)
 
 
-def _do(
-    twin: Twin,
-    verb: Verb,
-    host: str = "",
-    *,
-    worker: int | None = None,
-    settings: tuple[tuple[str, str], ...] = (),
-    folder: Path | None = None,
-) -> None:
+def _do(verb: Verb, name: str | None, host: str = "", *, folder: Path | None = None, **details: Any) -> Twin:
+    """Do an action to the twin of this name."""
     from cordee.twin.faults import do_by_hand
     from cordee.twin.rules import Action
+    from cordee.twin.twin import Twin
 
-    do_by_hand(twin, Action(verb, host, worker, settings), folder, _say)
+    twin = Twin.find(name)
+    do_by_hand(twin, Action(verb, host, **details), folder, _say)
+    return twin
 
 
 def _report_anew(folder: Path) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from itertools import count
+from dataclasses import dataclass, replace
+from itertools import count, islice, product
+from string import ascii_lowercase
 from typing import Any
 
 from cordee.core.errors import UsageError
@@ -68,35 +69,17 @@ class Cluster:
     def parse(cls, text: str) -> Cluster:
         """Groups of equal hosts, separated by commas: `COUNT x KEY=VALUE ...`; `1 x` may be left out."""
         hosts: list[Host] = []
-        if not text.strip():
-            raise UsageError(f"hosts {text!r}: at least 1 host is needed, such as {EXAMPLE!r}")
         for group in text.split(","):
             number, settings = _read_group(group, text)
-            named = settings.pop("name", None)
-            if named is not None and number > 1:
+            if "name" in settings and number > 1:
                 raise UsageError(f"hosts {group.strip()!r}: {number} hosts cannot have one name; leave name= out")
             if len(hosts) + number > MOST_HOSTS:
                 raise UsageError(f"hosts {text!r}: at most {MOST_HOSTS} hosts can be emulated")
-            hosts += [Host(name=str(named) if named else "", **settings)] * number
+            hosts += [Host(**{"name": "", **settings})] * number
         names = [host.name for host in hosts if host.name]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"hosts {text!r}: {', '.join(twice)} is the name of two hosts")
         return cls(tuple(_named(hosts)))
-
-    @classmethod
-    def from_dicts(cls, hosts: list[dict[str, Any]]) -> Cluster:
-        """From what `to_dicts` gave; `ValueError` for anything else, such as what a newer version writes."""
-        try:
-            cluster = cls(tuple(Host(**host) for host in hosts))
-            if cluster.to_dicts() != hosts or (hosts and cls.parse(str(cluster)) != cluster):
-                raise ValueError(f"hosts: expected {', '.join(_READERS)} of each")
-        except (TypeError, UsageError) as error:
-            raise ValueError(f"hosts: {error}") from error
-        return cluster
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Ready for JSON."""
-        return [asdict(host) for host in self.hosts]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,20 +111,20 @@ class Cluster:
 
 def letters(number: int) -> str:
     """The name of the host of this number: a, b, ..., z, aa, ab, ..."""
-    name = ""
-    number += 1
-    while number:
-        number, rest = divmod(number - 1, 26)
-        name = chr(ord("a") + rest) + name
+    names = ("".join(word) for length in count(1) for word in product(ascii_lowercase, repeat=length))
+    name = next(islice(names, number, None))
     return f"{name}1" if name in _KEYWORDS else name
 
 
 def read_setting(key: str, text: str) -> Any:
-    """The value meant by `key=text`; `max` takes a limit away. Raises `UsageError` for what a host does not have."""
+    """The value meant by `key=text`; `max` removes a limit. Raises `UsageError` for what a host does not have."""
     if key not in _READERS:
         hint = did_you_mean(key, _READERS)
         raise UsageError(f"{key}={text}: a host has {', '.join(_READERS)}, not {key}.{hint}")
-    return _READERS[key](text)
+    try:
+        return _READERS[key](text)
+    except ValueError as error:
+        raise UsageError(f"{key}={text}: {error}") from None
 
 
 def written_rate(rate: float | None) -> str:
@@ -164,20 +147,17 @@ def _named(hosts: list[Host]) -> Iterator[Host]:
 def _read_group(group: str, text: str) -> tuple[int, dict[str, Any]]:
     """How many hosts, and their settings."""
     words = group.split()
-    if not words:
-        raise UsageError(f"hosts {text!r}: nothing between two commas; expected such as {EXAMPLE!r}")
     where = f"hosts {group.strip()!r}"
+    if not words:
+        what = "nothing between two commas" if text.strip() else "at least 1 host is needed"
+        raise UsageError(f"hosts {text!r}: {what}; expected such as {EXAMPLE!r}")
+    if len(words) > 1 and words[1] not in ("x", "×", "*") and _COUNT.fullmatch(words[0]):
+        raise UsageError(f"{where}: expected `{words[0]} x {words[1]} ...`")
     number = 1
-    if len(words) > 1 and words[1] in ("x", "×", "*"):
+    if _COUNT.fullmatch(words[0]) or words[1:2] in (["x"], ["×"], ["*"]):
         if not _COUNT.fullmatch(words[0]) or int(words[0]) < 1:
             raise UsageError(f"{where}: {words[0]!r} x: expected how many, a whole number from 1")
         number, words = int(words[0]), words[2:]
-    elif _COUNT.fullmatch(words[0]):
-        if len(words) > 1:
-            raise UsageError(f"{where}: expected `{words[0]} x {words[1]} ...`")
-        number, words = int(words[0]), []
-    if number < 1:
-        raise UsageError(f"{where}: at least 1 host is needed")
     settings: dict[str, Any] = {}
     for word in words:
         key, _, value = word.partition("=")
@@ -192,38 +172,33 @@ def _read_group(group: str, text: str) -> tuple[int, dict[str, Any]]:
 def _read_cpu(text: str) -> float | None:
     if text == "max":
         return None
-    cpu = float(text) if _CPU.fullmatch(text) else 0.0
-    if not LEAST_CPU <= cpu <= MOST_CPU:
-        raise UsageError(
-            f"cpu={text}: expected cores' worth of processor time from {LEAST_CPU} to {MOST_CPU}, such as 0.25, or max"
-        )
-    return cpu
+    if not _CPU.fullmatch(text) or not LEAST_CPU <= float(text) <= MOST_CPU:
+        raise ValueError(f"expected cores' worth of processor time from {LEAST_CPU} to {MOST_CPU}, such as 0.5, or max")
+    return float(text)
 
 
 def _read_link(text: str) -> float | None:
     if text == "max":
         return None
-    found = _RATE.fullmatch(text.lower())
-    rate = float(round(float(found[1]) * UNITS[found[2]])) if found else 0.0
+    match = _RATE.fullmatch(text.lower())
+    rate = float(round(float(match[1]) * UNITS[match[2]])) if match else 0.0
     if not SLOWEST_BIT_S <= rate <= FASTEST_BIT_S:
         late = ". Queued behind data on a slower link, heartbeats come too late" if 0 < rate < SLOWEST_BIT_S else ""
-        raise UsageError(f"link={text}: expected a speed from 100kbit to 100gbit, such as 100mbit, or max{late}")
+        raise ValueError(f"expected a speed from 100kbit to 100gbit, such as 100mbit, or max{late}")
     return rate
 
 
 def _read_workers(text: str) -> int:
     if not _COUNT.fullmatch(text) or not 1 <= int(text) <= MOST_WORKERS:
-        raise UsageError(f"workers={text}: expected a whole number from 1 to {MOST_WORKERS}")
+        raise ValueError(f"expected a whole number from 1 to {MOST_WORKERS}")
     return int(text)
 
 
 def _read_name(text: str) -> str:
     if not _NAME.fullmatch(text) or text in _KEYWORDS:
-        raise UsageError(
-            f"name={text}: expected up to 11 small letters and digits, a letter first, no word of a schedule"
-        )
+        raise ValueError("expected up to 11 small letters and digits, a letter first, no word of a schedule")
     if text in _LOOPBACK:
-        raise UsageError(f"name={text}: every host calls itself by this name, so that no other host is reached by it")
+        raise ValueError("every host calls itself by this name, so that no other host is reached by it")
     return text
 
 

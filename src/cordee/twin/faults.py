@@ -10,11 +10,11 @@ from pathlib import Path
 from cordee.core.errors import UsageError
 from cordee.core.events import append_event
 from cordee.twin.cluster import read_setting
-from cordee.twin.own import goes_on, run_of
+from cordee.twin.commands import is_running, last_run
+from cordee.twin.follow import RunFollower, follow_run
 from cordee.twin.processes import lives
 from cordee.twin.rules import Action
 from cordee.twin.schedule import choose
-from cordee.twin.seen import Seen, seen_of
 from cordee.twin.twin import Twin
 
 _SIGNALS = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "resume": signal.SIGCONT}
@@ -29,23 +29,22 @@ class NotThere(UsageError):
 def do_by_hand(twin: Twin, action: Action, folder: Path | None, say: Say) -> None:
     """What a user does to a host, or to a worker of the run in `folder`; it is on the record of that run."""
     if not action.host:
-        Faults(twin, seen_of(twin, folder), 0, say).by_hand(action)
+        Faults(twin, follow_run(twin, folder), 0, say).by_hand(action)
         return
     _change(twin, action)
-    running = run_of(twin)
-    if running is not None and goes_on(twin, "run"):
-        seen = Seen(running)
-        seen.look()
-        if not seen.ended:
-            Faults(twin, seen, 0, say).record(str(action))
+    if (current := last_run(twin)) is not None and is_running(twin):
+        run = RunFollower(current)
+        run.look()
+        if not run.ended:
+            Faults(twin, run, 0, say).record(str(action))
 
 
 class Faults:
     """Does what a schedule or a user says, and writes down that it was done."""
 
-    def __init__(self, twin: Twin, seen: Seen, seed: int, say: Say) -> None:
+    def __init__(self, twin: Twin, run: RunFollower, seed: int, say: Say) -> None:
         """Nothing has happened. `seed` decides which worker `random` is."""
-        self._twin, self._seen, self._seed, self._say = twin, seen, seed, say
+        self._twin, self._run, self._seed, self._say = twin, run, seed, say
         self._drawn = 0
         self.struck: set[str] = set()
         """Hosts that something was done to: how they end is no news."""
@@ -66,21 +65,21 @@ class Faults:
 
     def by_hand(self, action: Action) -> None:
         """A user's signal; `UsageError`, and nothing on record, when the worker is not there."""
-        if self._seen.ended:
-            raise UsageError(f"{action}: the run in {self._seen.folder} has ended")
+        if self._run.ended:
+            raise UsageError(f"{action}: the run in {self._run.folder} has ended")
         try:
             self.record(self._signal(action))
         except NotThere as error:
-            there = ", ".join(map(str, sorted(self._seen.workers))) or "none"
-            raise UsageError(f"{error}. Workers of the run in {self._seen.folder}: {there}") from None
+            there = ", ".join(map(str, sorted(self._run.workers))) or "none"
+            raise UsageError(f"{error}. Workers of the run in {self._run.folder}: {there}") from None
 
     def record(self, what: str) -> None:
         """Tell the user, and the run's events."""
-        self._say(f"step {self._seen.step}: {what}")
-        append_event(self._seen.folder / "events.jsonl", "fault", what=what)
+        self._say(f"step {self._run.step}: {what}")
+        append_event(self._run.folder / "events.jsonl", "fault", what=what)
 
     def _signal(self, action: Action) -> str:
-        workers = self._seen.workers
+        workers = self._run.workers
         number = action.worker
         if number is None:
             self._drawn += 1
@@ -89,9 +88,9 @@ class Faults:
             number = choose(self._seed, self._drawn, sorted(workers))
         if number not in workers:
             raise NotThere(f"{action.verb} worker {number}: it is not there any more")
-        said, pid = workers[number]
+        reported, pid = workers[number]
         # A host that is no namespace goes by the machine's name; the number alone could be another process's by now.
-        names = sorted(self._twin.cluster.names, key=lambda name: name != said)
+        names = sorted(self._twin.cluster.names, key=lambda name: name != reported)
         host = next((name for name in names if pid in self._twin.processes(name)), None)
         gone = NotThere(f"{action.verb} worker {number}: process {pid} is not there any more")
         if host is None or not lives(pid):
@@ -108,5 +107,7 @@ def _change(twin: Twin, action: Action) -> None:
     """Do to a host what an action says."""
     if action.verb == "set":
         twin.set(action.host, {key: read_setting(key, text) for key, text in action.settings})
+    elif action.verb == "kill":
+        twin.end_processes(action.host)
     else:
-        {"cut": twin.cut, "mend": twin.mend, "kill": twin.end_processes}[action.verb](action.host)
+        twin.plug(action.host, "down" if action.verb == "cut" else "up")

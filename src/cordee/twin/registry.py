@@ -1,6 +1,6 @@
-"""Which twins there are on this machine: a folder each, written before anything is made and removed after everything.
+"""The twins of this machine: one folder per twin, written before anything is made and removed after everything.
 
-However a twin's owner ends, the folder tells the next command what to remove.
+However the process that owns a twin ends, the folder says to the next command what to remove.
 """
 
 from __future__ import annotations
@@ -18,43 +18,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cordee.core.damage import write_whole
 from cordee.core.errors import CordeeError, UsageError
 from cordee.twin.cluster import Cluster
+from cordee.twin.locks import is_locked, take_lock
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,11}")
-_RECORD, _LOCK = "twin.json", ".lock"
-_UNFINISHED = re.compile(rf"{re.escape(_RECORD)}\.(\d+\.)?new")
-"""A record that was being written."""
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The process with which a twin ends, told from a later one of the same number by the time of its start."""
-
-    pid: int
-    started: int
-    space: str = ""
-    """The PID namespace in which it has this number; empty in records that do not say it."""
-
-    @classmethod
-    def me(cls) -> Owner:
-        """This process."""
-        return cls(os.getpid(), _started(os.getpid()) or 0, _pid_space())
-
-    @property
-    def alive(self) -> bool:
-        """Whether it is still there; one in another PID namespace (a container's) is not seen, and counts as there."""
-        return (self.space not in ("", _pid_space())) or _started(self.pid) == self.started
+_RECORD, _LOCK, _OWNER = "twin.json", ".lock", "owner.lock"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is on record of a twin."""
+    """The record of a twin."""
 
     name: str
     cluster: Cluster
-    owner: Owner | None
-    """None: it stays until `cordee twin down`."""
+    stays: bool
+    """Until `cordee twin down`; otherwise it ends with the process that owns it."""
     namespaces: bool
     """Whether its hosts are namespaces; otherwise they are mere processes."""
     folder: Path
@@ -69,25 +49,22 @@ class Entry:
         """What its hosts see as /etc/hosts."""
         return self.folder / "hosts"
 
-
-@dataclass(frozen=True)
-class Damaged:
-    """A record that says nothing to us; it is kept, for the twin itself may be up."""
-
-    folder: Path
-    why: str
-
     @property
-    def name(self) -> str:
-        """What the twin is called."""
-        return self.folder.name
+    def abandoned(self) -> bool:
+        """Whether the process that owned it has ended."""
+        return not self.stays and not is_locked(self.folder / _OWNER)
 
-    def __str__(self) -> str:
-        """What is wrong, and what to do."""
-        return (
-            f"twin {self.name}: {self.folder / _RECORD} {self.why}. If another version of Cordée made this twin, take "
-            f"it down with that one. Otherwise end what is there by hand (`ip netns list` shows cordee-{self.name}...) "
-            f"and remove the folder {self.folder}"
+
+class DamagedRecord(CordeeError):
+    """A record that cannot be read; it is kept, for the twin itself may be up."""
+
+    def __init__(self, folder: Path, why: str) -> None:
+        """The twin of this folder, and what is wrong with its record."""
+        self.name = folder.name
+        super().__init__(
+            f"twin {self.name}: {folder / _RECORD} {why}. If another version of Cordée made this twin, take it down "
+            f"with that version. Otherwise end its processes by hand (`ip netns list` shows cordee-{self.name}...) "
+            f"and remove the folder {folder}"
         )
 
 
@@ -98,6 +75,7 @@ class Registry:
         """In /run for root, the only user that makes namespaces; otherwise beside other temporary files."""
         other = Path(tempfile.gettempdir()) / f"cordee-twin-{os.getuid()}"
         self.folder = folder or (Path("/run/cordee-twin") if os.geteuid() == 0 else other)
+        self._owned: dict[str, int] = {}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -109,9 +87,9 @@ class Registry:
         except OSError as error:
             raise CordeeError(f"the folder of twins {self.folder} cannot be made: {error.strerror}") from error
         # Not through a link, which any user may put where temporary files are: what lies here is removed later.
-        found = self.folder.lstat()
-        private = found.st_uid == os.geteuid() and found.st_mode & 0o777 == 0o700
-        if not stat.S_ISDIR(found.st_mode) or not private:
+        status = self.folder.lstat()
+        private = status.st_uid == os.geteuid() and status.st_mode & 0o777 == 0o700
+        if not stat.S_ISDIR(status.st_mode) or not private:
             what = "a folder of this user's own that is private to this user (mode 700), not a link"
             raise CordeeError(f"{self.folder} is not {what}: remove it, or move it away")
         with (self.folder / _LOCK).open("w") as lock:
@@ -119,8 +97,8 @@ class Registry:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def add(self, name: str | None, cluster: Cluster, owner: Owner | None, *, namespaces: bool) -> Entry:
-        """Put a new twin on record."""
+    def add(self, name: str | None, cluster: Cluster, *, stays: bool = False, namespaces: bool) -> Entry:
+        """Record a new twin; this process owns it unless it `stays`."""
         if name is None:
             name = f"t{secrets.token_hex(4)}"
         if not _NAME.fullmatch(name):
@@ -132,43 +110,48 @@ class Registry:
             if folder.is_symlink() or not folder.is_dir():
                 raise UsageError(f"{folder} is no twin and in the way of one: remove it, or another --name") from None
             raise UsageError(f"there is a twin {name} already: cordee twin down {name}, or another --name") from None
-        entry = Entry(name, cluster, owner, namespaces, folder)
-        self.keep(entry)
+        entry = Entry(name, cluster, stays, namespaces, folder)
+        if not stays:
+            self.own(entry)
+        self.write(entry)
         return entry
 
-    def keep(self, entry: Entry) -> None:
-        """Write it down as it is now."""
-        owner = entry.owner
-        content = {
-            "hosts": entry.cluster.to_dicts(),
-            "owner": [owner.pid, owner.started, owner.space] if owner else None,
-            "namespaces": entry.namespaces,
-        }
-        new = entry.folder / f"{_RECORD}.{os.getpid()}.new"
-        new.write_text(json.dumps(content))
-        new.replace(entry.folder / _RECORD)
+    def write(self, entry: Entry) -> None:
+        """Write the record as it is now."""
+        content = {"hosts": str(entry.cluster), "stays": entry.stays, "namespaces": entry.namespaces}
+        write_whole(entry.folder / _RECORD, json.dumps(content))
+
+    def own(self, entry: Entry) -> None:
+        """From now on this process owns it, until it ends."""
+        if entry.name not in self._owned and (lock := take_lock(entry.folder / _OWNER)) is not None:
+            self._owned[entry.name] = lock
+
+    def disown(self, entry: Entry) -> None:
+        """This process does not own it any more."""
+        if entry.name in self._owned:
+            os.close(self._owned.pop(entry.name))
 
     def entries(self) -> list[Entry]:
-        """All that are on record, less those whose record cannot be read."""
+        """All twins whose record can be read."""
         return [one for one in self._read() if isinstance(one, Entry)]
 
-    def damaged(self) -> list[Damaged]:
-        """Those whose record cannot be read."""
-        return [one for one in self._read() if isinstance(one, Damaged)]
+    def damaged(self) -> list[DamagedRecord]:
+        """An error for each twin whose record cannot be read."""
+        return [one for one in self._read() if isinstance(one, DamagedRecord)]
 
     def find(self, name: str | None) -> Entry:
-        """The twin of this name; without one, the only one."""
-        everything = self._read()
-        chosen = [one for one in everything if name in (None, one.name)]
+        """The twin of this name; without a name, the only twin."""
+        twins = self._read()
+        chosen = [one for one in twins if name in (None, one.name)]
         if len(chosen) == 1:
-            if isinstance(chosen[0], Damaged):
-                raise CordeeError(str(chosen[0]))
+            if isinstance(chosen[0], DamagedRecord):
+                raise chosen[0]
             return chosen[0]
-        names = ", ".join(one.name for one in everything)
-        if not everything:
+        names = ", ".join(one.name for one in twins)
+        if not twins:
             raise UsageError("there is no twin here: make one with `cordee twin up --hosts ...`")
         if name is None:
-            raise UsageError(f"there are several twins: say which with --name. There are {names}")
+            raise UsageError(f"there are several twins: choose one with --name. There are {names}")
         raise UsageError(f"there is no twin {name!r}; there is {names}")
 
     def remove(self, entry: Entry) -> None:
@@ -176,63 +159,41 @@ class Registry:
         record = entry.folder / _RECORD
         whole = record.exists()
         try:
-            for one in set(entry.folder.glob("*")) - {record}:
-                if one.is_dir() and not one.is_symlink() and whole:
-                    shutil.rmtree(one)
-                elif whole or _unfinished(one):
-                    one.unlink(missing_ok=True)
+            for path in set(entry.folder.glob("*")) - {record}:
+                if path.is_dir() and not path.is_symlink() and whole:
+                    shutil.rmtree(path)
+                elif whole or _is_unfinished(path):
+                    path.unlink(missing_ok=True)
             record.unlink(missing_ok=True)
             if entry.folder.exists():
                 entry.folder.rmdir()
         except OSError as error:
             raise CordeeError(f"twin {entry.name}: {error.filename} cannot be removed: {error.strerror}") from error
+        self.disown(entry)
 
-    def _read(self) -> list[Entry | Damaged]:
-        folders = sorted(one for one in self.folder.glob("*") if one.is_dir() and not one.is_symlink())
-        return [_read(one) for one in folders if _NAME.fullmatch(one.name)]
+    def _read(self) -> list[Entry | DamagedRecord]:
+        folders = sorted(path for path in self.folder.glob("*") if path.is_dir() and not path.is_symlink())
+        return [_read(path) for path in folders if _NAME.fullmatch(path.name)]
 
 
-def _read(folder: Path) -> Entry | Damaged:
+def _read(folder: Path) -> Entry | DamagedRecord:
     try:
-        content = json.loads((folder / _RECORD).read_text())
-        if not isinstance(content, dict) or set(content) != {"hosts", "owner", "namespaces"}:
-            raise ValueError("expected hosts, owner and namespaces")
-        owner, namespaces = content["owner"], content["namespaces"]
-        if not isinstance(namespaces, bool):
-            raise ValueError("namespaces is neither true nor false")
-        if owner is not None:
-            if not isinstance(owner, list) or [type(one) for one in owner] not in ([int, int], [int, int, str]):
-                raise ValueError("owner is no process")
-            owner = Owner(*owner)
-        return Entry(folder.name, Cluster.from_dicts(content["hosts"]), owner, namespaces, folder)
+        match json.loads((folder / _RECORD).read_text()):
+            case {"hosts": str(hosts), "stays": bool(stays), "namespaces": bool(namespaces), **rest} if not rest:
+                return Entry(folder.name, Cluster.parse(hosts), stays, namespaces, folder)
+        return DamagedRecord(folder, "is not a record of a twin (expected hosts, stays and namespaces)")
     except FileNotFoundError:
-        strange = sorted(one.name for one in folder.glob("*") if not _unfinished(one))
+        strange = sorted(path.name for path in folder.glob("*") if not _is_unfinished(path))
         if strange:
-            return Damaged(folder, f"is not there, but {', '.join(strange[:3])} is")
+            return DamagedRecord(folder, f"is not there, but {', '.join(strange[:3])} is")
         # Killed between its folder and its file: nothing was made yet.
-        return Entry(folder.name, Cluster(()), Owner(0, -1), False, folder)
+        return Entry(folder.name, Cluster(()), False, False, folder)
     except OSError as error:
-        return Damaged(folder, f"cannot be read: {error}")
-    except (ValueError, RecursionError) as error:
-        return Damaged(folder, f"is not a record of a twin ({error})")
+        return DamagedRecord(folder, f"cannot be read: {error}")
+    except (ValueError, RecursionError, UsageError) as error:
+        return DamagedRecord(folder, f"is not a record of a twin ({error})")
 
 
-def _unfinished(file: Path) -> bool:
-    return bool(_UNFINISHED.fullmatch(file.name)) and file.is_file()
-
-
-def _started(pid: int) -> int | None:
-    """When a process was started, in ticks since the machine was; None if there is none, or only its exit code."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[19]) if fields[0] not in "ZX" else None
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _pid_space() -> str:
-    """In which a number means this process and no other."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+def _is_unfinished(file: Path) -> bool:
+    """Whether a process that was killed while it made the record left this file."""
+    return file.is_file() and (file.name == _OWNER or file.name.startswith(f".{_RECORD}."))

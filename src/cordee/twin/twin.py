@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError
@@ -19,7 +19,7 @@ from cordee.twin import enter, network
 from cordee.twin.cluster import Cluster
 from cordee.twin.processes import end_until_none, inhabitants, marked
 from cordee.twin.quota import Quotas
-from cordee.twin.registry import Entry, Owner, Registry
+from cordee.twin.registry import Entry, Registry
 
 HOSTS_FILE = Path("/etc/hosts")
 Check = Callable[[Cluster], None]
@@ -32,28 +32,33 @@ class NoLinks(UsageError):
     def __init__(self, why: str, cluster: Cluster) -> None:
         """Because of `why`."""
         self.reason = f"hosts with links cannot be made here: {why}"
-        super().__init__(f"{self.reason}. {_instead(cluster)}")
+        without = Quotas("x").missing
+        beyond = ["link="] if any(host.link is not None for host in cluster.hosts) else []
+        beyond += ["cpu="] if without and any(host.cpu is not None for host in cluster.hosts) else []
+        once = f", without {' and '.join(beyond)}" if beyond else ""
+        what = "mere processes, without CPU shares" if without else "processes with a CPU share each"
+        super().__init__(f"{self.reason}. What is possible{once}: hosts that are {what}, and no links: --processes")
 
 
 def missing() -> list[str]:
     """What hosts with links of their own would need and this machine does not have."""
-    found = []
+    reasons = []
     if os.geteuid() != 0:
-        found.append("this user is not root, who alone may make network namespaces (sudo cordee twin ...)")
+        reasons.append("this user is not root, who alone may make network namespaces (sudo cordee twin ...)")
     absent = [program for program in ("ip", "tc") if shutil.which(program) is None]
     if absent:
         what = f"programs {' and '.join(absent)} are" if len(absent) > 1 else f"program {absent[0]} is"
-        found.append(f"the {what} missing (install iproute2)")
+        reasons.append(f"the {what} missing (install iproute2)")
     if not HOSTS_FILE.exists():
-        found.append(f"the file {HOSTS_FILE} is missing, in whose place a host sees its own (an empty one will do)")
-    return found
+        reasons.append(f"the file {HOSTS_FILE} is missing, in whose place a host sees its own (an empty one will do)")
+    return reasons
 
 
 class Twin:
     """A cluster on this machine."""
 
     def __init__(self, entry: Entry, registry: Registry) -> None:
-        """Of something that is on record."""
+        """Of a record."""
         self.entry, self._registry = entry, registry
         self._quotas = Quotas(entry.name)
 
@@ -76,10 +81,10 @@ class Twin:
             twin = None
             try:
                 with interrupts.held():  # once it is on record, a command can remove it
-                    twin = cls(registry.add(name, cluster, Owner.me(), namespaces=not processes), registry)
+                    twin = cls(registry.add(name, cluster, namespaces=not processes), registry)
                 twin._make()
-                if stays:  # not before it is whole: what a killed one leaves is swept
-                    twin._keep(replace(twin.entry, owner=None))
+                if stays:  # not before it is whole: what a killed maker leaves is swept
+                    twin._write(stays=True)
             except BaseException as error:
                 with contextlib.suppress(CordeeError):  # what cannot be removed now stays on record
                     if twin is not None:
@@ -91,14 +96,22 @@ class Twin:
 
     @classmethod
     def all(cls, registry: Registry) -> list[Twin]:
-        """All that are up, after what others have left was removed."""
+        """All that are up, after abandoned ones were removed."""
         with registry.locked():
             sweep(registry)
             return [cls(entry, registry) for entry in registry.entries()]
 
+    @classmethod
+    def find(cls, name: str | None) -> Twin:
+        """The twin of this name that is up; without a name, the only one."""
+        registry = Registry()
+        with registry.locked():
+            sweep(registry)
+            return cls(registry.find(name), registry)
+
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name on this machine."""
         return self.entry.name
 
     @property
@@ -109,14 +122,15 @@ class Twin:
     def down(self) -> None:
         """End everything that runs there, and remove it; `CordeeError` if something of it stays, with its record."""
         with self._registry.locked():
-            stays = self.entry.owner is None and self.entry.folder.exists()
+            stays = self.entry.stays and self.entry.folder.exists()
             if stays:  # ours from now on: if we are killed on the way, the next command removes the rest
-                self._keep(replace(self.entry, owner=Owner.me()))
+                self._registry.own(self.entry)
+                self._write(stays=False)
             try:
                 self._remove()
             except CordeeError:
                 if stays and self.entry.folder.exists():
-                    self._keep(replace(self.entry, owner=None))
+                    self._write(stays=True)
                 raise
 
     # ------------------------------------------------------------- what runs there
@@ -132,14 +146,12 @@ class Twin:
         return [sys.executable, "-I", enter.__file__, *entering, *flags, "--", *command]
 
     def processes(self, host: str) -> list[int]:
-        """What runs on a host."""
-        found = set(self._quotas.processes(host))
+        """The processes of a host."""
+        pids = set(self._quotas.processes(host))
         if self.entry.namespaces:
             space = network.namespace_of(self.name, host)
-            found |= inhabitants([number for name, number in self._spaces().items() if name == space])
-        else:
-            found |= marked(enter.mark_of(self.entry.hosts_file, host))
-        return sorted(found)
+            return sorted(pids | inhabitants([number for name, number in self._spaces().items() if name == space]))
+        return sorted(pids | marked(enter.mark_of(self.entry.hosts_file, host)))
 
     def end_processes(self, host: str) -> None:
         """End everything on a host at once, as if it had lost its power."""
@@ -163,17 +175,12 @@ class Twin:
                     self._quotas.limit(host, value)
                 else:
                     network.execute(network.limiting(self.name, changed.host(host)))
-                self._keep(replace(self.entry, cluster=changed))
+                self._write(cluster=changed)
 
-    def cut(self, host: str) -> None:
-        """Nothing goes to or from this host any more; its connections do not know it."""
+    def plug(self, host: str, state: Literal["up", "down"]) -> None:
+        """Pull a host's cable (down), of which its connections are not told, or put it back (up)."""
         self._needs("link")
-        network.execute(network.plugging(self.name, self.cluster.host(host).name, "down"))
-
-    def mend(self, host: str) -> None:
-        """Put the cable back."""
-        self._needs("link")
-        network.execute(network.plugging(self.name, self.cluster.host(host).name, "up"))
+        network.execute(network.plugging(self.name, self.cluster.host(host).name, state))
 
     def lacking(self, what: str) -> str:
         """Why its hosts have no `link`, or no `cpu`, that could be changed; empty if they have."""
@@ -185,9 +192,10 @@ class Twin:
         if why := self.lacking(what):
             raise UsageError(f"{'no CPU share' if what == 'cpu' else 'no link'} can be changed: {why}")
 
-    def _keep(self, entry: Entry) -> None:
-        self.entry = entry
-        self._registry.keep(entry)
+    def _write(self, **changes: Any) -> None:
+        """Change its record."""
+        self.entry = replace(self.entry, **changes)
+        self._registry.write(self.entry)
 
     # ------------------------------------------------------------- making and removing
 
@@ -206,7 +214,7 @@ class Twin:
                 raise UsageError(f"host {host.name} cannot have a link: it is a mere process. Leave link= out")
 
     def _spaces(self) -> dict[str, tuple[int, int]]:
-        """Its namespaces that are there. Mere processes have none: those of this name are another user's."""
+        """Its namespaces that exist. Mere processes have none: those of this name are another user's."""
         return network.left(self.name) if self.entry.namespaces else {}
 
     def _remove(self) -> None:
@@ -231,14 +239,6 @@ class Twin:
         self._registry.remove(self.entry)
 
 
-def find(name: str | None) -> Twin:
-    """The twin of this name that is up; without a name, the only one."""
-    registry = Registry()
-    with registry.locked():
-        sweep(registry)
-        return Twin(registry.find(name), registry)
-
-
 @contextlib.contextmanager
 def chosen(
     hosts: str | None, name: str | None, processes: bool = False, check: Check = lambda cluster: None
@@ -249,7 +249,7 @@ def chosen(
         if name is not None:
             raise UsageError("--hosts makes a new twin, --name takes one that is up: give one of them")
     with interrupts.handled(_stop):
-        twin = find(name) if hosts is None else Twin.up(Cluster.parse(hosts), Registry(), processes=processes)
+        twin = Twin.find(name) if hosts is None else Twin.up(Cluster.parse(hosts), Registry(), processes=processes)
         try:
             check(twin.cluster)
             yield twin
@@ -265,10 +265,10 @@ def _stop(number: int, frame: object) -> None:
 
 
 def sweep(registry: Registry) -> list[str]:
-    """Remove what twins have left whose owners are gone; the registry is locked. Returns their names."""
+    """Remove twins whose owners have ended; the registry is locked. Returns their names."""
     swept = []
     for entry in registry.entries():
-        if entry.owner is not None and not entry.owner.alive:
+        if entry.abandoned:
             with _tolerated():  # what cannot be removed now stays on record
                 Twin(entry, registry)._remove()
                 swept.append(entry.name)
@@ -284,13 +284,3 @@ def _tolerated() -> Iterator[None]:
         raise
     except CordeeError:
         pass
-
-
-def _instead(cluster: Cluster) -> str:
-    """What is possible without links."""
-    quotas = not Quotas("x").missing
-    what = "processes with a CPU share each" if quotas else "mere processes, without CPU shares"
-    beyond = ["link="] if any(host.link is not None for host in cluster.hosts) else []
-    beyond += ["cpu="] if not quotas and any(host.cpu is not None for host in cluster.hosts) else []
-    once = f", once {' and '.join(beyond)} {'are' if len(beyond) > 1 else 'is'} left out" if beyond else ""
-    return f"What is possible{once}: hosts that are {what}, and no limits on links: --processes"

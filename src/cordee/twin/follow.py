@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import UsageError
-from cordee.twin.own import run_of
+from cordee.twin.commands import last_run
 from cordee.twin.rules import Action
 from cordee.twin.schedule import Progress, Schedule
 from cordee.twin.twin import Twin
@@ -20,8 +20,8 @@ _HEAD = 200
 
 
 @dataclass
-class Seen:
-    """What a run's folder tells while it is being written."""
+class RunFollower:
+    """Reads the record of a run while it is being written."""
 
     folder: Path
     step: int = 0
@@ -90,14 +90,14 @@ class Seen:
             self.ended = True
 
 
-def seen_of(twin: Twin, folder: Path | None = None) -> Seen:
-    """The run that goes on on a twin: the one that `twin run` started, or the one in `folder`."""
+def follow_run(twin: Twin, folder: Path | None = None) -> RunFollower:
+    """The run that is in progress on a twin: the one that `twin run` started, or the one in `folder`."""
     if folder is None:
-        folder = run_of(twin)
+        folder = last_run(twin)
         if folder is None:
-            raise UsageError(f"no run was started on twin {twin.name} by `cordee twin run`: say --run FOLDER")
+            raise UsageError(f"no run was started on twin {twin.name} by `cordee twin run`: name it with --run FOLDER")
     if not (folder / "events.jsonl").is_file():
         raise UsageError(f"{folder} holds no run that has begun: there is no events.jsonl in it")
-    seen = Seen(folder)
-    seen.look()
-    return seen
+    follower = RunFollower(folder)
+    follower.look()
+    return follower

@@ -13,7 +13,7 @@ from pathlib import Path
 _HIDDEN = ".brought"
 
 
-def bring_home(folders: Iterable[Path], out: Path) -> list[str]:
+def collect_files(folders: Iterable[Path], out: Path) -> list[str]:
     """Move what is not there, or older there, into `out`; the names of what came."""
     moved = []
     for folder in folders:
