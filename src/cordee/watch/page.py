@@ -18,7 +18,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
-from cordee.core.words import plural
 from cordee.watch import words
 from cordee.watch.plots import MOST_METRICS, metric_names, plot_data, shown, shown_numbers, spans_of
 from cordee.watch.summary import Summary
@@ -72,11 +71,6 @@ def _date(moment: float) -> str:
 
 def render(summary: Summary, now: float) -> str:
     """The report of a run."""
-    losses = [value for value in summary.losses.values["loss"] if value is not None] if summary.losses.step else []
-    note = "no finite loss is on record"
-    if losses:
-        note = f"training from {losses[0]:.4g} to {losses[-1]:.4g} in {plural(summary.steps, 'step')}"
-    hidden = len(summary.workers) - len(shown(summary))
     return fill(
         "report.html",
         data=plot_data(summary),
@@ -84,14 +78,11 @@ def render(summary: Summary, now: float) -> str:
         title=summary.name,
         summary=summary,
         now=now,
-        loss_note=note,
         metrics=metric_names(summary),
         most_metrics=MOST_METRICS,
         whole=_whole_run(summary),
         shown=shown(summary),
-        hidden=f"{plural(hidden, 'worker')} not shown; cordee report --json has all." if hidden else "",
         lanes={number: spans_of(summary, number) for number in shown_numbers(summary)},
-        usage=_usage(summary),
         few=lambda moments: moments[:: max(1, -(-len(moments) // MOST_TICKS))],
         worker_columns=words.worker_columns(summary),
     )
@@ -102,24 +93,9 @@ def _whole_run(summary: Summary) -> dict[str, float]:
     steps_s: dict[int, float] = {}
     for worker in summary.workers:
         steps_s[worker.start] = max(steps_s.get(worker.start, 0.0), worker.measured_s)
-    other = summary.other_s
-    whole = {"start": other["start"], "steps": sum(steps_s.values())}
-    whole |= {"evaluation": other["evaluation"], "saving": other["saving"]}
+    whole = {"start": summary.other_s["start"], "steps": sum(steps_s.values()), **summary.other_s}
     whole["other"] = max(0.0, summary.running_s - sum(whole.values()))
     return {part: seconds for part, seconds in whole.items() if seconds}
-
-
-def _usage(summary: Summary) -> dict[str, tuple[str, str]]:
-    """The plots of resources: title and note by name; of a brief run no rate is known."""
-    plots = {
-        "cores": ("Processor", "cores that each worker keeps busy"),
-        "memory_mb": ("Memory", "MiB of each worker, what it shares with its siblings included"),
-        "gpu_mb": ("GPU memory", "MiB of each worker"),
-        "sent_mb_s": ("Sent", "MiB/s that each worker gives to collectives"),
-    }
-    known = {name for one in summary.usage.values() for name, column in one.values.items() if set(column) - {None}}
-    known -= {name for name, used in (("gpu_mb", "gpu_mb"), ("sent_mb_s", "bytes_sent")) if not summary.resources[used]}
-    return {name: words for name, words in plots.items() if name in known}
 
 
 def _written(value: object) -> str:

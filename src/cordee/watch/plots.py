@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from cordee.core.times import PARTS
@@ -46,58 +47,49 @@ def metric_names(summary: Summary) -> list[str]:
 def plot_data(summary: Summary) -> dict[str, Any]:
     """Everything that is drawn, for JSON."""
     numbers = [str(number) for number in shown_numbers(summary)]
-    known = summary.metrics.values
+    split, known = summary.split, summary.metrics.values
     metrics = {name: known[name] for name in ("loss", *metric_names(summary)) if name in known}
-    return {
-        "losses": _curve(summary.losses),
-        "pace": _curve(summary.pace),
-        "metrics": {**_curve(summary.metrics), "values": _columns(metrics)},
+    data = {
+        "losses": summary.losses,
+        "pace": summary.pace,
+        "metrics": replace(summary.metrics, values=metrics),
         "split": {
-            **_places(summary.split),
-            "count": summary.split.count,
+            **vars(split),
             "parts": parts_of(summary.workers),
-            "workers": {one: _columns(summary.split.workers[one]) for one in numbers if one in summary.split.workers},
-            "all": _columns(_of_all(summary.split)),
-            "others": sum(one not in numbers for one in summary.split.workers),
+            "workers": {number: split.workers[number] for number in numbers if number in split.workers},
+            "all": _of_all(split),
+            "others": len(split.workers.keys() - set(numbers)),
         },
-        "usage": {one: _curve(summary.usage[one]) for one in numbers if one in summary.usage},
-        "spans": {one: spans_of(summary, int(one)) for one in numbers if one in summary.usage},
-        "latency": {
-            "p99": summary.latency.p99,
-            "edges": _short(summary.latency.edges),
-            "counts": summary.latency.counts,
-        },
+        "usage": {number: summary.usage[number] for number in numbers if number in summary.usage},
+        "spans": {number: spans_of(summary, int(number)) for number in numbers if number in summary.usage},
+        "latency": {name: getattr(summary.latency, name) for name in ("p99", "edges", "counts")},
         "marks": [
-            {"kind": one.kind, "step": one.step, "seconds": round(one.seconds, 3)}
-            for one in summary.incidents
-            if one.kind in MARKS
+            {name: getattr(incident, name) for name in ("kind", "step", "seconds")}
+            for incident in summary.incidents
+            if incident.kind in MARKS
         ],
     }
+    return {name: _compact(part) for name, part in data.items()}
 
 
 def _of_all(parts: StepParts) -> dict[str, Column]:
     """Over all workers, also those that are not shown: the mean of each part, and the samples of a step."""
-    made: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     for name in (*PARTS, "samples"):
-        rows = zip(*(columns[name] for columns in parts.workers.values()), strict=True)
+        rows = zip(*(worker[name] for worker in parts.workers.values()), strict=True)
         known = [[value for value in row if value is not None] for row in rows]
-        made[name] = tuple(sum(row) if name == "samples" else sum(row) / len(row) if row else None for row in known)
-    return made
+        columns[name] = tuple(sum(row) if name == "samples" else sum(row) / len(row) if row else None for row in known)
+    return columns
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
-    return {**_places(curve), "values": _columns(curve.values)}
-
-
-def _places(rows: Curve | StepParts) -> dict[str, Any]:
-    """Where rows stand on both axes, and which were done again."""
-    seconds = [round(moment, 3) for moment in rows.seconds]
-    return {"step": rows.step, "seconds": seconds, "redone": list(map(int, rows.redone))}
-
-
-def _columns(columns: Mapping[str, Column]) -> dict[str, list[float | None]]:
-    return {name: _short(column) for name, column in columns.items()}
-
-
-def _short(column: Column) -> list[float | None]:
-    return [None if value is None else float(f"{value:.5g}") for value in column]
+def _compact(value: Any) -> Any:
+    """A value for JSON in few characters: numbers to five figures, and to milliseconds where they are large."""
+    if isinstance(value, float):
+        return round(value, 3) if abs(value) >= 100 else float(f"{value:.5g}")
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (list, tuple)):
+        return [_compact(one) for one in value]
+    if isinstance(value, Curve):
+        value = vars(value)
+    return {name: _compact(one) for name, one in value.items()} if isinstance(value, Mapping) else value
