@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shape.house import SOURCE
-
 BLOCK = re.compile(r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 PROMPT = "$ "
 
@@ -60,9 +58,8 @@ def programs(text: str) -> list[tuple[str, str]]:
 
 
 def environment() -> dict[str, str]:
-    """Ours, with this interpreter's commands first on the path and this source tree."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(SOURCE)}
+    """Ours, with this interpreter's commands first on the path; with another PYTHONPATH no warm server would serve."""
+    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 
 
 def save(code: str, folder: Path) -> Path:

@@ -11,6 +11,7 @@ import array
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -28,6 +29,8 @@ from cordee.group.wire import HEADER, pack
 from cordee.runtime.streams import outlive_terminal
 
 READY = "ready"
+LATE = ("torch.export._trace", "sympy.tensor.tensor")
+"""What a run imports at its end to trace its model: 400 modules, half a second."""
 GRACE_S = 1.0
 """How long workers may take to end by themselves after their launcher is gone."""
 
@@ -72,14 +75,19 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return parts
 
 
-def preload() -> None:
-    """Import what every worker needs. Nothing may start a thread pool here: a fork would not survive it."""
+def preload(*, for_many: bool) -> None:
+    """Import what every worker needs, `for_many` runs also what each needs at its end.
+
+    Nothing may start a thread pool here: a fork would not survive it.
+    """
     gc.disable()  # imports leave no garbage, and to look for it takes a fifth of their time
     import torch
     import torch._dynamo  # noqa: F401  (every optimizer imports it at its first step)
 
     import cordee.runtime.worker  # noqa: F401
 
+    for late in LATE if for_many else ():
+        importlib.import_module(late)
     gc.freeze()  # keep the imported objects' pages shared
     gc.enable()
 
@@ -237,8 +245,9 @@ def stay_warm(path: Path, minutes: float) -> None:
 def main() -> None:
     """`python -m cordee.runtime.engines.forkserver FD`, or `PATH MINUTES` to stay warm."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # no thread pool may exist before the fork
-    preload()
-    if len(sys.argv) == 2:
+    alone = len(sys.argv) == 2
+    preload(for_many=not alone)
+    if alone:
         serve(socket.socket(fileno=int(sys.argv[1])))
     stay_warm(Path(sys.argv[1]), float(sys.argv[2]))
 
