@@ -84,8 +84,6 @@ def child(monkeypatch: pytest.MonkeyPatch, program: str, count: Path | None = No
             NumberFormat("fp16", "cpu", False, 0.0, reason="it did not end within 60 s"),
             "fp16 does not work on this CPU: it did not end within 60 s; precision=fp32 remains",
         ),
-        (NumberFormat("fp32", "cpu", True, 1.0), "fp32 works on this CPU"),
-        (NumberFormat("fp32", "cpu", False, 0.0, reason="it broke"), "fp32 does not work on this CPU: it broke"),
     ],
 )
 def test_a_user_reads_what_it_means(found: NumberFormat, sentence: str) -> None:
@@ -155,7 +153,7 @@ def test_a_hanging_child_is_ended_at_its_deadline(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"precision": "fp8"}, "fp32, bf16, fp16"),
+        ({"precision": "fp8"}, "expected one of bf16, fp16"),
         ({"precision": "bf16", "device": "cuda"}, "cuda:0"),
         ({"precision": "bf16", "threads": 0}, "at least 1"),
     ],
@@ -244,8 +242,6 @@ def test_the_processor_is_told_by_its_model_and_flags() -> None:
 
 @pytest.mark.slow
 def test_formats_on_this_cpu_are_tried_for_real() -> None:
-    plain = try_format("fp32", threads=1)
-    assert plain == NumberFormat("fp32", "cpu", True, 1.0, reason="it ended well"), plain.sentence
     found = try_format("bf16", threads=1)
     # Not every CPU can do it, but every answer is one of these.
     assert (found.works and found.speed > 0) or (not found.works and found.speed == 0 and found.reason)

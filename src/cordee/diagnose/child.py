@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cordee.core import interrupts
 
@@ -51,6 +53,19 @@ class Ended:
         if self.code == 0:
             return "it ended well"
         return said or f"it ended with exit code {self.code} and without a word"
+
+    @property
+    def answer(self) -> Any:
+        """The JSON value on the last line of its output; None if it ended otherwise."""
+        try:
+            return json.loads(self.output.splitlines()[-1]) if self.code == 0 else None
+        except (ValueError, IndexError):
+            return None
+
+    @property
+    def failure(self) -> str:
+        """Why there is no answer."""
+        return self.words if self.code != 0 else f"its answer makes no sense: {self.output[-80:]!r}"
 
 
 def run_child(command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None) -> Ended:

@@ -6,7 +6,6 @@ Intel processors with AMX are known for it, where bf16 works only after oneDNN w
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -14,22 +13,21 @@ import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from cordee.core.damage import write_whole
 from cordee.core.errors import UsageError
 from cordee.core.interpreter import python_module
 from cordee.core.machine import usable_cores
+from cordee.diagnose import cache
 from cordee.diagnose.child import Ended, run_child
 
 MEASURE = "2"
 """Counted up when the way of measuring changes, so that what was measured otherwise is forgotten."""
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("bf16", "fp16")
 FP32_WORKS = "fp32 works"
 """The child's first word: what fails later is the format's doing."""
 UNSUPPORTED = 3
 """The child's exit code when the device does not know the format at all."""
 
 REMEDIES: dict[str, tuple[dict[str, str], ...]] = {
-    "fp32": (),
     "bf16": ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},),
     "fp16": ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}),
 }
@@ -61,10 +59,7 @@ class NumberFormat:
         """What a user should know, with the choice that follows from it."""
         where = "this CPU" if self.device == "cpu" else self.device
         if not self.works:
-            choice = "" if self.precision == "fp32" else "; precision=fp32 remains"
-            return f"{self.precision} does not work on {where}: {self.reason}{choice}"
-        if self.precision == "fp32":
-            return f"fp32 works on {where}"
+            return f"{self.precision} does not work on {where}: {self.reason}; precision=fp32 remains"
         if not self.environment:
             return f"{self.precision} on {where} works and {_pace(self.precision, self.speed)}"
         variables = " ".join(f"{name}={value}" for name, value in self.environment.items())
@@ -94,19 +89,27 @@ def try_format(
 
     What was found is remembered in the user's cache folder; `fresh` measures anew.
     """
-    key = _key(precision, device, threads)
-    remembered = None if fresh else _recall(key)
-    if remembered is not None:
+    if not fresh and (remembered := recall_format(precision, device, threads=threads)) is not None:
         return remembered
     found, settled = _try_all(precision, device, threads or len(usable_cores()), timeout_s)
-    if settled:
-        _remember(key, found)
+    key = _key(precision, device, threads)
+    if settled and key["hardware"]:
+        cache.store(_file(key), {"key": key, "found": asdict(found)})
     return found
 
 
 def recall_format(precision: str, device: str = "cpu", *, threads: int | None = None) -> NumberFormat | None:
-    """What an earlier trial found; None if there was none. Measures nothing."""
-    return _recall(_key(precision, device, threads))
+    """What an earlier trial found; None if there was none, or it cannot be read. Measures nothing."""
+    key = _key(precision, device, threads)
+    content = cache.recall(_file(key))
+    try:
+        # The whole key is compared, so that a file never speaks for another machine.
+        found = NumberFormat(**content["found"]) if content["key"] == key else None
+    except (KeyError, TypeError):  # damaged, or written by another version
+        return None
+    if found is None or not (isinstance(found.environment, dict) and isinstance(found.works, bool)):
+        return None
+    return found if isinstance(found.speed, int | float) else None
 
 
 def command(precision: str, device: str, threads: int, timeout_s: float) -> list[str]:
@@ -116,14 +119,14 @@ def command(precision: str, device: str, threads: int, timeout_s: float) -> list
 
 def judge(precision: str, device: str, ended: Ended) -> NumberFormat:
     """What the end of one child says about the format."""
-    lines = ended.output.splitlines()
-    speed = 0.0
-    with contextlib.suppress(KeyError, TypeError, ValueError, IndexError):
-        speed = float(json.loads(lines[-1])["speed"]) if ended.code == 0 else 0.0
+    try:
+        speed = float(ended.answer["speed"])
+    except (KeyError, TypeError, ValueError):
+        speed = 0.0
     if speed > 0:
         return NumberFormat(precision, device, True, speed, reason=ended.words)
-    reason = ended.words if ended.code != 0 else f"its answer makes no sense: {ended.output[-80:]!r}"
-    if FP32_WORKS not in lines and precision != "fp32" and ended.code != UNSUPPORTED:
+    reason = ended.failure
+    if FP32_WORKS not in ended.output.splitlines() and ended.code != UNSUPPORTED:
         reason = f"not even fp32 could be computed: {reason}"
     return NumberFormat(precision, device, False, 0.0, reason=reason)
 
@@ -169,40 +172,9 @@ def _key(precision: str, device: str, threads: int | None) -> dict[str, str]:
     }
 
 
-# ------------------------------------------------------------- the cache
-# One small JSON file per machine, format and setting in the user's cache folder. A cache that is damaged, missing or
-# not writable is no error, it only costs a measurement.
-
-
-def _path(key: dict[str, str]) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cordee"
-    return folder / f"format-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}.json"
-
-
-def _recall(key: dict[str, str]) -> NumberFormat | None:
-    """What was found under this key; None if nothing was, or it cannot be read."""
-    if not key["hardware"]:
-        return None
-    try:
-        content = json.loads(_path(key).read_text(encoding="utf-8"))
-        # The whole key is compared, so that a file never speaks for another machine.
-        found = NumberFormat(**content["found"]) if content["key"] == key else None
-        if found is not None and isinstance(found.environment, dict) and isinstance(found.works, bool):
-            float(found.speed)
-            return found
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
-        pass  # RuntimeError: a user without a home; the others: damaged, or written by another version
-    return None
-
-
-def _remember(key: dict[str, str], found: NumberFormat) -> None:
-    """Write it down, if the folder can be written and the hardware is known."""
-    if not key["hardware"]:
-        return
-    with contextlib.suppress(OSError, RuntimeError):
-        path = _path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"key": key, "found": asdict(found)}, indent=1))
+def _file(key: dict[str, str]) -> str:
+    """One small file per machine, format and setting."""
+    return f"format-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
 def processor(cpuinfo: str) -> str:

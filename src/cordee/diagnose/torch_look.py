@@ -6,7 +6,6 @@ import json
 import signal
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from cordee.core.interpreter import python_module
 from cordee.diagnose.child import Ended, run_child
@@ -39,13 +38,11 @@ def ask(timeout_s: float = ASK_S) -> TorchLook:
 
 def read(ended: Ended) -> TorchLook:
     """The answer of a child that has ended."""
-    if ended.code != 0:
-        return TorchLook(problem=ended.words)
+    answer = ended.answer
     try:
-        answer: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
         return TorchLook(**{**answer, "gpus": tuple((str(name), int(size)) for name, size in answer["gpus"])})
-    except (ValueError, TypeError, KeyError, IndexError):
-        return TorchLook(problem=f"its answer makes no sense: {ended.output[-80:]!r}")
+    except (ValueError, TypeError, KeyError):
+        return TorchLook(problem=ended.failure)
 
 
 def look() -> TorchLook:

@@ -4,25 +4,21 @@ Only that an objective was accepted without a warning is remembered, under a fin
 it computes. Code counts by its bytecode, with the values of its closures and of the globals that it names; installed
 packages by their version; parameters of models by shape and type. Where something is met that this cannot describe (a
 file that is read, an object of another package), there is no fingerprint, and nothing is remembered.
-
-A cache is a convenience: one that is damaged, missing or not writable costs a check, no more.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import enum
 import functools
 import hashlib
 import json
-import os
 import platform
 import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -30,13 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from cordee import __version__
-from cordee.core.damage import write_whole
+from cordee.diagnose import cache
 from cordee.diagnose.misfit import is_users
 from cordee.diagnose.preflight.holdings import GENERATORS, globals_of
 from cordee.group.team import Team
 
 KIND = "1"
 """Counted up when the tests change, so that what was judged otherwise is forgotten."""
+FILE = "preflight"
 MOST_KEPT = 500
 MOST_BYTES = 64_000_000
 """Of a tensor or an array whose content counts."""
@@ -56,7 +53,7 @@ def key_of(parts: Iterable[str]) -> str:
 
 def remembered(key: str | None, team: Team) -> bool:
     """Whether all workers remember that this was accepted; every one of them calls this."""
-    known = key is not None and key in _read()
+    known = key is not None and key in _keys()
     while True:
         votes = torch.tensor([float(known), 1.0])
         if team.agree([votes]):
@@ -65,24 +62,12 @@ def remembered(key: str | None, team: Team) -> bool:
 
 def remember(key: str | None) -> None:
     """Remember it, if the folder can be written."""
-    if key is None:
-        return
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
-        path = _path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        keys = [*(one for one in _read() if one != key), key][-MOST_KEPT:]
-        write_whole(path, json.dumps(keys, indent=0))
+    if key is not None:
+        cache.store(FILE, [*(one for one in _keys() if one != key), key][-MOST_KEPT:])
 
 
-def _path() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cordee" / "preflight.json"
-
-
-def _read() -> list[str]:
-    try:
-        keys = json.loads(_path().read_text(encoding="utf-8"))
-    except (OSError, RuntimeError, ValueError):
-        return []
+def _keys() -> list[str]:
+    keys = cache.recall(FILE)
     return [one for one in keys if isinstance(one, str)] if isinstance(keys, list) else []
 
 

@@ -1,0 +1,31 @@
+"""What was found out once, in the user's cache folder. A damaged, missing or read-only cache costs time, no more."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cordee.core.damage import write_whole
+
+
+def recall(name: str) -> Any:
+    """The value that was stored under this name; None if there is none that can be read."""
+    try:
+        return json.loads(_path(name).read_text(encoding="utf-8"))
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: a user without a home
+        return None
+
+
+def store(name: str, value: Any) -> None:
+    """Write a value as JSON, if the folder can be written."""
+    with contextlib.suppress(OSError, RuntimeError):
+        path = _path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(value, indent=1))
+
+
+def _path(name: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cordee" / f"{name}.json"
