@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cordee.cli import main
-from cordee.cli.complain import misplaced
+from cordee.cli.usage import find_misspelt
 from cordee.core.errors import JobError, PlanError, UsageError
 from cordee.core.plan import Plan, plan_keys
 from cordee.core.plan_key import written
@@ -115,7 +115,7 @@ def test_a_plan_is_checked(words: list[str], said: str, capsys: Read) -> None:
     ],
 )
 def test_a_scripts_options_that_look_like_ours(given: list[str], asked: list[tuple[str, str]]) -> None:
-    assert misplaced(given, ["--workers", "--threads", "--out"]) == asked
+    assert find_misspelt(given, ["--workers", "--threads", "--out"]) == asked
 
 
 # ------------------------------------------------------------- the line at the end

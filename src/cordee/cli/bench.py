@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordee.cli.options import Device, JobFile, PlanText, Settings, parse_settings, python_file
 from cordee.core import damage
 from cordee.core.errors import UsageError
 
@@ -28,29 +29,25 @@ def about() -> None:
 
 @app.command()
 def scaling(
-    job: Annotated[Path, typer.Argument(help="Python file that defines `job`.", show_default=False)],
+    job: JobFile,
     workers: Annotated[
-        str | None, typer.Option(help="Numbers of workers, such as 1,2,4. Default: 1, 2, 4, ... up to one a core.")
+        str | None, typer.Option(help="Numbers of workers, such as 1,2,4. Default: 1, 2, 4, ... up to one per core.")
     ] = None,
     rounds: Annotated[int, typer.Option(help="How often each number of workers is run.")] = 3,
     steps: Annotated[int, typer.Option(help="Measured steps of a run.")] = 30,
     warm_up: Annotated[int, typer.Option(help="Steps at the beginning of a run that do not count.")] = 5,
     weak: Annotated[bool, typer.Option("--weak", help="Let the batch grow with the workers.")] = False,
-    plan: Annotated[str, typer.Option(help="How to train: auto, a YAML file, or key=value,...")] = "auto",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="<name=value>", help="For the job: an argument of job() or a field."),
-    ] = None,
+    plan: PlanText = "auto",
+    set_: Settings = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads of each worker, in all runs. Default: cores / largest number.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for the plot and the figures. Default: under runs/.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folders of the runs.")] = False,
 ) -> None:
     """Latency, throughput, speed-up and efficiency with different numbers of workers."""
-    from cordee.cli.settings import pairs, python_file
     from cordee.core.plan import Plan
     from cordee.runtime.api import default_folder, default_workers
     from cordee.runtime.scaling import Measurement
@@ -58,7 +55,7 @@ def scaling(
 
     python_file(job)
     measurement = Measurement(
-        Target("job", str(job), pairs(set_)),
+        Target("job", str(job), parse_settings(set_)),
         parse_counts(workers) if workers is not None else doubling(default_workers(device)),
         Plan.parse(plan),
         out or default_folder(f"scaling-{job.stem}"),

@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordee.cli.options import TokenFile
 from cordee.core.text import plain
 from cordee.core.words import plural
-from cordee.diagnose.check import Check
-from cordee.diagnose.doctor import Examination, examine, exit_code
-from cordee.runtime.engines.warm import connect_warm
+
+if TYPE_CHECKING:
+    from cordee.diagnose.check import Check
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
-def doctor(as_json: bool, quick: bool, port: int | None, token_file: Path | None) -> None:
-    """Look, print, and end with the code of the first error."""
-    checks = _examine(Examination(quick, port, token_file, connect_warm))
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not measure number formats; show what is known.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Also check that a run can listen at this port.")
+    ] = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Look at this machine: what helps a run, what hinders it, and what to do about it."""
+    from cordee.diagnose.doctor import Examination, examine, exit_code
+    from cordee.runtime.engines.warm import connect_warm
+
+    examination = Examination(quick, port, token_file, connect_warm)
+    if sys.stderr.isatty():  # some looks take seconds: show the name of the current one
+        from rich.console import Console
+
+        with Console(stderr=True).status("looking") as status:
+            checks = examine(examination, lambda name: status.update(f"looking at {name}"))
+    else:
+        checks = examine(examination)
     if as_json:
         print(json.dumps([one.to_dict() for one in checks], indent=1, ensure_ascii=False))
     else:
         _show(checks)
     raise typer.Exit(exit_code(checks))
-
-
-def _examine(examination: Examination) -> list[Check]:
-    """With the name of the current look on a terminal: some take seconds."""
-    if not sys.stderr.isatty():
-        return examine(examination)
-    from rich.console import Console
-
-    with Console(stderr=True).status("looking") as status:
-        return examine(examination, lambda name: status.update(f"looking at {name}"))
 
 
 def _show(checks: list[Check]) -> None:

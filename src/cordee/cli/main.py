@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from cordee.cli import bench, twin
-from cordee.cli.complain import complaint, misplaced
-from cordee.cli.help import polished
-from cordee.cli.settings import pairs
+from cordee.cli import bench, doctor, options, plan, report, twin
+from cordee.cli.usage import explain, find_misspelt, polish_help
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
 from cordee.core.text import plain
@@ -24,31 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Workers = Annotated[int | None, typer.Option(help="Processes to train with. Default: one a GPU, else one a core.")]
-PlanText = Annotated[
-    str, typer.Option(metavar="<plan>", help="How to train: auto, a YAML file, or key=value,...; see `cordee plan`.")
-]
-Out = Annotated[
-    Path | None, typer.Option(metavar="<folder>", help="Folder of the run. Default: a new one under runs/.")
-]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume", help="Go on with the run in --out and its settings, with any number of workers."),
-]
-Threads = Annotated[int | None, typer.Option(help="Threads a worker computes with. Default: cores / workers.")]
-Cores = Annotated[str | None, typer.Option(metavar="<cores>", help="Pin the workers to these cores, such as 0-3,8.")]
-Device = Annotated[str, typer.Option(metavar="<device>", help="auto, cpu or cuda.")]
-Rendezvous = Annotated[
-    str | None,
-    typer.Option(metavar="<host:port>", help="Where several hosts meet; that host coordinates.", show_default=False),
-]
-Nodes = Annotated[
-    int | None, typer.Option(help="Hosts of the run; give the same command on each of them. Needed for --rendezvous.")
-]
-TokenFile = Annotated[Path | None, typer.Option(metavar="<file>", help="The hosts' shared secret; see `cordee token`.")]
-Trusted = Annotated[bool, typer.Option("--trusted-network", help="Let gloo carry gradients unencrypted between hosts.")]
-Deadline = Annotated[float, typer.Option(help="Seconds that workers wait for each other before giving up.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -68,29 +41,26 @@ def about(
 
 @app.command()
 def train(
-    job: Annotated[Path, typer.Argument(help="Python file that defines `job`.", show_default=False)],
-    workers: Workers = None,
-    plan: PlanText = "auto",
-    out: Out = None,
-    resume: Resume = False,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="<name=value>", help="For the job: an argument of job() or a field."),
-    ] = None,
-    threads: Threads = None,
-    cores: Cores = None,
-    deadline: Deadline = 300.0,
-    device: Device = "auto",
-    rendezvous: Rendezvous = None,
-    nodes: Nodes = None,
-    token_file: TokenFile = None,
-    trusted_network: Trusted = False,
+    job: options.JobFile,
+    workers: options.Workers = None,
+    plan: options.PlanText = "auto",
+    out: options.Out = None,
+    resume: options.Resume = False,
+    set_: options.Settings = None,
+    threads: options.Threads = None,
+    cores: options.Cores = None,
+    deadline: options.Deadline = 300.0,
+    device: options.Device = "auto",
+    rendezvous: options.Rendezvous = None,
+    nodes: options.Nodes = None,
+    token_file: options.TokenFile = None,
+    trusted_network: options.Trusted = False,
 ) -> None:
     """Train the job of a Python file."""
     from cordee.cli.start import Options, start
     from cordee.runtime.spec import Target
 
-    target = Target("job", str(job), pairs(set_))
+    target = Target("job", str(job), options.parse_settings(set_))
     meeting = (rendezvous, nodes, token_file, trusted_network)
     start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, meeting))
 
@@ -99,17 +69,17 @@ def train(
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="Python script that opens cordee.session().", show_default=False)],
-    workers: Workers = None,
-    plan: PlanText = "auto",
-    out: Out = None,
-    threads: Threads = None,
-    cores: Cores = None,
-    deadline: Deadline = 300.0,
-    device: Device = "auto",
-    rendezvous: Rendezvous = None,
-    nodes: Nodes = None,
-    token_file: TokenFile = None,
-    trusted_network: Trusted = False,
+    workers: options.Workers = None,
+    plan: options.PlanText = "auto",
+    out: options.Out = None,
+    threads: options.Threads = None,
+    cores: options.Cores = None,
+    deadline: options.Deadline = 300.0,
+    device: options.Device = "auto",
+    rendezvous: options.Rendezvous = None,
+    nodes: options.Nodes = None,
+    token_file: options.TokenFile = None,
+    trusted_network: options.Trusted = False,
 ) -> None:
     """Run a script with a training loop of its own.
 
@@ -119,8 +89,8 @@ def run(
     from cordee.runtime.spec import Target
 
     known = [name for one in context.command.params for name in one.opts if name.startswith("--")]
-    behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []  # meant for the script, beyond doubt
-    for given, near in misplaced(context.args[: len(context.args) - len(behind)], known):
+    behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []  # the script's own, beyond doubt
+    for given, near in find_misspelt(context.args[: len(context.args) - len(behind)], known):
         note = f"note: {given} is passed to {script}; did you mean {near}? What stands behind -- is the script's"
         print(plain(note), file=sys.stderr)
     target = Target("script", str(script), arguments=tuple(context.args))
@@ -148,19 +118,7 @@ def warm(
     print(f"warm: process {start_warm(minutes)} serves the next runs, until {minutes:g} minutes pass without one")
 
 
-@app.command()
-def plan(
-    given: Annotated[
-        str | None,
-        typer.Argument(metavar="plan", help="auto, a YAML file, or key=value,...; nothing: list the keys."),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Check it for so many workers.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of YAML.")] = False,
-) -> None:
-    """List the keys of a plan, or check a plan and print it with all of them."""
-    from cordee.cli.plan import plan
-
-    plan(given, workers, as_json)
+app.command()(plan.plan)
 
 
 @app.command()
@@ -175,35 +133,8 @@ def token(
     print(f"wrote {path}, readable by you alone; copy it to every host of the run")
 
 
-@app.command()
-def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run; it may still be going on.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it all as JSON, and write no report.html.")] = False,
-    trace: Annotated[Path | None, typer.Option(help="Also write a trace for Perfetto to this file.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Steps that the trace shows, as FIRST:LAST.")] = None,
-    tensorboard: Annotated[Path | None, typer.Option(help="Also write event files for TensorBoard there.")] = None,
-) -> None:
-    """Show what became of a run, and write its report.html anew."""
-    from cordee.cli.report import report
-
-    report(run, as_json, trace, steps, tensorboard)
-
-
-@app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not measure number formats; show what is known.")] = False,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Also check that a run can listen at this port.")
-    ] = None,
-    token_file: TokenFile = None,
-) -> None:
-    """Look at this machine: what helps a run, what hinders it, and what to do about it."""
-    from cordee.cli.doctor import doctor
-
-    doctor(as_json, quick, port, token_file)
-
-
+app.command()(report.report)
+app.command()(doctor.doctor)
 app.add_typer(bench.app)
 app.add_typer(twin.app)
 
@@ -220,7 +151,7 @@ def main() -> None:
 
 def _run(words: list[str]) -> int:
     """The exit code; every error is one line."""
-    command = polished(typer.main.get_command(app))
+    command = polish_help(typer.main.get_command(app))
     try:
         with command.make_context("cordee", list(words)) as context:
             command.invoke(context)
@@ -228,19 +159,19 @@ def _run(words: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except KeyboardInterrupt:
-        said, code = "interrupted", Interrupted.code
+        message, code = "interrupted", Interrupted.code
     except WorkerFailed as error:
         print(plain(error.traceback.rstrip()), file=sys.stderr)
-        said, code = str(error), error.code
+        message, code = str(error), error.code
     except CordeeError as error:
-        said, code = str(error), error.code
+        message, code = str(error), error.code
     except Exception as error:
         if not hasattr(error, "format_message"):  # by which typer's own are known, in all its versions
             raise
         if type(error).__name__ == "NoArgsIsHelpError":  # the help is on the screen already
             return UsageError.code
-        said, code = complaint(error, words), UsageError.code
-    print(plain(f"cordee: {said}"), file=sys.stderr)
+        message, code = explain(error, words), UsageError.code
+    print(plain(f"cordee: {message}"), file=sys.stderr)
     return code
 
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
+
+import typer
 
 from cordee.core.errors import PlanError, UsageError
 from cordee.core.plan import Plan, plan_keys
 from cordee.core.plan_key import written
 
 
-def plan(given: str | None, workers: int | None, as_json: bool) -> None:
-    """Print the table of keys, or the plan that was given, complete and checked."""
+def plan(
+    given: Annotated[
+        str | None,
+        typer.Argument(metavar="plan", help="auto, a YAML file, or key=value,...; nothing: list the keys."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Check it for so many workers.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of YAML.")] = False,
+) -> None:
+    """List the keys of a plan, or check a plan and print it with all of them."""
     if given is None and not as_json:
         show_keys()
         return

@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from cordee.core import damage
 from cordee.core.errors import UsageError
@@ -41,8 +43,14 @@ TEXTS = ("", "worker", "host", "device", "what")
 """Columns of text; the others hold numbers."""
 
 
-def report(run: Path, as_json: bool, trace: Path | None, steps: str | None, tensorboard: Path | None) -> None:
-    """Show the run in the folder `run`, and write what was asked for."""
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, which may still be running.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it all as JSON, and write no report.html.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Also write a trace for Perfetto to this file.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Steps that the trace shows, as FIRST:LAST.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Also write event files for TensorBoard there.")] = None,
+) -> None:
+    """Show the result of a run, and write its report.html anew."""
     from cordee.runtime.folder import is_held
     from cordee.watch.summarise import summarise
     from cordee.watch.trace import StepRange, write_trace

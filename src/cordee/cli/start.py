@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cordee.cli.settings import python_file
+from cordee.cli.options import python_file
 from cordee.core import interrupts
 from cordee.core.errors import UsageError
 from cordee.core.machine import usable_cores

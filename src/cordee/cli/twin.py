@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cordee.cli.options import AsJson, JobFile, Out
 from cordee.core.errors import (
     CheckpointError,
     CordeeError,
@@ -41,7 +42,6 @@ RunFolder = Annotated[Path | None, typer.Option("--run", help="Folder of the run
 Processes = Annotated[bool, typer.Option("--processes", help="Hosts that are mere processes: no links, no root.")]
 MORE_WORDS = {"allow_extra_args": True}
 """They are refused in our own words."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @app.callback()
@@ -52,11 +52,11 @@ def about() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
-    job: Annotated[Path, typer.Argument(help="Python file that defines `job`.", show_default=False)],
+    job: JobFile,
     hosts: Hosts = None,
     schedule: Annotated[str, typer.Option(help="Faults: a file, or such as `at step 30: cut b`.")] = "",
     seed: Annotated[int, typer.Option(help="Decides which worker `random` is in the schedule.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: a new one under runs/.")] = None,
+    out: Out = None,
     name: Annotated[str | None, typer.Option(help="A twin that is up. Default: a new one, removed at the end.")] = None,
     script: Annotated[bool, typer.Option("--script", help="It is a script with a loop of its own.")] = False,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the hosts meet, on the first of them.")] = 29400,
