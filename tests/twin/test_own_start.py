@@ -14,7 +14,7 @@ import pytest
 
 from cordee.core.errors import SecurityError
 from cordee.group.token import write_token
-from cordee.runtime.hosts import Meeting
+from cordee.runtime.rendezvous import Rendezvous
 from harness import DEADLINE_S, Run, assert_same, train
 from records import events_until
 from twin.emulated import Emulated, Up
@@ -80,7 +80,7 @@ def test_the_launcher_of_a_host_is_killed(up: Up, job: Path, tmp_path: Path) -> 
 def test_off_loopback_nothing_starts_without_the_users_word(tmp_path: Path) -> None:
     write_token(tmp_path / "token")
     with pytest.raises(SecurityError, match="--trusted-network"):
-        Meeting("192.0.2.1", 1, 2, tmp_path / "token").address()
+        Rendezvous("192.0.2.1", 1, 2, tmp_path / "token").address()
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(SecurityError, match="chmod 600"):
-        Meeting("192.0.2.1", 1, 2, tmp_path / "token", trusted_network=True).address()
+        Rendezvous("192.0.2.1", 1, 2, tmp_path / "token", trusted_network=True).address()

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError
+from cordee.core.interrupts import Interrupts
+from cordee.core.plan import Plan
 from cordee.group.wire import Address, Connection, connect
-from cordee.runtime import hosts
+from cordee.runtime import rendezvous
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.hosts import _await_hosts, _Link, _Patience, _place
+from cordee.runtime.engines import hosts
+from cordee.runtime.engines.hosts import Follower, seats_of, which_workers
+from cordee.runtime.engines.seam import Notices, Seat
+from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Recorder
-from harness import DEADLINE_S
+from cordee.runtime.rendezvous import await_hosts
+from cordee.runtime.spec import Target, WorkerSpec
+from harness import DEADLINE_S, until
 
 SETTINGS = {"settings": {"epochs": "40"}}
 
@@ -47,7 +56,7 @@ def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub, tmp_path: Path) 
 
     recorder = Recorder(tmp_path / "run", resume=False, listen=listen)
     totals: list[int] = []
-    waiting = threading.Thread(target=lambda: totals.append(_await_hosts(hub, 3, recorder)))
+    waiting = threading.Thread(target=lambda: totals.append(await_hosts(hub, 3, recorder)))
     waiting.start()
     wait(": 1 of 3 hosts are here")
     second, welcome = come(hub, 4)
@@ -63,37 +72,69 @@ def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub, tmp_path: Path) 
         one.close()
 
 
-def test_a_host_that_follows_says_so_too(hub: Hub) -> None:
+class Workers:
+    """In the place of the engine of a host: what it was told."""
+
+    def __init__(self, notices: Notices, spec_of: Callable[[Seat], WorkerSpec], *more: Any) -> None:
+        self.notices, self.spec_of = notices, spec_of
+        self.specs: list[WorkerSpec] = []
+
+    def start(self, seats: Iterable[Seat]) -> None:
+        self.specs += map(self.spec_of, seats)
+
+    def look(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_host_that_follows_starts_its_workers_when_all_have_come(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "LocalEngine", Workers)
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")  # which comes before `there`
     said: list[str] = []
-    heard = threading.Event()
+    launch = Launch(Target("job", "job.py"), 4, Plan(), tmp_path)
+    follower = Follower(launch, hub.address, said.append)
+    ended: list[CordeeError] = []
 
-    def say(message: str) -> None:
-        said.append(message)
-        heard.set()
+    def watch() -> None:
+        try:
+            follower.watch(Interrupts())
+        except CordeeError as error:
+            ended.append(error)
 
-    patience = _Patience(say)
-    link = _Link(hub.address, 4, "there", patience)
-    assert link.brief == SETTINGS
-    places: list[Any] = []
-    waiting = threading.Thread(target=lambda: places.append(link.wait_assigned(patience)))
-    waiting.start()
-    assert heard.wait(DEADLINE_S)
-    third, _ = come(hub, 1)
-    waiting.join(DEADLINE_S)
-    assert (places[0]["assign"], places[0]["total"]) == (2, 7)
+    watching = threading.Thread(target=watch)
+    watching.start()
+    until(lambda: said)
     assert "2 of 3 hosts are here" in said[0]
+    third, _ = come(hub, 1)
+    specs = follower._engine.specs  # type: ignore[attr-defined]
+    until(lambda: len(specs) == 4)
+    assert said[-1] == "workers 2 to 5 are on this host, of 7 in all"
+    assert [spec.worker for spec in specs] == [2, 3, 4, 5]
+    assert {spec.target.settings["epochs"] for spec in specs} == {"40"}  # which the coordinator said
+    follower._engine.notices.put(("exited", 4, {"status": -9}))  # type: ignore[attr-defined]
+    until(lambda: hub.roster.lost)
+    assert hub.roster.lost == ((4, "killed by SIGKILL"),)
     third.close()
-    link.close()
+    hub.close()
+    watching.join(DEADLINE_S)
+    assert [type(error) for error in ended] == [CoordinatorLost]
 
 
 def test_too_few_hosts(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.5)
     recorder = Recorder(tmp_path / "run", resume=False, listen=lambda event: None)
-    with pytest.raises(hosts.RendezvousError, match="only 1 of 3 hosts came"):
-        _await_hosts(hub, 3, recorder)
+    with pytest.raises(RendezvousError, match="only 1 of 3 hosts came"):
+        await_hosts(hub, 3, recorder)
     recorder.close()
 
 
 def test_which_workers_are_here() -> None:
-    assert _place(1, 1, 2) == "worker 1 is on this host, one of 2"
-    assert _place(2, 3, 5) == "workers 2 to 4 are on this host, of 5 in all"
+    assert which_workers(seats_of(1, 1, 2)) == "worker 1 is on this host, one of 2"
+    assert which_workers(seats_of(2, 3, 5)) == "workers 2 to 4 are on this host, of 5 in all"

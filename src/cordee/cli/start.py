@@ -70,9 +70,10 @@ def _start(target: Target, options: Options, world: World) -> None:
             if world.source not in ("alone", "cordee"):
                 result = _under(launch, world, listen)
             elif rendezvous is not None and nodes is not None:
-                from cordee.runtime.hosts import Meeting, run_on_hosts
+                from cordee.runtime.rendezvous import Rendezvous
+                from cordee.runtime.run import run_on_hosts
 
-                result = run_on_hosts(launch, Meeting.parse(rendezvous, nodes, token_file, trusted), listen)
+                result = run_on_hosts(launch, Rendezvous.parse(rendezvous, nodes, token_file, trusted), listen)
             else:
                 launch.check()
                 _hint(launch.workers)

@@ -1,8 +1,4 @@
-"""A worker's connection to the coordinator: it is told at once when a peer is lost, independent of any collective.
-
-Two threads: one listens to the hub, one sends heartbeats several times per second, and what has gathered for the
-record. Neither ever waits for the training thread.
-"""
+"""A worker's connection to the coordinator: it is told at once when a peer is lost, independent of any collective."""
 
 from __future__ import annotations
 
@@ -11,18 +7,13 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from cordee.core.errors import CoordinatorLost, Evicted, WaitedTooLong, WorkerFailed
-from cordee.group.protocol import BEAT_S, HUB_SILENCE_S, STALL_S, Go
-from cordee.group.wire import Address, Message, connect
-
-SEND_S = 0.1
-"""How often what has gathered for the record is sent."""
-CLOSE_S = 2.0
-"""How long the hub may take to read our last words."""
+from cordee.group.client import Client
+from cordee.group.protocol import STALL_S, Go
+from cordee.group.wire import Address, Message
 
 
 class Unconnected:
@@ -67,44 +58,44 @@ class Unconnected:
 
 
 class Channel:
-    """The connection of one worker to the hub of its run."""
+    """The connection of one worker to the coordinator of its run."""
 
     def __init__(self, address: Address, worker: int, host: str) -> None:
         """Connect and start listening."""
-        who = {"role": "worker", "number": worker, "host": host, "pid": os.getpid()}
         self.worker = worker
         self.name = f"worker {worker} on {host}"
-        self.at = "starting"
         self.on_break: Callable[[], None] = lambda: None
         self.before_end: Callable[[], None] = lambda: None
         """What is left to do when the run ends early; see `part`."""
         self.stop_reason: str | None = None
         self.recorded = -1
         """The last step that the hub had on record when this generation began."""
-        self.clock_offset_s = 0.0
-        """What to add to this host's clock to get the hub's."""
-        self._connection, welcome = connect(address, who)
-        self.brief: Message = welcome.get("brief", {})
-        """What the host of the hub tells all workers at the start."""
         self._turn = threading.Condition()
-        self._writing = threading.Lock()
-        self._outbox: deque[Message] = deque()
         self._values: dict[str, str] = {}
         self._go: Go | None = None
         self._broken = -1
         self._farewell = False
-        self._asked = 0.0
-        self._best_round_trip = float("inf")
-        self._silence = Silence(HUB_SILENCE_S if address.tls else None)
-        self._closed = threading.Event()
         self._aborted = threading.Event()
         self._parting = threading.Lock()
-        self._threads = [
-            threading.Thread(target=loop, name=f"cordee-{loop.__name__.strip('_')}", daemon=True)
-            for loop in (self._listen, self._beat)
-        ]
-        for thread in self._threads:
-            thread.start()
+        who = {"role": "worker", "number": worker, "host": host, "pid": os.getpid()}
+        self._client = Client(address, who, self._hear, self._lost)
+        self.brief = self._client.brief
+        self.post, self.flush = self._client.post, self._client.flush
+        self._client.start()
+
+    @property
+    def at(self) -> str:
+        """What this worker is doing; named when others wait for it in vain."""
+        return self._client.at
+
+    @at.setter
+    def at(self, what: str) -> None:
+        self._client.at = what
+
+    @property
+    def clock_offset_s(self) -> float:
+        """What to add to this host's clock to get the coordinator's."""
+        return self._client.clock_offset_s
 
     # ------------------------------------------------------------- what the training thread calls
 
@@ -112,21 +103,10 @@ class Channel:
         """Whether a member of this generation was lost."""
         return self._broken >= generation
 
-    def post(self, kind: str, content: Any) -> None:
-        """Send something for the record, some time soon."""
-        self._outbox.append({kind: content})
-
-    def flush(self) -> None:
-        """Send now what `post` has gathered."""
-        with self._writing:  # held throughout: what is sent afterwards must not overtake it
-            said = [self._outbox.popleft() for _ in range(len(self._outbox))]
-            if said:
-                self._write({"said": said})
-
     def next_generation(self, after: int, committed: int, deadline_s: float) -> Go:
         """Say that we are ready, and wait until the hub announces a generation later than `after`."""
         self.flush()
-        self._send({"ready": committed})
+        self._client.send({"ready": committed})
         self._wait(
             lambda: self._go is not None and self._go.generation > after, deadline_s, "the other workers to regroup"
         )
@@ -140,20 +120,20 @@ class Channel:
 
     def torn(self, generation: int) -> None:
         """Say that a collective failed though no member was lost: all shall regroup."""
-        self._send({"torn": generation})
+        self._client.send({"torn": generation})
 
     def stuck(self, what: str) -> None:
         """Say that a wait for `what` reached its deadline; the hub knows who did not come."""
-        self._send({"stuck": what})
+        self._client.send({"stuck": what})
 
     def put(self, key: str, value: str) -> None:
         """Publish a value to the peers of this generation."""
-        self._send({"put": {key: value}})
+        self._client.send({"put": {key: value}})
 
     def get(self, key: str, generation: int, deadline_s: float) -> str | None:
         """A value that a peer published; None if the generation broke before it came."""
         if key not in self._values:
-            self._send({"get": key})
+            self._client.send({"get": key})
             self._wait(
                 lambda: key in self._values or self._broken >= generation, deadline_s, f"a peer's address ({key})"
             )
@@ -162,7 +142,7 @@ class Channel:
     def finish(self, generation: int, deadline_s: float) -> bool:
         """Say that we have nothing left to agree on; True when all say so, False if a member was lost before that."""
         self.flush()
-        self._send({"finish": True})
+        self._client.send({"finish": True})
         self._wait(lambda: self._farewell or self._broken >= generation, deadline_s, "the other workers to finish")
         return self._farewell
 
@@ -179,17 +159,9 @@ class Channel:
                 left()
 
     def close(self) -> None:
-        """Send what is left and hang up, once the hub has read it.
-
-        Closing at once could lose it: the answer to a beat that is not read any more resets the connection.
-        """
+        """Send what is left and hang up, once the coordinator has read it."""
         self._farewell = True
-        self._closed.set()
-        self.flush()
-        self._connection.close_writing()
-        for thread in self._threads:
-            thread.join(CLOSE_S)
-        self._connection.close()
+        self._client.close()
 
     # ------------------------------------------------------------- threads
 
@@ -199,39 +171,12 @@ class Channel:
                 self.stuck(what)
                 raise WaitedTooLong(f"worker {self.worker} waited {deadline_s:.0f} s for {what}")
 
-    def _send(self, message: Message) -> None:
-        with self._writing:
-            self._write(message)
-
-    def _write(self, message: Message) -> None:
-        # Should it fail, the listener sees the end of the connection and acts on it.
-        with contextlib.suppress(OSError):
-            self._connection.send(message)
-
-    def _beat(self) -> None:
-        next_beat = 0.0
-        while not self._closed.wait(SEND_S):
-            if self._outbox:
-                self.flush()
-            if time.monotonic() < next_beat:
-                continue
-            next_beat = time.monotonic() + BEAT_S
-            self._asked = time.time()
-            self._send({"beat": self.at})
-            if self._silence.too_long():
-                _end(CoordinatorLost.code, f"cordee: worker {self.worker} hears nothing from its launcher and ends")
-
-    def _listen(self) -> None:
-        while (message := self._connection.receive()) is not None:
-            self._silence.heard()
-            self._hear(message)
+    def _lost(self, how: str) -> None:
         if not self._farewell:
-            _end(CoordinatorLost.code, f"cordee: worker {self.worker} lost its launcher and ends")
+            _end(CoordinatorLost.code, f"cordee: worker {self.worker} {how} its launcher and ends")
 
     def _hear(self, message: Message) -> None:
-        if "beat" in message:
-            self._set_clock(float(message["beat"]))
-        elif "abort" in message:
+        if "abort" in message:
             self._aborted.set()
             # On a thread of its own: the hub may have more to say while a file is being written.
             threading.Thread(target=self._give_up, name="cordee-parting", daemon=True).start()
@@ -260,33 +205,6 @@ class Channel:
         self.part()
         self.flush()
         _end(WorkerFailed.code)
-
-    def _set_clock(self, hub_time: float) -> None:
-        now = time.time()
-        if now - self._asked <= self._best_round_trip:
-            self._best_round_trip = now - self._asked
-            self.clock_offset_s = hub_time - (now + self._asked) / 2
-
-
-class Silence:
-    """How long the other end was silent, not counting the time in which this process itself did not run."""
-
-    def __init__(self, limit_s: float | None) -> None:
-        """None: a connection of this host, which closes when its other end dies; silence means nothing there."""
-        self._limit_s = limit_s
-        self._heard = self._looked = time.monotonic()
-
-    def heard(self) -> None:
-        """Something came."""
-        self._heard = time.monotonic()
-
-    def too_long(self) -> bool:
-        """Asked with every beat."""
-        now = time.monotonic()
-        if now - self._looked > STALL_S:
-            self._heard = now
-        self._looked = now
-        return self._limit_s is not None and now - self._heard > self._limit_s
 
 
 def _end(code: int, word: str = "") -> None:

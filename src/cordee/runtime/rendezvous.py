@@ -1,0 +1,140 @@
+"""Where the hosts of a run meet, and how they wait for each other: the same command on each, at one agreed address.
+
+The host that has the address coordinates. The others find it there, and are numbered by their names.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import queue
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from cordee.core import interrupts
+from cordee.core.errors import CordeeError, RendezvousError, SecurityError, UsageError
+from cordee.diagnose.network import holders, judge_port
+from cordee.group.token import default_token_file, read_token, write_token
+from cordee.group.wire import Address
+from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.recorder import Recorder
+
+WORD_EVERY_S = 10.0
+LOOK_S = 0.2
+PATIENCE_S = 600.0
+"""How long hosts wait for each other: the same command is rarely typed everywhere at once."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the hosts of a run meet, and what they need for it."""
+
+    host: str
+    port: int
+    nodes: int
+    token_file: Path | None = None
+    trusted_network: bool = False
+
+    @classmethod
+    def parse(cls, rendezvous: str, nodes: int, token_file: Path | None, trusted_network: bool) -> Rendezvous:
+        """From the command line."""
+        host, _, port = rendezvous.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise UsageError(f"--rendezvous {rendezvous}: expected HOST:PORT, such as 192.0.2.7:29400")
+        if nodes < 1:
+            raise UsageError(f"--nodes {nodes}: at least 1 is needed")
+        return cls(host, int(port), nodes, token_file, trusted_network)
+
+    def address(self) -> Address:
+        """The coordinator's address with the token, if everything that protects it is there."""
+        try:
+            ip = socket.getaddrinfo(self.host, self.port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        except OSError as error:
+            raise RendezvousError(f"--rendezvous {self.host}: this name has no address here ({error})") from error
+        loopback = ipaddress.ip_address(ip).is_loopback
+        if not loopback and not self.trusted_network:
+            raise SecurityError(
+                f"{self.host} is not this machine alone. Our own connections are encrypted, but gloo's carry gradients "
+                "in the clear, for every program that can reach its ports. If the network is trusted, say so: "
+                "--trusted-network"
+            )
+        return Address(str(ip), self.port, read_token(self._token_path(loopback)), tls=not loopback)
+
+    def _token_path(self, loopback: bool) -> Path:
+        path = self.token_file or default_token_file()
+        if not path.exists() and loopback and self.token_file is None:
+            write_token(path)
+        return path
+
+
+class Patience:
+    """How long a host has waited for the others, and what it says of it meanwhile."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """The time begins now; `say` tells the user."""
+        self._say = say
+        self._began = time.monotonic()
+        self._told = -WORD_EVERY_S
+        self._last = ""
+
+    @property
+    def left_s(self) -> float:
+        """How much longer to wait."""
+        return PATIENCE_S - (time.monotonic() - self._began)
+
+    def wait(self, what: str) -> None:
+        """Say what is awaited: at once when it changes, otherwise now and then."""
+        waited = time.monotonic() - self._began
+        if what != self._last or waited - self._told >= WORD_EVERY_S:
+            self._told, self._last = waited, what
+            self._say(f"{what}, {waited:.0f} s so far")
+
+    def reach(self, connect: Callable[[], T], what: str) -> T:
+        """Connect to a host that may be started a little later."""
+        while True:
+            try:
+                return connect()
+            except RendezvousError as error:
+                if not isinstance(error.__cause__, OSError) or self.left_s <= 0:
+                    raise
+                interrupts.check()
+                self.wait(what)
+                time.sleep(LOOK_S)
+
+
+def await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> int:
+    """Until all hosts are here; returns the number of workers."""
+    patience = Patience(lambda message: recorder.event("warning", message=message))
+    here = 1
+    while patience.left_s > 0:
+        interrupts.check()  # a signal leaves a notice, and so ends the wait below
+        patience.wait(f"waiting at {hub.address} for the other hosts: {here} of {nodes} hosts are here")
+        try:
+            kind, _, content = hub.notices.get(timeout=1.0)
+        except queue.Empty:
+            continue
+        if kind == "assigned":
+            return int(content["total"])
+        if kind == "hosts" and content["here"] < nodes:
+            here = int(content["here"])
+    raise RendezvousError(
+        f"only {here} of {nodes} hosts came to {hub.address} within {PATIENCE_S:.0f} s: start the same command on each "
+        "of them"
+    )
+
+
+def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | None) -> CordeeError:
+    """Why we could not join at an address; if we could not listen there either, because it is taken, by whom it is."""
+    if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+        return error  # it is another host's
+    taken = judge_port(address.port, cause, holders(address.port))
+    # An answer that is no message of ours is not from a peer without the token, but from another program.
+    kind = type(error) if error.__cause__ is None else RendezvousError
+    stop = "" if str(error).endswith("?") else "."
+    return kind(f"{error}{stop} Port {taken.found}. {taken.advice}")
