@@ -58,11 +58,6 @@ WORDS = {
     "World.host": "This host's name.",
     "Result.out": "The run's folder.",
     "Result.values": 'All that `result.json` says; `result["steps"]` is short for `result.values["steps"]`.',
-    "Session.plan": "The plan of this run.",
-    "Session.device": "What this worker computes on.",
-    "Session.last": "The last step that was committed, a [`Committed`](callbacks.md#committed); None before the first.",
-    "Session.ledger": "The samples of all committed steps: `samples`, `lost`, `repeated`, `order_sha256`.",
-    "Session.wish_save": "Reported to all workers with the next step, as `last.save`; saving is the script's.",
     "Batch.ids": "Which samples of the data these are.",
     "Batch.fields": "Their data: a tensor, or a tuple or dict of tensors, as the source gives it.",
     "Batch.weight": "What the batch weighs: its samples, or what `weigh` says.",
@@ -313,15 +308,16 @@ def session() -> list[str]:
     from cordee.runtime.door import session as door
     from cordee.train import session as module
 
-    attributes = ("plan", "device", "last", "ledger", "models", "skipped", "wish_stop", "wish_save")
-    leave_out = ("leave", "tell", "sync_of", "settle")
     return [
         "# The session",
         "For a training loop of your own: [how to](../how-to/own-loop.md).",
         *function(door, "cordee.session"),
         "## Session",
         doc(module.Session),
-        *members(module.Session, attributes=attributes, leave_out=leave_out),
+        *members(module.Session),
+        "## Wishes",
+        doc(module.Wishes),
+        table(("field", "type", "default", "meaning"), fields(module.Wishes)),
     ]
 
 
@@ -370,6 +366,7 @@ def callbacks() -> list[str]:
         "## Committed",
         doc(Committed) + " `on_step` and `Stop(when=...)` are given one.",
         table(("field", "type", "default", "meaning"), fields(Committed)),
+        *members(Committed),
     ]
 
 

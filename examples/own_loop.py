@@ -45,7 +45,7 @@ with cordee.session() as s:  # alone, or one of many: nothing below knows
         s.step(critic_optimizer)
         s.backward(verdict(critic(drawn), True))  # the generator wants the critic to err
         if s.step(generator_optimizer) and s.rank == 0 and batch.step == 0 and batch.epoch % 10 == 0:
-            print(f"epoch {batch.epoch + 1}: the critic's loss is {s.last_loss:.4f}", flush=True)
+            print(f"epoch {batch.epoch + 1}: the critic's loss is {s.last.loss:.4f}", flush=True)
         critic_optimizer.zero_grad()  # the generator's pass went through the critic and left gradients there
 
     if s.rank == 0:  # one worker speaks and writes for all

@@ -35,6 +35,7 @@ import sys
 import torch
 from torch import nn
 import cordee
+from cordee.train.session import stepper_of
 
 data = cordee.data.digits()
 torch.manual_seed(0)
@@ -46,7 +47,7 @@ with cordee.session() as s:
         s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
         s.step(optimizer)
     with open(f"{sys.argv[1]}-{s.rank}-of-{s.size}", "w") as file:
-        file.write(f"{s.last_loss:.5f} {s.ledger.order_sha256}")
+        file.write(f"{s.last.loss:.5f} {stepper_of(s).ledger.order_sha256}")
 """
 
 

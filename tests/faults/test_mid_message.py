@@ -12,19 +12,21 @@ import json, os, signal, sys, threading
 from pathlib import Path
 import torch
 import cordee
+from cordee.train.session import stepper_of
 
 with cordee.session() as s:
-    first, worker = s.rank == 0, s.team.membership.worker
+    team = stepper_of(s).team
+    first, worker = s.rank == 0, team.membership.worker
     large = torch.full((75_000_000,), float(worker))
     ready = torch.zeros(1)
-    s.team.agree([ready])
+    team.agree([ready])
     if first:
         threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    s.team.share_from_first([large])
+    team.share_from_first([large])
     total = torch.ones(2)
-    while not s.team.agree([total]):
+    while not team.agree([total]):
         total = torch.ones(2)
-    said = {"members": list(s.team.membership.members), "ends": large[[0, -1]].tolist(), "total": total.tolist()}
+    said = {"members": list(team.membership.members), "ends": large[[0, -1]].tolist(), "total": total.tolist()}
     Path(sys.argv[1], f"{worker}.json").write_text(json.dumps(said))
 """
 

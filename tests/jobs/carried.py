@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import cordee
 from cordee.group.team import Team
+from cordee.train.session import stepper_of
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 acts = sys.argv[3] if len(sys.argv) == 4 else ""
@@ -45,13 +46,13 @@ class Tracking(nn.Module):
 torch.manual_seed(0)
 first, second = Tracking(), nn.Linear(24, 10).double()
 with cordee.session() as s:
-    worker = s.team.membership.worker
+    worker = stepper_of(s).team.membership.worker
     first, second = s.prepare(first), s.prepare(second)
     optimizers = [torch.optim.Adam(one.parameters(), lr=2e-3) for one in (first, second)]
     both = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9)
 
     def after(update: int) -> None:
-        if dies_at == (worker, s.number, update):
+        if dies_at == (worker, stepper_of(s).number, update):
             os.kill(os.getpid(), signal.SIGKILL)
 
     for batch in s.batches(data.train, batch=101, epochs=1):
@@ -63,7 +64,7 @@ with cordee.session() as s:
                 if not done:
                     break
                 after(update + 1)
-        elif how == "late" and s.number < 3:
+        elif how == "late" and stepper_of(s).number < 3:
             s.backward(hidden.square().mean() + nn.functional.cross_entropy(second(hidden), batch.y))
             done = s.step(both)
         else:
@@ -73,8 +74,8 @@ with cordee.session() as s:
             s.backward(nn.functional.cross_entropy(second(hidden.detach()), batch.y))
             done = s.step(optimizers[1])
         if done:
-            losses.append(s.last_loss)
+            losses.append(s.last.loss)
     state = {f"{name}.{key}": one.tolist() for name, model in (("first", first), ("second", second))
              for key, one in model.state_dict().items()}  # fmt: skip
-    ledger = s.ledger.to_dict()
+    ledger = stepper_of(s).ledger.to_dict()
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import cordee
+from cordee.train.session import stepper_of
 
 
 class Towers(nn.Module):
@@ -69,7 +70,7 @@ class Falls(cordee.Callback):
         self.dies_at = (who, step, calls)
 
     def on_start(self, session: Any) -> None:
-        team, (who, step, calls) = session.team, self.dies_at
+        team, (who, step, calls) = stepper_of(session).team, self.dies_at
         begin, left = team.layers.sum, [calls]
 
         def counted(tensor: Tensor) -> Any:

@@ -15,6 +15,7 @@ from cordee.core.world import World
 from cordee.feed.arrays import ArraySource
 from cordee.train.callbacks import Callback
 from cordee.train.job import Save, Stop
+from cordee.train.session import stepper_of
 
 
 class Slow(ArraySource):
@@ -79,7 +80,7 @@ class Clock(Callback):
 
     def on_start(self, session: Any) -> None:
         if self._seconds:
-            sums = session.team.sums
+            sums = stepper_of(session).team.sums
             self._transports, sums.transports = (
                 sums.transports,
                 tuple(LateSums(one, self._seconds) for one in sums.transports),
@@ -91,8 +92,8 @@ class Clock(Callback):
 
     def on_end(self, session: Any) -> None:
         if self._seconds:
-            session.team.sums.transports = self._transports
-        Path(f"clock-{session.team.membership.worker}.json").write_text(json.dumps(self._at))
+            stepper_of(session).team.sums.transports = self._transports
+        Path(f"clock-{stepper_of(session).team.membership.worker}.json").write_text(json.dumps(self._at))
 
 
 def job(where: str = "", worker: int = 1, seconds: float = 0.1, batchnorm: bool = False, steps: int = 10) -> cordee.Job:

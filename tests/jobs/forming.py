@@ -15,7 +15,8 @@ from cordee.group.channel import Channel
 from cordee.group.team import Team
 from cordee.group.transport import gloo
 from cordee.group.wire import Address
-from cordee.train.session import Session
+from cordee.train.session import Session, stepper_of
+from cordee.train.stepper import Stepper
 
 folder, port, token, acts = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 
@@ -31,7 +32,7 @@ worker = cordee.World.from_env().rank
 team = Placed(Channel(Address("127.0.0.1", port, token), worker, "here"), deadline_s=60.0)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)).double()
-with Session(team, seed=3) as s:
+with Session(Stepper(team, seed=3)) as s:
     model = s.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for batch in s.batches(cordee.data.digits().train, batch=101, epochs=1):
@@ -42,7 +43,7 @@ with Session(team, seed=3) as s:
     told = {
         "members": team.membership.members,
         "generation": team.membership.generation,
-        "ledger": s.ledger.to_dict(),
+        "ledger": stepper_of(s).ledger.to_dict(),
         "state": state,
     }
     (folder / f"told.{worker}").write_text(json.dumps(told))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import cordee
+from cordee.train.session import stepper_of
 
 folder = Path(sys.argv[1])
 dies_at = tuple(map(int, sys.argv[2:4])) or (-1, -1)
@@ -33,7 +34,7 @@ def verdict(out: Tensor, real: bool) -> Tensor:
 
 
 with cordee.session() as s:
-    worker = s.team.membership.worker
+    worker = stepper_of(s).team.membership.worker
     generator, critic = s.prepare(generator), s.prepare(critic)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=2e-3)
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=2e-3)
@@ -42,13 +43,13 @@ with cordee.session() as s:
         fake = generator(real[:, 24:40] - 0.5)  # the noise of a sample is its own, so that nobody draws another
         s.backward(verdict(critic(real), True) + verdict(critic(fake.detach()), False))
         s.step(critic_optimizer)
-        if dies_at == (worker, s.number):
+        if dies_at == (worker, stepper_of(s).number):
             os.kill(os.getpid(), signal.SIGKILL)
         s.backward(verdict(critic(fake), True))
         if s.step(generator_optimizer):
-            losses.append(s.last_loss)
+            losses.append(s.last.loss)
         critic_optimizer.zero_grad()
     both = {"generator": generator.state_dict(), "critic": critic.state_dict()}
     state = {f"{name}.{key}": tensor.tolist() for name, one in both.items() for key, tensor in one.items()}
-    ledger = s.ledger.to_dict()
+    ledger = stepper_of(s).ledger.to_dict()
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

@@ -9,6 +9,7 @@ import torch
 
 import cordee
 from cordee.group.transport import shared
+from cordee.train.session import stepper_of
 
 
 def content(shape: tuple[int, ...], kind: torch.dtype, seed: int, rank: int) -> torch.Tensor:
@@ -17,7 +18,7 @@ def content(shape: tuple[int, ...], kind: torch.dtype, seed: int, rank: int) -> 
 
 
 with cordee.session() as s:
-    team = s.team
+    team = stepper_of(s).team
     near, posts = team.layers.transports[0], 0
     assert isinstance(near, shared.Shared) == ("shared" in sys.argv)
     if isinstance(near, shared.Shared):

@@ -11,11 +11,12 @@ import torch
 
 import cordee
 from cordee.group.comm import NEVER
+from cordee.train.session import stepper_of
 
 folder = Path(sys.argv[1])
 
 with cordee.session() as s:
-    team = s.team
+    team = stepper_of(s).team
     first = torch.full((5,), (team.membership.worker + 1) * (1 + 1j))  # complex: gloo has no such type
     if team.membership.worker == 1:
         assert team.sums.sum(first).wait()

@@ -16,13 +16,14 @@ import torch
 
 import cordee
 from cordee.group import links
+from cordee.train.session import stepper_of
 
 which, folder, *names = sys.argv[1:]
 dies, at = map(int, names.pop(0).split("@")) if "@" in names[0] else (-1, 0)
 
 
 with cordee.session() as s:
-    team, rank, sent = s.team, s.rank, 0
+    team, rank, sent = stepper_of(s).team, s.rank, 0
     lane_of = links._lane
 
     class Counted:

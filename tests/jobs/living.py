@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import cordee
+from cordee.train.session import stepper_of
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 dies_at = tuple(map(int, sys.argv[3:5])) or (-1, -1)
@@ -73,17 +74,17 @@ if kind == "spectral":
 model = nn.Sequential(nn.Linear(64, 24).double(), middle, nn.ReLU(), nn.Linear(24, 10).double())
 losses = []
 with cordee.session() as s:
-    worker = s.team.membership.worker
+    worker = stepper_of(s).team.membership.worker
     model = s.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for batch in s.batches(cordee.data.digits().train, batch=50, epochs=1):
         loss = nn.functional.cross_entropy(model(batch.x.double()), batch.y)
-        if dies_at == (worker, s.number):
+        if dies_at == (worker, stepper_of(s).number):
             os.kill(os.getpid(), signal.SIGKILL)
         s.backward(loss)
         if s.step(optimizer):
-            losses.append(s.last_loss)
+            losses.append(s.last.loss)
     held = {**model.state_dict(), **dict(model.named_buffers())}
     state = {name: tensor.tolist() for name, tensor in held.items()}
-    ledger = s.ledger.to_dict()
+    ledger = stepper_of(s).ledger.to_dict()
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

@@ -11,6 +11,7 @@ from cnn import Cnn
 from torch import nn
 
 import cordee
+from cordee.train.session import stepper_of
 
 folder = Path(sys.argv[1])
 torch.manual_seed(0)
@@ -24,7 +25,7 @@ with cordee.session(seed=3) as s:
     for batch in s.batches(data.train, batch=101, epochs=2):
         s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
         if s.step(optimizer, clip=1.0):
-            losses.append(s.last_loss)
+            losses.append(s.last.loss)
     state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-    ledger = s.ledger.to_dict()
+    ledger = stepper_of(s).ledger.to_dict()
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

@@ -14,6 +14,7 @@ import cordee
 from cordee.feed.data import as_source
 from cordee.group.team import Team
 from cordee.train.evaluate import predict
+from cordee.train.session import stepper_of
 
 folder, acts = Path(sys.argv[1]), sys.argv[2]
 instants.place(Team, folder, acts)
@@ -21,5 +22,5 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 with cordee.session() as s:
     numbers = np.arange(1003, dtype=np.float64)[:, None] / np.array([7.0, 100.0, 1000.0])
-    outputs = predict(s.prepare(model), as_source(numbers), s.team, batch=97)
-    np.save(folder / f"{s.team.membership.worker}.npy", outputs.numpy())
+    outputs = predict(s.prepare(model), as_source(numbers), stepper_of(s).team, batch=97)
+    np.save(folder / f"{stepper_of(s).team.membership.worker}.npy", outputs.numpy())

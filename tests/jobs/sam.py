@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import cordee
+from cordee.train.session import stepper_of
 
 folder = Path(sys.argv[1])
 dies_at = tuple(map(int, sys.argv[2:4])) or (-1, -1)
@@ -41,7 +42,7 @@ class Climb(torch.optim.Optimizer):
 
 torch.manual_seed(0)
 with cordee.session() as s:
-    worker = s.team.membership.worker
+    worker = stepper_of(s).team.membership.worker
     model = s.prepare(nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).double())
     climb = Climb(model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -50,11 +51,11 @@ with cordee.session() as s:
         x = batch.x.double()
         s.backward(nn.functional.cross_entropy(model(x), batch.y))
         s.step(climb)
-        if dies_at == (worker, s.number):
+        if dies_at == (worker, stepper_of(s).number):
             os.kill(os.getpid(), signal.SIGKILL)
         s.backward(nn.functional.cross_entropy(model(x), batch.y))
         if s.step(optimizer):
-            losses.append(s.last_loss)
+            losses.append(s.last.loss)
     state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-    ledger = s.ledger.to_dict()
+    ledger = stepper_of(s).ledger.to_dict()
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

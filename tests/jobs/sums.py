@@ -9,6 +9,7 @@ import torch
 
 import cordee
 from cordee.group.transport import shared
+from cordee.train.session import stepper_of
 
 
 def expected(like: torch.Tensor, seed: int, size: int) -> torch.Tensor:
@@ -24,7 +25,7 @@ def content(like: torch.Tensor, seed: int, rank: int) -> torch.Tensor:
 
 
 with cordee.session() as s:
-    team = s.team
+    team = stepper_of(s).team
     posts = 0
     if isinstance(memory := team.sums.transports[0], shared.Shared):
         if "small" in sys.argv:  # so that the arena is written round and round

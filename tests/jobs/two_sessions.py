@@ -21,6 +21,7 @@ from mlp import Mlp
 from torch import nn
 
 import cordee
+from cordee.train.session import stepper_of
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 dies = int(sys.argv[3]) if len(sys.argv) > 3 else -1
@@ -43,7 +44,7 @@ for turn in range(2):
         if how == "new":
             optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for number, batch in enumerate(s.batches(train, batch=101, epochs=1)):
-            if turn == 1 and number == 5 and s.team.membership.worker == dies:
+            if turn == 1 and number == 5 and stepper_of(s).team.membership.worker == dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             leaving = leaves and turn == 0 and number == 7
             if leaving and s.rank == 1:
@@ -53,8 +54,8 @@ for turn in range(2):
                 optimizer.zero_grad()
                 break
             if s.step(optimizer):
-                losses.append(s.last_loss)
-        ledgers.append(s.ledger.to_dict())
+                losses.append(s.last.loss)
+        ledgers.append(stepper_of(s).ledger.to_dict())
         state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
         rank = s.rank
     hooks.append(max(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()))

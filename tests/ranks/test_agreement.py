@@ -19,6 +19,7 @@ from torch import nn
 import cordee
 from cordee.core.errors import JobError
 from cordee.train.agreement import agree_on
+from cordee.train.session import stepper_of
 
 def refused(case):
     try:
@@ -41,8 +42,8 @@ with cordee.session() as s:
              "samples": {"samples": 50}, "wide": {"wide": 4}}
     said = {name: refused(lambda: steps(s, here, **(more if here else {}))) for name, more in cases.items()}
     said["nothing again"] = refused(lambda: steps(s, here))
-    said["many"] = refused(lambda: agree_on(s.team, {str(key): key * here for key in range(9)}))
-    said["only here"] = refused(lambda: agree_on(s.team, {"extra": 1} if here else {}))
+    said["many"] = refused(lambda: agree_on(stepper_of(s).team, {str(key): key * here for key in range(9)}))
+    said["only here"] = refused(lambda: agree_on(stepper_of(s).team, {"extra": 1} if here else {}))
     Path(sys.argv[1], f"{s.rank}.json").write_text(json.dumps(said))
 """
 JOB = """
@@ -50,6 +51,7 @@ import numpy as np
 import torch
 from torch import nn
 import cordee
+from cordee.train.session import stepper_of
 
 def job(what: str = "") -> cordee.Job:
     other = cordee.World.from_env().rank == 1
@@ -101,12 +103,12 @@ def test_what_does_not_add_up_is_said(warm: int, tmp_path: Path) -> None:
     spoilt = """
 class Spoils(cordee.Callback):
     def on_end(self, session):
-        session.ledger.lost += 3
+        stepper_of(session).ledger.lost += 3
 """
     job = JOB.replace("def job", spoilt + "\ndef job").replace("batch=12,", "batch=2, callbacks=[Spoils()],")
     (tmp_path / "job.py").write_text(job)
     run = train(tmp_path / "job.py", tmp_path / "run", workers=3)
     said = "\n".join(event["message"] for event in run.of("warning"))
     assert "3 samples were lost and 0 repeated" in said
-    assert "a step has 2 samples for 3 workers: 1 have nothing to do" in said
+    assert "a step has 2 samples: 1 workers have nothing to do" in said
     assert run.result["samples_lost"] == 3

@@ -57,7 +57,7 @@ with cordee.session() as s:
         s.step(first)
         s.backward((critic(whole.detach()) @ critic(cordee.gather(z.detach())).T).mean())
         s.step(second)
-        losses.append(s.last_loss)
+        losses.append(s.last.loss)
     assert cordee.gather(outside) is outside
     state = [parameter.tolist() for one in (model, critic) for parameter in one.parameters()]
     told = {"losses": losses, "state": state, "refused": refused[:3]}

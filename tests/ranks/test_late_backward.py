@@ -29,7 +29,7 @@ with cordee.session(seed=3) as s:
         for _ in range(pieces):
             s.backward(nn.functional.cross_entropy(model(x), batch.y) / pieces)
         if s.step(optimizer):
-            losses.append(s.last_loss)
+            losses.append(s.last.loss)
         if len(losses) == 12:
             break
     state = [parameter.abs().sum().item() for parameter in model.parameters()]

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 import cordee
+from cordee.train.session import stepper_of
 
 class Scaled(nn.Module):
     def __init__(self):
@@ -32,7 +33,7 @@ class Scaled(nn.Module):
 second = sys.argv[2] == "second"
 losses = []
 with cordee.session() as s:
-    torch.manual_seed(s.team.membership.worker)
+    torch.manual_seed(stepper_of(s).team.membership.worker)
     model = s.prepare(Scaled())
     scale = nn.Parameter(torch.randn((), dtype=torch.float64))
     shift = torch.randn(10, dtype=torch.float64, requires_grad=True)
@@ -45,7 +46,7 @@ with cordee.session() as s:
         if second and done:
             done = s.step(strays)
         if done:
-            losses.append(s.last_loss)
+            losses.append(s.last.loss)
     state = {"scale": scale.tolist(), "shift": shift.tolist(), "mask": model.mask.tolist()}
     state["weight"] = model.body.weight.tolist()
     norm = s.last.grad_norm

@@ -116,6 +116,7 @@ import sys, time
 from pathlib import Path
 import torch
 import cordee
+from cordee.train.session import stepper_of
 
 for turn in range(2):
     with cordee.session() as s:
@@ -126,7 +127,7 @@ for turn in range(2):
             s.step(optimizer)
 if s.rank == 0:
     time.sleep(1.0)  # what one worker does behind the block is waited for
-    Path(sys.argv[1]).write_text(f"{s.size} {s.ledger.samples}")
+    Path(sys.argv[1]).write_text(f"{s.size} {stepper_of(s).ledger.samples}")
 """
 
 
@@ -162,11 +163,11 @@ with cordee.session() as s:
     for _ in range(2):
         for batch in s.batches(data.train, batch=400, epochs=None if "endless" in sys.argv else 1):
             s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
-            if s.step(optimizer) and "wish" in sys.argv and s.rank == s.size - 1 and s.number_done == 3:
-                s.wish_stop = True
+            if s.step(optimizer) and "wish" in sys.argv and s.rank == s.size - 1 and s.last.steps == 3:
+                s.wish.stop = True
         if "wish" in sys.argv:
             break
-    print("after", s.number_done, flush=True)
+    print("after", s.last.steps, flush=True)
 """
 
 

@@ -49,11 +49,11 @@ with cordee.session() as s:
         out = model(batch.x + 0.1 * torch.randn_like(batch.x))
         return {loss}
     for batch in s.batches(cordee.data.digits().train, batch=64, epochs=1):
-        if s.number_done in {checks}:
+        if (0 if s.last is None else s.last.steps) in {checks}:
             s.check(objective, batch)
         s.backward(objective(batch))
         s.step(optimizer)
-        s.wish_stop = s.number_done > 2
+        s.wish.stop = s.last.steps > 2
 """
 
 

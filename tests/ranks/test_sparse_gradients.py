@@ -23,6 +23,7 @@ from torch import nn
 from rows import Rows, WORDS, samples
 import cordee
 from cordee.sync import allreduce
+from cordee.train.session import stepper_of
 
 folder = Path(sys.argv[1])
 torch.manual_seed(0)
@@ -45,9 +46,9 @@ with cordee.session() as s:
         s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
         s.step(sparse, clip=0.05)
         if s.step(dense):
-            losses.append(s.last_loss)
+            losses.append(s.last.loss)
     assert layouts == {{torch.sparse_coo}}
-    told = {{"losses": losses, "held": largest[-1:], "ledger": s.ledger.to_dict()}}
+    told = {{"losses": losses, "held": largest[-1:], "ledger": stepper_of(s).ledger.to_dict()}}
     told["state"] = {{name: value.tolist() for name, value in model.state_dict().items()}}
     (folder / f"{{s.size}}-{{s.rank}}.json").write_text(json.dumps(told))
 """

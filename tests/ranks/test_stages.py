@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 import cordee
+from cordee.train.session import stepper_of
 
 draw = torch.Generator().manual_seed(0)
 data = torch.randn(21, 4, generator=draw).double(), torch.randint(0, 2, (21,), generator=draw)
@@ -36,7 +37,7 @@ with cordee.session() as s:
             if leave == "after the step" and number == 1:
                 break
     told = {"state": [parameter.tolist() for parameter in model.parameters()], "moved": moved, "hooks": hooks}
-    Path(sys.argv[1], f"{s.rank}.json").write_text(json.dumps(told | {"lost": s.ledger.lost}))
+    Path(sys.argv[1], f"{s.rank}.json").write_text(json.dumps(told | {"lost": stepper_of(s).ledger.lost}))
 """
 
 

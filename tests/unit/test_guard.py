@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cordee.core.errors import UsageError
-from cordee.train.session import Session
+from cordee.train.session import Session, stepper_of
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -67,13 +67,13 @@ def test_an_update_without_our_backward_is_refused() -> None:
         for batch in session.batches((X, Y), batch=10):
             loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
             session.step(optimizer)
-    assert session.number_done == 0
+    assert stepper_of(session).done == 0
 
 
 def test_a_loop_may_look_at_its_data() -> None:
     session = Session()
     assert sum(len(batch) for batch in session.batches((X, Y), batch=10, epochs=2)) == 80
-    assert session.number_done == session.number == 0
+    assert stepper_of(session).done == stepper_of(session).number == 0
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -94,9 +94,9 @@ def test_a_loop_may_evaluate_a_model_before_and_after_training(gradients: bool) 
     for batch in session.batches((X, Y), batch=10):
         session.backward(loss_of(model, batch))
         assert session.step(optimizer)
-    assert session.number_done == 4
+    assert stepper_of(session).done == 4
     assert evaluate() < before
-    assert session.number_done == 4
+    assert stepper_of(session).done == 4
 
 
 def test_steps_that_were_passed_over_do_not_count() -> None:
@@ -108,6 +108,6 @@ def test_steps_that_were_passed_over_do_not_count() -> None:
         session.backward(loss_of(model, batch))
         assert session.step(optimizer)
         assert session.last is not None
-        numbers.append((session.last.epoch, session.last.step, session.number_done))
+        numbers.append((session.last.epoch, session.last.step, stepper_of(session).done))
     assert numbers == [(0, 0, 1), (0, 2, 2), (1, 0, 3), (1, 2, 4)]
-    assert session.number_done == session.number == 4
+    assert stepper_of(session).done == stepper_of(session).number == 4

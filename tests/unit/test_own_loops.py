@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from cordee.core.errors import DivergedError, UsageError
-from cordee.train.session import Session
+from cordee.train.session import Session, stepper_of
+from cordee.train.stepper import Stepper
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -53,7 +54,7 @@ def test_a_second_loop_over_the_same_data_goes_on_with_the_next_epoch() -> None:
     wanted = ids_of(Trained(), epochs=4)
     trained = Trained()
     assert [ids for _ in range(4) for ids in ids_of(trained, epochs=1)] == wanted
-    assert trained.session.number_done == 16
+    assert stepper_of(trained.session).done == 16
     again = Trained()
     assert ids_of(again, epochs=2) + ids_of(again, epochs=2) == wanted
     assert ids_of(again, epochs=4, start=(3, 2)) == wanted[14:], "what is asked for is what comes"
@@ -91,9 +92,9 @@ def test_a_loop_may_evaluate_within_a_step_of_another() -> None:
         with torch.no_grad():
             seen += sum(len(one) for one in nested.session.batches(SECOND, batch=7) if float(nested.loss(one)) > 0)
         assert nested.session.step(nested.optimizer)
-    assert seen == 8 * 40 and nested.session.number_done == 8
+    assert seen == 8 * 40 and stepper_of(nested.session).done == 8
     assert torch.equal(plain.model.weight, nested.model.weight)  # type: ignore[arg-type]
-    assert plain.session.ledger == nested.session.ledger
+    assert stepper_of(plain.session).ledger == stepper_of(nested.session).ledger
 
 
 def test_a_loop_may_train_within_another_that_does_not() -> None:
@@ -104,7 +105,7 @@ def test_a_loop_may_train_within_another_that_does_not() -> None:
     for _ in nested.session.batches((X, Y), batch=10):
         for batch in nested.session.batches(SECOND, batch=20):
             nested.step(batch)
-    assert nested.session.number_done == 8
+    assert stepper_of(nested.session).done == 8
     assert torch.equal(plain.model.weight, nested.model.weight)  # type: ignore[arg-type]
 
 
@@ -176,7 +177,7 @@ def test_gradients_that_others_wrote_to_are_refused(wrong: Callable[[Trained, An
     with pytest.raises(UsageError, match=r"s\.step\(optimizer, clip=1\.0\)"):
         for number, batch in enumerate(trained.session.batches((X, Y), batch=10)):
             (wrong if number >= late else Trained.step)(trained, batch)
-    assert trained.session.number_done == late
+    assert stepper_of(trained.session).done == late
 
 
 def test_what_begins_late_is_found_later() -> None:
@@ -184,7 +185,7 @@ def test_what_begins_late_is_found_later() -> None:
     with pytest.raises(UsageError, match="clip_grad_norm_"):
         for number, batch in enumerate(trained.session.batches((X, Y), batch=10, epochs=30)):
             (clip_by_norm if number >= 40 else Trained.step)(trained, batch)
-    assert trained.session.number_done < 100
+    assert stepper_of(trained.session).done < 100
 
 
 @pytest.mark.parametrize("to_none", [True, False])
@@ -196,7 +197,7 @@ def test_gradients_that_are_dropped_are_nobodys(to_none: bool) -> None:
         trained.session.backward(trained.loss(batch))
         trained.optimizer.zero_grad(set_to_none=to_none)
         trained.step(batch)
-    assert trained.session.number_done == 4
+    assert stepper_of(trained.session).done == 4
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -214,7 +215,7 @@ def test_parameters_that_move_between_two_passes_are_refused(counted: bool, zero
             if zeroed:
                 trained.optimizer.zero_grad()
             trained.step(batch)
-    assert trained.session.number_done == 0
+    assert stepper_of(trained.session).done == 0
 
 
 def test_parameters_may_be_changed_after_their_update() -> None:
@@ -225,7 +226,7 @@ def test_parameters_may_be_changed_after_their_update() -> None:
         with torch.no_grad():
             for parameter in trained.model.parameters():
                 parameter.clamp_(-0.1, 0.1)
-    assert trained.session.number_done == 4
+    assert stepper_of(trained.session).done == 4
 
 
 # ------------------------------------------------------------- numbers
@@ -289,7 +290,7 @@ def test_parameters_of_a_model_that_was_never_prepared_are_refused() -> None:
 
 def drawn(start: tuple[int, int] = (0, 0)) -> list[tuple[float, float, float]]:
     """What each step draws from the three generators."""
-    session = Session(seed=5)
+    session = Session(Stepper(seed=5))
     return [
         (random.random(), float(np.random.rand()), float(torch.rand(())))
         for _ in session.batches((X, Y), batch=10, epochs=2, start=start)
@@ -322,7 +323,7 @@ class Noisy(torch.utils.data.Dataset[Any]):
 def test_draws_of_samples_and_of_the_loop_do_not_mix(body: bool) -> None:
     def run(start: tuple[int, int]) -> list[Any]:
         found = []
-        for batch in Session(seed=5).batches(Noisy(), batch=10, epochs=5, start=start):
+        for batch in Session(Stepper(seed=5)).batches(Noisy(), batch=10, epochs=5, start=start):
             time.sleep(0.001)
             drawn = float(np.random.rand()) if body else 0.0
             time.sleep(0.001)

@@ -6,6 +6,7 @@ from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.runtime.join import join
 from cordee.train.session import Session
+from cordee.train.stepper import Stepper
 
 
 def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
@@ -13,9 +14,9 @@ def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
     joined = join(world := World.from_env())
     chosen = Plan.parse(plan) if plan is not None else joined.plan
     chosen.check(world.size)
-    made = Session(joined.team, plan=chosen, seed=seed, device=joined.device, launched=joined.launched)
-    made.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
+    stepper = Stepper(joined.team, plan=chosen, seed=seed, device=joined.device)
+    stepper.reporter.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
     if chosen.backend != joined.plan.backend:
         late = f"backend={chosen.backend} comes too late here: give it to `cordee run --plan`"
-        made.tell("warning", {"message": late})
-    return made
+        stepper.reporter.tell("warning", {"message": late})
+    return Session(stepper, stay=joined.launched)

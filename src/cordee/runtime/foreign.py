@@ -39,7 +39,7 @@ def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | Non
     from cordee.runtime.join import Asked, join
     from cordee.train.jobfile import load_job
     from cordee.train.loop import run_job
-    from cordee.train.session import Session
+    from cordee.train.stepper import Stepper
 
     settings = {"settings": launch.taken_over}
     joined = join(world, Asked(launch.deadline_s, launch.plan.backend, record=recorder is not None, brief=settings))
@@ -54,8 +54,8 @@ def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | Non
     try:
         job = job or load_job(Path(launch.target.path), launch.target.settings)
         device = devices(world.local_size, launch.device)[world.local_rank]
-        session = Session(joined.team, plan=launch.plan, seed=job.seed, device=device)
-        outcome = run_job(job, session, out=launch.out, resume=launch.resume)
+        stepper = Stepper(joined.team, plan=launch.plan, seed=job.seed, device=device)
+        outcome = run_job(job, stepper, out=launch.out, resume=launch.resume)
         result = outcome.result
         joined.team.close()
         if outcome.interrupted:

@@ -27,7 +27,7 @@ from cordee.runtime.spec import WorkerSpec
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job
 from cordee.train.loop import run_job
-from cordee.train.session import Session
+from cordee.train.stepper import Stepper
 from cordee.train.trial import run_trial
 
 LOOPBACK = "127.0.0.1"
@@ -90,11 +90,11 @@ def _run(spec: WorkerSpec, team: Team, plan: Plan, sent_job: int | None) -> None
         return
     search_in(folder for folder in spec.search if folder not in sys.path)
     job = _receive_job(sent_job) if sent_job is not None else _load(Path(target.path), target.settings)
-    session = Session(team, plan=plan, seed=job.seed, device=spec.device)
+    stepper = Stepper(team, plan=plan, seed=job.seed, device=spec.device)
     if target.trial is not None:
-        run_trial(job, session, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
+        run_trial(job, stepper, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
     else:
-        run_job(job, session, out=Path(spec.out), resume=spec.resume)
+        run_job(job, stepper, out=Path(spec.out), resume=spec.resume)
 
 
 def _see(left: dict[str, Any], spec: WorkerSpec, team: Team) -> None:

@@ -12,7 +12,7 @@ from cordee.state.handover import share_snapshot
 from cordee.state.naming import Snapshot, restore
 from cordee.train.job import Job
 from cordee.train.saving import Saver
-from cordee.train.session import Session
+from cordee.train.stepper import Stepper
 from cordee.train.stopping import is_falling, score
 
 
@@ -45,7 +45,7 @@ class Best:
         if value is not None and (self.step < 0 or value > (score(str(self._metric), self.validation) or 0.0)):
             self.step, self._epoch, self.validation = step, epoch, dict(validation)
 
-    def bring_back(self, session: Session, model: nn.Module, saver: Callable[[], Saver]) -> bool:
+    def bring_back(self, stepper: Stepper, model: nn.Module, saver: Callable[[], Saver]) -> bool:
         """Give `model` the weights that it had then, on every worker; False, and a note, if they cannot be read.
 
         Only the worker that speaks for all reads, with what `saver()` gives it: others may not see the folder.
@@ -57,10 +57,10 @@ class Best:
                 return files.model_of(self.step)
             except CheckpointError as error:
                 message = f"the model of this run is the last one, not the best, of step {self.step}: {error}"
-                session.tell("warning", {"message": message})
+                stepper.reporter.tell("warning", {"message": message})
                 return None
 
-        snapshot = share_snapshot(session.team, read)
+        snapshot = share_snapshot(stepper.team, read)
         if snapshot is not None:
             restore(snapshot, model)
         return snapshot is not None

@@ -58,6 +58,8 @@ class BufferKeeper:
         self._plain: list[tuple[nn.Module, dict[str, _Kept | None]]] = []
         """The modules with buffers and what they held when the step began; not BatchNorm, which agrees in its way."""
         self._settled: dict[Key, tuple[Tensor, int]] = {}
+        self.seen = 0
+        """Own samples since `agree`."""
 
     def watch(self, model: nn.Module) -> None:
         """Remember this model's buffers too."""
@@ -167,8 +169,9 @@ class BufferKeeper:
     # ------------------------------------------------------------- batchnorm=replica
 
     @torch.no_grad()
-    def agree(self, team: Team, seen: int) -> None:
+    def agree(self, team: Team) -> None:
         """Give all replicas the mean of their floating buffers, weighted by the samples that each has seen."""
+        seen, self.seen = self.seen, 0
         found = {id(one): one for module in self._modules for one in module._buffers.values() if one is not None}
         floating = [buffer for buffer in found.values() if buffer.is_floating_point() or buffer.is_complex()]
         while floating and team.replicas > 1:

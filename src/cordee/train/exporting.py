@@ -14,21 +14,21 @@ from cordee.feed.source import map_tensors
 from cordee.state.export import PROGRAM, Traced, called_with, save_program, trace_program
 from cordee.train.job import Job
 from cordee.train.saving import Saver
-from cordee.train.session import Session
+from cordee.train.stepper import Stepper
 
 
 class Exporter:
     """Traces a model as its job calls it, and writes the program; why that cannot be done is a note in the record."""
 
-    def __init__(self, job: Job, session: Session, ids: Ids, saver: Saver) -> None:
+    def __init__(self, job: Job, stepper: Stepper, ids: Ids, saver: Saver) -> None:
         """By the samples `ids`; what is done while the `saver` writes takes no time of its own."""
-        self._job, self._session, self._ids, self._saver = job, session, ids, saver
+        self._job, self._stepper, self._ids, self._saver = job, stepper, ids, saver
         self._traced: Traced | None = None
         self._gave_up = False
 
     def trace(self, model: nn.Module) -> None:
         """Trace it on the worker that writes: seconds for large models, best spent while a checkpoint is written."""
-        if self._session.rank == 0:
+        if self._stepper.team.speaks:
             with self._aside():
                 try:
                     self._traced = self._trace(model)
@@ -51,14 +51,14 @@ class Exporter:
                     self._give_up(error)
 
     def _aside(self) -> AbstractContextManager[None]:
-        return self._session.reporter.aside(lambda: "saving" if self._saver.busy else "tracing")
+        return self._stepper.reporter.aside(lambda: "saving" if self._saver.busy else "tracing")
 
     def _trace(self, model: nn.Module) -> Traced:
         fields = self._job.data.train.gather(self._ids)
-        batch = Batch(self._ids, map_tensors(lambda tensor: tensor.to(self._session.device), fields))
+        batch = Batch(self._ids, map_tensors(lambda tensor: tensor.to(self._stepper.device), fields))
         ways = (lambda: self._job.compute(model, batch), lambda: model(batch.x))
         return trace_program(model, *called_with(model, *ways))
 
     def _give_up(self, error: CheckpointError) -> None:
         self._gave_up = True
-        self._session.tell("warning", {"message": str(error)})
+        self._stepper.reporter.tell("warning", {"message": str(error)})

@@ -29,6 +29,11 @@ class Committed:
     lr: float | None = None
     """The learning rate of the optimizer's first group; None if it has none."""
 
+    @property
+    def steps(self) -> int:
+        """Steps committed so far, over all epochs, this one included."""
+        return self.number + 1
+
 
 @dataclass
 class Ledger:

@@ -1,4 +1,4 @@
-"""The job's training loop: the first user of the session, read from top to bottom."""
+"""The job's training loop, read from top to bottom."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from cordee.train.ledger import Committed, Ledger
 from cordee.train.precision import widened
 from cordee.train.saving import Saver
 from cordee.train.session import Session
+from cordee.train.stepper import Stepper
 from cordee.train.stopping import Ending, Patience, last_step, wishes
 
 
@@ -47,10 +48,10 @@ class Outcome:
     """Why it ended early, if it was asked to."""
 
 
-def run_job(job: Job, session: Session, *, out: Path, resume: bool = False) -> Outcome:
-    """Train `job` in `session`, with its files in `out`; every worker of the run calls this."""
-    training = _Training(job, session, out, resume=resume)
-    session.team.channel.before_end = training.part
+def run_job(job: Job, stepper: Stepper, *, out: Path, resume: bool = False) -> Outcome:
+    """Train `job` by the steps of `stepper`, with its files in `out`; every worker of the run calls this."""
+    training = _Training(job, stepper, out, resume=resume)
+    stepper.team.channel.before_end = training.part
     training.start()
     training.train()
     return training.end()
@@ -65,8 +66,9 @@ class _Training:
     order: Order
     resolved: Resolved
 
-    def __init__(self, job: Job, session: Session, out: Path, *, resume: bool) -> None:
-        self.job, self.session, self.out = job, session, out
+    def __init__(self, job: Job, stepper: Stepper, out: Path, *, resume: bool) -> None:
+        self.job, self.stepper, self.out = job, stepper, out
+        self._session = Session(stepper)
         self.data: Data = job.data
         self.patience = Patience(job.stop.metric, job.stop.patience, job.stop.least_gain)
         self.best = Best(job)
@@ -74,7 +76,7 @@ class _Training:
         self.next = (0, 0)
         self.interrupted: str | None = None
         self._wish = ""
-        self._saver = Saver(out / "checkpoints", replace(job.save, keep_best=self.best.metric), session.team.channel)
+        self._saver = Saver(out / "checkpoints", replace(job.save, keep_best=self.best.metric), stepper.team.channel)
         self._resume = resume
         self._began = self._saved_at = time.monotonic()
         self._samples_before = 0
@@ -82,52 +84,52 @@ class _Training:
 
     def part(self) -> None:
         """The run ends early, here or on another worker: tell what is known, see through what is being written."""
-        self.session.reporter.send()
+        self.stepper.reporter.send()
         self._saver.see_through()
-        self.session.reporter.send_timing()  # a step that was just being committed when the news came
+        self.stepper.reporter.send_timing()  # a step that was just being committed when the news came
 
     # ------------------------------------------------------------- start
 
     def start(self) -> None:
         """Make the model and its optimizer, check that they fit, and take up where a former start ended."""
-        job, session = self.job, self.session
-        session.seed = job.seed
-        agree_on(session.team, of_job(job, resume=self._resume))
-        snapshot = share_snapshot(session.team, self._saver.latest) if self._resume else None
+        job, stepper = self.job, self.stepper
+        stepper.seed = job.seed
+        agree_on(stepper.team, of_job(job, resume=self._resume))
+        snapshot = share_snapshot(stepper.team, self._saver.latest) if self._resume else None
         started_with = World.from_env().size  # not those that are left: all workers have to resolve the same
         self.resolved = job.resolve(started_with) if snapshot is None else Resolved(**snapshot.extra["resolved"])
         self.order = job.order(self.resolved)
         torch.manual_seed(job.seed)
-        model = job.make_model().to(session.device)
-        if job.start_from is not None and snapshot is None and session.rank == 0:
+        model = job.make_model().to(stepper.device)
+        if job.start_from is not None and snapshot is None and stepper.team.speaks:
             found = read_weights(job.start_from)
             if told := take_weights(model, *found, where=job.start_from, partly=job.start_partly):
-                session.tell("warning", {"message": told})
-        session.updates = 1
+                stepper.reporter.tell("warning", {"message": told})
+        stepper.updates = 1
         if job.preflight:
-            for message in check_job(job, model, self.order, session.team, session.device):
-                session.tell("warning", {"message": message})
-        first = session.team.membership.members[0]
-        self.model = session.prepare(model, compile=False)
-        if job.start_from is not None and snapshot is None and session.team.membership.members[0] != first:
+            for message in check_job(job, model, self.order, stepper.team, stepper.device):
+                stepper.reporter.tell("warning", {"message": message})
+        first = stepper.team.membership.members[0]
+        self.model = stepper.prepare(model, compile=False)
+        if job.start_from is not None and snapshot is None and stepper.team.membership.members[0] != first:
             raise CheckpointError("the worker that read start_from was lost before all workers had it: start again")
         self.optimizer = job.make_optimizer(self.model)
         self._untrained()
         for group in self.optimizer.param_groups:
             group["lr"] = group["lr"] * self.resolved.lr_factor
-        if session.plan.fused:
+        if stepper.plan.fused:
             fuse(self.optimizer, self.model)
         self._settings = settings_of(self.optimizer)
         self.schedule = job.make_schedule(self.optimizer)
-        session.sync_of(self.optimizer)
+        stepper.sync_of(self.optimizer)
         if snapshot is not None:
             self._take_up(snapshot)
         job.check_schedule(self.schedule, last_step(self.job, self.order.steps), self.order.steps)
-        self._samples_before = session.ledger.samples
-        session.tell("job", self._describe())
-        if (idle := session.size - self.resolved.batch) > 0:
-            told = f"a step has {self.resolved.batch} samples for {session.size} workers: {idle} have nothing to do"
-            session.tell("warning", {"message": told})
+        self._samples_before = stepper.ledger.samples
+        stepper.reporter.tell("job", self._describe())
+        if (idle := stepper.team.replicas - self.resolved.batch) > 0:
+            told = f"a step has {self.resolved.batch} samples: {idle} workers have nothing to do"
+            stepper.reporter.tell("warning", {"message": told})
 
     def _untrained(self) -> None:
         """Say which parameters the optimizer was not given, though they ask for gradients."""
@@ -136,7 +138,7 @@ class _Training:
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             told = f"the optimizer was not given {', '.join(names[:3])}{more}: they stay as they are"
-            self.session.tell("warning", {"message": told})
+            self.stepper.reporter.tell("warning", {"message": told})
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -159,19 +161,19 @@ class _Training:
         restore(snapshot, self.model, {"main": self.optimizer}, self._schedules())
         self.next = (extra["epoch"], extra["step"])
         self._saver.step = self.next[0] * self.order.steps + self.next[1]
-        self.session.ledger = Ledger(**extra["ledger"])
+        self.stepper.ledger = Ledger(**extra["ledger"])
         self.patience.take_up(extra["patience"])
         self.best.take_up(extra.get("best"))
         self.validation = extra["validation"]
-        self.session.precision.take_up(extra.get("precision", {}))
+        self.stepper.precision.take_up(extra.get("precision", {}))
         if (saved := extra.get("settings", self._settings)) != self._settings:
             before, now = differing(saved, self._settings)
             message = (
                 f"the job asks for {now}, but the run goes on with {before}, which it began with: an optimizer is "
                 "resumed as it was saved. start_from= takes only the weights"
             )
-            self.session.tell("warning", {"message": message})
-        self.session.last = Committed(**extra["last"]) if extra["last"] is not None else None
+            self.stepper.reporter.tell("warning", {"message": message})
+        self.stepper.last = Committed(**extra["last"]) if extra["last"] is not None else None
 
     def _asked(self) -> dict[str, Any]:
         """What the batch and the learning rate were resolved from: frozen with them."""
@@ -184,11 +186,11 @@ class _Training:
 
     def train(self) -> None:
         """Step by step, until something says that it is enough."""
-        job, session = self.job, self.session
+        job, stepper = self.job, self.stepper
         self._call("on_start")
         if self.patience.exhausted or self._enough(self.order.steps * self.next[0] + self.next[1]):
             return
-        batches = session.batches(
+        batches = stepper.batches(
             self.data.train,
             batch=self.resolved.batch,
             epochs=job.epochs,
@@ -197,54 +199,53 @@ class _Training:
             start=self.next,
         )
         self.model.train()
-        if session.plan.compile:
-            session.tell("warning", {"message": "the model is compiled in the first step, which takes longer"})
-        loss_of = training_loss(job, self.model, session.plan, alone=session.size == 1)
+        if stepper.plan.compile:
+            stepper.reporter.tell("warning", {"message": "the model is compiled in the first step, which takes longer"})
+        loss_of = training_loss(job, self.model, stepper.plan, alone=stepper.team.alone)
         for batch in batches:
-            with session.autocast():
+            with stepper.precision.autocast():
                 loss = loss_of(batch)
-            session.backward(loss)
+            stepper.backward(loss)
             self._saver.before_update()
-            if not session.step(self.optimizer, clip=job.clip):
+            if not stepper.step(self.optimizer, clip=job.clip):
                 continue
-            assert session.last is not None
-            if self._after_step(session.last):
+            assert stepper.last is not None
+            if self._after_step(stepper.last):
                 break
-        within = self.next[1] != 0 and self.interrupted is None  # stopped within an epoch
-        if within and self._validate(self.next[0], passing=True):
+        if self.next[1] != 0 and self.interrupted is None and self._validate(self.next[0], passing=True):
             self._saver.step = -1  # a checkpoint of this step does not know its metrics yet
 
     def _after_step(self, done: Committed) -> bool:
         """Everything that follows a committed step; True ends the training."""
-        job, session = self.job, self.session
+        job, wish = self.job, self.stepper.wish
         end_of_epoch = done.step + 1 == self.order.steps
         self.next = (done.epoch + 1, 0) if end_of_epoch else (done.epoch, done.step + 1)
         if self.schedule is not None and (job.schedule_per == "step" or end_of_epoch):
             self.schedule.step()
         self._call("on_step", done)
         if end_of_epoch:
-            self._end_epoch(done.epoch)
-        session.wish_stop |= self._wishes_to_stop(done)
-        session.wish_save = job.save.seconds is not None and time.monotonic() - self._saved_at >= job.save.seconds
+            self._end_epoch(done)
+        wish.stop |= self._wishes_to_stop(done)
+        wish.save = job.save.seconds is not None and time.monotonic() - self._saved_at >= job.save.seconds
         if done.save or self._due(done, end_of_epoch):
             self.save()
         if done.asked:  # agreed with the step: the launcher's own word may not have reached every worker yet
-            self.interrupted = session.stop_reason or "interrupted"
-        return done.stop or self.patience.exhausted or self._enough(done.number + 1)
+            self.interrupted = self.stepper.team.channel.stop_reason or "interrupted"
+        return done.stop or self.patience.exhausted or self._enough(done.steps)
 
-    def _end_epoch(self, epoch: int) -> None:
-        self._call("on_epoch", epoch)
-        before = self.session.reporter.aside_s.get("evaluation", 0.0)
-        if self._validate(epoch):
+    def _end_epoch(self, done: Committed) -> None:
+        self._call("on_epoch", done.epoch)
+        before = self.stepper.reporter.aside_s.get("evaluation", 0.0)
+        if self._validate(done.epoch):
             self.patience.see(self.validation)
-        ms = round((self.session.reporter.aside_s.get("evaluation", 0.0) - before) * 1e3, 3)
-        done = {"epoch": epoch, "step": self.session.number_done, "loss": self.session.last_loss, "ms": ms}
-        self.session.tell("epoch", {**done, "validation": self.validation})
+        ms = round((self.stepper.reporter.aside_s.get("evaluation", 0.0) - before) * 1e3, 3)
+        ended = {"epoch": done.epoch, "step": done.steps, "loss": done.loss, "ms": ms}
+        self.stepper.reporter.tell("epoch", {**ended, "validation": self.validation})
 
     def _validate(self, epoch: int, *, passing: bool = False) -> bool:
         if self.data.validation is not None:
             self.validation = self._evaluate("validation", self.data.validation)
-            self._validated_at = self.session.number_done
+            self._validated_at = self.stepper.done
             self.best.see(self._validated_at, epoch, self.validation, passing=passing)
         return self.data.validation is not None
 
@@ -261,19 +262,19 @@ class _Training:
 
     def _due(self, done: Committed, end_of_epoch: bool) -> bool:
         save = self.job.save
-        by_step = save.steps is not None and (done.number + 1) % save.steps == 0
-        best = self.best.step == done.number + 1  # measured at this moment: kept, to be brought back at the end
+        by_step = save.steps is not None and done.steps % save.steps == 0
+        best = self.best.step == done.steps  # measured at this moment: kept, to be brought back at the end
         return by_step or best or (end_of_epoch and save.epochs is not None and (done.epoch + 1) % save.epochs == 0)
 
     # ------------------------------------------------------------- evaluation, checkpoints, end
 
     def _evaluate(self, part: str, source: Source) -> dict[str, float]:
-        with self.session.reporter.aside("evaluation"):
-            self.session.agree_buffers()
+        with self.stepper.reporter.aside("evaluation"):
+            self.stepper.merge()
             metrics = evaluate(
                 self.model,
                 source,
-                self.session.team,
+                self.stepper.team,
                 batch=self.job.eval_batch or self.resolved.batch,
                 judge=self._judge,
                 metrics=self.job.metrics,
@@ -283,20 +284,20 @@ class _Training:
         return metrics
 
     def _judge(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
-        with self.session.autocast():
+        with self.stepper.precision.autocast():
             loss, output = self.job.compute(model, batch)
         return loss, widened(output), self.job.target_of(batch) if self.job.metrics else None
 
     def save(self) -> None:
         """A checkpoint of this moment, written in the background by the worker that speaks for all."""
         self._saved_at = time.monotonic()
-        with self.session.reporter.aside("saving"):
-            self.session.agree_buffers()
+        with self.stepper.reporter.aside("saving"):
+            self.stepper.merge()
             self._write_checkpoint()
 
     def _write_checkpoint(self) -> None:
-        if self.session.rank == 0:
-            step = self.session.number_done
+        if self.stepper.team.speaks:
+            step = self.stepper.done
             # Metrics belong to the step that they were measured at, not to those after it.
             self._saver.write(step, self._capture, self.validation if self._validated_at == step else {})
 
@@ -308,14 +309,14 @@ class _Training:
             resolved=asdict(self.resolved),
             data=self.data.train.fingerprint,
             order=self.order.describe(),
-            ledger=self.session.ledger.to_dict(),
+            ledger=self.stepper.ledger.to_dict(),
             patience=self.patience.to_dict(),
             best=self.best.to_dict(),
             validation=self.validation,
             asked=self._asked(),
-            precision=self.session.precision.to_dict(),
+            precision=self.stepper.precision.to_dict(),
             settings=self._settings,
-            last=asdict(self.session.last) if self.session.last is not None else None,
+            last=asdict(self.stepper.last) if self.stepper.last is not None else None,
         )
 
     def end(self) -> Outcome:
@@ -324,25 +325,25 @@ class _Training:
         test = {}
         if self.data.test is not None and self.interrupted is None:
             test = self._evaluate("test", self.data.test)
-        exporter = Exporter(self.job, self.session, self._first_ids(3), self._saver)
+        exporter = Exporter(self.job, self.stepper, self._first_ids(3), self._saver)
         if self.interrupted is None:
             exporter.trace(self.model)
-        with self.session.reporter.aside("saving"):
+        with self.stepper.reporter.aside("saving"):
             self._saver.before_update()
         self._call("on_end")
-        self.session.agree_buffers()
+        self.stepper.merge()
         while True:
-            checksum = self._write_files(brought_back, exporter) if self.session.rank == 0 else ""
+            checksum = self._write_files(brought_back, exporter) if self.stepper.team.speaks else ""
             result = {**self._result(test, brought_back), "params_sha256": checksum}
-            if self.session.ledger.lost or self.session.ledger.repeated:
-                self.session.tell("warning", {"message": self.session.ledger.told()})
-            self.session.tell("result", result)
-            if self.session.leave():
+            if self.stepper.ledger.lost or self.stepper.ledger.repeated:
+                self.stepper.reporter.tell("warning", {"message": self.stepper.ledger.told()})
+            self.stepper.reporter.tell("result", result)
+            if self.stepper.leave():
                 return Outcome(result, self.interrupted)
 
     def _write_files(self, brought_back: bool, exporter: Exporter) -> str:
         """The last checkpoint, the model and its program; the checksum of its weights."""
-        aside = self.session.reporter.aside
+        aside = self.stepper.reporter.aside
         if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
             with aside("saving"):
                 self._write_checkpoint()
@@ -354,11 +355,11 @@ class _Training:
 
     def _bring_back_best(self) -> bool:
         """Put the best model in the place of the last, of which a checkpoint stands before: a run goes on with that."""
-        if self.best.step in (-1, self.session.number_done) or self.interrupted is not None:
+        if self.best.step in (-1, self.stepper.done) or self.interrupted is not None:
             return False
-        self.session.agree_buffers()
-        with self.session.reporter.aside("saving"):
-            return self.best.bring_back(self.session, self.model, self._write_last)
+        self.stepper.merge()
+        with self.stepper.reporter.aside("saving"):
+            return self.best.bring_back(self.stepper, self.model, self._write_last)
 
     def _write_last(self) -> Saver:
         self._write_checkpoint()
@@ -366,34 +367,34 @@ class _Training:
         return self._saver
 
     def _result(self, test: dict[str, float], brought_back: bool) -> dict[str, Any]:
-        session, timing = self.session, self.session.reporter.timing
+        stepper, timing = self.stepper, self.stepper.reporter.timing
         seconds = timing.total_s
-        samples = session.ledger.samples - self._samples_before
-        best = brought_back or self.best.step == session.number_done
-        ending = Ending(session.number_done, self.next[0], self.interrupted, self.patience.exhausted, self._wish)
+        samples = stepper.ledger.samples - self._samples_before
+        best = brought_back or self.best.step == stepper.done
+        ending = Ending(stepper.done, self.next[0], self.interrupted, self.patience.exhausted, self._wish)
         return {
-            "steps": session.number_done,
+            "steps": stepper.done,
             "epochs": self.next[0],
             "ended": ending.told(self.job.stop, self.job.epochs),
-            "samples": session.ledger.samples,
-            "workers": session.size,
-            "loss": session.last_loss,
+            "samples": stepper.ledger.samples,
+            "workers": stepper.team.membership.size,
+            "loss": stepper.last.loss if stepper.last is not None else None,
             "validation": self.best.validation if best else self.validation,
             "test": test,
             "model": "best" if best else "last",
             "best": self.best.told(),
             "throughput": round(samples / seconds, 2) if seconds else 0.0,
             "step_ms": timing.percentiles(),
-            "order_sha256": session.ledger.order_sha256,
-            "steps_skipped": session.skipped,
-            "samples_lost": session.ledger.lost,
-            "samples_repeated": session.ledger.repeated,
-            "other_s": {kind: round(seconds, 4) for kind, seconds in session.reporter.aside_s.items()},
+            "order_sha256": stepper.ledger.order_sha256,
+            "steps_skipped": stepper.precision.skipped,
+            "samples_lost": stepper.ledger.lost,
+            "samples_repeated": stepper.ledger.repeated,
+            "other_s": {kind: round(seconds, 4) for kind, seconds in stepper.reporter.aside_s.items()},
         }
 
     def _call(self, name: str, *args: Any) -> None:
         if not self.job.callbacks:
             return
-        with self.session.reporter.calling_back():
+        with self.stepper.reporter.calling_back():
             for callback in self.job.callbacks:
-                getattr(callback, name)(self.session, *args)
+                getattr(callback, name)(self._session, *args)

@@ -6,7 +6,8 @@ outer loop only one of them may train, because a step that is void is computed a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
@@ -116,6 +117,15 @@ class Loop:
         self.own_weight = 0.0
         self.guard.begin_step()
 
+    def slots(self, first: Start, end: int | None) -> Iterator[Slot]:
+        """The steps from `first` on, up to the epoch `end`; one that has to be done again comes again."""
+        epoch, step = first
+        while end is None or epoch < end:
+            while step < self.feeder.order.steps:
+                yield Slot(epoch, step)
+                step += not self.redo
+            epoch, step = epoch + 1, 0
+
     def take(self, slot: Slot) -> Iterator[tuple[bool, Batch]]:
         """My share of each micro-batch of a step, one after the other; whether it is the first."""
         slots = [Slot(slot.epoch, slot.step, micro) for micro in range(self.feeder.micros(slot.step))]
@@ -186,6 +196,12 @@ class Loops:
         """The loop whose batch the user's code works on."""
         return self._open[-1] if self._open else None
 
+    def current(self) -> tuple[Loop, Batch]:
+        """The same, and its batch; there has to be one."""
+        if self.now is None or self.now.batch is None:
+            raise UsageError("backward() and step() belong inside a loop over batches()")
+        return self.now, self.now.batch
+
     @property
     def nested(self) -> bool:
         """Whether it is inside another one."""
@@ -200,14 +216,24 @@ class Loops:
         """All of them, from outside to inside."""
         return iter(self._open)
 
-    def enter(self, loop: Loop) -> None:
-        """A loop begins."""
-        self._open.append(loop)
+    @contextmanager
+    def opened(self, loop: Loop, state: StepState, forget: Callable[..., None]) -> Iterator[None]:
+        """A loop in here; at its end, what is open inside it counts no more, and the one around it goes on as it was.
 
-    def leave(self, loop: Loop) -> None:
-        """It ends, and what is open inside it counts no more."""
-        if loop in self._open:
-            del self._open[self._open.index(loop) :]
+        The outermost loop lets `forget` drop the gradients that no step has used.
+        """
+        self._open.append(loop)
+        silent, void = state.silent, state.void
+        try:
+            yield
+        finally:
+            if not self.nested:
+                forget(more=loop.open)
+            loop.feeder.close()
+            if loop in self._open:
+                del self._open[self._open.index(loop) :]
+            state.silent = silent
+            state.void |= void
 
     def resume(self, loop: Loop) -> None:
         """The next batch of this loop is asked for."""

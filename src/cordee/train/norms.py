@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,12 @@ Place = tuple[int, int]
 class Norms:
     """Checks norms as they come: at once on a CPU; on a GPU one step later, so that nothing waits for them."""
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        """`models` are those that were prepared, and will be: their parameters have names."""
-        self._models = models
+    def __init__(self, models: Sequence[nn.Module], came: Callable[[float], None] = lambda norm: None) -> None:
+        """`models` are those that were prepared, and will be: their parameters have names.
+
+        `came` is told the norms that `see` did not wait for.
+        """
+        self._models, self._came = models, came
         self._coming = Readings()
         self._of: Place | None = None
 
@@ -40,7 +43,7 @@ class Norms:
         return value
 
     def late(self) -> float | None:
-        """The norm that `see` did not wait for; None if there is none."""
+        """Wait for the norm that `see` did not wait for; None if there is none."""
         if self._of is None:
             return None
         value, of = self._coming.total(), self._of
@@ -50,6 +53,7 @@ class Norms:
             odd = [one for model in self._models for one in model.parameters() if not _finite(one.detach())]
             if odd:
                 raise self._error(odd, of, "the parameters are changed by it already: go on from a checkpoint")
+        self._came(value)
         return value
 
     def _error(self, odd: Sequence[nn.Parameter], of: Place, so: str) -> DivergedError:

@@ -36,6 +36,8 @@ class Precision:
         self._good = 0
         self._seen: bool | None = None
         """Whether all gradients of this step were finite; None: there were none yet."""
+        self.skipped = 0
+        """Updates that changed nothing, because their gradient did not fit into fp16 at the scale of the loss."""
         self._device = torch.device(device).type
         if kind == "tf32":
             torch.set_float32_matmul_precision("high")
@@ -63,6 +65,7 @@ class Precision:
     def saw(self, finite: bool) -> None:
         """The gradient of an update was finite, or it was not and the update changed nothing."""
         self._seen = finite and self._seen is not False
+        self.skipped += not finite
 
     def begin_step(self) -> None:
         """A new step begins: its scale follows what the last one has seen."""

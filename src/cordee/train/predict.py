@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cordee.feed.data import as_source
 from cordee.group.team import Team
 from cordee.train import evaluate
-from cordee.train.session import Session
+from cordee.train.session import Session, stepper_of
 
 
 def predict(model: nn.Module, data: Any, session: Session | None = None, *, batch: int = 256) -> Tensor:
@@ -17,5 +17,5 @@ def predict(model: nn.Module, data: Any, session: Session | None = None, *, batc
 
     With a session every worker calls it and computes a share of each batch; without one this process computes all.
     """
-    team = session.team if session is not None else Team()
+    team = stepper_of(session).team if session is not None else Team()
     return evaluate.predict(model, as_source(data), team, batch=batch)

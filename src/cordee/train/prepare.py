@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from cordee.core.plan import Plan
+from cordee.diagnose.statistical import by_micro_batch, warn_statistical
 from cordee.group.alike import alike
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState, bind
@@ -19,4 +20,6 @@ def prepared(model: nn.Module, team: Team, plan: Plan, state: StepState, device:
     bind(model, plan.statistics, team.layers, state, compiled=plan.compile)
     if not alike(state_of(model), team):  # made from one seed they mostly are, and slow links are spared
         team.share_from_first(state_of(model))
+    if (why := by_micro_batch(model, plan)) and team.speaks:
+        warn_statistical(team, plan, why)
     return model

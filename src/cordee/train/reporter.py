@@ -156,7 +156,7 @@ class Reporter:
         """Say who this worker is."""
         who = {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "threads": threads}
         self._team.channel.post("worker", {**who, "cores": shared_cores()})
-        self.send_usage()  # what was used until now, so that what comes is told from it
+        self._send_usage()  # what was used until now, so that what comes is told from it
         self._team.channel.flush()  # known before the run says what it trains
 
     def start(self) -> None:
@@ -229,7 +229,7 @@ class Reporter:
                 self.send_timing()
                 if now - self._usage_at > USAGE_EVERY_S:
                     self._usage_at = now
-                    self.send_usage()
+                    self._send_usage()
         team.channel.heed()
 
     def came(self, grad_norm: float | None) -> None:
@@ -253,12 +253,18 @@ class Reporter:
                 if speaks:
                     channel.post("step", self._recent[-1])
 
+    def tell(self, kind: str, content: dict[str, Any]) -> None:
+        """Something for the record of the run, said by one worker for all."""
+        if self._team.speaks:
+            self.write()  # what happened before it
+            self._team.channel.post(kind, content)
+
     def send(self) -> None:
         """Send all that there is to say, at the end; also from another thread, when the run ends early."""
         self.came(None)
         self.write()
         self.send_timing()
-        self.send_usage()
+        self._send_usage()
 
     def send_timing(self) -> None:
         """Send what has gathered."""
@@ -267,7 +273,7 @@ class Reporter:
         if record is not None:
             self._team.channel.post("times", record)
 
-    def send_usage(self) -> None:
+    def _send_usage(self) -> None:
         """Send what this worker uses."""
         self._team.channel.post("usage", usage(self._team))
 

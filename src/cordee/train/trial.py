@@ -10,13 +10,14 @@ from cordee.train.callbacks import Callback
 from cordee.train.job import Job, Resolved, Save, Stop
 from cordee.train.loop import run_job
 from cordee.train.session import Session
+from cordee.train.stepper import Stepper
 
 
-def run_trial(job: Job, session: Session, *, out: Path, steps: int, batch_times: int = 1) -> None:
+def run_trial(job: Job, stepper: Stepper, *, out: Path, steps: int, batch_times: int = 1) -> None:
     """Train `steps` steps of `job` by its own loop and leave together; every worker of the run calls this."""
     with contextlib.suppress(_Over):
-        run_job(trial_of(job, steps, batch_times), session, out=out)
-    while not session.leave():
+        run_job(trial_of(job, steps, batch_times), stepper, out=out)
+    while not stepper.leave():
         pass
 
 

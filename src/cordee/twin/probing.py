@@ -13,6 +13,7 @@ import torch
 import cordee
 from cordee.group.links import all_pairs, measure
 from cordee.group.team import Team
+from cordee.train.session import stepper_of
 
 ENOUGH_S = 0.5
 """How long a transfer should take: what a link's token bucket lets pass at once is then little of it."""
@@ -25,7 +26,7 @@ LEAST_BYTES, MOST_BYTES = 65_536, 134_217_728
 def main(file: Path) -> None:
     """Measure all links, and sums of all hosts; the first worker writes what was found."""
     with cordee.session() as mine:
-        team = mine.team
+        team = stepper_of(mine).team
         links = measure(team, socket.gethostname(), all_pairs, ENOUGH_S) or []
         slowest = min((link.bit_s for link in links), default=1e9)
         summed = _sums(team, slowest)

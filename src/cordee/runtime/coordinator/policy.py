@@ -58,7 +58,7 @@ def what_ends(
             f"worker {worker} on {host or 'this host'} waited longer than {deadline_s:g} s "
             f"({content['awaited']}). Where the others were: {others or 'gone'}. "
             "If a step really takes so long, allow more with --deadline. If a worker has left its loop before the "
-            "others, by break or return, let all leave it after the same step: s.wish_stop = True"
+            "others, by break or return, let all leave it after the same step: s.wish.stop = True"
         )
     if kind == "unborn":
         return WorkersLost(

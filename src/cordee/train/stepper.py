@@ -1,0 +1,299 @@
+"""The steps of one worker: batches, backward passes, commits and updates, put together from Feed, Sync and the team.
+
+The face of it for users is `Session`; the loop of a job, and what belongs to it, use it directly. When a peer is lost,
+nothing is raised here: the step is void, `step` returns False, and `batches` yields the same step again, newly shared
+among the survivors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cordee.core import heap
+from cordee.core.plan import Plan
+from cordee.core.record import Record
+from cordee.diagnose.diverged import diverged
+from cordee.diagnose.statistical import warn_statistical
+from cordee.feed.data import as_source
+from cordee.feed.loader import Batch
+from cordee.feed.order import Order
+from cordee.group.team import Team
+from cordee.sync.batchnorm import StepState
+from cordee.sync.gradients import drop
+from cordee.sync.meeting_points import meeting_points
+from cordee.sync.seam import Agreed, Sync, Treatment
+from cordee.train.agreement import of_loop
+from cordee.train.buffers import BufferKeeper
+from cordee.train.feeder import Slot, Weigh
+from cordee.train.ledger import Committed, Ledger
+from cordee.train.living import Living
+from cordee.train.loops import Held, Loop, Loops, Start
+from cordee.train.norms import Norms, learning_rate
+from cordee.train.precision import Precision
+from cordee.train.prepare import prepared
+from cordee.train.reducers import Reducers
+from cordee.train.reporter import Reporter
+from cordee.train.trail import Trail
+
+
+@dataclass
+class Wishes:
+    """What this worker wishes; all workers learn of it with the next step that commits."""
+
+    stop: bool = False
+    """End the loop over batches on all workers, after that step."""
+    save: bool = False
+    """Reported as `last.save` of that step; to save is the affair of the loop."""
+
+
+class Stepper:
+    """Computes the share of one worker of each step, and commits the step with the others."""
+
+    def __init__(
+        self, team: Team | None = None, *, plan: Plan | None = None, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        """`team` is None for one process alone."""
+        self.team = team or Team()
+        self.plan = plan or Plan()
+        self.seed = seed
+        self.device = device
+        self.ledger = Ledger()
+        self.reporter = Reporter(self.team)
+        self.last: Committed | None = None
+        """The step that was committed last; None before the first."""
+        self.wish = Wishes()
+        self._state = StepState()
+        self.models: list[nn.Module] = []
+        """What `prepare` was given, in that order."""
+        self.updates: int | None = None
+        """How many updates a step has, where that is known before: a job's has one. None: as many as the loop makes."""
+        self._buffers = BufferKeeper()
+        self._trail = Trail(self._buffers)
+        warn = partial(warn_statistical, self.team, self.plan)
+        self._living = Living(self.team.layers, self._buffers, self._state, self.models, warn)
+        self._reducers = Reducers(self.team, self.plan, self.models, lambda samples: self.ledger.lose(samples))
+        self._norms = Norms(self.models, self.reporter.came)
+        self.precision = Precision(self.plan.precision, device)
+        self._loops = Loops()
+        self.number = 0
+        """Steps that were committed before the one in whose body we are, over all epochs."""
+        self.team.on_regroup.append(self._regrouped)
+        self.reporter.introduce(device, torch.get_num_threads())
+
+    @property
+    def done(self) -> int:
+        """Steps committed so far, the one in whose body we are included; evaluations do not count."""
+        return self.last.steps if self.last is not None else self.number
+
+    def close(self, *, stay: bool = False) -> None:
+        """Come to the end together with the other workers; with `stay`, this worker remains one of the team."""
+        self._norms.late()
+        self._reducers.close()
+        if stay:
+            self.reporter.send()
+            while not self.team.agree([torch.zeros(1)]):
+                pass
+            self.team.on_regroup.remove(self._regrouped)
+            return
+        while not self.leave():
+            pass
+        self.team.close()
+
+    def leave(self) -> bool:
+        """Leave together: True when no worker needs anything any more; False if one was lost before that."""
+        self.reporter.send()
+        return self.team.finish()
+
+    def prepare(self, model: nn.Module, *, compile: bool = True) -> nn.Module:
+        """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch."""
+        model = prepared(model, self.team, self.plan, self._state, self.device)
+        self.models.append(model)
+        self._buffers.watch(model)
+        if self.plan.compile and compile:
+            model.compile()
+        return model
+
+    def batches(
+        self,
+        data: Any,
+        *,
+        batch: int,
+        epochs: int | None = 1,
+        order: Order | None = None,
+        weigh: Weigh | None = None,
+        start: Start | None = None,
+    ) -> Iterator[Batch]:
+        """My share of each global batch; see `Session.batches`."""
+        source = as_source(data)
+        order = order or Order(len(source), batch, seed=self.seed)
+        keys = (source.fingerprint, Held(data))
+        first, end = self._loops.first(keys, start, epochs)
+        self._reducers.loop = of_loop(source, order, epochs, first)
+        loop = Loop.over(source, order, weigh, self.team, self.plan, self.device, keys, self._state)
+        before = first[0] * order.steps + first[1]  # of the run that a script goes on with
+        self.number = before if start is not None and before else self.team.steps
+        with self._loops.opened(loop, self._state, self._reducers.forget):
+            loop.guard.begin_loop(self.models)
+            if not self._loops.nested:
+                self._trail.most = self.updates
+                self.reporter.start()
+            for slot in loop.slots(first, end):
+                yield from self._one_step(loop, slot)
+                if loop.redo:
+                    continue
+                committed, loop.done = loop.done > 0, 0
+                self.number += committed  # a loop that evaluates commits nothing
+                if committed and self.last is not None and self.last.stop:
+                    return
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of my share; see `Session.backward`."""
+        loop, batch = self._loops.current()
+        self._loops.train()
+        loop.guard.backward(self._reducers.all_parameters() if loop.guard.looks else (), self.models)
+        weight = None if self._state.void else loop.weight.total()
+        self._state.void |= weight is None
+        met = meeting_points(loss) if weight and not batch.weight and not batch.borrowed else []
+        loop.backwards += 1
+        loop.open = True
+        early = self._reducers.only() if batch.last and not self._state.void else None
+        if loop.backwards > 1 and batch.last:
+            self._state.void |= not self._reducers.hold_back()
+            early = None
+        factor = batch.weight / weight if weight else 0.0
+        if batch.weight:
+            loop.losses.add(loss, batch.weight)
+        self._reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._record, loop))
+        if loop.guard.looks:
+            loop.guard.seal(self._reducers.all_parameters(), sent=not self.team.alone)
+
+    def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
+        """Agree on the gradient, update, commit; see `Session.step`."""
+        loop, batch = self._loops.current()
+        if loop.redo:  # an update before was void, and with it the rest of this step
+            self._reducers.forget(more=True)
+        if loop.redo or not batch.last:
+            return False
+        self.precision.check_entered()
+        loop.guard.step(optimizer)
+        sync = self.sync_of(optimizer)
+        loop.updates += 1
+        if loop.updates <= loop.done:  # made before the peer was lost; only what came after it is agreed on anew
+            drop(sync.parameters)
+            self._trail.again()
+            loop.guard.committed(sync.parameters)
+            return True
+        if loop.generation != self.team.membership.generation or self._reducers.differed(loop.done):
+            self._void(loop)
+            return False
+        self._living.agree(loop.count, exact=self.plan.accumulate == 1)
+        self.reporter.arrives()
+        treatment = Treatment(self.precision.scale, clip)
+        agreed = sync.commit(partial(self._record, loop), void=self._state.void, treatment=treatment)
+        if agreed is None or not self._living.commit(agreed.record.news):
+            self._void(loop)
+            return False
+        self._update(loop, optimizer, sync, loop.weighed(agreed, sync))
+        return True
+
+    def merge(self) -> None:
+        """Make parameters and running statistics equal on all replicas, before they are measured or saved.
+
+        They differ with `sync=local` and `batchnorm=replica` only: then all get their mean, by samples.
+        """
+        self._norms.late()
+        self._reducers.merge()
+        if self.plan.statistics == "replica":
+            self._buffers.agree(self.team)
+
+    def sync_of(self, optimizer: Optimizer) -> Sync:
+        """What agrees on this optimizer's parameters."""
+        sync, sound = self._reducers.of(optimizer)
+        self._state.void |= not sound
+        self._trail.least = self._reducers.least if self.updates is None else 1
+        return sync
+
+    # ------------------------------------------------------------- inside a step
+
+    def _one_step(self, loop: Loop, slot: Slot) -> Iterator[Batch]:
+        """Yield the micro-batches of one step; afterwards `redo` says whether it has to be done again."""
+        self._begin_step(loop)
+        for first, batch in loop.take(slot):
+            self._state.silent = batch.borrowed
+            if first:
+                loop.seed(self.device, self.seed, slot.epoch, slot.step, self.team.replica)
+            self.reporter.got()
+            yield batch
+            self._loops.resume(loop)
+            loop.see()
+            if loop.redo:
+                return
+            self.reporter.asks()
+        loop.guard.end_step(self.models, updates=loop.updates)
+        loop.batch = None
+
+    def _begin_step(self, loop: Loop) -> None:
+        loop.begin_step(self.team.membership.generation)
+        self.reporter.asks()
+        self._state.void = False
+        if self._loops.inside_open:  # it may only look: what the step around it comes back to stays
+            return
+        if not loop.done:  # not when a step is done again after its first update
+            self.precision.begin_step()
+            self._trail.begin()
+        if not self.team.alone:  # alone, no step is ever void
+            self._living.begin()
+            self._buffers.remember()
+        self.team.channel.at = f"step {self.number}"
+
+    def _record(self, loop: Loop) -> Record:
+        wishes = self.wish.stop, self.team.channel.stop_reason is not None, self.wish.save
+        return Record(loop.losses.total(), loop.own_weight, *wishes, self._living.news(), loop.count, loop.digest)
+
+    def _update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> None:
+        """The step is committed: update, and enter it in the books."""
+        _, batch = self._loops.current()
+        record, fits, norm = agreed
+        if not math.isfinite(record.loss):
+            raise diverged(record.mean_loss, self.number, batch, loop.feeder)
+        self._norms.late()
+        self.precision.saw(fits)
+        grad_norm = self._norms.see(norm, sync.parameters, (self.number, batch.epoch)) if fits else None
+        rate = learning_rate(optimizer)
+        self._trail.before(sync.parameters, alone=self.team.alone)
+        if fits:
+            sync.update(optimizer)
+        drop(sync.parameters)
+        self._trail.after()
+        loop.guard.committed(sync.parameters)
+        loop.done += 1
+        loop.open = False
+        self._buffers.seen += loop.count
+        if loop.done == 1:
+            self.last = loop.enter(self.ledger, record, self.number, grad_norm, rate)
+            self._loops.trained(loop, batch.epoch)
+            self.team.steps = self.number + 1
+            heap.warm(self.number + 1)
+            self.reporter.commit(self.last, loop.count, waits=fits and grad_norm is None)
+
+    def _void(self, loop: Loop) -> None:
+        """This step is done again: forget its gradients, and what it did to parameters and buffers."""
+        loop.redo = self._state.void = True
+        loop.feeder.forget()
+        self._reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
+        self._trail.back()
+        self._buffers.settle()
+
+    def _regrouped(self) -> None:
+        self._state.void = True  # what is left of this step was cut for other members
+        self.reporter.repeat()
+        for loop in self._loops:
+            loop.feeder.forget()
