@@ -35,6 +35,7 @@ from typing import Any
 from torch import Tensor
 
 from cordee.group.comm import Comm
+from cordee.group.lines import Lines
 from cordee.group.membership import Membership
 from cordee.group.store import HubStore
 from cordee.group.team import Team
@@ -133,16 +134,16 @@ def _at_agreements(kind: type[Team], at: Places) -> None:
 
 
 def _at_regroupings(kind: type[Team], at: Places) -> None:
-    advance, connect, hand_over = Membership.advance, kind._connect, kind._hand_over
+    advance, connect, hand_over = Membership.advance, Lines._connect, kind._hand_over
 
     def placed_advance(who: Membership, committed: int) -> Any:
         go = advance(who, committed)
         at.leave(who, f"go-{go.generation}", json.dumps(dataclasses.asdict(go)))
         return go
 
-    def placed_connect(team: Team, comm: Comm, purpose: str) -> None:
-        at.come(team.membership, f"{purpose}-{team.membership.generation}")
-        connect(team, comm, purpose)
+    def placed_connect(lines: Lines, comm: Comm, purpose: str) -> None:
+        at.come(lines._membership, f"{purpose}-{lines._membership.generation}")
+        connect(lines, comm, purpose)
 
     def placed_hand_over(team: Team, go: Any, awaited: Sequence[Tensor]) -> bool:
         at.come(team.membership, f"formed-{go.generation}")
@@ -152,7 +153,7 @@ def _at_regroupings(kind: type[Team], at: Places) -> None:
         at.come(team.membership, f"handed-{go.generation}")
         return behind
 
-    kind._connect, kind._hand_over = placed_connect, placed_hand_over  # type: ignore[method-assign]
+    Lines._connect, kind._hand_over = placed_connect, placed_hand_over  # type: ignore[method-assign]
     Membership.advance = placed_advance  # type: ignore[method-assign]
 
 

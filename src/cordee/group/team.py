@@ -10,23 +10,22 @@ belongs to is void, and `settle` says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from cordee.core.errors import WorkersLost
-from cordee.core.mesh import Mesh, lay_out
+from cordee.core.mesh import Mesh
 from cordee.group.channel import Channel, Unconnected
-from cordee.group.comm import Comm, Handle, Meter
+from cordee.group.comm import Handle, Meter
+from cordee.group.lines import Lines
 from cordee.group.membership import Membership
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
 from cordee.group.protocol import Go
-from cordee.group.reach import Lookout, meet, other_hosts
-from cordee.group.store import HubStore
-from cordee.group.transport import gloo
-from cordee.group.transport.nccl import open_nccl
-from cordee.group.transport.shared import open_shared
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Team:
@@ -49,30 +48,26 @@ class Team:
         self.channel: Channel | Unconnected = channel or Unconnected()
         self.membership = Membership(self.channel, deadline_s)
         self.meter = Meter()
-        self.mesh = Mesh((((self.membership.worker,),),))
-        # Two along the replicas, because the collectives of one must meet in one order everywhere. Layers communicate
-        # within the forward and backward pass; a bucket of gradients is sent when it is full, which a replica without
-        # samples, or without a gradient for some parameter, reaches at another moment.
-        self.world = Comm(self.membership, self.meter)
-        """All members: what commits."""
-        self.sums = self.world if slices == 1 else Comm(self.membership, self.meter)
-        """The replicas, for gradients."""
-        self.layers = Comm(self.membership, self.meter)
-        """The replicas, for what layers exchange."""
-        self.slices = Comm(self.membership, self.meter)
-        """The workers that hold one replica together."""
+        self.lines = Lines(
+            self.membership, self.meter, interface=interface, device=device, backend=backend, slices=slices
+        )
+        self.world, self.sums = self.lines.world, self.lines.sums
+        self.layers, self.slices = self.lines.layers, self.lines.slices
         self.position = 0
         """Agreements committed."""
         self.steps = 0
         """Steps of a training committed, over all loops of a script."""
         self.on_regroup: list[Callable[[], None]] = []
-        self._interface, self._device, self._backend, self._slices = interface, device, backend, slices
-        self._comms = tuple({id(one): one for one in (self.world, self.sums, self.layers, self.slices)}.values())
         self._result: Sequence[Tensor] = ()
         """Of the last agreement, for a member that did not receive it."""
-        self.channel.on_break = self._cut
+        self.channel.on_break = self.lines.cut
         if channel is not None:
             self._regroup(())
+
+    @property
+    def mesh(self) -> Mesh:
+        """Which worker holds what in this generation."""
+        return self.lines.mesh
 
     @property
     def replica(self) -> int:
@@ -97,7 +92,7 @@ class Team:
     @property
     def sliced(self) -> bool:
         """Whether a replica lies over several workers."""
-        return self._slices > 1
+        return self.lines.per_replica > 1
 
     # ------------------------------------------------------------- agreements
 
@@ -147,6 +142,13 @@ class Team:
                 part.put(raw)
                 return
 
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh of this generation as torch has it, over groups that a lost member releases; all members call this.
+
+        After a regrouping it is of no use any more, and this gives another one.
+        """
+        return self.lines.device_mesh()
+
     def finish(self) -> bool:
         """Leave together: True when no member has anything left to agree on, False after a regrouping."""
         if self.membership.leave():
@@ -156,7 +158,7 @@ class Team:
 
     def close(self) -> None:
         """Release the transports and the channel."""
-        self._drop()
+        self.lines.drop()
         self.channel.close()
 
     # ------------------------------------------------------------- regrouping
@@ -175,82 +177,16 @@ class Team:
 
     def _regroup(self, awaited: Sequence[Tensor]) -> bool:
         while True:
-            self._drop()
+            self.lines.drop()
             go = self.membership.advance(self.position)
             try:
-                self._form()
+                self.lines.form(self.channel.name, self._warn)
                 return self._hand_over(go, awaited)
             except RuntimeError as error:  # another member was lost while we regrouped
                 self.membership.collective_failed(error, 0.0)
 
-    def _form(self) -> None:
-        """Connect the members of this generation, each along its lines of the mesh."""
-        who = self.membership
-        hosts = {who.worker: ""}
-        if who.size > 1:
-            places = meet(who.store("reach"), who.rank, who.size, self._interface, self.channel.name)
-            hosts = {worker: place.address for worker, place in zip(who.members, places, strict=True)}
-            others = other_hosts(places, self._interface)
-            lookout = Lookout(others, self.channel.name, self._warn)
-            for comm in self._comms:
-                comm.look = lookout.look
-        self._lay_out(hosts)
-        if self.sliced:
-            self._connect(self.slices, f"slices {self.slices.members}")
-            self._connect(self.world, "world")
-        column = f" {self.sums.members}" if self.sliced else ""
-        for comm, purpose in ((self.sums, "sums"), (self.layers, "layers")):
-            self._connect(comm, purpose + column)
-        self._connect_closely(column)
-        if who.broken:  # lost before all of these could be cut
-            self._cut()
-
     def _warn(self, message: str) -> None:
         self.channel.post("warning", {"message": message})
-
-    def _lay_out(self, hosts: Mapping[int, str]) -> None:
-        who = self.membership
-        mesh = lay_out(who.members, hosts, slices=self._slices)
-        if self.sliced and who.generation > 1:
-            raise WorkersLost(
-                "a worker was lost, and with it a slice of the model: the others cannot continue without that"
-            )
-        assert not mesh.spares, f"{len(who.members)} workers in replicas of {self._slices}"
-        self.mesh = mesh
-        self.world.among(who.members)
-        self.slices.among(mesh.along("slice", who.worker))
-        for comm in (self.sums, self.layers):
-            comm.among(mesh.along("replica", who.worker))
-
-    def _connect(self, comm: Comm, purpose: str) -> None:
-        """Form the group of gloo on which all other transports fall back."""
-        if comm.size == 1:
-            return
-        who = self.membership
-        group = gloo.Gloo(self._interface)
-        comm.transports = (group,)  # known before it is formed, so that it can be cut meanwhile
-        timeout_s = min(who.deadline_s, gloo.FORM_S * 2**who.tears)
-        group.form(who.store(purpose), comm.rank, comm.size, (who.deadline_s, timeout_s), lambda: who.broken)
-
-    def _connect_closely(self, column: str) -> None:
-        """Faster transports between the replicas, where there are any."""
-        if self.sums.size == 1:
-            return
-        who, place = self.membership, (self.sums.rank, self.sums.size)
-
-        def store(purpose: str) -> HubStore:
-            return who.store(purpose + column)
-
-        def broken() -> bool:
-            return who.broken
-
-        nccl = open_nccl(store, place, self._device, self._backend, who.deadline_s, broken)
-        if nccl is not None:
-            self.sums.transports = (nccl, *self.sums.transports)
-        if self._backend == "auto":
-            opened = open_shared(store("shared"), *place, broken, who.deadline_s)
-            for comm, shared in zip((self.sums, self.layers), opened, strict=False):
-                comm.transports = (shared, *comm.transports)
 
     def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
         """Give the last result to the members that did not receive it; True if this worker is one of them."""
@@ -263,12 +199,3 @@ class Team:
             if not self.world.broadcast(tensor, go.members.index(go.giver)).wait():
                 raise RuntimeError("a member was lost during the hand-over")
         return behind
-
-    def _cut(self) -> None:
-        """Called by the channel's thread when a peer is lost: release every collective that waits for it."""
-        for comm in self._comms:
-            comm.cut()
-
-    def _drop(self) -> None:
-        for comm in self._comms:
-            comm.drop()

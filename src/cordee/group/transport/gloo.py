@@ -21,7 +21,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from cordee.group.store import HubStore
 from cordee.group.transport.seam import LostInMessage
 from cordee.group.transport.sockets import open_sockets, seal, shut
 
@@ -78,19 +77,20 @@ class Gloo:
     def __init__(self, interface: str) -> None:
         """Not formed yet; `interface` is the address that it binds to."""
         self._interface = interface
-        self._group: Any = None
+        self.group: Any = None
+        """As torch has it."""
         self._before: dict[int, str] | None = None
         """The sockets of this process before the group was made, while it is being made."""
         self._sockets: dict[int, str] = {}
 
     def form(
-        self, store: HubStore, rank: int, size: int, timeouts_s: tuple[float, float], broken: Callable[[], bool]
+        self, store: Any, rank: int, size: int, timeouts_s: tuple[float, float], broken: Callable[[], bool]
     ) -> None:
         """Connect the ranks that `store` knows; `timeouts_s` are those of a collective and of this call."""
         _raise_limit()
         self._before = open_sockets()
         make = partial(_make, store, rank, size, self._interface, timeouts_s[0])
-        self._group = unless_broken(make, broken, timeouts_s[1])
+        self.group = unless_broken(make, broken, timeouts_s[1])
         self._sockets, self._before = self._new_sockets(), None
         seal(self._sockets, self._interface)
         if broken():  # lost before the sockets were known
@@ -98,25 +98,25 @@ class Gloo:
 
     def sum(self, tensor: Tensor) -> GlooWork:
         """Add up in place; see `Transport`."""
-        return GlooWork(self._group.allreduce([tensor]))
+        return GlooWork(self.group.allreduce([tensor]))
 
     def gather(self, tensor: Tensor, parts: Sequence[Tensor]) -> GlooWork:
         """Each rank's tensor into its part."""
-        return GlooWork(self._group.allgather([list(parts)], [tensor]))
+        return GlooWork(self.group.allgather([list(parts)], [tensor]))
 
     def broadcast(self, tensor: Tensor, root: int) -> GlooWork:
         """The tensor of rank `root` for all."""
         options = dist.BroadcastOptions()
         options.rootRank = root
-        return GlooWork(self._group.broadcast([tensor], options))
+        return GlooWork(self.group.broadcast([tensor], options))
 
     def send(self, tensor: Tensor, rank: int, tag: int) -> GlooMessage:
         """To one rank."""
-        return GlooMessage(self._group.send([tensor], rank, tag))
+        return GlooMessage(self.group.send([tensor], rank, tag))
 
     def receive(self, tensor: Tensor, rank: int, tag: int) -> GlooMessage:
         """From one rank."""
-        return GlooMessage(self._group.recv([tensor], rank, tag))
+        return GlooMessage(self.group.recv([tensor], rank, tag))
 
     def cut(self) -> None:
         """Shut the sockets that are connected."""
@@ -126,14 +126,14 @@ class Gloo:
 
     def keep_for_ever(self) -> None:
         """Never close this group: it would wait for its threads, which wait for a peer that was lost."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
 
     def _new_sockets(self) -> dict[int, str]:
         before = self._before or {}
         return {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
 
 
-def _make(store: HubStore, rank: int, size: int, interface: str, deadline_s: float) -> Any:
+def _make(store: Any, rank: int, size: int, interface: str, deadline_s: float) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface)]
     options._timeout = timedelta(seconds=deadline_s)

@@ -1,0 +1,127 @@
+"""The connections of a generation: one `Comm` along each line of its mesh, and torch's own groups over the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from cordee.core.errors import WorkersLost
+from cordee.core.mesh import Mesh, lay_out
+from cordee.group.comm import Comm, Meter
+from cordee.group.membership import Membership
+from cordee.group.reach import Lookout, meet, other_hosts
+from cordee.group.registered import Registered
+from cordee.group.store import HubStore
+from cordee.group.transport import gloo
+from cordee.group.transport.nccl import open_nccl
+from cordee.group.transport.shared import open_shared
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class Lines:
+    """Through which members exchange tensors; formed anew in every generation."""
+
+    def __init__(
+        self, membership: Membership, meter: Meter, *, interface: str, device: str, backend: str, slices: int
+    ) -> None:
+        """One replica lies over `slices` workers; see `Team` for the rest."""
+        self._membership = membership
+        self._interface, self._device, self._backend = interface, device, backend
+        self.per_replica = slices
+        self.mesh = Mesh((((membership.worker,),),))
+        # Two along the replicas, because the collectives of one must meet in one order everywhere. Layers communicate
+        # within the forward and backward pass; a bucket of gradients is sent when it is full, which a replica without
+        # samples, or without a gradient for some parameter, reaches at another moment.
+        self.world = Comm(membership, meter)
+        """All members: what commits."""
+        self.sums = self.world if slices == 1 else Comm(membership, meter)
+        """The replicas, for gradients."""
+        self.layers = Comm(membership, meter)
+        """The replicas, for what layers exchange."""
+        self.slices = Comm(membership, meter)
+        """The workers that hold one replica together."""
+        self._comms = tuple({id(one): one for one in (self.world, self.sums, self.layers, self.slices)}.values())
+        self._registered = Registered(membership, interface)
+
+    def form(self, name: str, warn: Callable[[str], None]) -> None:
+        """Connect the members of this generation, each along its lines of the mesh; `RuntimeError` if one is lost.
+
+        `name` is what this worker is called; `warn` is told which host cannot be reached any more.
+        """
+        who, hosts = self._membership, {self._membership.worker: ""}
+        if who.size > 1:
+            places = meet(who.store("reach"), who.rank, who.size, self._interface, name)
+            hosts = {worker: place.address for worker, place in zip(who.members, places, strict=True)}
+            lookout = Lookout(other_hosts(places, self._interface), name, warn)
+            for comm in self._comms:
+                comm.look = lookout.look
+        self._lay_out(hosts)
+        column = f" {self.sums.members}" if self.per_replica > 1 else ""
+        if column:
+            self._connect(self.slices, f"slices {self.slices.members}")
+            self._connect(self.world, "world")
+        self._connect(self.sums, "sums" + column)
+        self._connect(self.layers, "layers" + column)
+        self._connect_closely(column)
+        if who.broken:  # lost before all of these could be cut
+            self.cut()
+
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh as torch has it."""
+        return self._registered.open(self.mesh, self._device)
+
+    def cut(self) -> None:
+        """Release every collective that waits; called by another thread when a member is lost."""
+        for comm in self._comms:
+            comm.cut()
+        self._registered.cut()
+
+    def drop(self) -> None:
+        """This generation is over."""
+        for comm in self._comms:
+            comm.drop()
+        self._registered.close()
+
+    def _lay_out(self, hosts: Mapping[int, str]) -> None:
+        who = self._membership
+        if self.per_replica > 1 and who.generation > 1:
+            raise WorkersLost(
+                "a worker was lost, and with it a slice of the model: the others cannot continue without that"
+            )
+        self.mesh = lay_out(who.members, hosts, slices=self.per_replica)
+        assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
+        self.world.among(who.members)
+        self.slices.among(self.mesh.along("slice", who.worker))
+        for comm in (self.sums, self.layers):
+            comm.among(self.mesh.along("replica", who.worker))
+
+    def _connect(self, comm: Comm, purpose: str) -> None:
+        """Form the group of gloo on which all other transports fall back."""
+        if comm.size == 1:
+            return
+        who, group = self._membership, gloo.Gloo(self._interface)
+        comm.transports = (group,)  # known before it is formed, so that it can be cut meanwhile
+        timeout_s = min(who.deadline_s, gloo.FORM_S * 2**who.tears)
+        group.form(who.store(purpose), comm.rank, comm.size, (who.deadline_s, timeout_s), self._is_broken)
+
+    def _connect_closely(self, column: str) -> None:
+        """Faster transports between the replicas, where there are any."""
+        if self.sums.size == 1:
+            return
+        who, place = self._membership, (self.sums.rank, self.sums.size)
+
+        def store(purpose: str) -> HubStore:
+            return who.store(purpose + column)
+
+        nccl = open_nccl(store, place, self._device, self._backend, who.deadline_s, self._is_broken)
+        if nccl is not None:
+            self.sums.transports = (nccl, *self.sums.transports)
+        if self._backend == "auto":
+            opened = open_shared(store("shared"), *place, self._is_broken, who.deadline_s)
+            for comm, shared in zip((self.sums, self.layers), opened, strict=False):
+                comm.transports = (shared, *comm.transports)
+
+    def _is_broken(self) -> bool:
+        return self._membership.broken

@@ -1,0 +1,91 @@
+"""Groups of a generation that torch knows by name, so that `DeviceMesh`, DTensor and FSDP2 run over them.
+
+torch keeps one default group per process and makes the groups of a mesh beside it, all by the backend that is
+registered here: gloo, bound to this run's interface, with its sockets written down. So a lost member releases every
+wait in them, and the next generation opens its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from cordee.core.errors import UsageError
+from cordee.core.mesh import Mesh
+from cordee.group.membership import Membership
+from cordee.group.transport.gloo import Gloo
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+BACKEND = "cordee"
+_makers: list[Callable[[Any], Any]] = []
+"""Makes a group for torch: of the generation that is open, if one is."""
+
+
+class Registered:
+    """What torch knows of one generation; nothing before `open`."""
+
+    def __init__(self, membership: Membership, interface: str) -> None:
+        """`interface` is the address that gloo binds to."""
+        self._membership, self._interface = membership, interface
+        self._groups: list[Gloo] = []
+        self._mesh: DeviceMesh | None = None
+
+    def open(self, mesh: Mesh, device: str) -> DeviceMesh:
+        """The mesh of this generation as torch has it, with the axes `replica` and `slice`; all members call this."""
+        if self._mesh is None:
+            if dist.is_initialized():
+                raise UsageError(
+                    "torch.distributed.init_process_group was called before: a model in slices needs torch's default "
+                    "group for itself. Leave that call out"
+                )
+            self._mesh = self._open(mesh, device)
+        return self._mesh
+
+    def _open(self, mesh: Mesh, device: str) -> DeviceMesh:
+        from torch.distributed.device_mesh import DeviceMesh  # a second of imports that only such runs pay for
+
+        who = self._membership
+        if not hasattr(dist.Backend, BACKEND.upper()):
+            dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["cpu", "cuda"])
+        _makers[:] = [self._make]
+        dist.init_process_group(
+            BACKEND,
+            store=who.store("torch"),
+            rank=who.rank,
+            world_size=who.size,
+            timeout=timedelta(seconds=who.deadline_s),
+        )
+        ranks = [next([who.members.index(one) for one in slices] for slices in stages) for stages in mesh.replicas]
+        return DeviceMesh(device.partition(":")[0], ranks, mesh_dim_names=("replica", "slice"))
+
+    def _make(self, options: Any) -> Any:
+        who, group = self._membership, Gloo(self._interface)
+        self._groups.append(group)  # known before it is formed, so that it can be cut meanwhile
+        # A store of its own: torch wraps the one that it was given, and gloo asks the wrapper for more than ours has.
+        store = who.store(f"torch {options.group_id} {options.global_ranks_in_group}")
+        timeouts_s = who.deadline_s, who.deadline_s
+        group.form(store, options.group_rank, options.group_size, timeouts_s, lambda: who.broken)
+        return group.group
+
+    def cut(self) -> None:
+        """Release every wait in these groups; called by another thread when a member is lost."""
+        for group in list(self._groups):
+            group.cut()
+
+    def close(self) -> None:
+        """This generation is over: let torch forget its groups."""
+        if self._mesh is not None:
+            self.cut()
+            dist.destroy_process_group()
+        self._mesh = None
+        self._groups.clear()
+        _makers.clear()
+
+
+def _make(options: Any, _: Any) -> Any:
+    return _makers[0](options)
