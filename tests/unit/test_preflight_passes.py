@@ -102,6 +102,19 @@ def test_a_buffer_whose_update_is_a_mean_is_accepted_and_put_back() -> None:
     assert not model.centre.any()
 
 
+def test_a_buffer_of_a_second_model_is_known_as_one() -> None:
+    first, second, batch = nn.Linear(6, 3), Centred(), Batch(np.arange(40), (X, Y))
+    models = [first, second]
+    assert check_batch(lambda part: cross_entropy(first(part.x) + second(part.x), part.y), batch, models) == []
+
+    def add_up(module: Any, args: Any, out: Tensor) -> None:
+        module.centre.add_(out.detach().sum(0))
+
+    second.register_forward_hook(add_up)
+    with pytest.raises(MixingError, match=r"the buffer 'model 1\.centre'"):
+        check_batch(lambda part: cross_entropy(first(part.x) + second(part.x), part.y), batch, models)
+
+
 def test_an_objective_that_gathers_mixes_by_declaration() -> None:
     def objective(model: nn.Module, batch: Any, *, gathers: bool = True) -> Tensor:
         out = cordee.gather(model(batch.x)) if gathers else model(batch.x)

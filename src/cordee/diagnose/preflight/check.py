@@ -10,17 +10,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from cordee.core.errors import CordeeError, ModelError
-from cordee.diagnose.preflight.findings import Finding
-from cordee.diagnose.preflight.interaction import UNEVEN_DRAWS, interaction, quadruple
 from cordee.diagnose.preflight.passes import Pass, Passes
-from cordee.diagnose.preflight.repeats import aftermath, repeat, scale
 from cordee.diagnose.preflight.replay import replay
 from cordee.diagnose.preflight.samples import Samples
+from cordee.diagnose.preflight.trials import UNEVEN_DRAWS, Finding, aftermath, interaction, quadruple, repeat, scale
 from cordee.diagnose.preflight.verdict import UNCHECKED, batch_buffers, refuse_mixing, refuse_state, why_unchecked
 from cordee.feed.batch import Batch
 from cordee.group.team import Team
@@ -39,8 +38,7 @@ ROOM_BYTES = 32_768
 MOST_WORDS = 2_000
 
 
-@dataclass(frozen=True)
-class Test:
+class Test(NamedTuple):
     """One of the tests, and what it costs: the samples of its passes."""
 
     run: Callable[[], Finding]
@@ -144,12 +142,10 @@ def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
 
 
 def shares(costs: Sequence[int], workers: int) -> list[list[int]]:
-    """Which tests each of the workers runs: the dearest first, each by the worker with the least to do."""
-    loads, chosen = [0] * workers, [[] for _ in range(workers)]  # type: tuple[list[int], list[list[int]]]
+    """Which tests each of the workers runs: the most expensive first, each by the worker with the least to do."""
+    chosen: list[list[int]] = [[] for _ in range(workers)]
     for place in sorted(range(len(costs)), key=lambda at: -costs[at]):
-        worker = loads.index(min(loads))
-        loads[worker] += costs[place] + 1
-        chosen[worker].append(place)
+        min(chosen, key=lambda places: sum(costs[at] + 1 for at in places)).append(place)
     return chosen
 
 

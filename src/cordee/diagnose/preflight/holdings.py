@@ -25,10 +25,12 @@ from cordee.diagnose.misfit import is_users
 
 MOST_ITEMS = 1_000
 """A container with more items is data, not state."""
-MOST_OBJECTS = 50_000
+MOST_OBJECTS = 500_000
 SMALL_BYTES = 1_000_000
 """An array of NumPy's up to this size is copied before every pass; torch says when it writes, NumPy does not."""
 
+TABLES = ("_modules", "_buffers", "_parameters")
+"""Of a module: what they hold is called by the name of the module itself."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, types.BuiltinFunctionType)
 
@@ -87,20 +89,18 @@ class Holdings:
         replaced = [name for place, before in pairs for name in place.changed(before)]
         return replaced + [name for name, tensor, copy in self._written() if not torch.equal(tensor.detach(), copy)]
 
-    def bring_back(self) -> None:
-        """Put back everything that was changed."""
-        for place, before in zip(self._places, self._before, strict=True):
-            if place.changed(before):
-                place.write(before)
-        self.bring_back_tensors()
-        self._copies.clear()
-
     @torch.no_grad()
-    def bring_back_tensors(self, names: Collection[str] | None = None) -> None:
-        """Undo what was written to all tensors, or to those of these names."""
+    def bring_back(self, names: Collection[str] | None = None) -> None:
+        """Put back everything that was changed, or what has one of these names."""
+        for place, before in zip(self._places, self._before, strict=True):
+            changed = place.changed(before)
+            if changed if names is None else not set(changed).isdisjoint(names):
+                place.write(before)
         for name, tensor, copy in self._written():
             if names is None or name in names:
                 tensor.data.copy_(copy)
+        if names is None:
+            self._copies.clear()
 
     def _written(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         for memory, copies in self._copies.items():
@@ -145,8 +145,10 @@ class Holdings:
         """A dict, or attributes."""
         self._places.append(_Place(name, items.copy, functools.partial(_refill, items)))
         for key, value in items.items():
-            # The keys of a module's tables follow the name of the module itself.
-            yield name if key in ("_modules", "_buffers", "_parameters") else _join(name, key), value
+            if key in TABLES and isinstance(value, dict):
+                yield from self._of_dict(name, value)
+            else:
+                yield _join(name, key), value
 
     def _of_function(self, name: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         yield from ((name, function.__defaults__), (name, function.__kwdefaults__))

@@ -118,12 +118,12 @@ class Passes:
                     stack.callback(setattr, module, "dropout", module.dropout)
                     module.dropout = 0.0
             functions = [one for one in (*self.subject.functions, self.subject.weigh) if one is not None]
-            roots = [(f"model {place}" if place else "", model) for place, model in enumerate(models)]
-            self._holdings = Holdings([*roots, *((getattr(one, "__name__", "self"), one) for one in functions)])
+            self._models = [(f"model {place}" if place else "", model) for place, model in enumerate(models)]
+            self._holdings = Holdings([*self._models, *((getattr(one, "__name__", "self"), one) for one in functions)])
             self._generators = [*GLOBAL_GENERATORS.values(), *self._holdings.generators]
             for generator in self._generators:
                 stack.callback(set_state, generator, state_of(generator))
-            self._buffers = [(one, dict(one._buffers)) for one in modules if not isinstance(one, _BatchNorm)]
+            self._buffers = {name for prefix, model in self._models for name, _ in model.named_buffers(prefix)}
             stack.callback(self._holdings.bring_back)
             self._sketch = Sketch(list({id(one): one for model in models for one in model.parameters()}.values()))
             stack.callback(self._sketch.close)
@@ -147,12 +147,7 @@ class Passes:
 
         Raises `ReplayFailed`.
         """
-        if go_on:
-            for module, buffers in self._buffers:
-                module._buffers.update(buffers)
-            self._holdings.bring_back_tensors({name for one in self.subject.models for name, _ in one.named_buffers()})
-        else:
-            self._holdings.bring_back()
+        self._holdings.bring_back(self._buffers if go_on else None)
         self._seed(seed)
         self._sketch.begin()
         draws = Draws(replay)
@@ -201,16 +196,8 @@ class Passes:
     def _changes(self) -> tuple[dict[str, Tensor], list[str]]:
         """Buffers that the pass changed, with what they hold; and the names of other state."""
         names = set(self._holdings.changed())
-        known = {id(tensor) for _, tensor in self._holdings.tensors}
-        buffers = {
-            f"{path}.{key}" if path else key: buffer
-            for model in self.subject.models
-            for path, module in model.named_modules()
-            if not isinstance(module, _BatchNorm)
-            for key, buffer in module._buffers.items()
-            if buffer is not None
-        }
-        changed = {name: one.detach().clone() for name, one in buffers.items() if name in names or id(one) not in known}
+        buffers = {name: tensor for prefix, model in self._models for name, tensor in model.named_buffers(prefix)}
+        changed = {name: tensor.detach().clone() for name, tensor in buffers.items() if name in names}
         return changed, sorted(names - buffers.keys())
 
     def _ends(self, others: str) -> str:

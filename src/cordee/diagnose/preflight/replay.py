@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cordee.diagnose.preflight.draws import LAYOUTS, ReplayFailed, Slice
-from cordee.diagnose.preflight.findings import MOST_BUFFERS, TINY, Finding, normalisers, weigh, why_void
 from cordee.diagnose.preflight.passes import Pass, Passes
 from cordee.diagnose.preflight.samples import Samples
+from cordee.diagnose.preflight.trials import MOST_BUFFERS, TINY, Finding, normalisers, weigh, why_void
 from cordee.feed.batch import Batch
 
 LOSS_TOLERANCE, TOLERANCE = 1e-5, 1e-4

@@ -8,8 +8,8 @@ import torch
 
 from cordee.core.errors import MixingError
 from cordee.diagnose.misfit import broadcast
-from cordee.diagnose.preflight.findings import Finding
 from cordee.diagnose.preflight.passes import Pass
+from cordee.diagnose.preflight.trials import Finding
 from cordee.diagnose.preflight.watch import DEFAULT_IGNORED, Call
 from cordee.feed.batch import Batch
 from cordee.feed.fields import named_tensors
@@ -106,7 +106,7 @@ def _explain(findings: Sequence[Finding], first: Pass, batch: Batch) -> str:
 
 def _declare(call: Call, total: float | None, batch: Batch) -> str:
     """The line that declares what the loss divides by, if one is found that comes to the same number."""
-    ways = _lines_to_add(call, batch) if total is not None else ()
+    ways = _lines_to_add(call, batch)
     lines = [line for line, value in ways if total is not None and abs(value - total) <= 1e-5 * total]
     if call.weights is None:
         line = (lines or [f"(batch.y != {call.ignored}).sum()"])[0]

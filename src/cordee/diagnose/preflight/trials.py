@@ -1,0 +1,207 @@
+"""Tests of the preflight that compare passes over batches of one shape, and the findings of any test.
+
+I, interaction: no sample may change what another one adds to the loss. Sets a, a' stand at the first places of a batch,
+b, c at the others, and all four batches have one shape and one seed. Then L(a, b) - L(a, c) - L(a', b) + L(a', c) is
+zero if no sample sees another one, whatever is drawn; so are the same sums of gradients and of weights. It cannot see
+a sum in place of a mean: the shape is the same everywhere.
+
+S, scale: what one sample adds, times the weight of its batch, must not grow with the batch. It is used only where draws
+could not be replayed: it is statistical, and tells a sum from a mean, no more.
+
+State: a counter or a log changes at every pass and harms nothing. A centre, a queue or a codebook that is computed from
+the batch is another one on every worker, as each sees its share only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from cordee.diagnose.preflight.passes import Pass, Passes
+from cordee.diagnose.preflight.samples import Samples
+
+UNEVEN_DRAWS = "its random draws depend on the data"
+SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
+TOLERANCE_EPSILONS = 8.0
+"""Errors of rounding that the interaction test allows, in units of the format's epsilon."""
+SMALL, LARGE = 2, 32
+"""Batches of the scale test."""
+SEEDS = 8
+MOST_GROWTH = 4.0
+"""A mean stays below 3 for batches of 2 and 32, a sum is above 6."""
+MOST_BUFFERS = 100
+"""Buffers that a finding names."""
+TINY = 1e-300
+"""Added to tolerances, which may be zero."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one test: plain values, which travel between workers and are judged in one place."""
+
+    test: str
+    void: str = ""
+    """Why the test says nothing; empty if it speaks."""
+    over: float = 0.0
+    """The largest error, in units of its tolerance: above 1 the shares of a batch do not add up."""
+    normalised: float | None = None
+    """The same if shares weighed what the called losses divide by; None if there is no such number."""
+    trusted: bool = True
+    """Whether errors count: draws that could not be replayed make errors of their own."""
+    losses: Sequence[float] = ()
+    """Of the whole, of its two parts, and of the parts together."""
+    weights: Sequence[float] = ()
+    gradient_off: float = 0.0
+    is_sum: bool = False
+    share: float | None = None
+    """If the whole is a mean of the parts with other weights than declared: the weight of the first."""
+    buffers: dict[str, bool] = field(default_factory=dict)
+    """Buffers that the pass updates from its batch: whether the update is a mean over samples."""
+    state: str = ""
+    """Other state that is kept from batch to batch and changes later losses."""
+    error: str = ""
+    """The user's code failed in this test."""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the test speaks against the objective."""
+        return not self.void and self.over > 1.0
+
+    @property
+    def right(self) -> bool:
+        """Whether the test speaks for it."""
+        return not self.void and self.over <= 1.0
+
+
+def why_void(passes: Sequence[Pass]) -> str:
+    """Why passes cannot be compared; empty if they can."""
+    if not all(one.finite or not one.weight for one in passes):
+        return "the loss is not finite"
+    # A student that begins as a copy of its teacher, for instance.
+    if all(max(abs(one.loss), one.size) <= 64 * one.epsilon for one in passes if one.finite):
+        return "the loss and its gradient are zero up to rounding"
+    return ""
+
+
+def normalisers(passes: Sequence[Pass]) -> list[float] | None:
+    """What the losses of each pass divide by; None if that is not known of all of them."""
+    known = [one.normaliser for one in passes if one.normaliser is not None]
+    return known if len(known) == len(passes) else None
+
+
+def weigh(passes: Sequence[Pass], weights: Sequence[float]) -> Tensor:
+    """The vector of each pass times its weight; without weight there may be no number (0/0), and it counts nothing."""
+    pairs = zip(passes, weights, strict=True)
+    return torch.stack([weight * one.vector if weight else torch.zeros_like(one.vector) for one, weight in pairs])
+
+
+# ------------------------------------------------------------- interaction
+
+
+def quadruple(pool: int, size: int) -> list[list[int]] | None:
+    """Places in the pool of a, a', b and c for batches of `size`; None if there are too few samples."""
+    size = min(size, pool // 2)
+    if size < 2:
+        return None
+    first = 3 if size >= 6 else 1  # odd, and not half: pairs would not be seen otherwise
+    return [list(range(*ends)) for ends in pairwise((0, first, 2 * first, first + size, 2 * size))]
+
+
+def interaction(passes: Passes, samples: Samples, size: int) -> Finding:
+    """Four passes, compared."""
+    sets = quadruple(len(samples), size)
+    if sets is None:
+        return Finding("interaction", void="too few samples")
+    cells = [passes.run(samples.batch([*first, *rest])) for first in sets[:2] for rest in sets[2:]]
+    buffers = {name: False for name in list(cells[0].buffers)[:MOST_BUFFERS] if _differ(name, cells)}
+    void = why_void(cells)
+    if not void and any(cell.tape.forms != cells[0].tape.forms or cell.ends != cells[0].ends for cell in cells):
+        void = UNEVEN_DRAWS
+    if void:
+        return Finding("interaction", void=void, buffers=buffers)
+    weights = [cell.weight for cell in cells]
+    known = normalisers(cells)
+    uneven = abs(float(SIGNS @ torch.tensor(weights, dtype=torch.float64))) > 1e-6 * sum(weights)
+    return Finding(
+        "interaction",
+        over=max(_over(cells, weights), 1e9 if uneven else 0.0),
+        normalised=_over(cells, known) if known is not None else None,
+        buffers=buffers,
+    )
+
+
+def _over(cells: Sequence[Pass], weights: Sequence[float]) -> float:
+    """The largest sum that should be zero, in units of its tolerance."""
+    table = weigh(cells, weights)
+    sums = (SIGNS @ table).abs()
+    of_loss = float(table[:, 0].abs().sum())
+    of_size = sum(weight * cell.size for weight, cell in zip(weights, cells, strict=True) if weight)
+    epsilon, low = max(cell.epsilon for cell in cells), max(cell.low for cell in cells)
+    loss_tolerance = TOLERANCE_EPSILONS * epsilon * of_loss + low / 8 * epsilon * of_size
+    tolerance = TOLERANCE_EPSILONS * epsilon * (of_size + of_loss) + low * of_size
+    return max(float(sums[0]) / (loss_tolerance + TINY), float(sums[1:].max()) / (tolerance + TINY))
+
+
+def _differ(name: str, cells: Sequence[Pass]) -> bool:
+    """Whether a buffer holds something else after another batch."""
+    first, *others = (cell.buffers.get(name) for cell in cells)
+    assert first is not None
+    return any(one is None or one.shape != first.shape or not torch.equal(one, first) for one in others)
+
+
+# ------------------------------------------------------------- scale
+
+
+def scale(passes: Passes, samples: Samples, largest: int) -> Finding:
+    """Swap one sample in small and in large batches."""
+    large = min(LARGE, largest, len(samples) - 1)
+    if large < LARGE // 2:
+        return Finding("scale", void="too few samples", trusted=False)
+    small, big = (_change(passes, samples, size) for size in (SMALL, large))
+    if not small or big is None:
+        return Finding("scale", void="the loss does not depend on its samples")
+    return Finding("scale", over=big / small / MOST_GROWTH, is_sum=True)
+
+
+def _change(passes: Passes, samples: Samples, size: int) -> float | None:
+    """The mean change of weight times loss and gradient when the first sample is swapped for another."""
+    total = 0.0
+    for seed in range(SEEDS):
+        firsts = (0, len(samples) - 1)
+        pair = [passes.run(samples.batch([first, *range(1, size)]), seed=seed) for first in firsts]
+        if not all(one.finite for one in pair):
+            return None
+        total += float(weigh(pair, [one.weight for one in pair]).diff(dim=0).abs().sum())
+    return total / SEEDS
+
+
+# ------------------------------------------------------------- state
+
+
+def repeat(passes: Passes, samples: Samples, places: Sequence[int], first: Pass) -> Finding:
+    """The same batch once more: state that is not within reach shows itself by another loss."""
+    return Finding("repeat", over=_distance(first, passes.run(samples.batch(places))), trusted=False)
+
+
+def aftermath(passes: Passes, samples: Samples, names: Sequence[str]) -> Finding:
+    """The same batch after two different ones: later losses must not depend on which of them it was."""
+    half = min(8, len(samples) // 2)
+    if not names or not half:
+        return Finding("state", void="no state")
+    ends = []
+    for before in (range(half), range(half, 2 * half)):
+        passes.run(samples.batch(before))
+        ends.append(passes.run(samples.batch(range(half)), go_on=True))
+    return Finding("state", over=_distance(*ends), state=", ".join(names)[:500])
+
+
+def _distance(first: Pass, second: Pass) -> float:
+    """How much two passes differ, in units of what rounding explains."""
+    if not (first.finite and second.finite):
+        return 0.0
+    tolerance = max(1e-6, 8 * first.epsilon, 8 * first.low) * (abs(first.loss) + first.size)
+    return float((first.vector - second.vector).abs().max()) / (tolerance + TINY)
