@@ -100,9 +100,9 @@ class Blow:
         self._pid = pids / str(self.victim)
         self._timer: threading.Timer | None = None
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Any) -> None:
         """Called with every event of the run."""
-        if self._timer is None and event["event"] == "step" and event["step"] >= self.step:
+        if self._timer is None and event.kind == "step" and event.step >= self.step:
             self._timer = threading.Timer(self._delay_s, self._strike)
             self._timer.start()
 
@@ -111,16 +111,18 @@ class Blow:
         os.kill(int(self._pid.read_text()), self.signal)
 
 
-def train(out: Path, *, workers: int, listen: Callable[[dict[str, Any]], None], pids: str = "") -> list[dict[str, Any]]:
+def train(out: Path, *, workers: int, listen: Callable[[Any], None], pids: str = "") -> list[dict[str, Any]]:
     """One run; its events."""
-    from cordee.core.events import read_events
+    import msgspec
+
+    from cordee.core.eventlog import read_events
     from cordee.core.plan import Plan
     from cordee.runtime.launch import Launch
     from cordee.runtime.spec import Target
     from cordee.runtime.start import run
 
     run(Launch(Target("job", __file__, {"pids": pids}), workers, Plan(), out, threads=1, deadline_s=60.0), listen)
-    return list(read_events(out / "events.jsonl"))
+    return [msgspec.to_builtins(event) for event in read_events(out / "events.jsonl")]
 
 
 def strike(seed: int, folder: Path, alone: Path) -> dict[str, Any]:
@@ -152,10 +154,11 @@ def differences(run: Path, alone: Path) -> dict[str, Any]:
     """How far a run is from the one of one process."""
     from safetensors.torch import load_file
 
-    from cordee.core.events import read_events
+    from cordee.core.eventlog import read_events
+    from cordee.core.events import StepEvent
 
     ours, theirs = (json.loads((one / "result.json").read_text()) for one in (run, alone))
-    losses = [[e["loss"] for e in read_events(one / "events.jsonl") if e["event"] == "step"] for one in (run, alone)]
+    losses = [[e.loss for e in read_events(one / "events.jsonl") if isinstance(e, StepEvent)] for one in (run, alone)]
     tensors = [load_file(one / "model.safetensors") for one in (run, alone)]
     return {
         "same_order": ours["order_sha256"] == theirs["order_sha256"],

@@ -439,8 +439,10 @@ def events() -> list[str]:
         '    steps = [event for event in map(json.loads, file) if event["event"] == "step"]\n'
         'losses = {event["step"]: event["loss"] for event in steps}\n```',
     ]
-    for name, meanings in EVENTS.items():
-        parts += [f"## {name}", table(("field", "meaning"), ([f"`{one}`", text] for one, text in meanings.items()))]
+    for kind, one in EVENTS.items():
+        names = zip(one.__struct_fields__, one.__struct_encode_fields__, strict=True)
+        rows = ([f"`{written}`", told(one, name)] for name, written in names if name != "time")
+        parts += [f"## {kind}", doc(one), table(("field", "meaning"), rows)]
     return parts
 
 

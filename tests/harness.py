@@ -13,10 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
-from cordee.core.events import read_events
+from cordee.core.eventlog import read_events
+from cordee.core.events import Listener
 from cordee.core.plan import Plan
 from cordee.runtime.launch import Launch
 from cordee.runtime.spec import Target
@@ -25,8 +27,6 @@ from cordee.runtime.start import run
 JOBS = Path(__file__).parent / "jobs"
 DEADLINE_S = 120.0
 """How long anything in a test may wait for anything else; pytest itself ends a test after twice that time."""
-
-Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Run:
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        return list(read_events(self.out / "events.jsonl"))
+        return [msgspec.to_builtins(one) for one in read_events(self.out / "events.jsonl")]
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """The events of one name."""

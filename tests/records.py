@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cordee.core.events import EVENTS, read_events
+import msgspec
+
+from cordee.core.eventlog import read_events
+from cordee.core.events import EVENTS, TimesEvent
 from harness import DEADLINE_S
 
 T0 = 1_800_000_000.0
@@ -23,12 +26,28 @@ def event(name: str, at: float, /, **fields: Any) -> Event:
 
     What also says when it happened did so when it was written, if nothing else is given.
     """
-    if "at" in EVENTS[name]:
+    known = set(EVENTS[name].__struct_encode_fields__) - {"time", "settings"}
+    if "at" in known:
         fields.setdefault("at", round(T0 + at, 6))
     if name == "step":
         fields = {"grad_norm": 1.0, "lr": 0.1, **fields}
-    assert set(fields) == set(EVENTS[name]), f"{name}: {sorted(set(fields) ^ set(EVENTS[name]))}"
+    assert set(fields) == known, f"{name}: {sorted(set(fields) ^ known)}"
     return {"event": name, "time": round(T0 + at, 6), **fields}
+
+
+def made(record: Event) -> Any:
+    """The event of a record."""
+    return msgspec.convert(record, EVENTS[record["event"]])
+
+
+def times_of(worker: int, record: Mapping[str, Any]) -> TimesEvent:
+    """The times that a worker reports, without a moment of their own."""
+    return msgspec.convert({"event": "times", "worker": worker, **record}, TimesEvent)
+
+
+def read(folder: Path) -> list[Event]:
+    """The records of a run, each checked."""
+    return [msgspec.to_builtins(one) for one in read_events(folder / "events.jsonl")]
 
 
 def write(folder: Path, events: Iterable[Event], **run: Any) -> Path:
@@ -151,7 +170,7 @@ def events_until(out: Path, process: subprocess.Popen[str], number: int) -> list
     """The events of a run that is going on, once this step is on record."""
     deadline = time.monotonic() + DEADLINE_S
     while process.poll() is None and time.monotonic() < deadline:
-        found = list(read_events(out / "events.jsonl")) if (out / "events.jsonl").exists() else []
+        found = read(out) if (out / "events.jsonl").exists() else []
         if any(one["event"] == "step" and one["step"] >= number for one in found):
             return found
         time.sleep(0.05)

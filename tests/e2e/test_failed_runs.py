@@ -8,11 +8,11 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cordee.core import errors
+from cordee.core.events import CheckpointEvent, Event
 from cordee.watch.summarise import summarise
 from cordee.watch.words import verdict
 from harness import DEADLINE_S, Run, command, run_script, start, train
@@ -154,8 +154,8 @@ def test_a_disk_that_fills_up_leaves_a_way_on(small_disk: Path, tmp_path: Path) 
     assert f"; to go on after step 15: cordee {shlex.join(first)} --resume\n" in ended.stderr
     shutil.rmtree(out)
 
-    def fill(event: dict[str, Any]) -> None:
-        if event["event"] == "checkpoint":
+    def fill(event: Event) -> None:
+        if isinstance(event, CheckpointEvent):
             with contextlib.suppress(OSError), (small_disk / "other").open("wb", buffering=0) as file:
                 while file.write(bytes(1024)):
                     pass

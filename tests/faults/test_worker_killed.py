@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cordee.core.events import Event, FailureEvent, StepEvent
 from harness import JOBS, Run, assert_same, distance, run_script, train
 
 Reference = Callable[..., Run]
@@ -26,14 +27,14 @@ class Strike:
     """Listens to a run and sends a signal to one of its workers at a chosen moment."""
 
     def __init__(
-        self, pids: Path, victim: int, number: signal.Signals, when: Callable[[dict[str, Any]], bool], delay: float
+        self, pids: Path, victim: int, number: signal.Signals, when: Callable[[Event], bool], delay: float
     ) -> None:
         pids.mkdir(exist_ok=True)
         self._pid = pids / str(victim)
         self._number, self._when, self._delay = number, when, delay
         self.timer: threading.Timer | None = None
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         if self.timer is None and self._when(event):
             self.timer = threading.Timer(self._delay, lambda: os.kill(int(self._pid.read_text()), self._number))
             self.timer.start()
@@ -43,8 +44,8 @@ class Strike:
         self.timer.join()
 
 
-def after_step(step: int) -> Callable[[dict[str, Any]], bool]:
-    return lambda event: event["event"] == "step" and event["step"] >= step
+def after_step(step: int) -> Callable[[Event], bool]:
+    return lambda event: isinstance(event, StepEvent) and event.step >= step
 
 
 def lost(run: Run) -> list[int]:
@@ -111,7 +112,7 @@ def test_several_workers_end(fate: str, reference: Reference, tmp_path: Path) ->
 def test_one_dies_while_the_others_regroup(seed: int, reference: Reference, tmp_path: Path) -> None:
     """The second blow falls within the tenth of a second in which the first one is being dealt with."""
     delay = random.Random(seed).uniform(0.0, 0.08)
-    strike = Strike(tmp_path / "pids", 2, signal.SIGKILL, lambda event: event["event"] == "failure", delay)
+    strike = Strike(tmp_path / "pids", 2, signal.SIGKILL, lambda event: isinstance(event, FailureEvent), delay)
     run = train(
         "steady", tmp_path / "run", workers=4, fate="1:forward:7", pids=tmp_path / "pids", listen=strike, **LONG
     )

@@ -11,6 +11,7 @@ import pytest
 
 from cordee.core.times import PARTS, Block, Breakdown
 from harness import Run, train
+from records import made
 
 STEPS = 10
 DELAY_S = 0.2
@@ -29,7 +30,7 @@ def split(run: Run, skip: int = 1) -> dict[str, dict[str, list[float]]]:
     whole = Breakdown(add)
     whole.expect(range(run.result["workers"]))
     for event in run.of("times"):
-        whole.add(event["worker"], event)
+        whole.add(made(event))
     whole.finish()
     return found
 

@@ -8,6 +8,7 @@ import pytest
 
 from cordee.core.times import PARTS, Block, Breakdown, TimeTotals
 from cordee.watch.accounts import Accounts, Missing, Piece
+from records import times_of
 
 Steps = dict[int, dict[int, tuple[float, ...]]]
 
@@ -33,9 +34,10 @@ class Both:
         names = ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived")
         for step, stamps in enumerate(zip(*(record[name] for name in names), strict=True), start=record["from"]):
             self._stamps.setdefault(step, {})[worker] = stamps
-        self.breakdown.add(worker, record)
-        self.totals.add(worker, record)
-        self.accounts.report(worker, record)
+        event = times_of(worker, record)
+        self.breakdown.add(event)
+        self.totals.add(event)
+        self.accounts.report(event)
 
     def finish(self) -> None:
         self.breakdown.finish()
@@ -102,7 +104,7 @@ def test_a_worker_that_never_reports_does_not_keep_all_steps_open() -> None:
     split.expect([0, 1])
     chance = random.Random(0)
     for first in range(0, 30_000, 1000):
-        split.add(0, record(chance, first, 1000))
+        split.add(times_of(0, record(chance, first, 1000)))
     assert told and told[0] == 0
     split.finish()
     assert sum(1 for _ in told) >= 30
@@ -148,10 +150,10 @@ def test_what_a_lost_worker_did_not_report_is_what_the_steps_lack() -> None:
     for step in range(1, 6):
         accounts.commit(step, 10)
     for worker, share in ((0, 4), (1, 3), (2, 3)):
-        accounts.report(worker, reported(share, share))
+        accounts.report(times_of(worker, reported(share, share)))
     accounts.lose(0)
-    accounts.report(1, reported(3, 3, 5, first=2))  # in the last of these steps it is gone
-    accounts.report(2, reported(3, 3, 5, first=2))
+    accounts.report(times_of(1, reported(3, 3, 5, first=2)))  # in the last of these steps it is gone
+    accounts.report(times_of(2, reported(3, 3, 5, first=2)))
     accounts.expect([1, 2])
     assert told.pieces == [(0, [0, 1, 2], 2, True), (2, [1, 2], 2, False), (4, [1, 2], 1, True)]
     assert told.missing == [Missing(frozenset(), frozenset({0}), 2, 8)]
@@ -161,8 +163,8 @@ def test_a_step_that_was_told_of_late_is_waited_for() -> None:
     """The worker that speaks was lost before it told of a step; another one tells of it after the regrouping."""
     told = Told()
     accounts = told.accounts
-    accounts.report(1, reported(3))
-    accounts.report(2, reported(3))
+    accounts.report(times_of(1, reported(3)))
+    accounts.report(times_of(2, reported(3)))
     accounts.lose(0)
     accounts.expect([1, 2])
     assert told.pieces == []
@@ -174,7 +176,7 @@ def test_of_two_that_were_lost_together_nobody_knows_whose_the_rest_was() -> Non
     told = Told()
     accounts = told.accounts
     accounts.commit(1, 10)
-    accounts.report(2, reported(3))
+    accounts.report(times_of(2, reported(3)))
     accounts.lose(0)
     accounts.lose(1)
     accounts.expect([2])
@@ -188,8 +190,8 @@ def test_whoever_was_lost_earlier_has_no_part_in_what_is_missing_later() -> None
         accounts.commit(step, 10)
     accounts.lose(0)
     accounts.expect([1, 2])
-    accounts.report(1, reported(5))
-    accounts.report(2, reported(5, 5, 10))
+    accounts.report(times_of(1, reported(5)))
+    accounts.report(times_of(2, reported(5, 5, 10)))
     accounts.lose(1)
     accounts.expect([2])
     assert told.missing == [Missing(frozenset(), frozenset({1}), 1, 5)]
@@ -200,7 +202,7 @@ def test_a_run_that_just_stops_lacks_reports_of_those_who_were_there() -> None:
     told = Told()
     for step in (1, 2, 3):
         told.accounts.commit(step, 10)
-    told.accounts.report(0, reported(4))
+    told.accounts.report(times_of(0, reported(4)))
     told.accounts.finish()
     assert told.pieces == [(0, [0], 1, False)]
     everybody = frozenset({0, 1, 2})

@@ -10,6 +10,7 @@ import pytest
 from cordee.cli import main
 from cordee.cli.usage import find_misspelt
 from cordee.core.errors import JobError, PlanError, UsageError
+from cordee.core.events import StartEvent, StepEvent
 from cordee.core.plan import Plan, plan_keys
 from cordee.core.plan_key import written
 from cordee.watch.report import Reported
@@ -123,10 +124,10 @@ def test_a_scripts_options_that_look_like_ours(given: list[str], asked: list[tup
 
 def test_the_last_line_says_how_far_it_came() -> None:
     heard: list[str] = []
-    listener = Reported(lambda event: heard.append(event["event"]), tell=False)
+    listener = Reported(lambda event: heard.append(event.kind), tell=False)
     assert listener.reached() == ""
-    listener({"event": "start"})
+    listener(StartEvent(1, "", False))
     for number in (7, 8):
-        listener({"event": "step", "step": number, "loss": number / 10})
+        listener(StepEvent(number, 0, number / 10, samples=1, ms=1.0))
     assert listener.reached().startswith("2 steps (of 8 in all), last loss 0.8000, ")
     assert heard == ["start", "step", "step"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cordee.core.errors import CheckpointError, JobError, StorageError, UsageError
+from cordee.core.events import WarningEvent
 from cordee.core.plan import Plan
 from cordee.runtime.folder import LOCK, Hold, former_settings, is_held, make, saved_step, tidied
 from cordee.runtime.recorder import Recorder
@@ -41,7 +42,8 @@ def begin(made: Recorder, **settings: str) -> None:
 
 
 def job(steps: int) -> dict[str, object]:
-    return {"name": "job", "batch": 1, "epochs": 1, "steps_per_epoch": 9, "last_step": 9, "steps": steps}
+    known = {"name": "job", "batch": 1, "epochs": 1, "steps_per_epoch": 9, "last_step": 9, "steps": steps}
+    return {**known, "parameters": 1, "samples": {}}
 
 
 def test_a_folder_is_held_by_one_process_and_the_kernel_takes_it_back(tmp_path: Path) -> None:
@@ -142,8 +144,8 @@ def test_a_start_that_does_not_go_on_leaves_the_run_as_it_was(tmp_path: Path) ->
     kept, events = (tmp_path / "run.json").read_bytes(), (tmp_path / "events.jsonl").read_bytes()
     heard: list[str] = []
     for error in (JobError("--set foo: a job has no such field"), None):
-        again = Recorder(tmp_path, resume=True, listen=lambda event: heard.append(event["event"]))
-        again.event("warning", message="waiting for the other hosts")
+        again = Recorder(tmp_path, resume=True, listen=lambda event: heard.append(event.kind))
+        again.event(WarningEvent("waiting for the other hosts"))
         begin(again, foo="3")
         again.flush()
         if error is not None:

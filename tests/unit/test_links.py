@@ -27,7 +27,7 @@ def test_who_sends_to_whom() -> None:
 
 
 def test_a_link_as_the_event_has_it() -> None:
-    assert Link("a", "b", 12_345_678.9, 0.000_123_456).to_list() == ["a", "b", 12.346, 0.1235]
+    assert Link("a", "b", 12_345_678.9, 0.000_123_456).recorded() == ("a", "b", 12.346, 0.1235)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError
+from cordee.core.events import Event, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.core.plan import Plan
 from cordee.group.wire import Address, Connection, connect
@@ -45,9 +46,10 @@ def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub, tmp_path: Path) 
     said: list[str] = []
     turn = threading.Condition()
 
-    def listen(event: dict[str, Any]) -> None:
+    def listen(event: Event) -> None:
+        assert isinstance(event, WarningEvent)
         with turn:
-            said.append(event["message"])
+            said.append(event.message)
             turn.notify_all()
 
     def wait(word: str) -> None:

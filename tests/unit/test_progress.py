@@ -13,14 +13,14 @@ import pytest
 
 from cordee.core.plan import Plan
 from cordee.watch.progress import ProgressView
-from records import epoch, event, start, step, worker
+from records import epoch, event, made, start, step, worker
 
 
 def said(*events: dict[str, Any]) -> list[str]:
     stream = io.StringIO()
     show = ProgressView(stream)
     for one in events:
-        show(one)
+        show(made(one))
     show.close()
     return stream.getvalue().splitlines()
 
@@ -68,13 +68,13 @@ def test_the_bar_moves_in_a_run_that_is_over_at_once() -> None:
     stream = Terminal()
     show = ProgressView(stream)
     for one in (*start(0.0, 1), *(step(2.0, number) for number in range(1, 6))):
-        show(one)
-    show(epoch(2.1, 0, 5, {"loss": 0.5}))
+        show(made(one))
+    show(made(epoch(2.1, 0, 5, {"loss": 0.5})))
     before = stream.getvalue()
     assert bars(before)[-1] == "5/10"
     assert bars(before[before.index("epoch 1") :]) == ["5/10"]
     for one in (*(step(2.0, number) for number in range(6, 11)), epoch(2.1, 1, 10, {"loss": 0.25})):
-        show(one)
+        show(made(one))
     assert bars(stream.getvalue())[-1] == "10/10"
     show.close()
     assert bars(stream.getvalue())[0] == "0/10" and stream.getvalue().count("epoch") == 2
@@ -83,9 +83,9 @@ def test_the_bar_moves_in_a_run_that_is_over_at_once() -> None:
 def test_a_script_has_a_bar_without_an_end_and_what_workers_print_stands_above() -> None:
     stream = Terminal()
     show = ProgressView(stream)
-    show(step(2.0, 1))
+    show(made(step(2.0, 1)))
     show.display.output("\x1b[31mfrom a worker\x1b[0m [not markup]")
-    show(step(2.0, 2))
+    show(made(step(2.0, 2)))
     show.close()
     assert bars(stream.getvalue()) == ["1/?", "2/?"]
     plain = re.sub(r"\x1b\[[?\d;]*m", "", stream.getvalue())
@@ -123,11 +123,11 @@ def test_in_a_notebook_progress_is_one_line(notebook: Callable[[], list[str]]) -
     show = ProgressView()
     assert show.display.streams == {1, 2}
     for one in (*start(0.0, 2), step(2.0, 1)):
-        show(one)
+        show(made(one))
     assert notebook()[0].startswith("step ")
     for number in range(2, 11):
-        show(step(2.0, number, loss=1.0 / number))
-    show(epoch(2.1, 1, 10, {"accuracy": 0.5}))
+        show(made(step(2.0, number, loss=1.0 / number)))
+    show(made(epoch(2.1, 1, 10, {"accuracy": 0.5})))
     show.close()
     assert notebook() == ["step 10 of 10, loss 0.1000 · epoch 2: validation accuracy 0.5000", ""]
 
@@ -135,10 +135,10 @@ def test_in_a_notebook_progress_is_one_line(notebook: Callable[[], list[str]]) -
 def test_in_a_notebook_notes_and_prints_stay_above_the_line(notebook: Callable[[], list[str]]) -> None:
     show = ProgressView()
     for one in (*start(0.0, 2), event("warning", 1.6, message="look"), step(2.0, 1, loss=0.5)):
-        show(one)
+        show(made(one))
     show.display.output("from a worker")
-    show(event("failure", 2.1, worker=1, host="here", reason="killed", left=1))
-    show(step(2.2, 2, loss=0.25))
+    show(made(event("failure", 2.1, worker=1, host="here", reason="killed", left=1)))
+    show(made(step(2.2, 2, loss=0.25)))
     show.close()
     assert notebook() == [
         "note: look",

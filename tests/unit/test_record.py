@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from cordee.core.events import TimesEvent
 from cordee.core.record import from_limbs, to_limbs
 from cordee.feed.digest import delivered
 from cordee.feed.lookahead import Lookahead
@@ -81,21 +82,21 @@ def test_the_hash_tells_steps_apart_and_survives_a_checkpoint() -> None:
 
 def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
     timing = Timing()
-    assert timing.drain() is None and timing.percentiles() == {}
+    assert timing.drain(3) is None and timing.percentiles() == {}
     timing.add(4, (0.001, 0.01, 0.004, 0.0, 7, 100.0, 0.0))
     timing.add(5, (0.002, 0.02, 0.003, 0.001, 8, 101.0, 0.01))
-    drained = timing.drain()
-    assert drained == {
-        "from": 4,
-        "data_ms": [1.0, 2.0],
-        "compute_ms": [10.0, 20.0],
-        "blocked_ms": [4.0, 3.0],
-        "waited_ms": [0.0, 1.0],
-        "samples": [7, 8],
-        "arrived": [100.0, 101.0],
-        "callbacks_ms": [0.0, 10.0],
-    }
-    assert timing.drain() is None
+    assert timing.drain(3) == TimesEvent(
+        3,
+        first=4,
+        data_ms=[1.0, 2.0],
+        compute_ms=[10.0, 20.0],
+        blocked_ms=[4.0, 3.0],
+        waited_ms=[0.0, 1.0],
+        samples=[7, 8],
+        arrived=[100.0, 101.0],
+        callbacks_ms=[0.0, 10.0],
+    )
+    assert timing.drain(3) is None
     assert timing.percentiles()["p50"] == pytest.approx(25.0)
     assert timing.total_s == pytest.approx(0.05)
 

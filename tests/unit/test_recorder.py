@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cordee.core.events import read_events
 from cordee.core.plan import Plan
 from cordee.runtime import recorder as module
 from cordee.runtime.recorder import Recorder
+from records import read
 
 
 @pytest.fixture
@@ -28,11 +28,11 @@ def recorded(folder: Path, notices: list[tuple[str, int, dict[str, Any]]], *, sc
     for notice in notices:
         made.notice(*notice)
     made.close()
-    return list(read_events(folder / "events.jsonl"))
+    return read(folder)
 
 
 def came(worker: int, host: str) -> tuple[str, int, dict[str, Any]]:
-    return "worker", worker, {"host": host, "pid": 1, "device": "cpu", "threads": 1}
+    return "worker", worker, {"worker": worker, "host": host, "pid": 1, "device": "cpu", "threads": 1}
 
 
 def lost(worker: int, host: str, at: float = 0.0) -> tuple[str, int, dict[str, Any]]:

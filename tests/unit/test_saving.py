@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from cordee.core.events import WarningEvent
 from cordee.group.channel import Channel
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.hub import Hub
@@ -75,7 +76,7 @@ def begun(folder: Path, channel: Channel) -> Saver:
 def test_a_checkpoint_is_told_of_when_it_stands(tmp_path: Path, disk: Disk, hub: Hub, channel: Channel) -> None:
     saver = begun(tmp_path, channel)
     channel.flush()
-    channel.post("warning", {})
+    channel.post(WarningEvent("x"))
     channel.flush()
     assert hub.notices.get(timeout=DEADLINE_S)[0] == "joined"
     assert hub.notices.get(timeout=DEADLINE_S)[0] == "warning"  # and nothing of a checkpoint before it

@@ -14,6 +14,7 @@ import pytest
 
 from cordee.cli.bench import doubling, parse_counts
 from cordee.core.errors import JobError, PlanError, UsageError, WorkersLost
+from cordee.core.events import EndEvent, FailureEvent, StartEvent, StepEvent
 from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
 from cordee.core.scaling import Figures, Timed, estimate, figures, is_oversubscribed, order_of_runs, t_975
@@ -254,12 +255,12 @@ def test_a_measurement_is_not_written_over(tmp_path: Path) -> None:
         Measurement(Target("job", "j"), (1,), Plan(), tmp_path).check()
 
 
-def steps_at(*at: float) -> list[dict[str, Any]]:
-    return [{"event": "step", "at": when, "ms": 1.0, "samples": place} for place, when in enumerate(at)]
+def steps_at(*at: float) -> list[StepEvent]:
+    return [StepEvent(place + 1, 0, 1.0, place, ms=1.0, at=when) for place, when in enumerate(at)]
 
 
 def test_steps_are_timed_from_the_end_of_the_one_before() -> None:
-    events = [{"event": "start"}, *steps_at(10.0, 11.0, 11.5, 11.75, 12.0), {"event": "end"}]
+    events = [StartEvent(1, "", False), *steps_at(10.0, 11.0, 11.5, 11.75, 12.0), EndEvent("completed", 0)]
     assert step_times(events, warm_up=1, steps=3) == ((1.0, 0.5, 0.25), (1, 2, 3))
     assert step_times(events, warm_up=3, steps=2) == ((0.25, 0.25), (3, 4))
     assert step_times(steps_at(10.0, 9.0, 10.0), warm_up=1, steps=2)[0] == (0.001, 1.0)  # a clock that was set back
@@ -268,9 +269,8 @@ def test_steps_are_timed_from_the_end_of_the_one_before() -> None:
 def test_runs_that_say_nothing_are_refused() -> None:
     with pytest.raises(JobError, match="after 4 steps"):
         step_times(steps_at(1, 2, 3, 4), warm_up=2, steps=3)
-    lost = {"event": "failure", "worker": 1, "reason": "killed", "left": 1, "host": ""}
     with pytest.raises(WorkersLost, match="worker 1"):
-        step_times([*steps_at(1, 2, 3), lost], warm_up=1, steps=2)
+        step_times([*steps_at(1, 2, 3), FailureEvent(1, "", "killed", left=1)], warm_up=1, steps=2)
 
 
 # ------------------------------------------------------------- what is shown

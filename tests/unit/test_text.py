@@ -9,7 +9,7 @@ import pytest
 from cordee.cli import main
 from cordee.core.text import plain
 from cordee.watch.progress import ProgressView
-from records import HOSTILE, event, start
+from records import HOSTILE, event, made, start
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e\udcff"
 
@@ -40,7 +40,7 @@ def test_progress_shows_names_and_messages_as_they_are_written() -> None:
         event("failure", 1.0, worker=0, host=ESCAPES, reason=ESCAPES, left=1),
         event("epoch", 1.0, epoch=0, step=5, loss=1.0, validation={ESCAPES: 0.5}, ms=3.0),
     ):
-        progress(one)
+        progress(made(one))
     said = stream.getvalue()
     assert said.count("\\x1b]0;owned\\x07") == 5 and said.isascii()
     assert all(one.isprintable() or one == "\n" for one in said)

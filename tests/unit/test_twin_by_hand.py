@@ -13,14 +13,13 @@ import pytest
 
 from cordee.cli import twin as cli
 from cordee.core.errors import Interrupted, UsageError
-from cordee.core.events import read_events
 from cordee.twin.cluster import Cluster
 from cordee.twin.commands import Asked, HostProcesses, occupied
 from cordee.twin.registry import Registry
 from cordee.twin.run import run, tell_ends
 from cordee.twin.schedule import Schedule
 from cordee.twin.twin import Twin
-from records import event, start, write
+from records import event, read, start, write
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_changes_by_hand_are_on_the_record_of_the_run_that_goes_on(
         cli.set_("b", ["link=10mbit", "cpu=0.5"])
 
     def found() -> list[str]:
-        return [one["what"] for one in read_events(out / "events.jsonl") if one["event"] == "fault"]
+        return [one["what"] for one in read(out) if one["event"] == "fault"]
 
     out = write(tmp_path / "out", start(0.0, 2))
     change()

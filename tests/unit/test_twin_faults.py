@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from cordee.core.errors import CordeeError, UsageError
-from cordee.core.events import read_events
 from cordee.core.plan import Plan
 from cordee.runtime.launch import Launch
 from cordee.runtime.spec import Target
@@ -28,7 +27,7 @@ from cordee.twin.run import missed, run
 from cordee.twin.schedule import Progress, Schedule
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, until
-from records import event, start, step, worker, write
+from records import event, read, start, step, worker, write
 
 SLEEP = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(1000)"]
 OFFSPRING = """
@@ -54,7 +53,7 @@ def sleeping(twin: Twin, host: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def faults_on_record(folder: Path) -> list[str]:
-    return [one["what"] for one in read_events(folder / "events.jsonl") if one["event"] == "fault"]
+    return [one["what"] for one in read(folder) if one["event"] == "fault"]
 
 
 # ------------------------------------------------------------- what is due

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cordee.core.errors import UsageError
-from cordee.core.events import EventLog, read_events
+from cordee.core.eventlog import EventLog
 from cordee.core.interpreter import python_module
 from cordee.twin import enter
 from cordee.twin.cluster import Cluster
@@ -28,7 +28,7 @@ from cordee.twin.run import check_possible
 from cordee.twin.schedule import Schedule
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, stat_of, until
-from records import T0, event, start, step, worker, write
+from records import T0, event, read, start, step, worker, write
 
 JOB = Asked("train", Path("job.py"), Path("out"))
 
@@ -276,7 +276,7 @@ def test_faults_reach_mere_processes_and_are_on_record(processes: Twin, tmp_path
         "kill worker 5: it is not there any more",
         "kill host a",
     ]
-    assert [one["what"] for one in read_events(out / "events.jsonl") if one["event"] == "fault"] == expected
+    assert [one["what"] for one in read(out) if one["event"] == "fault"] == expected
     assert said == [f"step 0: {what}" for what in expected]
 
 
@@ -288,7 +288,7 @@ def test_random_workers_are_those_that_are_left(processes: Twin, tmp_path: Path)
         seen.workers[4] = ("b", process.pid)
         faults.do(Action("kill"))
         assert process.wait(DEADLINE_S) == -9
-    what = [one["what"] for one in read_events(tmp_path / "out" / "events.jsonl") if one["event"] == "fault"]
+    what = [one["what"] for one in read(tmp_path / "out") if one["event"] == "fault"]
     assert what == ["kill random worker: there is none", f"kill worker 4 (process {process.pid} on b)"]
 
 

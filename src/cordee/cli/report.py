@@ -14,7 +14,6 @@ import typer
 
 from cordee.core import damage
 from cordee.core.errors import UsageError
-from cordee.core.events import damaged_record
 from cordee.core.text import plain
 from cordee.core.words import plural
 from cordee.watch.summary import Summary, Worker
@@ -52,7 +51,7 @@ def report(
 ) -> None:
     """Show the result of a run, and write its report.html anew."""
     from cordee.runtime.folder import is_held
-    from cordee.watch.summarise import summarise
+    from cordee.watch.summarise import damaged_run, summarise
     from cordee.watch.trace import StepRange, write_trace
 
     shown = StepRange.parse(steps)
@@ -62,7 +61,7 @@ def report(
     held = is_held(folder)  # before the record is read: a run that ends meanwhile has its end there
     now = time.time()
     summary = seen(summarise(folder, now), held)
-    with damage.named(damaged_record(folder / "events.jsonl")):
+    with damage.named(damaged_run(folder)):
         if as_json:
             print(json.dumps(summary.to_dict(), allow_nan=False))
         else:
@@ -79,7 +78,7 @@ def report(
         from cordee.watch.page import render
         from cordee.watch.report import save_report
 
-        with damage.named(damaged_record(folder / "events.jsonl")):
+        with damage.named(damaged_run(folder)):
             page = render(summary, now)
         print(f"report: {save_report(folder, page)}")
 

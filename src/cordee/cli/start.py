@@ -10,6 +10,7 @@ from pathlib import Path
 from cordee.cli.options import python_file
 from cordee.core import interrupts
 from cordee.core.errors import UsageError
+from cordee.core.events import Listener
 from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
 from cordee.core.text import plain
@@ -25,7 +26,7 @@ from cordee.runtime.start import run
 from cordee.runtime.wording import Wording
 from cordee.twin.enter import RUN
 from cordee.watch.progress import ProgressView
-from cordee.watch.report import Listener, reported
+from cordee.watch.report import reported
 from cordee.watch.words import LEAST_CALLBACKS, best
 
 

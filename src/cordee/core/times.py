@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from cordee.core.events import Event, RegroupEvent, StartEvent, TimesEvent
+
 PARTS = ("data", "compute", "callbacks", "communication", "waiting")
 """What a step's time is made of."""
 MOST_OPEN = 20_000
 """Steps that may wait for a worker's report; older ones are closed with the reports that came."""
-_COLUMNS = ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived")
-"""Of a `times` record; former versions have no `callbacks_ms`, and counted callbacks as computing."""
+_COLUMNS = ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived", "callbacks_ms")
+"""Of a `times` event."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ OnBlock = Callable[[int, Mapping[int, Block]], None]
 
 
 class _Report(NamedTuple):
-    """What a worker reported at once: columns in the order of `_COLUMNS`, then those of callbacks."""
+    """What a worker reported at once: columns in the order of `_COLUMNS`."""
 
     first: int
     end: int
@@ -77,27 +79,26 @@ class Breakdown:
         self._ends: dict[int, int] = {}
         """The step after the last one that each worker reported."""
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         """An event of a run: its starts, new groups and times count."""
-        if event["event"] == "start":
+        if isinstance(event, StartEvent):
             self.finish()
             self._ends.clear()
-            self.expect(range(event["workers"]))
-        elif event["event"] == "regroup":
-            self.expect(event["workers"])
-        elif event["event"] == "times":
-            self.add(event["worker"], event)
+            self.expect(range(event.workers))
+        elif isinstance(event, RegroupEvent):
+            self.expect(event.workers)
+        elif isinstance(event, TimesEvent):
+            self.add(event)
 
     def expect(self, workers: Iterable[int]) -> None:
         """From here on these are the workers of a step; what a lost one did not report will not come any more."""
         self._members = frozenset(workers)
         self._close_common()
 
-    def add(self, worker: int, record: Mapping[str, Any]) -> None:
+    def add(self, event: TimesEvent) -> None:
         """One worker's times of some consecutive steps."""
-        first, columns = record["from"], [record[name] for name in _COLUMNS]
-        columns.append(record.get("callbacks_ms") or [0.0] * len(record["arrived"]))
-        report = _Report(first, first + min(map(len, columns)), columns)
+        worker, first = event.worker, event.first
+        report = _Report(first, first + len(event.arrived), [getattr(event, name) for name in _COLUMNS])
         if first < self._ends.get(worker, 0):  # the next session of a script counts its steps from 0 again
             self.finish()
             self._ends.clear()
@@ -169,9 +170,9 @@ class TimeTotals:
         """From here on these are the workers of a step."""
         self._breakdown.expect(workers)
 
-    def add(self, worker: int, record: Mapping[str, Any]) -> None:
+    def add(self, event: TimesEvent) -> None:
         """One worker's times of some consecutive steps."""
-        self._breakdown.add(worker, record)
+        self._breakdown.add(event)
 
     def totals(self) -> dict[str, dict[str, float]]:
         """Of all that was reported."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
+
+from cordee.core.events import UsageEvent
 
 
 class Resources:
@@ -14,17 +15,17 @@ class Resources:
         """No worker has come yet."""
         self._came: dict[int, float] = {}
         self._left: dict[int, float] = {}
-        self._last: dict[int, Mapping[str, Any]] = {}
+        self._last: dict[int, UsageEvent] = {}
         self._peak_mb: dict[int, float] = {}
 
     def came(self, worker: int) -> None:
         """A worker has introduced itself."""
         self._came.setdefault(worker, time.monotonic())
 
-    def used(self, worker: int, usage: Mapping[str, Any]) -> None:
+    def used(self, usage: UsageEvent) -> None:
         """What it has used until now; see the event `usage`."""
-        self._last[worker] = usage
-        self._peak_mb[worker] = max(self._peak_mb.get(worker, 0.0), usage["memory_mb"])
+        self._last[usage.worker] = usage
+        self._peak_mb[usage.worker] = max(self._peak_mb.get(usage.worker, 0.0), usage.memory_mb)
 
     def left(self, worker: int) -> None:
         """It was lost."""
@@ -35,9 +36,9 @@ class Resources:
         now = time.monotonic()
         seconds = sum(self._left.get(worker, now) - came for worker, came in self._came.items())
         return {
-            "cpu_s": round(sum(one["cpu_s"] for one in self._last.values()), 3),
+            "cpu_s": round(sum(one.cpu_s for one in self._last.values()), 3),
             "memory_mb": max(self._peak_mb.values(), default=0.0),
-            "gpu_mb": max((one["gpu_mb"] for one in self._last.values()), default=0.0),
-            "bytes_sent": sum(one["bytes_sent"] for one in self._last.values()),
+            "gpu_mb": max((one.gpu_mb for one in self._last.values()), default=0.0),
+            "bytes_sent": sum(one.bytes_sent for one in self._last.values()),
             "worker_hours": round(seconds / 3600, 6),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from cordee.core.events import PlanEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.group.team import Team
 from cordee.sync.batchnorm import batchnorms
@@ -11,8 +12,8 @@ from cordee.sync.batchnorm import batchnorms
 
 def warn_statistical(team: Team, plan: Plan, why: str) -> None:
     """Put on record that the result is near that of one process, and not the same up to rounding."""
-    team.channel.post("warning", {"message": f"this run is statistical, not the same as one process: {why}"})
-    team.channel.post("plan", {"plan": plan.to_dict(), "faithfulness": "statistical"})
+    team.channel.post(WarningEvent(f"this run is statistical, not the same as one process: {why}"))
+    team.channel.post(PlanEvent(plan.to_dict(), "statistical"))
 
 
 def by_micro_batch(model: nn.Module, plan: Plan) -> str:

@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from cordee.core.errors import CoordinatorLost, Evicted, WaitedTooLong, WorkerFailed
+from cordee.core.events import Event
 from cordee.group.client import Client
+from cordee.group.messages import News
 from cordee.group.protocol import STALL_S, Go
 from cordee.group.wire import Address, Message
 
@@ -48,7 +49,7 @@ class Unconnected:
         """No other worker has anything left to do."""
         return True
 
-    def post(self, kind: str, content: Any) -> None:
+    def post(self, news: Event | News) -> None:
         """There is no record."""
 
     def _nothing(self, *_: object) -> None:

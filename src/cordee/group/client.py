@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cordee.core.events import Event
+from cordee.group.messages import News
 from cordee.group.protocol import BEAT_S, HUB_SILENCE_S, STALL_S
 from cordee.group.wire import Address, Message, connect
 
@@ -61,9 +63,9 @@ class Client:
         for thread in self._threads:
             thread.start()
 
-    def post(self, kind: str, content: Any) -> None:
-        """Send something for the record, some time soon."""
-        self._outbox.append({kind: content})
+    def post(self, news: Event | News) -> None:
+        """Send something for the record or for the launcher, some time soon."""
+        self._outbox.append({str(news.__struct_config__.tag): news})
 
     def flush(self) -> None:
         """Send now what `post` has gathered."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from cordee.core.errors import CordeeError
+from cordee.core.events import LinksEvent
 from cordee.group.comm import Comm, Handle
 from cordee.group.team import Team
 from cordee.group.transport.gloo import LOOK_S
@@ -43,9 +44,9 @@ class Link:
     bit_s: float
     round_trip_s: float
 
-    def to_list(self) -> list[Any]:
+    def recorded(self) -> tuple[str, str, float, float]:
         """From, to, Mbit/s, round trip in ms: as the event `links` has it."""
-        return [self.source, self.target, round(self.bit_s / 1e6, 3), round(self.round_trip_s * 1e3, 4)]
+        return self.source, self.target, round(self.bit_s / 1e6, 3), round(self.round_trip_s * 1e3, 4)
 
 
 def measure(
@@ -88,7 +89,7 @@ def tell(team: Team, host: str) -> None:
         return
     links = measure(team, host, ring)
     if links and team.speaks:
-        team.channel.post("links", {"links": [link.to_list() for link in links]})
+        team.channel.post(LinksEvent([link.recorded() for link in links]))
 
 
 def ring(count: int) -> Iterable[int]:

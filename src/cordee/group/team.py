@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from cordee.core.events import WarningEvent
 from cordee.core.mesh import Mesh
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.comm import Handle, Meter
@@ -186,7 +187,7 @@ class Team:
                 self.membership.collective_failed(error, 0.0)
 
     def _warn(self, message: str) -> None:
-        self.channel.post("warning", {"message": message})
+        self.channel.post(WarningEvent(message))
 
     def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
         """Give the last result to the members that did not receive it; True if this worker is one of them."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cordee.core.errors import RendezvousError, SecurityError
+from cordee.core.events import encode
 from cordee.group.tls import check_dates
 
 Message = dict[str, Any]
@@ -45,7 +46,7 @@ class Address:
 
 def pack(message: Mapping[str, Any]) -> bytes:
     """One message as a frame."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = encode(message)
     return HEADER.pack(len(body)) + body
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cordee.core.events import PlanEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.runtime.join import join
@@ -15,8 +16,8 @@ def session(*, plan: Plan | str | None = None, seed: int = 0) -> Session:
     chosen = Plan.parse(plan) if plan is not None else joined.plan
     chosen.check(world.size)
     stepper = Stepper(joined.team, plan=chosen, seed=seed, device=joined.device)
-    stepper.reporter.tell("plan", {"plan": chosen.to_dict(), "faithfulness": chosen.faithfulness})
+    stepper.reporter.tell(PlanEvent(chosen.to_dict(), chosen.faithfulness))
     if chosen.backend != joined.plan.backend:
         late = f"backend={chosen.backend} comes too late here: give it to `cordee run --plan`"
-        stepper.reporter.tell("warning", {"message": late})
+        stepper.reporter.tell(WarningEvent(late))
     return Session(stepper, stay=joined.launched)

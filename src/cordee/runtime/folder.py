@@ -9,12 +9,13 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import CheckpointError, CordeeError, StorageError, UsageError
-from cordee.core.events import read_events
+from cordee.core.eventlog import read_events
+from cordee.core.events import EndEvent, Event, StepEvent
 from cordee.runtime.wording import COMMAND, Wording
 
 LOCK = "run.lock"
@@ -162,7 +163,7 @@ def _is_resumable(folder: Path) -> bool:
 
 def _is_scripts(folder: Path) -> bool:
     """Whether a script trained here, or came to its end: its record is all that we have of it."""
-    return "job" not in _about(folder) and (_records(folder, "step") or _records(folder, "end", code=0))
+    return "job" not in _about(folder) and (_has_step(folder) or _records(folder, _is_completed))
 
 
 def saved_step(folder: Path) -> int | None:
@@ -186,16 +187,22 @@ def _about(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _records(folder: Path, name: str, **fields: Any) -> bool:
+def _records(folder: Path, wanted: Callable[[Event], bool]) -> bool:
     """Whether such an event is on record; yes if the record cannot tell."""
-    wanted = {"event": name, **fields}
     try:
-        events = read_events(folder / "events.jsonl")
-        return any(all(event.get(key) == value for key, value in wanted.items()) for event in events)
+        return any(map(wanted, read_events(folder / "events.jsonl")))
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, CordeeError):
         return True
+
+
+def _has_step(folder: Path) -> bool:
+    return _records(folder, lambda event: isinstance(event, StepEvent))
+
+
+def _is_completed(event: Event) -> bool:
+    return isinstance(event, EndEvent) and event.code == 0
 
 
 # ------------------------------------------------------------- a start that came to nothing
@@ -207,7 +214,7 @@ def tidied(folder: Path, *, ours: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if ours and not is_begun(folder) and not _records(folder, "step"):
+        if ours and not is_begun(folder) and not _has_step(folder):
             _remove(folder)
         raise
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from cordee.core import heap
 from cordee.core.errors import CordeeError, Interrupted
+from cordee.core.events import Listener, WarningEvent
 from cordee.core.world import World
 from cordee.runtime.coordinator.controller import GOES_ON
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
-from cordee.runtime.recorder import Listener, Recorder
+from cordee.runtime.recorder import Recorder
 from cordee.runtime.resources import devices
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
     """This process's part of the run; every rank returns the result."""
     launch.plan.check(world.size)
     heap.keep_later()
-    launch.settle(lambda message: listen({"event": "warning", "message": message}))
+    launch.settle(lambda message: listen(WarningEvent(message)))
     if world.rank != 0:
         return _run(launch, world, None, job)
     recorder = launch.recorder(listen)

@@ -13,13 +13,14 @@ from cordee.core.errors import (
     CordeeError,
     UsageError,
 )
+from cordee.core.events import Listener, WarningEvent
 from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
 from cordee.group.wire import Address
 from cordee.runtime.engines.seam import Seat
 from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.formats import settle
-from cordee.runtime.recorder import Listener, Recorder
+from cordee.runtime.recorder import Recorder
 from cordee.runtime.relay import Output
 from cordee.runtime.resources import Room, allot, devices
 from cordee.runtime.spec import Target, WorkerSpec
@@ -91,7 +92,7 @@ class Launch:
         )
         if self.taken_over:
             taken = ", ".join(f"{name}={value}" for name, value in self.taken_over.items())
-            recorder.event("warning", message=f"settings of the run: {taken}")
+            recorder.event(WarningEvent(f"settings of the run: {taken}"))
 
     def going_on(self) -> str:
         """How to go on with this run from its last checkpoint, in the user's own words; empty if there is none."""

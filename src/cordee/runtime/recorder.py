@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from msgspec import json, to_builtins
+
 from cordee.core import damage
 from cordee.core.errors import CordeeError, StorageError
-from cordee.core.events import EVENTS, EventLog, count_events, jsonable
+from cordee.core.eventlog import EventLog, count_events
+from cordee.core.events import (
+    EVENTS,
+    AttemptEvent,
+    CheckpointEvent,
+    EndEvent,
+    Event,
+    FailureEvent,
+    JobEvent,
+    Listener,
+    PlanEvent,
+    RegroupEvent,
+    ResultEvent,
+    StartEvent,
+    StepEvent,
+    TimesEvent,
+    UsageEvent,
+    WarningEvent,
+    WorkerEvent,
+    encode,
+    received,
+)
 from cordee.core.plan import Plan
 from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
 from cordee.runtime.folder import UNKNOWN, Hold, check, identity, make
 from cordee.runtime.wording import COMMAND, Wording
-
-Listener = Callable[[dict[str, Any]], None]
 
 
 class Recorder:
@@ -63,7 +83,9 @@ class Recorder:
             if not resume:  # of a start that came to nothing
                 (out / "events.jsonl").unlink(missing_ok=True)
             self._events = EventLog(out / "events.jsonl")
-            self.failures = count_events(out / "events.jsonl", "failure")  # of the run: those of earlier starts count
+            self.failures = count_events(
+                out / "events.jsonl", FailureEvent
+            )  # of the run: those of earlier starts count
         except BaseException:
             self._hold.release()
             raise
@@ -92,13 +114,13 @@ class Recorder:
         self._writes_on = self._run["host"]
         if not self._waits:
             self._write_json("run.json", self._run)
-        self.event("start", workers=workers, plan=str(plan), resume=resume)
+        self.event(StartEvent(workers, str(plan), resume))
 
-    def event(self, name: str, /, *, later: bool = False, **fields: Any) -> None:
+    def event(self, event: Event, *, later: bool = False) -> None:
         """One event, into the file (at the latest with the next `flush`) and to the listener."""
-        self._events.write(name, later=later or self._waits, **fields)
+        self._events.write(event, later=later or self._waits)
         with contextlib.suppress(OSError):  # the terminal was closed: the run continues
-            self._listen({"event": name, **fields})
+            self._listen(event)
 
     def flush(self) -> None:
         """Write what waits, if the folder is still there; called several times a second."""
@@ -112,45 +134,52 @@ class Recorder:
 
     def notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
         """Something that the hub or a worker said."""
-        if kind == "step":
-            if content["step"] > self._last_step:  # a worker that took over as speaker may say it again
-                self._last_step = content["step"]
-                self.event("step", later=True, **content)
-        elif kind == "times":
-            self._times.add(worker, content)
-            self._events.write("times", later=True, worker=worker, **content)
-        elif kind == "worker":
-            self._resources.came(worker)
-            self.event("worker", worker=worker, **content)
-            self._hosts[worker] = content["host"]
-            self._see_who_writes()
-        elif kind == "usage":
-            self._resources.used(worker, content)
-            self._events.write("usage", later=True, worker=worker, **content)
-        elif kind == "job":
-            self._last_step = content["steps"]
-            self._run["job"] = content
-            self._waits = False
-            self._write_json("run.json", self._run)
-            known: dict[str, Any] = {name: content.get(name) for name in EVENTS["job"]}
-            self.event("job", **known)
+        if kind in EVENTS:
+            self._posted(received(kind, content))
         elif kind == "lost":
             self.failures += 1
             self._resources.left(worker)
             self._lost_at = self._lost_at or content["at"]
-            seen = {name: content[name] for name in ("host", "reason", "left")}
-            self.event("failure", worker=worker, **seen, at=_time_of_day(content["at"]))
+            at = _time_of_day(content["at"])
+            self.event(FailureEvent(worker, content["host"], content["reason"], content["left"], at))
         elif kind == "go":
             self._go(content)
-        elif kind == "plan":
-            self._own_plan(content)
-        elif kind == "result":
-            self.result = content
-        elif kind == "checkpoint":
-            self.saved = content["step"]
-            self.event(kind, **content)
-        elif kind in ("epoch", "warning", "links"):
-            self.event(kind, **content)
+
+    def _posted(self, event: Event) -> None:
+        """A worker has something for the record."""
+        if isinstance(event, StepEvent):
+            if event.step > self._last_step:  # a worker that took over as speaker may say it again
+                self._last_step = event.step
+                self.event(event, later=True)
+        elif isinstance(event, TimesEvent):
+            self._times.add(event)
+            self._events.write(event, later=True)
+        elif isinstance(event, UsageEvent):
+            self._resources.used(event)
+            self._events.write(event, later=True)
+        elif isinstance(event, WorkerEvent):
+            self._resources.came(event.worker)
+            self.event(event)
+            self._hosts[event.worker] = event.host
+            self._see_who_writes()
+        elif isinstance(event, JobEvent):
+            self._last_step = event.steps
+            about = to_builtins(event)
+            settings = about.pop("settings")
+            self._run["job"] = {
+                name: value for name, value in about.items() if name not in ("event", "time")
+            } | settings
+            self._waits = False
+            self._write_json("run.json", self._run)
+            self.event(event)
+        elif isinstance(event, PlanEvent):
+            self._own_plan(event)
+        elif isinstance(event, ResultEvent):
+            self.result = event.result
+        else:
+            if isinstance(event, CheckpointEvent):
+                self.saved = event.step
+            self.event(event)
 
     def _go(self, content: dict[str, Any]) -> None:
         """A group has formed."""
@@ -160,7 +189,7 @@ class Recorder:
             since, self._lost_at = self._lost_at, None
             ms = 0.0 if since is None else round((content["at"] - since) * 1e3, 1)
             at = _time_of_day(content["at"])
-            self.event("regroup", generation=content["generation"], workers=members, ms=ms, at=at)
+            self.event(RegroupEvent(content["generation"], members, ms, at))
         self._first = members[0]
         self._see_who_writes()
 
@@ -177,15 +206,15 @@ class Recorder:
                 f"{who} writes checkpoints and the trained model from now on: "
                 f"there, in the folder that --out names on {host}"
             )
-        self.event("warning", message=message)
+        self.event(WarningEvent(message))
 
-    def _own_plan(self, content: dict[str, Any]) -> None:
+    def _own_plan(self, event: PlanEvent) -> None:
         """A script's session says by which plan it trains; news if that is not what the record says already."""
-        own = {"plan": str(Plan.from_dict(content["plan"])), "faithfulness": content["faithfulness"]}
+        own = {"plan": str(Plan.from_dict(event.plan)), "faithfulness": event.faithfulness}
         if not own.items() <= self._run.items():
             self._run |= own
             self._write_json("run.json", self._run)
-            self.event("plan", **content)
+            self.event(event)
 
     def end(self, error: CordeeError | None) -> dict[str, Any]:
         """Write the result and close."""
@@ -200,8 +229,8 @@ class Recorder:
             result |= started | seen
             result.setdefault("ended", reason)  # in words, if the training said why
             self._write_json("result.json", result)
-            self.event("result", result=result)
-        self.event("end", reason=reason, code=code, message="" if error is None else str(error))
+            self.event(ResultEvent(result))
+        self.event(EndEvent(reason, code, "" if error is None else str(error)))
         self._events.close()
         return result
 
@@ -209,13 +238,13 @@ class Recorder:
         """The run did not go on: its record keeps one line of this start, and its files nothing."""
         self._events.forget()
         self._waits = False
-        self.event("attempt", code=error.code, message=str(error))
+        self.event(AttemptEvent(error.code, str(error)))
         self._events.close()
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         path = self.out / name
         with damage.writing(path):
-            damage.write_whole(path, json.dumps(jsonable(content), indent=2, allow_nan=False) + "\n")
+            damage.write_whole(path, json.format(encode(content), indent=2).decode() + "\n")
 
 
 def _time_of_day(moment: float) -> float:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError, UsageError
+from cordee.core.events import WarningEvent
 from cordee.diagnose.network import holders, judge_port
 from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address
@@ -110,7 +111,7 @@ class Patience:
 
 def await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> int:
     """Until all hosts are here; returns the number of workers."""
-    patience = Patience(lambda message: recorder.event("warning", message=message))
+    patience = Patience(lambda message: recorder.event(WarningEvent(message)))
     here = 1
     while patience.left_s > 0:
         interrupts.check()  # a signal leaves a notice, and so ends the wait below

@@ -8,6 +8,7 @@ from typing import Any
 
 from cordee.core import interrupts
 from cordee.core.errors import RendezvousError, SecurityError
+from cordee.core.events import Listener, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.controller import Controller
@@ -15,7 +16,6 @@ from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines.hosts import Follower, seats_of
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.launch import Launch
-from cordee.runtime.recorder import Listener
 from cordee.runtime.rendezvous import Rendezvous, await_hosts, not_a_launcher
 from cordee.runtime.start import run
 
@@ -27,7 +27,7 @@ def run_on_hosts(launch: Launch, meeting: Rendezvous, listen: Listener) -> dict[
     with interrupts.counted() as signals:
         address = meeting.address()
         launch.check_here()
-        launch.settle(lambda message: listen({"event": "warning", "message": message}))
+        launch.settle(lambda message: listen(WarningEvent(message)))
         brief = {"settings": launch.taken_over}
         interrupts.check()
         try:
@@ -59,7 +59,7 @@ def _follow(
     launch: Launch, address: Address, listen: Listener, taken: BaseException | None, signals: Interrupts
 ) -> None:
     try:
-        follower = Follower(launch, address, lambda message: listen({"event": "warning", "message": message}))
+        follower = Follower(launch, address, lambda message: listen(WarningEvent(message)))
     except (RendezvousError, SecurityError) as error:
         raise not_a_launcher(error, address, taken) from error
     follower.watch(signals)

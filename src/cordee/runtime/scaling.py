@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cordee.core.errors import CordeeError, Interrupted, JobError, UsageError, WorkersLost
-from cordee.core.events import read_events
+from cordee.core.eventlog import read_events
+from cordee.core.events import Event, FailureEvent, StepEvent, WarningEvent
 from cordee.core.machine import gpus, usable_cores
 from cordee.core.plan import Plan
 from cordee.core.scaling import Timed, is_oversubscribed, order_of_runs
@@ -31,7 +32,7 @@ class Watcher(Protocol):
     def begin(self, number: int, *, round: int, workers: int) -> None:
         """The run with this number (from 1) starts."""
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """An event of that run."""
 
     def note(self, message: str) -> None:
@@ -135,26 +136,22 @@ def _one(measurement: Measurement, launch: Launch, round: int, which: str, watch
     with _told(f"{which} cannot be used. Its folder is kept: {launch.out}"):
         seconds, samples = step_times(events, warm_up=measurement.warm_up, steps=measurement.steps)
     for event in events:
-        if event["event"] == "warning":
-            watcher.note(event["message"])
+        if isinstance(event, WarningEvent):
+            watcher.note(event.message)
     _clear(launch.out, keep=measurement.keep)
     return Timed(launch.workers, round, seconds, samples)
 
 
-def step_times(
-    events: Iterable[Mapping[str, Any]], *, warm_up: int, steps: int
-) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def step_times(events: Iterable[Event], *, warm_up: int, steps: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Seconds and samples of the steps after the first `warm_up`, from a run's events.
 
     A step counts from the moment when the one before was committed, so that nothing between two steps is left out.
     """
     taken = []
     for event in events:
-        if event["event"] == "failure":
-            raise WorkersLost(
-                f"worker {event['worker']} was lost ({event['reason']}), so fewer were measured than meant"
-            )
-        if event["event"] == "step":
+        if isinstance(event, FailureEvent):
+            raise WorkersLost(f"worker {event.worker} was lost ({event.reason}), so fewer were measured than meant")
+        if isinstance(event, StepEvent):
             taken.append(event)
     if len(taken) < warm_up + steps:
         raise JobError(
@@ -163,8 +160,8 @@ def step_times(
         )
     pairs = list(pairwise(taken[: warm_up + steps]))[warm_up - 1 :]
     # A clock that was set back within a step leaves only the worker's own measure of it.
-    seconds = tuple(gap if (gap := after["at"] - before["at"]) > 0 else after["ms"] / 1e3 for before, after in pairs)
-    return seconds, tuple(after["samples"] for _, after in pairs)
+    seconds = tuple(gap if (gap := after.moment - before.moment) > 0 else after.ms / 1e3 for before, after in pairs)
+    return seconds, tuple(after.samples for _, after in pairs)
 
 
 def _clear(folder: Path, *, keep: bool) -> None:

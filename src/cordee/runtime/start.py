@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from cordee.core import interrupts
+from cordee.core.events import Listener, WarningEvent
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.engines.seam import seats
 from cordee.runtime.launch import Launch
-from cordee.runtime.recorder import Listener
 
 LOOPBACK = "127.0.0.1"
 
@@ -23,7 +23,7 @@ def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict
     """Run to the end on this host; returns the result, or raises what ended it."""
     with interrupts.counted() as signals, contextlib.ExitStack() as ends:
         launch.check()
-        launch.settle(lambda message: listen({"event": "warning", "message": message}))
+        launch.settle(lambda message: listen(WarningEvent(message)))
         interrupts.check()
         recorder = launch.recorder(listen)
         ends.callback(recorder.close)

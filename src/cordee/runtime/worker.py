@@ -15,11 +15,13 @@ import torch
 
 from cordee.core import heap
 from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed
+from cordee.core.events import WarningEvent
 from cordee.core.interpreter import search_in, shadowed
 from cordee.core.plan import Plan
 from cordee.feed.reading import begin_others
 from cordee.group import links
 from cordee.group.channel import Channel
+from cordee.group.messages import Done, Failed
 from cordee.group.team import Team
 from cordee.group.wire import Address
 from cordee.runtime.join import Joined, set_current
@@ -61,7 +63,7 @@ def work(values: dict[str, Any], sent_job: int | None) -> int:
             return _fail(channel, JobError(f"the script ended with sys.exit({error.code!r})"))
     except BaseException as error:
         return _fail(channel, error)
-    channel.post("done", {"worker": spec.worker})
+    channel.post(Done())
     channel.close()
     return 0
 
@@ -107,7 +109,7 @@ def _see(left: dict[str, Any], spec: WorkerSpec, team: Team) -> None:
             f"{path} opened no cordee.session() and defines `job`, so it is a job: use cordee train {path}"
         )
     if spec.worker == 0:
-        team.channel.post("warning", {"message": f"{path} opened no cordee.session(); every worker ran it alone"})
+        team.channel.post(WarningEvent(f"{path} opened no cordee.session(); every worker ran it alone"))
 
 
 def _run_script(path: str) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def _fail(channel: Channel, error: BaseException) -> int:
     message = str(error) if known else f"{type(error).__name__}: {error}{notes}"
     code = error.code if isinstance(error, CordeeError) else WorkerFailed.code
     name = type(error).__name__ if known else WorkerFailed.__name__
-    channel.post("failed", {"error": name, "message": message, "traceback": text, "code": code})
+    channel.post(Failed(name, message, text))
     channel.flush()
     channel.part()
     channel.close()

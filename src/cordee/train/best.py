@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from cordee.core.errors import CheckpointError
+from cordee.core.events import WarningEvent
 from cordee.state.handover import share_snapshot
 from cordee.state.naming import Snapshot, restore
 from cordee.train.job import Job
@@ -57,7 +58,7 @@ class Best:
                 return files.model_of(self.step)
             except CheckpointError as error:
                 message = f"the model of this run is the last one, not the best, of step {self.step}: {error}"
-                stepper.reporter.tell("warning", {"message": message})
+                stepper.reporter.tell(WarningEvent(message))
                 return None
 
         snapshot = share_snapshot(stepper.team, read)

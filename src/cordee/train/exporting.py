@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from cordee.core.errors import CheckpointError
+from cordee.core.events import WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.permute import Ids
 from cordee.feed.source import map_tensors
@@ -61,4 +62,4 @@ class Exporter:
 
     def _give_up(self, error: CheckpointError) -> None:
         self._gave_up = True
-        self._stepper.reporter.tell("warning", {"message": str(error)})
+        self._stepper.reporter.tell(WarningEvent(str(error)))

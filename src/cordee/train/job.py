@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from cordee.core.errors import JobError
+from cordee.core.events import JobEvent
 from cordee.core.words import did_you_mean
 from cordee.feed.data import Data, as_data
 from cordee.feed.fields import target_of
@@ -238,22 +239,16 @@ class Job:
         refuse_unknown(type(self), fields)
         return dataclasses.replace(self, **fields)
 
-    def describe(self) -> dict[str, Any]:
-        """What `run.json` says of it."""
-        data: Data = self.data
-        sizes = {
-            part: len(source) for part in ("train", "validation", "test") if (source := getattr(data, part)) is not None
-        }
-        return {
-            "name": self.name,
-            "batch": self.batch,
-            "batch_per": self.batch_per,
-            "epochs": self.epochs,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "samples": sizes,
-            "metrics": sorted(self.metrics),
-        }
+    def describe(
+        self, resolved: Resolved, steps_per_epoch: int, steps: int, parameters: int, last_step: int | None
+    ) -> JobEvent:
+        """What the record says of it; `steps` were committed before."""
+        parts = {part: getattr(self.data, part) for part in ("train", "validation", "test")}
+        samples = {part: len(source) for part, source in parts.items() if source is not None}
+        settings = {name: getattr(self, name) for name in ("batch_per", "seed", "shuffle")}
+        settings |= {"lr_factor": resolved.lr_factor, "metrics": sorted(self.metrics)}
+        known = (self.name, resolved.batch, self.epochs, steps_per_epoch, steps, parameters, samples, last_step)
+        return JobEvent(*known, settings)
 
 
 @dataclass(frozen=True)

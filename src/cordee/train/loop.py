@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cordee.core.errors import CheckpointError
+from cordee.core.events import EpochEvent, JobEvent, ResultEvent, WarningEvent
 from cordee.core.world import World
 from cordee.feed.batch import Batch
 from cordee.feed.data import Data
@@ -104,11 +105,11 @@ class _Training:
         if job.start_from is not None and snapshot is None and stepper.team.speaks:
             found = read_weights(job.start_from)
             if told := take_weights(model, *found, where=job.start_from, partly=job.start_partly):
-                stepper.reporter.tell("warning", {"message": told})
+                stepper.reporter.tell(WarningEvent(told))
         stepper.updates = 1
         if job.preflight:
             for message in check_job(job, model, self.order, stepper.team, stepper.device):
-                stepper.reporter.tell("warning", {"message": message})
+                stepper.reporter.tell(WarningEvent(message))
         first = stepper.team.membership.members[0]
         self.model = stepper.prepare(model, compile=False)
         if job.start_from is not None and snapshot is None and stepper.team.membership.members[0] != first:
@@ -126,10 +127,10 @@ class _Training:
             self._take_up(snapshot)
         job.check_schedule(self.schedule, last_step(self.job, self.order.steps), self.order.steps)
         self._samples_before = stepper.ledger.samples
-        stepper.reporter.tell("job", self._describe())
+        stepper.reporter.tell(self._describe())
         if (idle := stepper.team.replicas - self.resolved.batch) > 0:
             told = f"a step has {self.resolved.batch} samples: {idle} workers have nothing to do"
-            stepper.reporter.tell("warning", {"message": told})
+            stepper.reporter.tell(WarningEvent(told))
 
     def _untrained(self) -> None:
         """Say which parameters the optimizer was not given, though they ask for gradients."""
@@ -138,17 +139,12 @@ class _Training:
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             told = f"the optimizer was not given {', '.join(names[:3])}{more}: they stay as they are"
-            self.stepper.reporter.tell("warning", {"message": told})
+            self.stepper.reporter.tell(WarningEvent(told))
 
-    def _describe(self) -> dict[str, Any]:
-        return {
-            **self.job.describe(),
-            **asdict(self.resolved),
-            "steps_per_epoch": self.order.steps,
-            "last_step": last_step(self.job, self.order.steps),
-            "steps": self.next[0] * self.order.steps + self.next[1],
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-        }
+    def _describe(self) -> JobEvent:
+        steps, before = self.order.steps, self.next[0] * self.order.steps + self.next[1]
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return self.job.describe(self.resolved, steps, before, parameters, last_step(self.job, steps))
 
     def _first_ids(self, count: int) -> Any:
         return self.order.ids(0, 0, slice(0, min(count, self.order.size(0))))
@@ -172,7 +168,7 @@ class _Training:
                 f"the job asks for {now}, but the run goes on with {before}, which it began with: an optimizer is "
                 "resumed as it was saved. start_from= takes only the weights"
             )
-            self.stepper.reporter.tell("warning", {"message": message})
+            self.stepper.reporter.tell(WarningEvent(message))
         self.stepper.last = Committed(**extra["last"]) if extra["last"] is not None else None
 
     def _asked(self) -> dict[str, Any]:
@@ -200,7 +196,7 @@ class _Training:
         )
         self.model.train()
         if stepper.plan.compile:
-            stepper.reporter.tell("warning", {"message": "the model is compiled in the first step, which takes longer"})
+            stepper.reporter.tell(WarningEvent("the model is compiled in the first step, which takes longer"))
         loss_of = training_loss(job, self.model, stepper.plan, alone=stepper.team.alone)
         for batch in batches:
             with stepper.precision.autocast():
@@ -239,8 +235,7 @@ class _Training:
         if self._validate(done.epoch):
             self.patience.see(self.validation)
         ms = round((self.stepper.reporter.aside_s.get("evaluation", 0.0) - before) * 1e3, 3)
-        ended = {"epoch": done.epoch, "step": done.steps, "loss": done.loss, "ms": ms}
-        self.stepper.reporter.tell("epoch", {**ended, "validation": self.validation})
+        self.stepper.reporter.tell(EpochEvent(done.epoch, done.steps, done.loss, self.validation, ms))
 
     def _validate(self, epoch: int, *, passing: bool = False) -> bool:
         if self.data.validation is not None:
@@ -336,8 +331,8 @@ class _Training:
             checksum = self._write_files(brought_back, exporter) if self.stepper.team.speaks else ""
             result = {**self._result(test, brought_back), "params_sha256": checksum}
             if self.stepper.ledger.lost or self.stepper.ledger.repeated:
-                self.stepper.reporter.tell("warning", {"message": self.stepper.ledger.told()})
-            self.stepper.reporter.tell("result", result)
+                self.stepper.reporter.tell(WarningEvent(self.stepper.ledger.told()))
+            self.stepper.reporter.tell(ResultEvent(result))
             if self.stepper.leave():
                 return Outcome(result, self.interrupted)
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import torch
 
 from cordee.core.cgroup import cpu_quota
+from cordee.core.events import Event, StepEvent, TimesEvent, UsageEvent, WorkerEvent
 from cordee.core.times import percentiles
 from cordee.group.team import Team
 from cordee.train.ledger import Committed
@@ -56,19 +57,11 @@ class Over(NamedTuple):
         arrived = self.clock - self.late
         return self.data, compute, self.blocked, self.waited, self.mine, arrived, self.callbacks
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> StepEvent:
         """What the run's record says of it."""
-        done = self.done
-        return {
-            "step": done.number + 1,
-            "epoch": done.epoch,
-            "loss": done.loss,
-            "samples": done.samples,
-            "grad_norm": done.grad_norm,
-            "lr": done.lr,
-            "ms": round(self.whole * 1e3, 4),
-            "at": round(self.clock, 6),
-        }
+        done, ms = self.done, round(self.whole * 1e3, 4)
+        at = round(self.clock, 6)
+        return StepEvent(done.number + 1, done.epoch, done.loss, done.samples, ms, done.grad_norm, done.lr, at)
 
 
 @dataclass
@@ -98,22 +91,23 @@ class Timing:
         elif (place := self._draw.randrange(self.count)) < STEPS_KEPT:  # each step so far stays with the same chance
             self.steps[place] = whole
 
-    def drain(self) -> dict[str, Any] | None:
-        """What has gathered since the last time, ready to be sent."""
+    def drain(self, worker: int) -> TimesEvent | None:
+        """What has gathered on this worker since the last time, ready to be sent."""
         if not self.parts:
             return None
         data, compute, blocked, waited, samples, arrived, callbacks = zip(*self.parts, strict=True)
         self.parts = []
-        return {
-            "from": self.first_step,
-            "data_ms": _milliseconds(data),
-            "compute_ms": _milliseconds(compute),
-            "blocked_ms": _milliseconds(blocked),
-            "waited_ms": _milliseconds(waited),
-            "samples": list(samples),
-            "arrived": [round(stamp, 6) for stamp in arrived],
-            "callbacks_ms": _milliseconds(callbacks),
-        }
+        return TimesEvent(
+            worker,
+            self.first_step,
+            data_ms=_milliseconds(data),
+            compute_ms=_milliseconds(compute),
+            blocked_ms=_milliseconds(blocked),
+            waited_ms=_milliseconds(waited),
+            samples=list(samples),
+            arrived=[round(stamp, 6) for stamp in arrived],
+            callbacks_ms=_milliseconds(callbacks),
+        )
 
     def percentiles(self) -> dict[str, float]:
         """Latency of a step in milliseconds."""
@@ -146,7 +140,7 @@ class Reporter:
         self._team = team
         self._gathering = Lock()
         team.channel.before_end = self.send
-        self._recent: deque[dict[str, Any]] = deque(maxlen=4096)
+        self._recent: deque[StepEvent] = deque(maxlen=4096)
         self._written_at = self._sent_at = self._usage_at = 0.0
         self._began = self._asked = self._arrived = 0.0
         self._data = self._callbacks = 0.0
@@ -154,8 +148,8 @@ class Reporter:
 
     def introduce(self, device: str, threads: int) -> None:
         """Say who this worker is."""
-        who = {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "threads": threads}
-        self._team.channel.post("worker", {**who, "cores": shared_cores()})
+        worker, host = self._team.channel.worker, socket.gethostname()
+        self._team.channel.post(WorkerEvent(worker, host, os.getpid(), device, threads, shared_cores()))
         self._send_usage()  # what was used until now, so that what comes is told from it
         self._team.channel.flush()  # known before the run says what it trains
 
@@ -251,13 +245,13 @@ class Reporter:
                 self._timing.add(over.done.number, over.parts())
                 self._recent.append(over.record())
                 if speaks:
-                    channel.post("step", self._recent[-1])
+                    channel.post(self._recent[-1])
 
-    def tell(self, kind: str, content: dict[str, Any]) -> None:
+    def tell(self, event: Event) -> None:
         """Something for the record of the run, said by one worker for all."""
         if self._team.speaks:
             self.write()  # what happened before it
-            self._team.channel.post(kind, content)
+            self._team.channel.post(event)
 
     def send(self) -> None:
         """Send all that there is to say, at the end; also from another thread, when the run ends early."""
@@ -269,13 +263,13 @@ class Reporter:
     def send_timing(self) -> None:
         """Send what has gathered."""
         with self._gathering:
-            record = self._timing.drain()
+            record = self._timing.drain(self._team.channel.worker)
         if record is not None:
-            self._team.channel.post("times", record)
+            self._team.channel.post(record)
 
     def _send_usage(self) -> None:
         """Send what this worker uses."""
-        self._team.channel.post("usage", usage(self._team))
+        self._team.channel.post(usage(self._team))
 
     def repeat(self) -> None:
         """The members changed: the worker that speaks for all now posts what the hub has not on record."""
@@ -283,8 +277,8 @@ class Reporter:
         channel = self._team.channel
         if self._team.speaks:
             for record in self._recent:
-                if record["step"] > channel.recorded:
-                    channel.post("step", record)
+                if record.step > channel.recorded:
+                    channel.post(record)
 
 
 def shared_cores() -> float:
@@ -297,13 +291,14 @@ def shared_cores() -> float:
     return len(cores) if quota is None else min(len(cores), quota)
 
 
-def usage(team: Team) -> dict[str, Any]:
+def usage(team: Team) -> UsageEvent:
     """What this process uses now."""
     gpu = torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
-    return {
-        "cpu_s": round(time.process_time(), 3),
-        "memory_mb": round(psutil.Process().memory_info().rss / 2**20, 1),
-        "gpu_mb": round(gpu / 2**20, 1),
-        "bytes_sent": team.meter.bytes_sent,
-        "at": round(team.membership.clock(), 6),
-    }
+    return UsageEvent(
+        team.channel.worker,
+        cpu_s=round(time.process_time(), 3),
+        memory_mb=round(psutil.Process().memory_info().rss / 2**20, 1),
+        gpu_mb=round(gpu / 2**20, 1),
+        bytes_sent=team.meter.bytes_sent,
+        at=round(team.membership.clock(), 6),
+    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from cordee.core.errors import CheckpointError
+from cordee.core.events import CheckpointEvent, Event, WarningEvent
 from cordee.group.channel import Channel, Unconnected
+from cordee.group.messages import News, Saving
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import tensor_bytes
 from cordee.state.naming import MODEL, Snapshot
@@ -69,10 +70,8 @@ class Saver:
         self._live = tensor_bytes(snapshot.tensors.values()) > COPIED_BYTES
         if not self._live:
             snapshot = snapshot.copied()
-        record = {"step": step, "ms": round((time.perf_counter() - began) * 1e3, 3), "at": round(at, 6)}
-        self._checkpoints.save(
-            snapshot, step=step, metrics=metrics, on_saved=lambda saved: self._post("checkpoint", record)
-        )
+        record = CheckpointEvent(step, round((time.perf_counter() - began) * 1e3, 3), round(at, 6))
+        self._checkpoints.save(snapshot, step=step, metrics=metrics, on_saved=lambda saved: self._post(record))
 
     @property
     def busy(self) -> bool:
@@ -95,7 +94,7 @@ class Saver:
         if self._made is None or step is None:
             return
         what = f"the checkpoint of step {step}"
-        self._post("saving", {"step": step, "seconds": most_s + WORD_AFTER_S}, now=True)  # and our last words
+        self._post(Saving(step, most_s + WORD_AFTER_S), now=True)  # and our last words
         ended = self._made.await_end(word_s)
         if not ended:
             bound = f"at most {most_s:.0f} s; Ctrl-C gives it up"
@@ -107,9 +106,9 @@ class Saver:
             self._warn(f"{what} was not written: {self._made.problem}")
 
     def _warn(self, message: str) -> None:
-        self._post("warning", {"message": message}, now=True)
+        self._post(WarningEvent(message), now=True)
 
-    def _post(self, kind: str, content: dict[str, Any], *, now: bool = False) -> None:
-        self._channel.post(kind, content)
+    def _post(self, news: Event | News, *, now: bool = False) -> None:
+        self._channel.post(news)
         if now:
             self._channel.flush()

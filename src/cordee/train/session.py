@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cordee.core.events import WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.order import Order
 from cordee.train.checks import check_loss
@@ -122,7 +123,7 @@ class Session:
     def check(self, objective: Callable[[Batch], Any], batch: Batch, *, weigh: Weigh | None = None) -> None:
         """Raise `MixingError` unless `objective(batch)`, a loss, is a mean that shares of the batch add up to."""
         for message in check_loss(objective, batch, self._stepper.models, weigh):
-            self._stepper.reporter.tell("warning", {"message": message})
+            self._stepper.reporter.tell(WarningEvent(message))
 
 
 def stepper_of(session: Session) -> Stepper:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cordee.core.errors import UsageError
-from cordee.core.events import append_event
+from cordee.core.eventlog import append_event
+from cordee.core.events import FaultEvent
 from cordee.twin.cluster import read_setting
 from cordee.twin.commands import is_running, last_run
 from cordee.twin.follow import RunFollower, follow_run
@@ -76,7 +77,7 @@ class Faults:
     def record(self, what: str) -> None:
         """Tell the user, and the run's events."""
         self._say(f"step {self._run.step}: {what}")
-        append_event(self._run.folder / "events.jsonl", "fault", what=what)
+        append_event(self._run.folder / "events.jsonl", FaultEvent(what))
 
     def _signal(self, action: Action) -> str:
         workers = self._run.workers

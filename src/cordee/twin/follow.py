@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from cordee.core import events
 from cordee.core.errors import UsageError
+from cordee.core.eventlog import parse_event
 from cordee.twin.commands import last_run
 from cordee.twin.rules import Action
 from cordee.twin.schedule import Progress, Schedule
@@ -49,7 +49,8 @@ class RunFollower:
             self._read += len(new)
             *lines, self._rest = (self._rest + new).split(b"\n")
             for line in lines:
-                self._take(json.loads(line))
+                if (event := parse_event(line)) is not None:
+                    self._take(event)
 
     def skip(self) -> None:
         """What is there now belongs to a former start."""
@@ -71,21 +72,20 @@ class RunFollower:
         # Between two looks a resumed run may say where it begins and take its first steps: those before are not ours.
         return schedule.due(Progress(max(before.step, self.first), before.seconds), now), now
 
-    def _take(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "start":
+    def _take(self, event: events.Event) -> None:
+        if isinstance(event, events.StartEvent):
             self.workers.clear()
             self.met, self.ended = True, False
-        elif kind == "step":
-            self.step = int(event["step"])
-        elif kind == "job":
-            self.step = self.first = int(event["steps"])
-        elif kind == "worker":
-            self.began = self.began or float(event["time"])
-            self.workers[int(event["worker"])] = (str(event["host"]), int(event["pid"]))
-        elif kind == "failure":
-            self.workers.pop(int(event["worker"]), None)
-        elif kind == "end":
+        elif isinstance(event, events.StepEvent):
+            self.step = event.step
+        elif isinstance(event, events.JobEvent):
+            self.step = self.first = event.steps
+        elif isinstance(event, events.WorkerEvent):
+            self.began = self.began or event.time
+            self.workers[event.worker] = (event.host, event.pid)
+        elif isinstance(event, events.FailureEvent):
+            self.workers.pop(event.worker, None)
+        elif isinstance(event, events.EndEvent):
             self.workers.clear()
             self.ended = True
 

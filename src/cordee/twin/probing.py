@@ -31,7 +31,7 @@ def main(file: Path) -> None:
         slowest = min((link.bit_s for link in links), default=1e9)
         summed = _sums(team, slowest)
         if mine.rank == 0:
-            file.write_text(json.dumps({"links": [link.to_list() for link in links], "allreduce": summed}))
+            file.write_text(json.dumps({"links": [link.recorded() for link in links], "allreduce": summed}))
 
 
 def _sums(team: Team, bit_s: float) -> dict[str, float]:

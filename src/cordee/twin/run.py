@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError
-from cordee.core.events import append_event
+from cordee.core.eventlog import append_event
+from cordee.core.events import WarningEvent
 from cordee.twin.collect import collect_files
 from cordee.twin.commands import ENDING_S, Asked, HostProcesses, last_run, occupied, started
 from cordee.twin.faults import Faults, Say
@@ -87,7 +88,7 @@ class _Run:
                 raise Interrupted(_stopped(follower))
             for message in missed(self.schedule, follower.first, self.reached) if follower.began is not None else ():
                 self.say(message)
-                append_event(follower.folder / "events.jsonl", "warning", message=message)
+                append_event(follower.folder / "events.jsonl", WarningEvent(message))
             if absent is not None:
                 return self.processes.hosts[absent].returncode or CordeeError.code
             # Not for hosts that a fault struck: one that is cut off waits for a while before it gives up.

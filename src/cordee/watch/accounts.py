@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from cordee.core.events import TimesEvent
 from cordee.core.times import MOST_OPEN, Block, Breakdown, without_start
 
 
@@ -77,9 +78,9 @@ class Accounts:
         while self._waiting and _end(*self._waiting[0]) <= step:
             self._settle(*self._waiting.popleft())
 
-    def report(self, worker: int, record: Mapping[str, Any]) -> None:
+    def report(self, event: TimesEvent) -> None:
         """One worker's times of some consecutive steps."""
-        self._breakdown.add(worker, record)
+        self._breakdown.add(event)
 
     def finish(self) -> None:
         """Nothing more will come."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from cordee.core.events import FailureEvent, UsageEvent, WorkerEvent
 from cordee.core.times import PARTS
 from cordee.watch.accounts import Missing, Piece
 from cordee.watch.summary import Curve, StepParts, Worker
@@ -43,18 +43,18 @@ class Members:
         """By start and number."""
         self._start = 1
 
-    def enter(self, event: Mapping[str, Any], now: float) -> None:
+    def enter(self, event: WorkerEvent, now: float) -> None:
         """A worker introduced itself; a script that opens a second session does so again."""
-        worker, readings = self._of(event["worker"])
+        worker, readings = self._of(event.worker)
         self._leave(worker, readings, now)
-        worker.host, worker.pid, worker.lost = event["host"], event["pid"], ""
-        worker.device, worker.threads, worker.cores = event["device"], event["threads"], event.get("cores")
+        worker.host, worker.pid, worker.lost = event.host, event.pid, ""
+        worker.device, worker.threads, worker.cores = event.device, event.threads, event.cores
         readings.since, readings.last = now, None  # what it used in between, alone, is not known to the second
 
-    def lose(self, event: Mapping[str, Any], now: float) -> None:
+    def lose(self, event: FailureEvent, now: float) -> None:
         """A worker is gone."""
-        worker, readings = self._of(event["worker"])
-        worker.host, worker.lost = worker.host or event["host"] or "", event["reason"]
+        worker, readings = self._of(event.worker)
+        worker.host, worker.lost = worker.host or event.host, event.reason
         self._leave(worker, readings, now)
 
     def end_start(self, start: int, now: float) -> None:
@@ -108,12 +108,12 @@ class Members:
             else:
                 worker.samples_at_least = True
 
-    def add_usage(self, event: Mapping[str, Any], now: float) -> None:
+    def add_usage(self, event: UsageEvent, now: float) -> None:
         """What a worker has used since it was started."""
-        worker, readings = self._of(event["worker"])
-        worker.cpu_s, worker.bytes_sent = event["cpu_s"], event["bytes_sent"]
-        worker.memory_mb = max(worker.memory_mb, event["memory_mb"])
-        worker.gpu_mb = max(worker.gpu_mb, event["gpu_mb"])
+        worker, readings = self._of(event.worker)
+        worker.cpu_s, worker.bytes_sent = event.cpu_s, event.bytes_sent
+        worker.memory_mb = max(worker.memory_mb, event.memory_mb)
+        worker.gpu_mb = max(worker.gpu_mb, event.gpu_mb)
         reading = (now, worker.cpu_s, worker.bytes_sent)
         passed, cpu, sent = (after - before for after, before in zip(reading, readings.last or reading, strict=True))
         if readings.last is not None and passed < BETWEEN_S:
@@ -121,7 +121,7 @@ class Members:
         readings.first, readings.last = readings.first or reading[:2], reading
         row = self._usage.setdefault(worker.worker, Thinner(self._usage_rows)).row(0, now)
         spent = {"passed": passed, "cpu": cpu, "sent": sent / 2**20}
-        for name, value in {**spent, "memory_mb": event["memory_mb"], "gpu_mb": event["gpu_mb"]}.items():
+        for name, value in {**spent, "memory_mb": event.memory_mb, "gpu_mb": event.gpu_mb}.items():
             row.note(name, value)
 
     def _of(self, number: int) -> tuple[Worker, _Readings]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, TextIO
+from typing import TextIO
 
+from cordee.core import events
 from cordee.core.plan import Plan
 from cordee.core.text import plain
 from cordee.core.words import plural
@@ -26,9 +27,9 @@ class ProgressView:
         self._processes: dict[int, int] = {}
         self._named = False
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        show = getattr(self, f"_on_{event['event']}", None)
+        show = getattr(self, f"_on_{event.kind}", None)
         if show is not None:
             show(event)
 
@@ -42,27 +43,27 @@ class ProgressView:
     def _note(self, text: str) -> None:
         self.display.note(plain(text))
 
-    def _on_start(self, event: dict[str, Any]) -> None:
-        self._say(f"starting {plural(event['workers'], 'worker')}, plan: {event['plan']}")
+    def _on_start(self, event: events.StartEvent) -> None:
+        self._say(f"starting {plural(event.workers, 'worker')}, plan: {event.plan}")
 
-    def _on_plan(self, event: dict[str, Any]) -> None:
-        result = "another result than" if event["faithfulness"] == "statistical" else "the same result as"
-        self._say(f"the script's own plan: {Plan.from_dict(event['plan'])} ({result} in one process)")
+    def _on_plan(self, event: events.PlanEvent) -> None:
+        result = "another result than" if event.faithfulness == "statistical" else "the same result as"
+        self._say(f"the script's own plan: {Plan.from_dict(event.plan)} ({result} in one process)")
 
-    def _on_job(self, event: dict[str, Any]) -> None:
-        self._total = event["last_step"]
-        samples = ", ".join(f"{count:,} {part}" for part, count in event["samples"].items())
-        self._say(f"{event['name']}: {event['parameters']:,} parameters; samples: {samples}; batch {event['batch']}")
+    def _on_job(self, event: events.JobEvent) -> None:
+        self._total = event.last_step
+        samples = ", ".join(f"{count:,} {part}" for part, count in event.samples.items())
+        self._say(f"{event.name}: {event.parameters:,} parameters; samples: {samples}; batch {event.batch}")
         self._name_processes()
-        if event["steps"]:
-            is_last = self._total is not None and event["steps"] >= self._total
+        if event.steps:
+            is_last = self._total is not None and event.steps >= self._total
             left = ", which was the last: nothing is left" if is_last else ""
-            self._say(f"going on after step {event['steps']}{left}")
-        self.display.begin(event["steps"], self._total)
+            self._say(f"going on after step {event.steps}{left}")
+        self.display.begin(event.steps, self._total)
 
-    def _on_worker(self, event: dict[str, Any]) -> None:
+    def _on_worker(self, event: events.WorkerEvent) -> None:
         if len(self._processes) < MOST_NAMED:
-            self._processes[event["worker"]] = event["pid"]
+            self._processes[event.worker] = event.pid
 
     def _name_processes(self) -> None:
         """Once: before the first step, also of a script, which has no job to introduce."""
@@ -72,28 +73,28 @@ class ProgressView:
                 "processes: " + ", ".join(f"worker {who} is {pid}" for who, pid in sorted(self._processes.items()))
             )
 
-    def _on_step(self, event: dict[str, Any]) -> None:
+    def _on_step(self, event: events.StepEvent) -> None:
         self._name_processes()
-        self.display.step(event["step"], self._total, figure(event["loss"]), event["ms"])
+        self.display.step(event.step, self._total, figure(event.loss), event.ms)
 
-    def _on_epoch(self, event: dict[str, Any]) -> None:
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in event["validation"].items())
-        values = f"validation {metrics}" if metrics else f"loss {figure(event['loss'])}"
-        self._say(f"epoch {event['epoch'] + 1}: {values}")
+    def _on_epoch(self, event: events.EpochEvent) -> None:
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.validation.items())
+        values = f"validation {metrics}" if metrics else f"loss {figure(event.loss)}"
+        self._say(f"epoch {event.epoch + 1}: {values}")
 
-    def _on_failure(self, event: dict[str, Any]) -> None:
-        where = f" on {event['host']}" if event["host"] else ""
-        self._note(f"worker {event['worker']}{where} was lost ({event['reason']}); {event['left']} left")
+    def _on_failure(self, event: events.FailureEvent) -> None:
+        where = f" on {event.host}" if event.host else ""
+        self._note(f"worker {event.worker}{where} was lost ({event.reason}); {event.left} left")
 
-    def _on_regroup(self, event: dict[str, Any]) -> None:
-        self._note(f"going on with workers {', '.join(map(str, event['workers']))}")
+    def _on_regroup(self, event: events.RegroupEvent) -> None:
+        self._note(f"going on with workers {', '.join(map(str, event.workers))}")
 
-    def _on_links(self, event: dict[str, Any]) -> None:
-        one, other, speed, ms = min(event["links"], key=lambda link: link[2])
+    def _on_links(self, event: events.LinksEvent) -> None:
+        one, other, speed, ms = min(event.links, key=lambda link: link[2])
         self._note(f"links between hosts: the slowest, {one} to {other}, {speed:,.0f} Mbit/s ({ms:.1f} ms both ways)")
 
-    def _on_warning(self, event: dict[str, Any]) -> None:
-        self._note(f"note: {event['message']}")
+    def _on_warning(self, event: events.WarningEvent) -> None:
+        self._note(f"note: {event.message}")
 
 
 class Rounds:
@@ -122,12 +123,12 @@ class Rounds:
         left = f", about {duration(seconds)} left" if self._done else ""
         self._display.say(f"run {number} of {self._total}: {self._text}{left}")
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: events.Event) -> None:
         """An event of the run that goes on."""
-        if event["event"] == "job":
-            self._steps = event["last_step"]
-        elif event["event"] == "step" and isinstance(self._display, Bar) and self._steps:
-            self._display.move(self._done + min(1.0, event["step"] / self._steps), self._text)
+        if isinstance(event, events.JobEvent):
+            self._steps = event.last_step
+        elif isinstance(event, events.StepEvent) and isinstance(self._display, Bar) and self._steps:
+            self._display.move(self._done + min(1.0, event.step / self._steps), self._text)
 
     def note(self, message: str) -> None:
         """Something to know, shown once however many runs have it."""

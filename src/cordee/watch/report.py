@@ -6,17 +6,16 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from cordee.core import damage
+from cordee.core.events import Event, Listener, StartEvent, StepEvent
 from cordee.core.text import plain
 from cordee.core.words import plural
 from cordee.watch.words import figure
 
 NAME = "report.html"
-Listener = Callable[[dict[str, Any]], None]
 
 
 def write_report(folder: str | os.PathLike[str]) -> Path:
@@ -46,26 +45,26 @@ class Reported:
         self._began = time.monotonic()
         self._steps = 0
         """Of this start."""
-        self._last: dict[str, Any] = {}
+        self._last: StepEvent | None = None
         self.path: Path | None = None
         """The report, once it is written."""
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """One event of the run."""
-        if event["event"] == "start":  # the time in which hosts wait for each other does not count
+        if isinstance(event, StartEvent):  # the time in which hosts wait for each other does not count
             self._is_begun, self._began = True, time.monotonic()
-        if event["event"] == "step":
+        if isinstance(event, StepEvent):
             self._steps += 1
             self._last = event
         self._listen(event)
 
     def reached(self) -> str:
         """How far the run came, in a line; empty if there was no step."""
-        if not self._steps:
+        if self._last is None:
             return ""
-        whole = f" (of {self._last['step']} in all)" if self._last["step"] > self._steps else ""
+        whole = f" (of {self._last.step} in all)" if self._last.step > self._steps else ""
         seconds = time.monotonic() - self._began
-        return f"{plural(self._steps, 'step')}{whole}, last loss {figure(self._last['loss'])}, {seconds:.1f} s"
+        return f"{plural(self._steps, 'step')}{whole}, last loss {figure(self._last.loss)}, {seconds:.1f} s"
 
     def write(self, folder: Path, *, failed: bool) -> None:
         """Write the report if the run was recorded here; what goes wrong with it is only a note."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from cordee.core.events import CheckpointEvent, EpochEvent, StepEvent
 from cordee.core.times import percentiles
 from cordee.watch.summary import Curve, Latency
 from cordee.watch.thin import Thinner, column, curve, rate, spread
@@ -45,36 +45,36 @@ class Series:
         self._metrics, self._saves = Thinner(EPOCH_ROWS), Thinner(EPOCH_ROWS)
         self._metric_names: dict[str, None] = {}
 
-    def commit(self, event: Mapping[str, Any], seconds: float, *, is_job: bool) -> None:
+    def commit(self, event: StepEvent, seconds: float, *, is_job: bool) -> None:
         """A step was committed; without a job, only its steps tell how many epochs a script began."""
-        self.step, self.seconds, self.loss = event["step"], seconds, event["loss"]
-        self.lr, self.grad_norm = event.get("lr"), event.get("grad_norm")
+        self.step, self.seconds, self.loss = event.step, seconds, event.loss
+        self.lr, self.grad_norm = event.lr, event.grad_norm
         if not self._metrics.rows:
-            self.epochs = event["epoch"] + (0 if is_job else 1)
+            self.epochs = event.epoch + (0 if is_job else 1)
         learning, pace = self._learning.row(self.step, seconds), self._pace.row(self.step, seconds)
         for name, value in (("loss", self.loss), ("lr", self.lr), ("grad_norm", self.grad_norm)):
             learning.note(name, value)
-        for name in ("ms", "samples"):
-            pace.note(name, event[name])
-        self.lengths.append(event["ms"])
-        self._all_samples += event["samples"]
+        pace.note("ms", event.ms)
+        pace.note("samples", event.samples)
+        self.lengths.append(event.ms)
+        self._all_samples += event.samples
         del self._samples[self.step - 1 :]
-        self._samples.append(event["samples"])
+        self._samples.append(event.samples)
 
-    def evaluate(self, event: Mapping[str, Any]) -> None:
+    def evaluate(self, event: EpochEvent) -> None:
         """An epoch ended."""
-        self.epochs = event["epoch"] + 1
-        self.evaluation_s += event["ms"] / 1e3
-        self.validation = event["validation"] or self.validation
-        row = self._metrics.row(event["step"], self.seconds)
-        for name, value in event["validation"].items():
+        self.epochs = event.epoch + 1
+        self.evaluation_s += event.ms / 1e3
+        self.validation = event.validation or self.validation
+        row = self._metrics.row(event.step, self.seconds)
+        for name, value in event.validation.items():
             self._metric_names.setdefault(name)
             row.note(name, value)
 
-    def save(self, event: Mapping[str, Any], seconds: float) -> None:
+    def save(self, event: CheckpointEvent, seconds: float) -> None:
         """A checkpoint was written."""
-        self.saving_s += event["ms"] / 1e3
-        self._saves.row(event["step"], seconds).note("ms", event["ms"])
+        self.saving_s += event.ms / 1e3
+        self._saves.row(event.step, seconds).note("ms", event.ms)
 
     def go_on_after(self, step: int) -> None:
         """The run was resumed after `step`."""

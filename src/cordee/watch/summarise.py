@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cordee.core import damage
-from cordee.core.errors import Interrupted, PlanError
-from cordee.core.events import damaged_record, read_events
+from msgspec import to_builtins
+
+from cordee.core import damage, events
+from cordee.core.errors import Interrupted, PlanError, StorageError
+from cordee.core.eventlog import read_events
 from cordee.core.plan import Plan
 from cordee.core.words import plural
 from cordee.watch.accounts import Accounts
@@ -34,13 +36,21 @@ def summarise(folder: str | os.PathLike[str], now: float | None = None) -> Summa
     place = Path(folder)
     record = place / "events.jsonl"
     reader = _Reader()
-    with damage.named(damaged_record(record)):
+    with damage.named(damaged_run(place)):
         if record.exists():
             for event in read_events(record):
                 reader.take(event)
         else:
             reader.result = damage.read_object(place / "result.json")
         return reader.summary(place, damage.read_object(place / "run.json"), time.time() if now is None else now)
+
+
+def damaged_run(folder: Path) -> Callable[[str], StorageError]:
+    """The error for a run whose `run.json` or `result.json` does not hold what it should, by the reason."""
+    where = folder.absolute()
+    return lambda reason: StorageError(
+        f"{where} is damaged: run.json, or the result, does not hold what it should ({reason}). Restore or remove it"
+    )
 
 
 class _Reader:
@@ -52,13 +62,13 @@ class _Reader:
         self._offset = 0.0
         """Seconds of running before this start."""
         self._starts = 0
-        self._resume: Mapping[str, Any] | None = None
+        self._resume: events.StartEvent | None = None
         """The start that resumes the run, until it is known after which step."""
         self._pause_s = 0.0
         """From the last record to this start."""
-        self._ended: Mapping[str, Any] | None = None
-        self._job: Mapping[str, Any] = {}
-        self._plan: Mapping[str, Any] = {}
+        self._ended: events.EndEvent | None = None
+        self._job: events.JobEvent | None = None
+        self._plan: events.PlanEvent | None = None
         """What a session said of its own plan."""
         self._start_s: float | None = None
         """How long this start took until its first step, by the worker that speaks; None before that."""
@@ -67,17 +77,17 @@ class _Reader:
         """Where in the lengths of all steps this start begins."""
         self._series, self._incidents = Series(), Incidents()
         self._checkpoints = 0
-        self._notes: list[Mapping[str, Any]] = []
+        self._notes: list[events.WarningEvent | events.FaultEvent] = []
         """Until the next event tells whether they belong to a start that follows, such as waiting for other hosts."""
         self._present: set[int] = set()
         self._members = Members(0)
         self._accounts = self._new_accounts()
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        if event["event"] in ("warning", "fault"):
+    def take(self, event: events.Event) -> None:
+        if isinstance(event, events.WarningEvent | events.FaultEvent):
             self._notes.append(event)
             return
-        if event["event"] == "start":
+        if isinstance(event, events.StartEvent):
             self._close_section()
         else:
             self._take_notes()
@@ -86,13 +96,15 @@ class _Reader:
     def _take_notes(self) -> None:
         for event in self._notes:
             self._take(event)
-            self._add(event["event"], event["time"], event["message" if event["event"] == "warning" else "what"])
+            self._add(event.kind, event.time, event.what if isinstance(event, events.FaultEvent) else event.message)
         self._notes.clear()
 
-    def _take(self, event: Mapping[str, Any]) -> None:
-        if self._starts and event["event"] not in ("start", "attempt"):  # an attempt is no part of the run
-            self._heard = max(self._heard, event["time"])
-        take = getattr(self, f"_on_{event['event']}", None)
+    def _take(self, event: events.Event) -> None:
+        if self._starts and not isinstance(
+            event, events.StartEvent | events.AttemptEvent
+        ):  # an attempt is no part of the run
+            self._heard = max(self._heard, event.time)
+        take = getattr(self, f"_on_{event.kind}", None)
         if take is not None:
             take(event)
 
@@ -106,18 +118,18 @@ class _Reader:
 
     # ------------------------------------------------------------- sections
 
-    def _on_start(self, event: Mapping[str, Any]) -> None:
+    def _on_start(self, event: events.StartEvent) -> None:
         self._starts += 1
-        self._began = event["time"]
+        self._began = event.time
         self._started = self._started or self._began
         if self._starts == 1:
-            self._members = Members(event["workers"])
+            self._members = Members(event.workers)
         else:
             self._resume, self._pause_s = event, max(0.0, self._began - self._heard)
         self._heard = self._began
-        self._ended, self.result, self._plan = None, {}, {}
+        self._ended, self._plan, self.result = None, None, {}
         self._start_s, self._first_length = None, len(self._series.lengths)
-        self._present = set(range(event["workers"]))
+        self._present = set(range(event.workers))
         self._accounts = self._new_accounts()
 
     def _close_section(self) -> None:
@@ -138,83 +150,83 @@ class _Reader:
         """The run was resumed after `step`, if it was."""
         if self._resume is None:
             return
-        many, pause = plural(self._resume["workers"], "worker"), duration(self._pause_s)
+        many, pause = plural(self._resume.workers, "worker"), duration(self._pause_s)
         beyond = self._series.step - step
         behind = f"; {plural(beyond, 'step')} beyond it will be done again" if beyond > 0 else ""
         text = f"resumed after step {step} on {many}, {pause} after the last record{behind}"
-        self._add("resume", self._resume["time"], text, step=step)
+        self._add("resume", self._resume.time, text, step=step)
         self._resume = None
         self._series.go_on_after(step)
         self._members.go_on_after(step)
 
-    def _on_job(self, event: Mapping[str, Any]) -> None:
+    def _on_job(self, event: events.JobEvent) -> None:
         self._job = event
-        self._go_on_after(event["steps"])
-        self._series.rewind(event["steps"])
+        self._go_on_after(event.steps)
+        self._series.rewind(event.steps)
 
-    def _on_plan(self, event: Mapping[str, Any]) -> None:
+    def _on_plan(self, event: events.PlanEvent) -> None:
         self._plan = event
 
-    def _on_result(self, event: Mapping[str, Any]) -> None:
-        self.result = event["result"]
+    def _on_result(self, event: events.ResultEvent) -> None:
+        self.result = event.result
 
-    def _on_end(self, event: Mapping[str, Any]) -> None:
+    def _on_end(self, event: events.EndEvent) -> None:
         self._ended = event
-        code = event["code"]
-        self._add("end", event["time"], f"ended: {event['reason']} (exit code {code})" if code else event["reason"])
+        code = event.code
+        self._add("end", event.time, f"ended: {event.reason} (exit code {code})" if code else event.reason)
 
-    def _on_attempt(self, event: Mapping[str, Any]) -> None:
-        text = f"resume failed: {event['message']} (exit code {event['code']})"
-        self._add("attempt", event["time"], text, seconds=self._running(self._heard))
+    def _on_attempt(self, event: events.AttemptEvent) -> None:
+        text = f"resume failed: {event.message} (exit code {event.code})"
+        self._add("attempt", event.time, text, seconds=self._running(self._heard))
 
     # ------------------------------------------------------------- training
 
-    def _on_step(self, event: Mapping[str, Any]) -> None:
-        at = _at(event)
+    def _on_step(self, event: events.StepEvent) -> None:
+        at = event.moment
         if self._start_s is None:
-            self._start_s = max(0.0, at - event["ms"] / 1e3 - self._began)
-        self._incidents.commit(at, event["step"], event["ms"], len(self._series.lengths))
-        self._series.commit(event, self._running(at), is_job=bool(self._job))
-        self._accounts.commit(event["step"], event["samples"])
+            self._start_s = max(0.0, at - event.ms / 1e3 - self._began)
+        self._incidents.commit(at, event.step, event.ms, len(self._series.lengths))
+        self._series.commit(event, self._running(at), is_job=self._job is not None)
+        self._accounts.commit(event.step, event.samples)
 
-    def _on_epoch(self, event: Mapping[str, Any]) -> None:
+    def _on_epoch(self, event: events.EpochEvent) -> None:
         self._series.evaluate(event)
 
-    def _on_checkpoint(self, event: Mapping[str, Any]) -> None:
+    def _on_checkpoint(self, event: events.CheckpointEvent) -> None:
         self._checkpoints += 1
-        self._series.save(event, self._running(_at(event)))
+        self._series.save(event, self._running(event.moment))
 
     # ------------------------------------------------------------- workers
 
-    def _on_worker(self, event: Mapping[str, Any]) -> None:
-        self._members.enter(event, self._running(event["time"]))
+    def _on_worker(self, event: events.WorkerEvent) -> None:
+        self._members.enter(event, self._running(event.time))
 
-    def _on_times(self, event: Mapping[str, Any]) -> None:
-        self._accounts.report(event["worker"], event)
+    def _on_times(self, event: events.TimesEvent) -> None:
+        self._accounts.report(event)
 
-    def _on_usage(self, event: Mapping[str, Any]) -> None:
-        self._members.add_usage(event, self._running(event["at"]))
+    def _on_usage(self, event: events.UsageEvent) -> None:
+        self._members.add_usage(event, self._running(event.at))
 
-    def _on_failure(self, event: Mapping[str, Any]) -> None:
-        worker, host = event["worker"], event["host"] or ""
+    def _on_failure(self, event: events.FailureEvent) -> None:
+        worker, host = event.worker, event.host
         where = f" on {host}" if host else ""
-        text = f"worker {worker}{where} was lost: {event['reason']}; {event['left']} left"
+        text = f"worker {worker}{where} was lost: {event.reason}; {event.left} left"
         # The step in which it was lost may have been done already: it is the next group that has to do one anew.
-        self._add("failure", _at(event), text, worker=worker, host=host, undated=math.inf)
-        self._members.lose(event, self._running(_at(event)))
+        self._add("failure", event.moment, text, worker=worker, host=host, undated=math.inf)
+        self._members.lose(event, self._running(event.moment))
         self._present.discard(worker)
         self._accounts.lose(worker)
 
-    def _on_regroup(self, event: Mapping[str, Any]) -> None:
-        self._present = set(event["workers"])
+    def _on_regroup(self, event: events.RegroupEvent) -> None:
+        self._present = set(event.workers)
         self._accounts.expect(self._present)
-        self._incidents.regroup(_at(event))
-        text = f"going on with workers {_first_of(event['workers'], 16)}"
-        self._add("regroup", _at(event), text, ms=event["ms"], undated=_at(event))
+        self._incidents.regroup(event.moment)
+        text = f"going on with workers {_first_of(event.workers, 16)}"
+        self._add("regroup", event.moment, text, ms=event.ms, undated=event.moment)
 
-    def _on_links(self, event: Mapping[str, Any]) -> None:
-        links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event["links"]]
-        self._add("links", event["time"], _first_of(links, 8))
+    def _on_links(self, event: events.LinksEvent) -> None:
+        links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event.links]
+        self._add("links", event.time, _first_of(links, 8))
 
     def _add(self, kind: str, moment: float, text: str, *, undated: float | None = None, **fields: Any) -> None:
         fields = {"seconds": self._running(moment), "step": self._series.step, **fields}
@@ -226,7 +238,8 @@ class _Reader:
         """All of it; no event can be taken afterwards."""
         self._take_notes()
         self._close_section()
-        job, series, result = run.get("job") or self._job, self._series, self.result
+        series, result = self._series, self.result
+        job: Mapping[str, Any] = run.get("job") or (to_builtins(self._job) if self._job else {})
         workers = self._members.workers()
         state, reason, code = self._state(now)
         other_s = {"start": self._all_starts_s, "evaluation": series.evaluation_s, "saving": series.saving_s}
@@ -240,8 +253,8 @@ class _Reader:
             heard=self._heard,
             running_s=self._offset,
             starts=self._starts,
-            plan=_written(self._plan["plan"]) if self._plan else str(run.get("plan") or ""),
-            faithfulness=str((self._plan or run).get("faithfulness") or ""),
+            plan=_written(self._plan.plan) if self._plan else str(run.get("plan") or ""),
+            faithfulness=self._plan.faithfulness if self._plan else str(run.get("faithfulness") or ""),
             ended=str(result.get("ended") or ""),
             run=run,
             result=result,
@@ -279,15 +292,10 @@ class _Reader:
         if self._ended is None:
             heard = self._starts > 0 and now - self._heard <= SILENT_S
             return ("running" if heard else "unknown"), "", None
-        code = int(self._ended["code"])
+        code = self._ended.code
         word = {0: "completed", Interrupted.code: "interrupted"}.get(code, "failed")
-        message = str(self._ended.get("message") or "") if word == "failed" else ""
-        return word, str(self._ended["reason"]) + (f": {message}" if message else ""), code
-
-
-def _at(event: Mapping[str, Any]) -> float:
-    """When it happened; records of former versions may only say when it was written."""
-    return float(event.get("at") or event["time"])
+        message = self._ended.message if word == "failed" else ""
+        return word, self._ended.reason + (f": {message}" if message else ""), code
 
 
 def _first_of(things: list[Any], most: int) -> str:
@@ -295,10 +303,8 @@ def _first_of(things: list[Any], most: int) -> str:
     return ", ".join(map(str, things[:most])) + (", …" if len(things) > most else "")
 
 
-def _written(plan: object) -> str:
+def _written(plan: Mapping[str, Any]) -> str:
     """A plan as it stands in `run.json`."""
-    if not isinstance(plan, Mapping):
-        return str(plan)
     try:
         return str(Plan.from_dict(plan))
     except PlanError:  # of another version

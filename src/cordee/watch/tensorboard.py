@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cordee.core import damage
 from cordee.core.errors import StorageError, UsageError
-from cordee.core.events import damaged_record, read_events
+from cordee.core.eventlog import read_events
+from cordee.core.events import EpochEvent, Event, JobEvent, StartEvent, StepEvent
 from cordee.core.times import PARTS, Block, Breakdown
 
 SUFFIX = ".cordee"
@@ -27,11 +27,9 @@ def write_tensorboard(folder: str | os.PathLike[str], target: str | os.PathLike[
         scalars = _Scalars(place)
     except OSError as error:
         raise StorageError(f"cannot write into {place.absolute()}: {error.strerror}") from error
-    record = Path(folder) / "events.jsonl"
-    with damage.named(damaged_record(record)):
-        for event in read_events(record):
-            scalars.take(event)
-        scalars.close()
+    for event in read_events(Path(folder) / "events.jsonl"):
+        scalars.take(event)
+    scalars.close()
 
 
 class _Scalars:
@@ -51,10 +49,10 @@ class _Scalars:
         self._starts = 0
         self._breakdown = Breakdown(self._on_block)
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         """One event of the run."""
         self._breakdown.take(event)
-        take = getattr(self, f"_on_{event['event']}", None)
+        take = getattr(self, f"_on_{event.kind}", None)
         if take is not None:
             take(event)
 
@@ -70,26 +68,26 @@ class _Scalars:
         ]
         self._writer.add_event(self._events.Event(wall_time=at, step=step, summary=self._summaries.Summary(value=made)))
 
-    def _on_start(self, event: Mapping[str, Any]) -> None:
+    def _on_start(self, event: StartEvent) -> None:
         self._starts += 1
 
-    def _on_job(self, event: Mapping[str, Any]) -> None:
+    def _on_job(self, event: JobEvent) -> None:
         if self._starts > 1:  # what lies beyond is done again: TensorBoard then forgets the first time
             again = self._events.SessionLog(status=self._events.SessionLog.START)
-            self._writer.add_event(
-                self._events.Event(wall_time=event["time"], step=event["steps"] + 1, session_log=again)
-            )
+            self._writer.add_event(self._events.Event(wall_time=event.time, step=event.steps + 1, session_log=again))
 
-    def _on_step(self, event: Mapping[str, Any]) -> None:
-        values: list[tuple[str, float | None]] = [("train/loss", event["loss"]), ("train/step_ms", event["ms"])]
-        if event["ms"]:
-            values.append(("train/samples_per_s", 1e3 * event["samples"] / event["ms"]))
-        values += [(f"train/{name}", event[name]) for name in ("lr", "grad_norm") if event.get(name) is not None]
-        self._write(event["step"], event.get("at") or event["time"], values)
+    def _on_step(self, event: StepEvent) -> None:
+        values: list[tuple[str, float | None]] = [("train/loss", event.loss), ("train/step_ms", event.ms)]
+        if event.ms:
+            values.append(("train/samples_per_s", 1e3 * event.samples / event.ms))
+        values += [
+            (f"train/{name}", value) for name in ("lr", "grad_norm") if (value := getattr(event, name)) is not None
+        ]
+        self._write(event.step, event.moment, values)
 
-    def _on_epoch(self, event: Mapping[str, Any]) -> None:
-        values = [(f"validation/{name}", value) for name, value in event["validation"].items()]
-        self._write(event["step"], event["time"], values)
+    def _on_epoch(self, event: EpochEvent) -> None:
+        values = [(f"validation/{name}", value) for name, value in event.validation.items()]
+        self._write(event.step, event.time, values)
 
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         """The parts of each step, as means over the workers."""

@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from msgspec import to_builtins
+
 from cordee.core import damage
 from cordee.core.errors import UsageError
-from cordee.core.events import damaged_record, read_events
+from cordee.core.eventlog import read_events
+from cordee.core.events import CheckpointEvent, EpochEvent, Event, JobEvent, StartEvent, StepEvent, WorkerEvent
 from cordee.core.times import PARTS, Block, Breakdown
 
 RUN = 0
@@ -161,15 +164,15 @@ class _Tracer:
         self._out.name(RUN, HAPPENED, "what happened")
         self._out.name(RUN, BETWEEN, "evaluation and saving")
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         """One event of the run."""
-        take = getattr(self, f"_on_{event['event']}", None)
+        take = getattr(self, f"_on_{event.kind}", None)
         if take is not None:
             take(event)
         self._breakdown.take(event)
-        if event["event"] in _INSTANTS and self._shown():
-            at = self._since(event.get("at") or event["time"])
-            self._out.instant(event["event"], at, _INSTANTS[event["event"]].format_map(event))
+        if event.kind in _INSTANTS and self._shown():
+            at = self._since(event.moment)
+            self._out.instant(event.kind, at, _INSTANTS[event.kind].format_map(to_builtins(event)))
 
     def close(self) -> None:
         """Write what waited for what came after it."""
@@ -186,42 +189,42 @@ class _Tracer:
         """Whether what happens now happens among the steps that are shown."""
         return self._steps.first - 1 <= self._step <= self._steps.last
 
-    def _on_start(self, event: Mapping[str, Any]) -> None:
+    def _on_start(self, event: StartEvent) -> None:
         self.close()
         self._starts += 1
-        self._after = self._since(event["time"])
+        self._after = self._since(event.time)
         if self._shown():
-            self._out.instant("resume" if self._starts > 1 else "start", self._after, f"plan {event['plan']}")
+            self._out.instant("resume" if self._starts > 1 else "start", self._after, f"plan {event.plan}")
 
-    def _on_job(self, event: Mapping[str, Any]) -> None:
-        self._step = event["steps"]
+    def _on_job(self, event: JobEvent) -> None:
+        self._step = event.steps
 
-    def _on_worker(self, event: Mapping[str, Any]) -> None:
-        process = event["worker"] + 1
-        self._out.name(process, -1, f"worker {event['worker']} ({event['host']}, {event['device']})")
+    def _on_worker(self, event: WorkerEvent) -> None:
+        process = event.worker + 1
+        self._out.name(process, -1, f"worker {event.worker} ({event.host}, {event.device})")
         self._out.name(process, 0, "steps")
 
-    def _on_step(self, event: Mapping[str, Any]) -> None:
-        self._step, at = event["step"], self._since(event.get("at") or event["time"])
+    def _on_step(self, event: StepEvent) -> None:
+        self._step, at = event.step, self._since(event.moment)
         self._after = at
         if self._step in self._steps:
-            if event["loss"] is not None:
-                self._out.counter("loss", at, event["loss"])
-            if event["ms"]:
-                self._out.counter("samples/s", at, round(1e3 * event["samples"] / event["ms"], 2))
+            if event.loss is not None:
+                self._out.counter("loss", at, event.loss)
+            if event.ms:
+                self._out.counter("samples/s", at, round(1e3 * event.samples / event.ms, 2))
 
-    def _on_epoch(self, event: Mapping[str, Any]) -> None:
-        if event["step"] in self._steps:
-            values = {f"validation {name}": value for name, value in event["validation"].items()}
-            self._out.instant("epoch", self._since(event["time"]), f"epoch {event['epoch'] + 1}")
-            name = f"evaluation after epoch {event['epoch'] + 1}"
-            self._out.slice((RUN, BETWEEN), name, self._after, event["ms"] / 1e3, **values)
+    def _on_epoch(self, event: EpochEvent) -> None:
+        if event.step in self._steps:
+            values = {f"validation {name}": value for name, value in event.validation.items()}
+            self._out.instant("epoch", self._since(event.time), f"epoch {event.epoch + 1}")
+            name = f"evaluation after epoch {event.epoch + 1}"
+            self._out.slice((RUN, BETWEEN), name, self._after, event.ms / 1e3, **values)
 
-    def _on_checkpoint(self, event: Mapping[str, Any]) -> None:
-        if event["step"] in self._steps:
-            self._out.instant("checkpoint", self._since(event["time"]), f"step {event['step']}")
-            began = self._since(event.get("at") or event["time"])
-            self._out.slice((RUN, BETWEEN), "saving", began, event["ms"] / 1e3, step=event["step"])
+    def _on_checkpoint(self, event: CheckpointEvent) -> None:
+        if event.step in self._steps:
+            self._out.instant("checkpoint", self._since(event.time), f"step {event.step}")
+            began = self._since(event.moment)
+            self._out.slice((RUN, BETWEEN), "saving", began, event.ms / 1e3, step=event.step)
 
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         for worker, one in blocks.items():
@@ -254,9 +257,9 @@ def write_trace(folder: str | os.PathLike[str], path: str | os.PathLike[str], st
     events = read_events(record)
     first = next(events, None)
     target = Path(path)
-    with damage.writing(target), damage.named(damaged_record(record)), target.open("w", encoding="utf-8") as file:
+    with damage.writing(target), target.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
-        tracer = _Tracer(file, first["time"] if first else 0.0, steps or StepRange())
+        tracer = _Tracer(file, first.time if first else 0.0, steps or StepRange())
         for event in itertools.chain([first] if first else [], events):
             tracer.take(event)
         tracer.close()

@@ -18,6 +18,7 @@ from cordee.core.errors import (
     WorkerFailed,
     WorkersLost,
 )
+from cordee.core.events import EVENTS, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.policy import how_it_ended, what_ends
@@ -36,8 +37,6 @@ READ_S = 1.0
 """How long it may take to read what workers said before they ended."""
 GOES_ON = (DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, StorageError, Interrupted)
 """What a run may be gone on with after, from its last checkpoint."""
-RECORDED = ("job", "worker", "step", "times", "usage", "plan", "result", "epoch", "checkpoint", "warning", "links")
-"""What workers say for the record."""
 
 
 class Controller:
@@ -126,7 +125,7 @@ class Controller:
             self._error = Interrupted(interrupts.EARLY)  # nothing is worth a wait
         elif self._interrupts == 1:
             saved = "" if self._launch.target.kind == "script" else ", with a checkpoint"
-            self._recorder.event("warning", message=f"stopping after this step{saved}; once more to stop at once")
+            self._recorder.event(WarningEvent(f"stopping after this step{saved}; once more to stop at once"))
             self._hub.ask_to_stop("interrupted")
         else:
             kept = "" if self._launch.target.kind == "script" else ", without a last checkpoint"
@@ -152,7 +151,7 @@ class Controller:
                 kind, worker, content = self._hub.notices.get_nowait()
             except queue.Empty:
                 return
-            if kind in RECORDED:
+            if kind in EVENTS:
                 self._stepped = self._stepped or kind == "step"
                 with contextlib.suppress(StorageError):  # the disk may be what the run failed for
                     self._recorder.notice(kind, worker, content)
