@@ -24,7 +24,8 @@ from cordee.runtime.scaling import Measurement, step_times
 from cordee.runtime.spec import Target, Trial, WorkerSpec
 from cordee.train.job import Job, Save, Stop
 from cordee.train.trial import trial_of
-from cordee.watch.scaling import Setup, as_json, as_page, as_table, number
+from cordee.watch.scaling import Setup, as_json, as_page, as_table
+from cordee.watch.words import number
 
 
 def run(workers: int, round: int, *milliseconds: float, batch: int = 100) -> Timed:
@@ -33,15 +34,8 @@ def run(workers: int, round: int, *milliseconds: float, batch: int = 100) -> Tim
 
 def setup(**other: Any) -> Setup:
     given: dict[str, Any] = {"job": "jobs/a.py", "plan": "sync=allreduce", "scaling": "strong", "rounds": 3, "steps": 3}
-    given |= {
-        "warm_up": 5,
-        "device": "cpu",
-        "threads_per_worker": 1,
-        "cores": 2,
-        "gpus": None,
-        "host": "h",
-        "versions": {"a": "1"},
-    }
+    given |= {"warm_up": 5, "device": "cpu", "threads_per_worker": 1, "cores": 2, "gpus": None}
+    given |= {"host": "h", "versions": {"a": "1"}}
     return Setup(**{**given, "measured": "today", **other})
 
 

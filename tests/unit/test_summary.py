@@ -364,7 +364,7 @@ def test_a_worker_that_was_lost_before_a_resume_stays_lost(tmp_path: Path) -> No
     ]
     assert summary.failures == 1 and summary.latency.p50 == 10.0
     assert losses(summary) == [
-        "Worker 1 on here was lost: killed by SIGKILL, after step 5; the next step took 1500 ms instead of 1000 ms."
+        "Worker 1 on here was lost: killed by SIGKILL, after step 5; the next step took 1,500 ms instead of 1,000 ms."
     ]
 
 

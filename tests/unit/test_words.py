@@ -118,7 +118,7 @@ def test_what_rests_on_few_steps_says_so() -> None:
         (duration(3600 * 50), "2 days 2 h"),
         (milliseconds(1.234), "1.23 ms"),
         (milliseconds(12.34), "12.3 ms"),
-        (milliseconds(1234.5), "1234 ms"),
+        (milliseconds(1234.5), "1,234 ms"),
         (milliseconds(61_000), "1 min 1 s"),
         (amount(0), "0 B"),
         (amount(1536), "1.5 KiB"),

@@ -24,9 +24,9 @@ from cordee.watch.words import (
     duration,
     ending,
     figure,
-    large,
     losses,
     milliseconds,
+    number,
     parts_of,
     percent,
     step_length,
@@ -169,7 +169,7 @@ def _figures(summary: Summary) -> Iterable[tuple[str, str]]:
     if named := best(summary.result):
         yield "best checkpoint", named
     if summary.losses.step:
-        yield "throughput", f"{large(summary.throughput)} samples/s"
+        yield "throughput", f"{number(summary.throughput)} samples/s"
         slow = summary.latency
         yield "step p50 / p95 / p99", " / ".join(milliseconds(one) for one in (slow.p50, slow.p95, slow.p99))
     yield "plan", summary.plan or "not known"

@@ -113,11 +113,11 @@ def removing(twin: str, hosts: Sequence[str]) -> list[Command]:
 
 def left(twin: str) -> dict[str, tuple[int, int]]:
     """The namespaces of a twin that are there, each with what the kernel knows it by."""
-    found = {}
+    numbers = {}
     for path in (NAMESPACES / switch_of(twin), *NAMESPACES.glob(namespace_of(twin, "*"))):
         with contextlib.suppress(OSError):
-            found[path.name] = number_of(path)
-    return found
+            numbers[path.name] = number_of(path)
+    return numbers
 
 
 def cut_off(twin: str, hosts: Sequence[str]) -> list[str]:

@@ -24,13 +24,13 @@ LEAST_BYTES, MOST_BYTES = 65_536, 134_217_728
 
 
 def main(file: Path) -> None:
-    """Measure all links, and sums of all hosts; the first worker writes what was found."""
-    with cordee.session() as mine:
-        team = stepper_of(mine).team
+    """Measure all links, and sums of all hosts; the first worker writes the results."""
+    with cordee.session() as current:
+        team = stepper_of(current).team
         links = measure(team, socket.gethostname(), all_pairs, ENOUGH_S) or []
         slowest = min((link.bit_s for link in links), default=1e9)
         summed = _sums(team, slowest)
-        if mine.rank == 0:
+        if current.rank == 0:
             file.write_text(json.dumps({"links": [link.recorded() for link in links], "allreduce": summed}))
 
 

@@ -1,4 +1,4 @@
-"""Processes of a twin's hosts: found by what marks them, watched, and ended."""
+"""Processes of a twin's hosts: find them by what marks them, wait for them, kill them."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def lives(pid: int) -> bool:
 def marked(mark: str) -> set[int]:
     """The processes that were started with this `NAME=value` in their environment, or forked from one that was."""
     name, _, value = mark.partition("=")
-    found = set()
+    pids = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
             if process.environ().get(name) == value:
-                found.add(process.pid)
-    return found
+                pids.add(process.pid)
+    return pids
 
 
 def inhabitants(numbers: Collection[tuple[int, int]]) -> set[int]:
     """The processes in network namespaces of these numbers; also in those that have lost their names."""
-    found = set()
+    inside = set()
     for pid in psutil.pids() if numbers else ():
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             if number_of(Path(f"/proc/{pid}/ns/net")) in numbers:
-                found.add(pid)
-    return found
+                inside.add(pid)
+    return inside
 
 
 def number_of(namespace: Path) -> tuple[int, int]:
     """What the kernel knows a namespace by."""
-    found = namespace.stat()
-    return found.st_dev, found.st_ino
+    status = namespace.stat()
+    return status.st_dev, status.st_ino
 
 
 def end_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:

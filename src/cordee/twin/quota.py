@@ -42,7 +42,7 @@ class Quotas:
     def group(self, host: str) -> Path | None:
         """It, if it is there and ours: another user may have a twin of the same name."""
         folder = self.folder(host)
-        return folder if folder is not None and _own(folder) else None
+        return folder if folder is not None and _is_own(folder) else None
 
     def make(self, host: str, cpu: float | None) -> None:
         """Make a host's group and give it its quota; `CordeeError` if that cannot be."""
@@ -93,8 +93,8 @@ class Quotas:
 
     def left(self) -> list[Path]:
         """The groups of this twin that are there."""
-        found = self._place.mount.glob(namespace_of(self._twin, "*")) if self._place is not None else ()
-        return sorted(filter(_own, found))
+        groups = self._place.mount.glob(namespace_of(self._twin, "*")) if self._place is not None else ()
+        return sorted(filter(_is_own, groups))
 
     def remove(self, host: str) -> None:
         """Remove a host's group. Its processes have ended; one that has come since is ended too."""
@@ -125,7 +125,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def _own(folder: Path) -> bool:
+def _is_own(folder: Path) -> bool:
     try:
         return folder.stat().st_uid == os.geteuid()
     except OSError:

@@ -12,14 +12,14 @@ from cordee.core.errors import UsageError
 from cordee.core.words import did_you_mean
 from cordee.twin.rules import Action, Rule, Verb, When
 
-SETTINGS = ("link", "cpu")
+_SETTINGS = ("link", "cpu")
 """What `set` changes; how a value is written is the cluster's affair."""
 _VERBS: dict[str, Verb] = {verb: verb for verb in get_args(Verb)}
 _UNITS = {"s": (1, 1), "ms": (1, 1000), "min": (60, 1)}
 _QUANTITY = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(?P<unit>[a-z]*)", re.ASCII | re.IGNORECASE)
 _HOST = re.compile(r"(?!and$)[a-z0-9][a-z0-9_.-]*", re.IGNORECASE | re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,15}")
-MOST = 10**15 - 1
+_MOST = 10**15 - 1
 
 
 def read_rules(text: str) -> tuple[Rule, ...]:
@@ -65,7 +65,7 @@ class Word(NamedTuple):
     def whole(self, least: int, meaning: str) -> int:
         """The whole number of at least `least` that this is."""
         if re.fullmatch(r"[0-9]+", self.text) and not _WHOLE.fullmatch(self.text):
-            raise self.refused(f"{meaning}, a whole number from {least} to {MOST}")
+            raise self.refused(f"{meaning}, a whole number from {least} to {_MOST}")
         if not _WHOLE.fullmatch(self.text) or int(self.text) < least:
             raise self.refused(f"{meaning}, a whole number of at least {least}")
         return int(self.text)
@@ -85,12 +85,12 @@ def statements(text: str) -> Iterator[Statement]:
         number, before = 0, f"schedule, line {line}, at its beginning"
         for part in written.partition("#")[0].split(";"):
             words = []
-            for found in re.findall(r":|[^\s:]+", part):
+            for word in re.findall(r":|[^\s:]+", part):
                 where = before
-                if found != ":":
+                if word != ":":
                     number += 1
-                    where, before = place(line, number, found), f"schedule, line {line}, after word {number} {found!r}"
-                words.append(Word(found, line, number, where))
+                    where, before = place(line, number, word), f"schedule, line {line}, after word {number} {word!r}"
+                words.append(Word(word, line, number, where))
             if words:
                 yield deque([*words, Word("", line, number, before)])
 
@@ -113,13 +113,13 @@ def _when(words: Statement) -> When:
     word = _take(words)
     if word.key == "step" and not every:
         return When(_take(words).whole(1, "the number of a step"))
-    found = _QUANTITY.fullmatch(word.text)
-    if found is None:
+    quantity = _QUANTITY.fullmatch(word.text)
+    if quantity is None:
         raise word.refused(
             "steps or a time, such as 20 steps or 15 s" if every else "a step or a time, such as step 30 or 12.5 s"
         )
-    number = found["number"]
-    unit = word._replace(text=found["unit"]) if found["unit"] else _take(words)
+    number = quantity["number"]
+    unit = word._replace(text=quantity["unit"]) if quantity["unit"] else _take(words)
     if unit.text in ("", ":"):
         steps = f"{number} steps" if every else f"step {number}"
         raise UsageError(f"{word.where}: the unit is missing. Say '{number} s' for seconds, or '{steps}'.")
@@ -161,16 +161,16 @@ def _host(words: Statement) -> str:
 
 
 def _settings(words: Statement) -> tuple[tuple[str, str], ...]:
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     while words[0].text and words[0].key != "and":
         word = _take(words)
         key, equals, text = word.text.partition("=")
         if not equals or not text:
             raise word.refused("key=value without spaces, such as link=10mbit")
-        key = word._replace(text=key).one_of(SETTINGS)
-        if key in found:
+        key = word._replace(text=key).one_of(_SETTINGS)
+        if key in settings:
             raise UsageError(f"{word.where}: {key} is given twice. Keep one of them.")
-        found[key] = text
-    if not found:
+        settings[key] = text
+    if not settings:
         raise words[0].refused("what to set, such as link=10mbit or cpu=0.1")
-    return tuple(found.items())
+    return tuple(settings.items())

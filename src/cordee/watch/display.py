@@ -68,26 +68,27 @@ class Plain:
         """Nothing is open."""
 
 
-class Bar:
+class Bar(Plain):
     """A bar at the foot of a terminal, and everything else above it."""
 
     def __init__(self, stream: TextIO) -> None:
         """The bar comes with `begin`, or with the first step."""
+        super().__init__(stream)
         self.streams = frozenset(number for number in (1, 2) if os.isatty(number))
-        self._stream = stream
         self._bar: Any = None
         self._task: Any = None
-        self._drawn = 0.0
 
     def say(self, text: str) -> None:
-        """Print it above the bar, which is drawn anew below it: not as it was when it was last drawn."""
+        """Print it above the bar, in the colours that it asks for, and draw the bar as it is by now."""
         if (bar := self._bar) is None:
-            print(text, file=self._stream, flush=True)
+            super().say(text)
         else:
-            bar.refresh()
-            bar.console.print(text, highlight=False, markup=False)
+            from rich.text import Text
 
-    note = say
+            bar.refresh()
+            bar.console.print(Text.from_ansi(text), highlight=False)
+
+    note = output = say
 
     def begin(self, done: int, total: int | None, unit: str = "step") -> None:
         """Draw the bar."""
@@ -106,22 +107,13 @@ class Bar:
             self.begin(done, total)
         self.move(done, f"loss {loss}")
         now = time.monotonic()
-        if now - self._drawn >= BAR_EVERY_S:
-            self._drawn = now
+        if now - self._printed >= BAR_EVERY_S:
+            self._printed = now
             self._bar.refresh()
 
     def move(self, done: float, text: str) -> None:
         """Move the bar when it is drawn next."""
         self._bar.update(self._task, completed=done, text=text)
-
-    def output(self, text: str) -> None:
-        """Print it above the bar, in the colours that it asks for."""
-        if (bar := self._bar) is None:
-            print(text, file=self._stream, flush=True)
-        else:
-            from rich.text import Text
-
-            bar.console.print(Text.from_ansi(text), highlight=False)
 
     def close(self) -> None:
         """Leave the bar as it is at the end."""

@@ -11,6 +11,7 @@ from typing import Any
 from cordee.core.scaling import FEWEST_ROUNDS, Estimate, Figures, Timed
 from cordee.core.words import plural
 from cordee.watch.page import fill
+from cordee.watch.words import number
 
 WIDE = 2.0
 """An interval whose ends differ by more than this factor says little."""
@@ -76,9 +77,9 @@ class Setup:
         return f"95 % intervals are over the {self.rounds} rounds; speed-ups compare runs of the same round."
 
 
-def warning(setup: Setup, found: Sequence[Figures]) -> str | None:
+def warning(setup: Setup, measured: Sequence[Figures]) -> str | None:
     """Which counts say nothing of a larger machine; None if all had what they needed."""
-    counts = [one.workers for one in found if one.oversubscribed]
+    counts = [one.workers for one in measured if one.oversubscribed]
     if not counts:
         return None
     threads = setup.threads_per_worker
@@ -91,37 +92,33 @@ def warning(setup: Setup, found: Sequence[Figures]) -> str | None:
     )
 
 
-def wide_intervals(found: Sequence[Figures]) -> str | None:
+def wide_intervals(measured: Sequence[Figures]) -> str | None:
     """What to do if the rounds differ so much that little can be said; None if they do not."""
-    spans = [one.speed_up.span for one in found if one.speed_up is not None and one.speed_up.span is not None]
+    spans = [one.speed_up.span for one in measured if one.speed_up is not None and one.speed_up.span is not None]
     if all(high <= WIDE * low for low, high in spans):
         return None
     return "The intervals are wide: is the machine busy? More --rounds and --steps make them narrower."
 
 
-def as_table(setup: Setup, found: Sequence[Figures]) -> str:
+def as_table(setup: Setup, measured: Sequence[Figures]) -> str:
     """For the terminal; counts with an asterisk are oversubscribed."""
-    rows = [["workers", "p50 ms", "p95 ms", "samples/s"], *([] for _ in found)]
-    compared = [name for name in ("speed-up", "efficiency") if len(found) > 1]
-    for row, one in zip(rows[1:], found, strict=True):
-        cells = _cells(one)
-        row.append(f"{one.workers}{'*' if one.oversubscribed else ' '}")
-        row += [cells[name][0] for name in rows[0][1:4]]
-        for name in compared:
-            row += cells[name] if setup.has_intervals else cells[name][:1]
-    for name in compared:
-        rows[0] += [name, "95 %"] if setup.has_intervals else [name]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    noted = warning(setup, found)
+    cells = [_cells(one) for one in measured]
+    columns = [["workers", *(f"{one.workers}{'*' if one.oversubscribed else ' '}" for one in measured)]]
+    for name in [name for name in cells[-1] if name not in ("workers", "batch")]:
+        columns.append([name, *(row[name][0] for row in cells)])
+        if name in ("speed-up", "efficiency") and setup.has_intervals:
+            columns.append(["95 %", *(row[name][1] for row in cells)])
+    widths = [max(map(len, column)) for column in columns]
+    note = warning(setup, measured)
     lines = [
         f"{setup.name}: {setup.kind}",
         f"{setup.times}; {setup.machine}; plan: {setup.plan}",
         "",
-        *("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows),
+        *("  ".join(map(str.rjust, row, widths)).rstrip() for row in zip(*columns, strict=True)),
         "",
-        f"* {noted}" if noted else None,
-        setup.about_intervals if compared else "One number of workers: there is no speed-up.",
-        wide_intervals(found),
+        f"* {note}" if note else None,
+        setup.about_intervals if len(measured) > 1 else "One number of workers: there is no speed-up.",
+        wide_intervals(measured),
     ]
     return "\n".join(line for line in lines if line is not None)
 
@@ -143,16 +140,16 @@ def _cells(one: Figures) -> dict[str, tuple[str, str]]:
     return cells
 
 
-def as_json(setup: Setup, found: Sequence[Figures], runs: Sequence[Timed]) -> dict[str, Any]:
+def as_json(setup: Setup, measured: Sequence[Figures], runs: Sequence[Timed]) -> dict[str, Any]:
     """For programs: what the table says, and every measured step."""
     return {
         "form": 1,
         **dataclasses.asdict(setup),
-        "relative_to": found[0].workers,
-        "oversubscribed": [one.workers for one in found if one.oversubscribed],
-        "warning": warning(setup, found),
+        "relative_to": measured[0].workers,
+        "oversubscribed": [one.workers for one in measured if one.oversubscribed],
+        "warning": warning(setup, measured),
         "intervals": setup.about_intervals,
-        "counts": [_count(one) for one in found],
+        "counts": [_count(one) for one in measured],
         "runs": [
             {
                 "round": run.round,
@@ -181,27 +178,16 @@ def _rounded(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def number(value: float) -> str:
-    """Three digits that matter, and thousands set apart; nothing above 0 is written as 0."""
-    if 0 < value < 0.1:
-        return f"{value:.2g}"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
 # ------------------------------------------------------------- page
 
 
-def as_page(setup: Setup, found: Sequence[Figures]) -> str:
+def as_page(setup: Setup, measured: Sequence[Figures]) -> str:
     """One HTML file with plots and the table."""
-    whiskers = " Whiskers are 95 % intervals." if setup.has_intervals else ""
-    against = f"Against {plural(found[0].workers, 'worker')}; the dashed line is the ideal.{whiskers}"
-    plots = [("throughput", "Throughput", f"Samples per second.{whiskers}")]
-    figures = {"throughput": _plot("samples/s", [one.throughput for one in found], [None] * len(found))}
-    if len(found) > 1:
-        plots.insert(0, ("speed_up", "Speed-up", against))
-        ideal = [one.workers / found[0].workers for one in found]
-        figures["speed_up"] = _plot("speed-up", [one.speed_up or Estimate(1.0) for one in found], ideal)
-    workers, shared = [one.workers for one in found], [one.oversubscribed for one in found]
+    figures = {"throughput": _plot("samples/s", [one.throughput for one in measured], [None] * len(measured))}
+    if len(measured) > 1:
+        ideal = [one.workers / measured[0].workers for one in measured]
+        figures["speed_up"] = _plot("speed-up", [one.speed_up or Estimate(1.0) for one in measured], ideal)
+    workers, shared = [one.workers for one in measured], [one.oversubscribed for one in measured]
     return fill(
         "scaling.html",
         data={"scaling": {"workers": workers, "shared": shared, "figures": figures}},
@@ -209,10 +195,10 @@ def as_page(setup: Setup, found: Sequence[Figures]) -> str:
         title=f"Scaling of {setup.name}",
         facts=[setup.kind, setup.times, setup.machine, f"plan {setup.plan}"],
         setup=setup,
-        plots=plots,
-        rows=[_cells(one) for one in found],
-        warning=warning(setup, found),
-        wide=wide_intervals(found),
+        workers=workers,
+        rows=[_cells(one) for one in measured],
+        warning=warning(setup, measured),
+        wide=wide_intervals(measured),
     )
 
 

@@ -35,9 +35,7 @@ def duration(seconds: float) -> str:
 
 def milliseconds(ms: float) -> str:
     """The length of a step."""
-    if ms >= 1e4:
-        return duration(ms / 1e3)
-    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
+    return duration(ms / 1e3) if ms >= 1e4 else f"{number(ms)} ms"
 
 
 def figure(value: float | None) -> str:
@@ -48,9 +46,11 @@ def figure(value: float | None) -> str:
     return f"{value:.4f}" if 1e-3 <= size < 1e4 or not size else f"{value:.3e}"
 
 
-def large(value: float) -> str:
-    """A count or a rate."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+def number(value: float) -> str:
+    """Three digits that matter, and thousands set apart; nothing above 0 is written as 0."""
+    if 0 < value < 0.1:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def amount(count: float) -> str:
@@ -213,12 +213,12 @@ def _crowded(measured: Sequence[Worker]) -> str:
     for one in measured:
         if one.cores is not None and one.device == "cpu":
             hosts.setdefault(one.host, []).append(one)
-    said = [
+    shared = [
         f"{len(there)} workers share {plural(cores, 'core')}{f' on {host}' if len(hosts) > 1 else ''}"
         for host, there in hosts.items()
         if len(there) > max(1.0, cores := max(one.cores or 0.0 for one in there))
     ]
-    return f" {'; '.join(said)}: some of this time is spent waiting for a free core." if said else ""
+    return f" {'; '.join(shared)}: some of this time is spent waiting for a free core." if shared else ""
 
 
 def _alone(one: Worker) -> str:
@@ -238,12 +238,12 @@ def _held_up(slow: Worker, others: Sequence[Worker], waiting: float) -> str:
         return statistics.median(_per_step(one, part) for one in others)
 
     part = max(_DOING, key=lambda one: _per_step(slow, one) - theirs(one))
-    mine, usual = _per_step(slow, part), theirs(part)
-    who, crowd, own = ("other", "other waits", "its") if len(others) == 1 else ("others", "others wait", "their")
-    times = f", {mine / usual:.1f} times as long as the {who}" if usual >= 0.01 and mine / usual >= 1.1 else ""
+    own, usual = _per_step(slow, part), theirs(part)
+    who, crowd, whose = ("other", "other waits", "its") if len(others) == 1 else ("others", "others wait", "their")
+    times = f", {own / usual:.1f} times as long as the {who}" if usual >= 0.01 and own / usual >= 1.1 else ""
     return (
         f"Worker {slow.worker} is the slowest: it spends {percent(slow.share(part))} of its steps {_DOING[part]}"
-        f"{times}, while the {crowd} {percent(waiting)} of {own} time."
+        f"{times}, while the {crowd} {percent(waiting)} of {whose} time."
     )
 
 
