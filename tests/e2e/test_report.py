@@ -171,7 +171,7 @@ def test_a_start_that_is_refused_leaves_the_report_alone(tmp_path: Path) -> None
     [
         (["nowhere"], ["there is no folder", "nowhere", "events.jsonl"]),
         (["empty"], ["holds no events.jsonl"]),
-        (["."], ["is not a run itself", "runs/b, runs/a"]),
+        (["."], ["holds no events.jsonl", "runs/b, runs/a"]),
         (["job.py"], ["job.py is a file, but not one of a run", "runs/b, runs/a"]),
         (["runs/a", "--steps", "1:2"], ["--trace"]),
         (["runs/a", "--trace", "t.json", "--steps", "x"], ["--steps x", "100:200"]),

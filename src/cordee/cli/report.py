@@ -6,9 +6,9 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -58,9 +58,9 @@ def report(
     if steps is not None and trace is None:
         raise UsageError("--steps says which steps a trace shows: name its file with --trace")
     folder = find_run(run)
-    held = is_held(folder)  # before the record is read: a run that ends meanwhile has its end there
+    is_writing = is_held(folder)  # before the record is read: a run that ends meanwhile has its end there
     now = time.time()
-    summary = seen(summarise(folder, now), held)
+    summary = with_state(summarise(folder, now), is_writing)
     with damage.named(damaged_run(folder)):
         if as_json:
             print(json.dumps(summary.to_dict(), allow_nan=False))
@@ -83,11 +83,11 @@ def report(
         print(f"report: {save_report(folder, page)}")
 
 
-def seen(summary: Summary, held: bool | None) -> Summary:
-    """What the record does not tell of a run without an end, but the hold on its folder does: whether it goes on."""
-    if summary.state not in ("running", "unknown") or not summary.starts or held is None:
+def with_state(summary: Summary, is_writing: bool | None) -> Summary:
+    """The lock of its folder tells whether a run without an end on record is running or was killed."""
+    if summary.state not in ("running", "unknown") or not summary.starts or is_writing is None:
         return summary
-    return dataclasses.replace(summary, state="running" if held else "killed")
+    return dataclasses.replace(summary, state="running" if is_writing else "killed")
 
 
 def find_run(run: Path) -> Path:
@@ -100,16 +100,12 @@ def find_run(run: Path) -> Path:
         raise UsageError(f"there is no folder {folder.absolute()}: {expected}")
     beneath = [path for pattern in ("*", "*/*") for path in folder.glob(f"{pattern}/events.jsonl")]
     newest = sorted(beneath, key=lambda path: path.stat().st_mtime, reverse=True)
-    given, near = f"{folder} is not a run itself", "beneath it"
-    if run.is_file():
-        given, near = f"{run} is a file, but not one of a run", "near it"
-    elif not newest:
-        given = f"{folder.absolute()} holds no events.jsonl, nor does a folder in it"
+    given = f"{run} is a file, but not one of a run" if run.is_file() else f"{folder.absolute()} holds no events.jsonl"
     if not newest:
         raise UsageError(f"{given}: {expected}")
     names = ", ".join(str(path.parent) for path in newest[:MOST_NAMED])
     rest = f" and {len(newest) - MOST_NAMED} more" if len(newest) > MOST_NAMED else ""
-    raise UsageError(f"{given}: {expected}. Runs {near}, the newest first: {names}{rest}")
+    raise UsageError(f"{given}: {expected}. Runs near it, the newest first: {names}{rest}")
 
 
 # ------------------------------------------------------------- tables
@@ -117,42 +113,51 @@ def find_run(run: Path) -> Path:
 
 def show(summary: Summary, now: float) -> None:
     """The summary on standard output."""
+    from rich import box
     from rich.console import Console
+    from rich.table import Table
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(f"{plain(summary.name)}: {ending(summary, now)}", style="bold")
     for sentence in (*losses(summary)[:MOST_NAMED], verdict(summary.workers)):
         if sentence:
             console.print(plain(sentence))
-    parts = parts_of(summary.workers)
-    for table in (
-        _table("", ("", ""), _figures(summary)),
-        _table("validation", ("after step", *summary.metrics.values), _epochs(summary)),
-        _table("where the time of the steps went", ("worker", "per step", *parts), _split(summary, parts)),
-        _table("workers", [name for name, *_ in worker_columns(summary)], _workers(summary)),
-        _table("what happened", ("after", "step", "what", ""), _incidents(summary)),
-    ):
-        if table is not None:
+    for title, columns, rows in _tables(summary):
+        if rows:
+            table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns))
+            for column in columns:
+                table.add_column(plain(column), justify="left" if column in TEXTS else "right", overflow="fold")
+            for row in rows:
+                table.add_row(*map(plain, row))
             console.print(table)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
-    """A table; None if it has no row."""
-    from rich import box
-    from rich.table import Table
+def _tables(summary: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
+    """Title, names of the columns and rows of each table."""
+    yield "", ("", ""), list(_figures(summary))
+    metrics, parts, workers = summary.metrics, parts_of(summary.workers), summary.workers[:MOST_ROWS]
+    epochs = list(zip(metrics.step, *metrics.values.values(), strict=True))[-10:] if metrics.values else []
+    rows = [[f"{step:,}", *("–" if one is None else figure(one) for one in values)] for step, *values in epochs]
+    yield "validation", ("after step", *metrics.values), rows
+    rows = [
+        [_worker(one, summary.starts), step_length(one), *(percent(one.share(part)) for part in parts)]
+        for one in workers
+        if one.timed
+    ]
+    yield "where the time of the steps went", ("worker", "per step", *parts), rows
+    columns = worker_columns(summary)
+    rows = [[text(one) for _, _, text in columns] for one in workers]
+    if more := len(summary.workers) - len(workers):
+        rows.append([f"… {plural(more, 'more worker')}", *[""] * (len(columns) - 1)])
+    yield "workers", [name for name, *_ in columns], rows
+    incidents = summary.incidents[:MOST_ROWS]
+    rows = [[duration(one.seconds), f"{one.step:,}", one.kind, describe(one)] for one in incidents]
+    if more := len(summary.incidents) - len(incidents) + summary.left_out:
+        rows.append(["", "", "", plural(more, "more record")])
+    yield "what happened", ("after", "step", "what", ""), rows
 
-    made = list(rows)
-    if not made:
-        return None
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns))
-    for column in columns:
-        table.add_column(plain(column), justify="left" if column in TEXTS else "right", overflow="fold")
-    for row in made:
-        table.add_row(*map(plain, row))
-    return table
 
-
-def _figures(summary: Summary) -> Iterable[tuple[str, str]]:
+def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     of = f" of {summary.last_step:,}" if summary.last_step else ""
     yield "steps", f"{summary.steps:,}{of}"
     yield "epochs", f"{summary.epochs:,}"
@@ -186,42 +191,7 @@ def _figures(summary: Summary) -> Iterable[tuple[str, str]]:
         yield "order sha256", str(summary.result["order_sha256"])
 
 
-def _epochs(summary: Summary) -> Iterable[list[str]]:
-    rows = list(zip(summary.metrics.step, *summary.metrics.values.values(), strict=True))
-    if not summary.metrics.values:
-        return
-    for step, *values in rows[-10:]:
-        yield [f"{step:,}", *("–" if value is None else figure(value) for value in values)]
-
-
-def _split(summary: Summary, parts: Sequence[str]) -> Iterable[list[str]]:
-    for one in summary.workers[:MOST_ROWS]:
-        if one.timed:
-            yield [
-                _worker(one, summary.starts),
-                step_length(one),
-                *(percent(one.share(part)) for part in parts),
-            ]
-
-
 def _worker(one: Worker, starts: int) -> str:
     """Its number, of which start it was, and whether it was lost."""
     more = ", ".join(filter(None, (f"start {one.start}" if starts > 1 else "", "lost" if one.lost else "")))
     return f"{one.worker}{f' ({more})' if more else ''}"
-
-
-def _workers(summary: Summary) -> Iterable[list[str]]:
-    columns = worker_columns(summary)
-    for one in summary.workers[:MOST_ROWS]:
-        yield [text(one) for _, _, text in columns]
-    if len(summary.workers) > MOST_ROWS:
-        hidden = plural(len(summary.workers) - MOST_ROWS, "more worker")
-        yield [f"… {hidden}", *[""] * (len(columns) - 1)]
-
-
-def _incidents(summary: Summary) -> Iterable[list[str]]:
-    for one in summary.incidents[:MOST_ROWS]:
-        yield [duration(one.seconds), f"{one.step:,}", one.kind, describe(one)]
-    hidden = max(0, len(summary.incidents) - MOST_ROWS) + summary.left_out
-    if hidden:
-        yield ["", "", "", f"{plural(hidden, 'more record')}"]
