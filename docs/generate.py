@@ -416,7 +416,7 @@ def python() -> list[str]:
         *members(cordee.World),
         "## errors",
         f"All are subclasses of `cordee.errors.CordeeError`: {doc(CordeeError)} `WorkerFailed` also has "
-        f"{_listed(list(inspect.signature(WorkerFailed).parameters)[1:])}.",
+        f"{_listed(list(inspect.signature(WorkerFailed).parameters)[2:])}.",
         table(("error", "exit code", "meaning"), errors),
     ]
 

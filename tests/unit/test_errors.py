@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 from cordee.core import errors
@@ -33,3 +34,11 @@ def test_errors_are_found_by_name() -> None:
 def test_a_worker_failure_keeps_who_and_where() -> None:
     error = errors.WorkerFailed("boom", rank=1, host="a", traceback="Traceback ...")
     assert (str(error), error.rank, error.host, error.traceback, error.code) == ("boom", 1, "a", "Traceback ...", 20)
+
+
+def test_the_next_step_stands_behind_the_message_and_can_be_named_later() -> None:
+    error = errors.StorageError("the disk is full.")
+    assert str(error) == "the disk is full."
+    error.next_step = "to go on: free it"
+    assert str(error) == "the disk is full; to go on: free it" and error.message == "the disk is full."
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

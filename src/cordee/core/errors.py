@@ -12,6 +12,16 @@ class CordeeError(Exception):
     title = "unexpected failure"
     """Two or three words for the exit-code table."""
 
+    def __init__(self, message: str = "", *, next_step: str = "") -> None:
+        """`message` says what happened, `next_step` what the user can do now, where that is known only later."""
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        """Both, as the user reads them."""
+        return f"{self.message.rstrip('.')}; {self.next_step}" if self.next_step else self.message
+
 
 class UsageError(CordeeError):
     """The command line, or a call of the public functions, does not make sense."""
@@ -68,9 +78,11 @@ class WorkerFailed(CordeeError):
     code = 20
     title = "worker failed"
 
-    def __init__(self, message: str, *, rank: int = -1, host: str = "", traceback: str = "") -> None:
+    def __init__(
+        self, message: str = "", *, next_step: str = "", rank: int = -1, host: str = "", traceback: str = ""
+    ) -> None:
         """Keep who failed, and the worker's own traceback, for callers from Python."""
-        super().__init__(message)
+        super().__init__(message, next_step=next_step)
         self.rank = rank
         self.host = host
         self.traceback = traceback
@@ -151,7 +163,7 @@ class Interrupted(CordeeError):
 
 def all_errors() -> list[type[CordeeError]]:
     """Every error with an exit code of its own, by code."""
-    return sorted(CordeeError.__subclasses__(), key=lambda error: error.code)
+    return sorted((one for one in CordeeError.__subclasses__() if "code" in vars(one)), key=lambda one: one.code)
 
 
 def error_named(name: str) -> type[CordeeError]:

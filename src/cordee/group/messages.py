@@ -22,6 +22,8 @@ class Failed(News):
     """What to tell the user."""
     traceback: str
     """Of the user's code; empty where the error says all there is to know."""
+    next_step: str
+    """What the user can do now; empty where the text says it."""
 
 
 class Saving(News):

@@ -69,7 +69,7 @@ def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | Non
         error = raised
     if isinstance(error, GOES_ON) and saved_step(launch.out) is not None:
         name, out = launch.wording.flag("resume"), launch.wording.option("out", str(launch.out))
-        error.args = (f"{str(error).rstrip('.')}; to go on: start it again with {name} and {out}",)
+        error.next_step = f"to go on: start it again with {name} and {out}"
     if keeper is not None:
         result = keeper.end(error)
     if error is not None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cordee.core.errors import (
-    CordeeError,
     UsageError,
 )
 from cordee.core.events import Listener, WarningEvent
@@ -100,11 +99,6 @@ class Launch:
         if step is None or self.target.kind == "script" or not self.wording.way_on:
             return ""
         return f"to go on after step {step}: {self.again()}"
-
-    def name_way_on(self, error: CordeeError) -> None:
-        """Let what ended the run say how to go on with it, if there is a checkpoint."""
-        if on := self.going_on():
-            error.args = (f"{str(error).rstrip('.')}; {on}",)
 
     def again(self) -> str:
         """The command, or the call, that resumes this run as it was started. Its folder remembers the settings."""

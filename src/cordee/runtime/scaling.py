@@ -124,16 +124,15 @@ def measure(measurement: Measurement, watcher: Watcher) -> list[Timed]:
 
 
 def _one(measurement: Measurement, launch: Launch, round: int, which: str, watcher: Watcher) -> Timed:
+    kept = f"its folder is kept: {launch.out}"
     try:
-        run(launch, watcher)
+        with _told(f"{which} failed", kept):
+            run(launch, watcher)
     except (Interrupted, KeyboardInterrupt):
         _clear(launch.out, keep=measurement.keep)
         raise Interrupted(f"{which} was stopped; the measurement is not complete, and nothing was written") from None
-    except CordeeError as error:
-        error.args = (f"{which} failed: {str(error).rstrip('.')}. Its folder is kept: {launch.out}",)
-        raise
     events = list(read_events(launch.out / "events.jsonl"))
-    with _told(f"{which} cannot be used. Its folder is kept: {launch.out}"):
+    with _told(f"{which} cannot be used", kept):
         seconds, samples = step_times(events, warm_up=measurement.warm_up, steps=measurement.steps)
     for event in events:
         if isinstance(event, WarningEvent):
@@ -170,10 +169,10 @@ def _clear(folder: Path, *, keep: bool) -> None:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _told(what: str, next_step: str = "") -> Iterator[None]:
     """Errors in here say first what they are about."""
     try:
         yield
     except CordeeError as error:
-        error.args = (f"{what}: {error}",)
+        error.message, error.next_step = f"{what}: {error.message}", next_step or error.next_step
         raise

@@ -152,14 +152,15 @@ def _receive_job(descriptor: int) -> Job:
 
 def _fail(channel: Channel, error: BaseException) -> int:
     """Tell the launcher what happened; it speaks to the user, once."""
-    known = isinstance(error, CordeeError)
-    text = "" if known else "".join(traceback.format_exception(type(error), error, _user_part(error)))
-    notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-    notes += shadowed(error, Path(sys.argv[0]).resolve().parent)
-    message = str(error) if known else f"{type(error).__name__}: {error}{notes}"
-    code = error.code if isinstance(error, CordeeError) else WorkerFailed.code
-    name = type(error).__name__ if known else WorkerFailed.__name__
-    channel.post(Failed(name, message, text))
+    if isinstance(error, CordeeError):
+        code, failed = error.code, Failed(type(error).__name__, error.message, "", error.next_step)
+    else:
+        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+        notes += shadowed(error, Path(sys.argv[0]).resolve().parent)
+        trace = "".join(traceback.format_exception(type(error), error, _user_part(error)))
+        text = f"{type(error).__name__}: {error}{notes}"
+        code, failed = WorkerFailed.code, Failed(WorkerFailed.__name__, text, trace, "")
+    channel.post(failed)
     channel.flush()
     channel.part()
     channel.close()

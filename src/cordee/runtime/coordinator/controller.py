@@ -173,7 +173,7 @@ class Controller:
         elif isinstance(self._error, Interrupted) and self._stepped and not self._begun:  # news of steps came late
             self._error = Interrupted("stopped at once, in the first steps")
         if isinstance(self._error, GOES_ON):
-            self._launch.name_way_on(self._error)
+            self._error.next_step = self._launch.going_on() or self._error.next_step
         try:
             result = self._recorder.end(self._error)
         except StorageError as error:

@@ -77,6 +77,6 @@ def what_ends(
 def _failed(worker: int, host: str, content: dict[str, Any]) -> CordeeError:
     kind = error_named(content["error"])
     if kind is not WorkerFailed:
-        return kind(content["text"])
+        return kind(content["text"], next_step=content["next_step"])
     message = f"worker {worker} on {host} failed with {content['text']}"
     return WorkerFailed(message, rank=worker, host=host, traceback=content["traceback"])
