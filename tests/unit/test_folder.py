@@ -92,7 +92,10 @@ def test_a_glance_at_a_folder_does_not_keep_a_run_from_it(tmp_path: Path) -> Non
     with (tmp_path / LOCK).open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         threading.Timer(0.05, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
-        Hold(tmp_path).release()
+        hold = Hold(tmp_path)
+        with pytest.raises(UsageError, match="still being trained"):
+            Hold(tmp_path)
+        hold.release()
 
 
 def test_a_folder_is_let_go_when_a_start_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,15 +221,19 @@ def test_a_data_set_that_draws_at_random_does_not_look_like_a_loss_that_mixes() 
         look(nn.Linear(6, 3), contrast, data=Drawing())
 
 
-def penalised(model: nn.Module, batch: Any) -> Tensor:
+def penalised(model: nn.Module, batch: Any, *, mixed: bool = False) -> Tensor:
     x = batch.x.clone().requires_grad_()
     out = model(x)
     (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-    return cross_entropy(out, batch.y) + slope.square().sum(1).mean()
+    penalty = slope.mean(0).square().sum() if mixed else slope.square().sum(1).mean()
+    return cross_entropy(out, batch.y) + penalty
 
 
 def test_a_loss_may_use_gradients_of_its_own() -> None:
-    look(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), None, objective=penalised)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    look(model, None, objective=penalised)
+    with pytest.raises(MixingError):
+        look(model, None, objective=partial(penalised, mixed=True))
 
 
 class Phase(nn.Module):

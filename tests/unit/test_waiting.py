@@ -32,7 +32,9 @@ class Late(dist.Work):
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_collective_that_ends_right_after_a_look_has_not_failed(after: int) -> None:
-    GlooWork(Late(after)).wait(lambda: False)
+    late = Late(after)
+    GlooWork(late).wait(lambda: False)
+    assert late.is_completed()
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
