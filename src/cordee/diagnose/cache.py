@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from cordee.core.damage import write_whole
 
+Kind = TypeVar("Kind")
 
-def recall(name: str) -> Any:
-    """The value that was stored under this name; None if there is none that can be read."""
+
+def recall(name: str, kind: type[Kind]) -> Kind | None:
+    """The value that was stored under this name; None if there is none, or it is not of this kind."""
     try:
-        return json.loads(_path(name).read_text(encoding="utf-8"))
-    except (OSError, RuntimeError, ValueError):  # RuntimeError: a user without a home
+        return msgspec.json.decode(_path(name).read_bytes(), type=kind)
+    except (OSError, RuntimeError, msgspec.DecodeError):  # RuntimeError: a user without a home
         return None
 
 
@@ -24,7 +27,7 @@ def store(name: str, value: Any) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         path = _path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(value, indent=1))
+        write_whole(path, msgspec.json.encode(value).decode())
 
 
 def _path(name: str) -> Path:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from cordee.core import interrupts
 
+Kind = TypeVar("Kind")
 AFTER_KILL_S = 5.0
 """How long a killed child may take to go: one that the kernel holds (a broken driver) is left behind."""
 
@@ -54,12 +56,12 @@ class Ended:
             return "it ended well"
         return said or f"it ended with exit code {self.code} and without a word"
 
-    @property
-    def answer(self) -> Any:
-        """The JSON value on the last line of its output; None if it ended otherwise."""
+    def answer(self, kind: type[Kind]) -> Kind | None:
+        """The JSON value on the last line of its output; None if it is not of this kind, or the child failed."""
+        last = self.output.rstrip().rpartition("\n")[2]
         try:
-            return json.loads(self.output.splitlines()[-1]) if self.code == 0 else None
-        except (ValueError, IndexError):
+            return msgspec.json.decode(last, type=kind) if self.code == 0 else None
+        except msgspec.DecodeError:
             return None
 
     @property

@@ -10,8 +10,10 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from cordee.core.errors import UsageError
 from cordee.core.interpreter import python_module
@@ -19,7 +21,7 @@ from cordee.core.machine import usable_cores
 from cordee.diagnose import cache
 from cordee.diagnose.child import Ended, run_child
 
-MEASURE = "2"
+MEASURE = "3"
 """Counted up when the way of measuring changes, so that what was measured otherwise is forgotten."""
 PRECISIONS = ("bf16", "fp16")
 FP32_WORKS = "fp32 works"
@@ -40,8 +42,7 @@ NOTABLE = 1.05
 """A smaller factor than this is within the noise of the measurement."""
 
 
-@dataclass(frozen=True)
-class NumberFormat:
+class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of a number format on a device."""
 
     precision: str
@@ -49,7 +50,7 @@ class NumberFormat:
     works: bool
     speed: float
     """The time of fp32 over the time of this format: above 1 it is faster; 0 if it does not work."""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = {}
     """Variables that must be set before torch is loaded; empty if it works without, or not at all."""
     reason: str = ""
     """How the child ended that tried it without these variables, in words."""
@@ -67,6 +68,13 @@ class NumberFormat:
             f"{self.precision} crashes {where}'s oneDNN ({self.reason}) unless {variables} is set before the start; "
             f"with it, it works and {_pace(self.precision, self.speed)}"
         )
+
+
+class _Remembered(msgspec.Struct):
+    """What the cache holds of a trial."""
+
+    key: dict[str, str]
+    found: NumberFormat
 
 
 def _pace(precision: str, speed: float) -> str:
@@ -94,22 +102,16 @@ def try_format(
     found, settled = _try_all(precision, device, threads or len(usable_cores()), timeout_s)
     key = _key(precision, device, threads)
     if settled and key["hardware"]:
-        cache.store(_file(key), {"key": key, "found": asdict(found)})
+        cache.store(_file(key), _Remembered(key, found))
     return found
 
 
 def recall_format(precision: str, device: str = "cpu", *, threads: int | None = None) -> NumberFormat | None:
     """What an earlier trial found; None if there was none, or it cannot be read. Measures nothing."""
     key = _key(precision, device, threads)
-    content = cache.recall(_file(key))
-    try:
-        # The whole key is compared, so that a file never speaks for another machine.
-        found = NumberFormat(**content["found"]) if content["key"] == key else None
-    except (KeyError, TypeError):  # damaged, or written by another version
-        return None
-    if found is None or not (isinstance(found.environment, dict) and isinstance(found.works, bool)):
-        return None
-    return found if isinstance(found.speed, int | float) else None
+    remembered = cache.recall(_file(key), _Remembered)
+    # The whole key is compared, so that a file never speaks for another machine.
+    return remembered.found if remembered is not None and remembered.key == key else None
 
 
 def command(precision: str, device: str, threads: int, timeout_s: float) -> list[str]:
@@ -119,10 +121,7 @@ def command(precision: str, device: str, threads: int, timeout_s: float) -> list
 
 def judge(precision: str, device: str, ended: Ended) -> NumberFormat:
     """What the end of one child says about the format."""
-    try:
-        speed = float(ended.answer["speed"])
-    except (KeyError, TypeError, ValueError):
-        speed = 0.0
+    speed = (ended.answer(dict[str, float]) or {}).get("speed", 0.0)
     if speed > 0:
         return NumberFormat(precision, device, True, speed, reason=ended.words)
     reason = ended.failure

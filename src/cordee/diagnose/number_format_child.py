@@ -6,6 +6,7 @@ An instruction that the processor lacks kills this process alone. It prints `fp3
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
@@ -20,9 +21,9 @@ from torch import Tensor, nn
 from cordee.diagnose.number_format import FP32_WORKS, UNSUPPORTED
 
 ENOUGH_S = 1.0
-"""Measure for about so long."""
+"""Measure for about so long,"""
 PAIRS = (5, 40)
-"""But at least and at most so many pairs,"""
+"""but at least and at most so many pairs of passes,"""
 TOO_LONG_S = 2.0
 """and after so long only the pair that is under way: an emulated format may take seconds for one pass."""
 SCALE = 1024.0
@@ -41,62 +42,38 @@ def size_for(device: str, threads: int) -> tuple[int, int]:
     return (64, 2048) if device == "cuda" else (4 * max(2, threads), 256)
 
 
-class Small(nn.Module):
-    """The four kinds of layer that most models spend their time in: convolution, attention, linear, normalization."""
+class Bench:
+    """A model and its input on a device, made from a fixed seed, so that every format computes the same."""
 
-    def __init__(self, width: int) -> None:
-        """Two convolutions, then one transformer block of this width."""
-        super().__init__()
-        self.convolutions = nn.Sequential(
-            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()
-        )
-        self.block = nn.Sequential(
-            nn.Linear(512, width),
+    def __init__(self, device: str) -> None:
+        """The four kinds of layer that take most time in most models: convolution, attention, linear, norm."""
+        self._device = torch.device(device)
+        count, width = size_for(self._device.type, torch.get_num_threads())
+        torch.manual_seed(0)
+        self._model = nn.Sequential(  # (count, 16, 32, 32) → (count, 32, 32, 32) → (count, 32 tokens, width)
+            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()),
+            *(nn.Flatten(2), nn.Linear(1024, width)),
             nn.TransformerEncoderLayer(
                 width, width // 64, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
             ),
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(images, 16, 32, 32) → (images, 64 tokens, width)."""
-        count = images.shape[0]
-        tokens = self.convolutions(images).reshape(count, 32, 64, 16).transpose(1, 2).reshape(count, 64, 512)
-        result: Tensor = self.block(tokens)
-        return result
-
-
-class Bench:
-    """The model and its input on a device, and one timed pass over them."""
-
-    def __init__(self, device: str) -> None:
-        """Made of a fixed seed, so that every format computes the same."""
-        self._device = torch.device(device)
-        images, width = size_for(self._device.type, torch.get_num_threads())
-        torch.manual_seed(0)
-        self._model = Small(width).to(self._device)
-        self._images = torch.randn(images, 16, 32, 32).to(self._device)
+        ).to(self._device)
+        self._images = torch.randn(count, 16, 32, 32).to(self._device)
 
     def run(self, precision: str) -> tuple[float, float]:
         """Seconds of one forward and backward pass (on a CPU: of processor time), and its loss."""
         self._model.zero_grad(set_to_none=True)
-        began = self._clock()
         # autocast refuses float32, and refuses float16 on a CPU before torch 2.10, switched off or not.
-        if precision == "fp32":
-            loss = self._forward()
-        else:
-            with torch.autocast(self._device.type, DTYPES[precision]):
-                loss = self._forward()
+        dtype = DTYPES.get(precision)
+        autocast = contextlib.nullcontext() if dtype is None else torch.autocast(self._device.type, dtype)
+        began = self._clock()
+        with autocast:
+            loss: Tensor = self._model(self._images).float().square().mean() * SCALE
         loss.backward()  # type: ignore[no-untyped-call]
-        spent = self._clock() - began
-        return spent, loss.item() / SCALE
+        return self._clock() - began, loss.item() / SCALE
 
     def finite(self) -> bool:
         """Whether every gradient of the last pass is a number."""
         return all(bool(one.grad.isfinite().all()) for one in self._model.parameters() if one.grad is not None)
-
-    def _forward(self) -> Tensor:
-        loss: Tensor = self._model(self._images).float().square().mean() * SCALE
-        return loss
 
     def _clock(self) -> float:
         if self._device.type == "cuda":
@@ -129,8 +106,7 @@ def measure(precision: str, device: str) -> float:
         spent = time.perf_counter() - began
         if spent > TOO_LONG_S or (spent > ENOUGH_S and len(other) >= least):
             break
-    while len(plain) < least:  # beside a format that is so slow, fp32 costs nothing more
-        plain.append(bench.run("fp32")[0])
+    plain += [bench.run("fp32")[0] for _ in range(len(plain), least)]  # cheap beside a format that is so slow
     return statistics.median(plain) / statistics.median(other)
 
 

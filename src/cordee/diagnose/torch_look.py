@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
-from dataclasses import asdict, dataclass
+
+import msgspec
 
 from cordee.core.interpreter import python_module
 from cordee.diagnose.child import Ended, run_child
@@ -14,8 +14,7 @@ ASK_S = 60.0
 """A first import from a network disk takes this long; a driver that hangs takes for ever."""
 
 
-@dataclass(frozen=True)
-class TorchLook:
+class TorchLook(msgspec.Struct, frozen=True):
     """What torch says of itself and of the devices."""
 
     version: str = ""
@@ -38,11 +37,7 @@ def ask(timeout_s: float = ASK_S) -> TorchLook:
 
 def read(ended: Ended) -> TorchLook:
     """The answer of a child that has ended."""
-    answer = ended.answer
-    try:
-        return TorchLook(**{**answer, "gpus": tuple((str(name), int(size)) for name, size in answer["gpus"])})
-    except (ValueError, TypeError, KeyError):
-        return TorchLook(problem=ended.failure)
+    return ended.answer(TorchLook) or TorchLook(problem=ended.failure)
 
 
 def look() -> TorchLook:
@@ -71,4 +66,4 @@ def look() -> TorchLook:
 
 if __name__ == "__main__":
     signal.alarm(int(ASK_S) + 5)  # a driver that hangs must not keep this process when its parent is gone
-    sys.stdout.write(json.dumps(asdict(look())) + "\n")
+    sys.stdout.write(msgspec.json.encode(look()).decode() + "\n")

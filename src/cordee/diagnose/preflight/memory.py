@@ -67,8 +67,7 @@ def remember(key: str | None) -> None:
 
 
 def _keys() -> list[str]:
-    keys = cache.recall(FILE)
-    return [one for one in keys if isinstance(one, str)] if isinstance(keys, list) else []
+    return cache.recall(FILE, list[str]) or []
 
 
 class _Unknown(Exception):
