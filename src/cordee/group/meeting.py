@@ -6,7 +6,6 @@ say nothing, the working folder. Only this user can read its folder. It holds ra
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 
 from cordee.core.errors import RendezvousError, SecurityError
+from cordee.core.locks import take_lock
 from cordee.core.world import World
 from cordee.group.wire import Address
 
@@ -36,13 +36,13 @@ class Meeting:
     def open(self, address: Address) -> None:
         """Write rank 0's address; `RendezvousError` if another living process is rank 0 at this meeting."""
         deadline = time.monotonic() + HELD_S
-        while not self._hold():
+        while (handle := take_lock(self._path)) is None:
             if time.monotonic() > deadline:
                 raise RendezvousError(
                     f"another process of yours waits as rank 0 of the same run, named by {self._named}: end it, or "
                     "give each run its own MASTER_ADDR and MASTER_PORT"
                 )
-            time.sleep(0.05)
+        self._handle = handle
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, json.dumps({"port": address.port, "token": address.token}).encode(), 0)
 
@@ -57,19 +57,6 @@ class Meeting:
             self._path.unlink(missing_ok=True)
             os.close(self._handle)
             self._handle = -1
-
-    def _hold(self) -> bool:
-        """Lock the file, which ends with this process; False if another one holds it, or has just removed it."""
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(handle).st_ino == self._path.stat().st_ino:
-                self._handle = handle
-                return True
-        except OSError:
-            pass
-        os.close(handle)
-        return False
 
 
 def _private_folder() -> Path:

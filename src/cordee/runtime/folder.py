@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -16,13 +15,12 @@ from typing import Any
 from cordee.core.errors import CheckpointError, CordeeError, StorageError, UsageError
 from cordee.core.eventlog import read_events
 from cordee.core.events import EndEvent, Event, StepEvent
+from cordee.core.locks import leads_to, lock
 from cordee.runtime.wording import COMMAND, Wording
 
 LOCK = "run.lock"
 OURS = ("report.html", "events.jsonl", "run.json")
 """What a start writes before the first step."""
-UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems answer that know no locks."""
 UNKNOWN = (0, 0)
 """The identity of a folder that cannot be looked at."""
 GLANCE_S = 0.3
@@ -45,8 +43,11 @@ class Hold:
                     f"{wording.option('out')}"
                 ) from error
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                taken = lock(self._file)
+            except OSError as error:
+                os.close(self._file)
+                raise StorageError(f"cannot lock {self._path.absolute()}: {error.strerror}") from error
+            if taken is False:
                 holder = os.read(self._file, 1000).decode(errors="replace").strip()
                 os.close(self._file)
                 if time.monotonic() < deadline:
@@ -55,12 +56,8 @@ class Hold:
                 raise UsageError(
                     f"{folder} is still being trained by {holder or 'another process'}: wait for its end, or choose "
                     f"another folder with {wording.option('out')}"
-                ) from None
-            except OSError as error:
-                if error.errno not in UNLOCKABLE:
-                    os.close(self._file)
-                    raise StorageError(f"cannot lock {self._path.absolute()}: {error.strerror}") from error
-            if self._is_there():
+                )
+            if leads_to(self._path, self._file):
                 break
             os.close(self._file)  # of a run that has just ended, and took its file away
         with contextlib.suppress(OSError):  # a full disk: then others are refused without the name
@@ -78,15 +75,6 @@ class Hold:
         os.close(self._file)
         self._file = -1
 
-    def _is_there(self) -> bool:
-        """Whether what we locked is the file that others will find."""
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return False
-        mine = os.fstat(self._file)
-        return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
-
 
 def is_held(folder: Path) -> bool | None:
     """Whether a process of this machine writes into a run's folder; None where that cannot be told from here."""
@@ -100,14 +88,12 @@ def is_held(folder: Path) -> bool | None:
         host = os.read(file, 1000).decode(errors="replace").strip().rpartition(" on ")[2]
         if host != socket.gethostname():
             return None  # not every file system shows the locks of other machines
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        taken = lock(file, shared=True)
+        return None if taken is None else not taken
     except OSError:
         return None
     finally:
         os.close(file)
-    return False
 
 
 # ------------------------------------------------------------- whether to begin there

@@ -14,10 +14,10 @@ from typing import IO, Literal
 
 from cordee.core.errors import UsageError
 from cordee.core.interpreter import python_module
+from cordee.core.locks import is_locked, take_lock
 from cordee.core.machine import listeners
 from cordee.twin.cluster import Cluster
 from cordee.twin.enter import RUN
-from cordee.twin.locks import is_locked, take_lock
 from cordee.twin.processes import end_until_none, marked, wait_for
 from cordee.twin.twin import Twin
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from cordee.core.damage import write_whole
 from cordee.core.errors import CordeeError, UsageError
+from cordee.core.locks import is_locked, take_lock
 from cordee.twin.cluster import Cluster
-from cordee.twin.locks import is_locked, take_lock
 
 _NAME = re.compile(r"[a-z][a-z0-9]{0,11}")
 _RECORD, _LOCK, _OWNER = "twin.json", ".lock", "owner.lock"
