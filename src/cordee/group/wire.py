@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import json
 import secrets
 import socket
 import ssl
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from cordee.core.errors import RendezvousError, SecurityError
 from cordee.core.events import encode
@@ -26,6 +27,7 @@ Message = dict[str, Any]
 HEADER = struct.Struct("!I")
 MAX_FRAME = 64 << 20
 """Larger frames are refused: nothing of ours is near this size, so it is not one of us at the other end."""
+_decode: Callable[[bytes], Message] = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,23 @@ def pack(message: Mapping[str, Any]) -> bytes:
     """One message as a frame."""
     body = encode(message)
     return HEADER.pack(len(body)) + body
+
+
+def length_of(head: bytes, limit: int = MAX_FRAME) -> int:
+    """How many bytes follow the head of a frame; `ValueError` for what is no head of ours."""
+    if len(head) < HEADER.size:
+        raise ValueError("the frame ended in its head")
+    (length,) = HEADER.unpack(head)
+    if length > limit:
+        raise ValueError(f"a frame of {length} bytes, where at most {limit} were expected")
+    return int(length)
+
+
+def unpack(head: bytes, body: bytes) -> Message:
+    """The message of a frame; `ValueError` for what is none."""
+    if len(body) != length_of(head):
+        raise ValueError("the frame ended in its body")
+    return _decode(body)
 
 
 def nonce() -> str:
@@ -91,16 +110,9 @@ class Connection:
         """The next message; None when the other end has gone."""
         try:
             head = self._reader.read(HEADER.size)
-            if len(head) < HEADER.size:
-                return None
-            (length,) = HEADER.unpack(head)
-            if length > MAX_FRAME:
-                return None
-            body = self._reader.read(length)
-            message = json.loads(body) if len(body) == length else None
+            return unpack(head, self._reader.read(length_of(head)))
         except (OSError, ValueError, RecursionError):
             return None
-        return message if isinstance(message, dict) else None
 
     def close_writing(self) -> None:
         """Say that nothing more comes; the other end reads what is under way and then closes."""

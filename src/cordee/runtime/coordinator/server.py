@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 from cordee.core.errors import RendezvousError
 from cordee.group.protocol import BEAT_S, STALL_S
 from cordee.group.tls import ServerTls, make_server_tls
-from cordee.group.wire import HEADER, MAX_FRAME, Address, Message, nonce, pack, proof, proven
+from cordee.group.wire import HEADER, MAX_FRAME, Address, Message, length_of, nonce, pack, proof, proven, unpack
 
 SILENCE_S = {"worker": 60.0, "node": 3.0}
 """When a peer counts as gone. A worker's Python may be held up by the user's code, and its own launcher sees much
@@ -223,11 +222,8 @@ async def _prove(
 
 async def _read(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> Message:
     """The next message; `IncompleteReadError` at the end."""
-    (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-    if length > limit:
-        raise ValueError(f"a frame of {length} bytes")
-    message: Message = json.loads(await reader.readexactly(length))
-    return message
+    head = await reader.readexactly(HEADER.size)
+    return unpack(head, await reader.readexactly(length_of(head, limit)))
 
 
 def _listen(host: str, port: int) -> socket.socket:

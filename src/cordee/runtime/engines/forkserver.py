@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
 import os
 import select
 import signal
@@ -25,7 +24,7 @@ from typing import Any, NoReturn
 
 from cordee.core.errors import CordeeError
 from cordee.core.text import plain
-from cordee.group.wire import HEADER, pack
+from cordee.group.wire import HEADER, length_of, pack, unpack
 from cordee.runtime.streams import outlive_terminal
 
 READY = "ready"
@@ -54,23 +53,17 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    head += _exactly(sock, HEADER.size - len(head))
-    if len(head) < HEADER.size:
+    try:
+        head += _exactly(sock, HEADER.size - len(head))
+        return unpack(head, _exactly(sock, length_of(head))), list(descriptors)
+    except (OSError, ValueError):
         return None, []
-    (length,) = HEADER.unpack(head)
-    body = _exactly(sock, length)
-    return (json.loads(body), list(descriptors)) if len(body) == length else (None, [])
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
+    """So many bytes, or what came before the end."""
     parts = b""
-    while len(parts) < count:
-        try:
-            part = sock.recv(count - len(parts))
-        except OSError:
-            return parts
-        if not part:
-            return parts
+    while len(parts) < count and (part := sock.recv(count - len(parts))):
         parts += part
     return parts
 
