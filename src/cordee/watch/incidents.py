@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
 
+from cordee.watch.series import Series
 from cordee.watch.summary import Incident
 
 MOST_OF_A_KIND = 100
@@ -16,47 +18,41 @@ AROUND = 20
 
 
 class Incidents:
-    """Takes incidents as they come; the step of some is only known when the next one is committed."""
+    """Takes incidents as they come; the step of a loss is only known at the end of its start."""
 
     def __init__(self) -> None:
         """Nothing has happened."""
         self._listed: list[Incident] = []
         self._undated: dict[int, float] = {}
-        """Places of incidents whose step is not known: the first step committed after this moment comes after them."""
-        self._during: dict[int, int] = {}
-        """Losses of this start: from the place of the incident to that of the step in which it happened."""
+        """Losses and new groups of this start: the first step committed after this moment comes after them."""
         self.count: Counter[str] = Counter()
 
-    def add(self, incident: Incident, undated: float | None = None) -> None:
-        """One more; `undated` is the moment before which no committed step comes after it."""
+    def add(self, incident: Incident) -> None:
+        """One more."""
         self.count[incident.kind] += 1
         if self.count[incident.kind] > MOST_OF_A_KIND:
             return
-        if undated is not None:
-            self._undated[len(self._listed)] = undated
+        if incident.kind == "regroup":  # the group that does the next step stands
+            self._undated = {number: min(known, incident.time) for number, known in self._undated.items()}
+        if incident.kind in ("failure", "regroup"):
+            # The step in which a worker was lost may have been done already: it is the next group that does one anew.
+            self._undated[len(self._listed)] = math.inf if incident.kind == "failure" else incident.time
         self._listed.append(incident)
 
-    def regroup(self, moment: float) -> None:
-        """The group that does the next step stands."""
-        self._undated = {place: min(known, moment) for place, known in self._undated.items()}
-
-    def commit(self, at: float, step: int, ms: float, place: int) -> None:
-        """A step was committed at this time of day; `place` is its place among the lengths of all steps."""
-        for number in [number for number, moment in self._undated.items() if moment < at]:
-            del self._undated[number]
-            if self._listed[number].kind == "failure":
-                self._during[number] = place
-                self._change(number, ms=ms)
-            self._change(number, step=step - 1)
-
-    def end_start(self, step: int, lengths: Sequence[float], first: int) -> None:
-        """A start of the run is over after `step`; its steps have their lengths from place `first` on."""
-        for number, place in self._during.items():
-            around = (*lengths[max(first, place - AROUND) : place], *lengths[place + 1 : place + 1 + AROUND])
-            self._change(number, usual_ms=statistics.median(around) if around else None)
-        for number in self._undated:  # no step came after them
-            self._change(number, step=step)
-        self._during.clear()
+    def end_start(self, series: Series, first: int) -> None:
+        """A start of the run is over; its steps have the places from `first` on in the series."""
+        for number, moment in self._undated.items():
+            incident, place = self._listed[number], bisect_right(series.committed, moment, first)
+            if place == len(series.committed):  # no step came after it
+                self._listed[number] = dataclasses.replace(incident, step=series.step)
+                continue
+            incident = dataclasses.replace(incident, step=series.steps[place] - 1)
+            if incident.kind == "failure":
+                lengths = series.lengths
+                around = (*lengths[max(first, place - AROUND) : place], *lengths[place + 1 : place + 1 + AROUND])
+                usual_ms = statistics.median(around) if around else None
+                incident = dataclasses.replace(incident, ms=lengths[place], usual_ms=usual_ms)
+            self._listed[number] = incident
         self._undated.clear()
 
     def listed(self) -> tuple[Incident, ...]:
@@ -67,6 +63,3 @@ class Incidents:
     def left_out(self) -> int:
         """How many are not listed."""
         return sum(self.count.values()) - len(self._listed)
-
-    def _change(self, number: int, **fields: float | None) -> None:
-        self._listed[number] = dataclasses.replace(self._listed[number], **fields)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The steps, epochs and checkpoints of a run as curves, in memory that hardly grows with the run.
 
-Only the length of every step and its samples are kept (sixteen bytes per step): percentiles need the lengths, and a
-step that is done again counts once.
+Of every step only its number, time, length and samples are kept (32 bytes): percentiles need the lengths, and a step
+that is done again counts once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Series:
         self.lr: float | None = None
         self.grad_norm: float | None = None
         self.validation: Mapping[str, float | None] = {}
-        self.lengths = array("d")
-        """Of all steps in milliseconds, also of those that were done again."""
+        self.steps, self.committed, self.lengths = array("q"), array("d"), array("d")
+        """Number, time of day and length in milliseconds of all steps, also of those that were done again."""
         self.evaluation_s = self.saving_s = 0.0
         self._all_samples = 0
         """Of all steps, also of those that were done again."""
@@ -56,6 +56,8 @@ class Series:
             learning.note(name, value)
         pace.note("ms", event.ms)
         pace.note("samples", event.samples)
+        self.steps.append(event.step)
+        self.committed.append(event.moment)
         self.lengths.append(event.ms)
         self._all_samples += event.samples
         del self._samples[self.step - 1 :]

@@ -6,10 +6,9 @@ several sections, each from a `start` to an `end`, or to the record that was wri
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def summarise(folder: str | os.PathLike[str], now: float | None = None) -> Summa
     reader = _Reader()
     with damage.named(damaged_run(place)):
         if record.exists():
-            for event in read_events(record):
+            for event in _ordered(read_events(record)):
                 reader.take(event)
         else:
             reader.result = damage.read_object(place / "result.json")
@@ -51,6 +50,18 @@ def damaged_run(folder: Path) -> Callable[[str], StorageError]:
     return lambda reason: StorageError(
         f"{where} is damaged: run.json, or the result, does not hold what it should ({reason}). Restore or remove it"
     )
+
+
+def _ordered(record: Iterable[events.Event]) -> Iterator[events.Event]:
+    """The events; notes that stand before a start, such as waiting for other hosts, follow it: they belong to it."""
+    notes: list[events.Event] = []
+    for event in record:
+        if isinstance(event, events.WarningEvent | events.FaultEvent):
+            notes.append(event)
+            continue
+        yield from (event, *notes) if isinstance(event, events.StartEvent) else (*notes, event)
+        notes.clear()
+    yield from notes
 
 
 class _Reader:
@@ -73,44 +84,25 @@ class _Reader:
         self._start_s: float | None = None
         """How long this start took until its first step, by the worker that speaks; None before that."""
         self._all_starts_s = 0.0
-        self._first_length = 0
-        """Where in the lengths of all steps this start begins."""
+        self._first_place = 0
+        """Where among all steps those of this start begin."""
         self._series, self._incidents = Series(), Incidents()
         self._checkpoints = 0
-        self._notes: list[events.WarningEvent | events.FaultEvent] = []
-        """Until the next event tells whether they belong to a start that follows, such as waiting for other hosts."""
-        self._present: set[int] = set()
         self._members = Members(0)
-        self._accounts = self._new_accounts()
+        self._accounts = self._new_accounts(0)
 
     def take(self, event: events.Event) -> None:
-        if isinstance(event, events.WarningEvent | events.FaultEvent):
-            self._notes.append(event)
-            return
         if isinstance(event, events.StartEvent):
             self._close_section()
-        else:
-            self._take_notes()
-        self._take(event)
-
-    def _take_notes(self) -> None:
-        for event in self._notes:
-            self._take(event)
-            self._add(event.kind, event.time, event.what if isinstance(event, events.FaultEvent) else event.message)
-        self._notes.clear()
-
-    def _take(self, event: events.Event) -> None:
-        if self._starts and not isinstance(
-            event, events.StartEvent | events.AttemptEvent
-        ):  # an attempt is no part of the run
+        elif self._starts and not isinstance(event, events.AttemptEvent):  # an attempt is no part of the run
             self._heard = max(self._heard, event.time)
         take = getattr(self, f"_on_{event.kind}", None)
         if take is not None:
             take(event)
 
-    def _new_accounts(self) -> Accounts:
+    def _new_accounts(self, workers: int) -> Accounts:
         members = self._members
-        return Accounts(self._present, lambda piece: members.add_times(piece, self._running), members.add_unreported)
+        return Accounts(range(workers), lambda piece: members.add_times(piece, self._running), members.add_unreported)
 
     def _running(self, moment: float) -> float:
         """A time of day as seconds of running; what comes before a start counts as coming with it."""
@@ -128,9 +120,8 @@ class _Reader:
             self._resume, self._pause_s = event, max(0.0, self._began - self._heard)
         self._heard = self._began
         self._ended, self._plan, self.result = None, None, {}
-        self._start_s, self._first_length = None, len(self._series.lengths)
-        self._present = set(range(event.workers))
-        self._accounts = self._new_accounts()
+        self._start_s, self._first_place = None, len(self._series.lengths)
+        self._accounts = self._new_accounts(event.workers)
 
     def _close_section(self) -> None:
         """No event of this start will come any more."""
@@ -144,7 +135,7 @@ class _Reader:
         self._offset = self._running(self._heard)
         self._began = self._heard
         self._members.end_start(self._starts, self._offset)
-        self._incidents.end_start(self._series.step, self._series.lengths, self._first_length)
+        self._incidents.end_start(self._series, self._first_place)
 
     def _go_on_after(self, step: int) -> None:
         """The run was resumed after `step`, if it was."""
@@ -185,7 +176,6 @@ class _Reader:
         at = event.moment
         if self._start_s is None:
             self._start_s = max(0.0, at - event.ms / 1e3 - self._began)
-        self._incidents.commit(at, event.step, event.ms, len(self._series.lengths))
         self._series.commit(event, self._running(at), is_job=self._job is not None)
         self._accounts.commit(event.step, event.samples)
 
@@ -211,32 +201,33 @@ class _Reader:
         worker, host = event.worker, event.host
         where = f" on {host}" if host else ""
         text = f"worker {worker}{where} was lost: {event.reason}; {event.left} left"
-        # The step in which it was lost may have been done already: it is the next group that has to do one anew.
-        self._add("failure", event.moment, text, worker=worker, host=host, undated=math.inf)
+        self._add("failure", event.moment, text, worker=worker, host=host)
         self._members.lose(event, self._running(event.moment))
-        self._present.discard(worker)
         self._accounts.lose(worker)
 
     def _on_regroup(self, event: events.RegroupEvent) -> None:
-        self._present = set(event.workers)
-        self._accounts.expect(self._present)
-        self._incidents.regroup(event.moment)
+        self._accounts.expect(event.workers)
         text = f"going on with workers {_first_of(event.workers, 16)}"
-        self._add("regroup", event.moment, text, ms=event.ms, undated=event.moment)
+        self._add("regroup", event.moment, text, ms=event.ms)
+
+    def _on_warning(self, event: events.WarningEvent) -> None:
+        self._add("warning", event.time, event.message)
+
+    def _on_fault(self, event: events.FaultEvent) -> None:
+        self._add("fault", event.time, event.what)
 
     def _on_links(self, event: events.LinksEvent) -> None:
         links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event.links]
         self._add("links", event.time, _first_of(links, 8))
 
-    def _add(self, kind: str, moment: float, text: str, *, undated: float | None = None, **fields: Any) -> None:
+    def _add(self, kind: str, moment: float, text: str, **fields: Any) -> None:
         fields = {"seconds": self._running(moment), "step": self._series.step, **fields}
-        self._incidents.add(Incident(kind, moment, text=text, **fields), undated)
+        self._incidents.add(Incident(kind, moment, text=text, **fields))
 
     # ------------------------------------------------------------- what has come together
 
     def summary(self, folder: Path, run: Mapping[str, Any], now: float) -> Summary:
         """All of it; no event can be taken afterwards."""
-        self._take_notes()
         self._close_section()
         series, result = self._series, self.result
         job: Mapping[str, Any] = run.get("job") or (to_builtins(self._job) if self._job else {})
