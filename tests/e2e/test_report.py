@@ -55,7 +55,7 @@ def test_a_killed_worker_is_in_the_report(killed: Path) -> None:
     assert summary.workers[1].lost and not summary.workers[0].lost
     text = visible(killed)
     assert "completed" in text and "was lost: killed by SIGKILL" in text
-    assert "going on with workers 0, 2" in text
+    assert "continuing with workers 0, 2" in text
     assert {one["kind"] for one in data(killed)["marks"]} == {"failure", "regroup"}
     assert "each once" in text and "0 lost, 0 repeated" in text
     assert sum(one.samples for one in summary.workers) == summary.samples  # also what it could not report any more
@@ -133,8 +133,8 @@ def test_a_run_that_is_going_on_and_then_interrupted(tmp_path: Path) -> None:
     with start("train", job_file("steady"), "--out", out, *more) as process:
         events_until(out, process, 5)
         shown = command("report", out)
-        assert shown.returncode == 0 and "It is going on" in shown.stdout
-        assert "going on" in visible(out)
+        assert shown.returncode == 0 and "It is running" in shown.stdout
+        assert "It is running" in visible(out)
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) == errors.Interrupted.code
     assert "It was interrupted" in visible(out)

@@ -28,7 +28,7 @@ def test_a_run_whose_process_is_gone(tmp_path: Path) -> None:
     saved = write(tmp_path, [event("checkpoint", 2.5, step=1, ms=5.0, at=T0 + 2.4)])
     late = summarise(saved, T0 + 3600.0)
     assert (late.state, with_state(late, is_writing=True).state) == ("unknown", "running")  # a very long step
-    assert ending(with_state(late, is_writing=False), T0).endswith("--resume goes on with it.")
+    assert ending(with_state(late, is_writing=False), T0).endswith("--resume continues it.")
     ended = summarise(write(tmp_path, [end(3.0)]), T0 + 4.0)
     assert with_state(ended, is_writing=False) == ended
 

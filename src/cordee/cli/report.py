@@ -49,7 +49,7 @@ def report(
     steps: Annotated[str | None, typer.Option(help="Steps that the trace shows, as FIRST:LAST.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Also write event files for TensorBoard there.")] = None,
 ) -> None:
-    """Show the result of a run, and write its report.html anew."""
+    """Show the result of a run, and write its report.html again."""
     from cordee.runtime.folder import is_held
     from cordee.watch.summarise import damaged_run, summarise
     from cordee.watch.trace import StepRange, write_trace

@@ -84,7 +84,7 @@ def run(
     with chosen(hosts, name, processes, faults.check) as twin:
         check_possible(faults, twin)
         code = run(twin, asked, faults, seed=seed, say=_say)
-    _report_anew(folder)
+    _write_report_again(folder)
     if not script:
         _tell_way_on(code, folder)
     raise typer.Exit(_exit_code(code))
@@ -150,7 +150,7 @@ def mend(host: HostName, name: Name = None) -> None:
 
 @app.command(context_settings=MORE_WORDS)
 def kill(context: typer.Context, worker: Worker, name: Name = None, run: RunFolder = None) -> None:
-    """Kill a worker of the run that goes on there, with SIGKILL."""
+    """Kill a worker of the current run, with SIGKILL."""
     _signal("kill", [worker, *context.args], name, run)
 
 
@@ -162,7 +162,7 @@ def pause(context: typer.Context, worker: Worker, name: Name = None, run: RunFol
 
 @app.command(context_settings=MORE_WORDS)
 def resume(context: typer.Context, worker: Worker, name: Name = None, run: RunFolder = None) -> None:
-    """Let a paused worker go on (SIGCONT)."""
+    """Let a paused worker continue (SIGCONT)."""
     _signal("resume", [worker, *context.args], name, run)
 
 
@@ -249,7 +249,7 @@ def _do(verb: Verb, name: str | None, host: str = "", *, folder: Path | None = N
     return twin
 
 
-def _report_anew(folder: Path) -> None:
+def _write_report_again(folder: Path) -> None:
     """What was put on record after the hosts had written their report belongs there too."""
     report, events = folder / "report.html", folder / "events.jsonl"
     if report.is_file() and events.is_file() and report.stat().st_mtime_ns < events.stat().st_mtime_ns:
@@ -259,7 +259,7 @@ def _report_anew(folder: Path) -> None:
 
 
 def _tell_way_on(code: int, folder: Path) -> None:
-    """How to go on with a run that ended early: the hosts' own commands are gone with their names and their token."""
+    """How to resume a run that ended early: the hosts' own commands are gone with their names and their token."""
     from cordee.runtime.folder import saved_step
 
     step = saved_step(folder)

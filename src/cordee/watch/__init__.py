@@ -1,1 +1,1 @@
-"""Looking at a run: progress while it goes on."""
+"""Looking at a run: progress, report, traces."""

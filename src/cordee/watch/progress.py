@@ -58,7 +58,7 @@ class ProgressView:
         if event.steps:
             is_last = self._total is not None and event.steps >= self._total
             left = ", which was the last: nothing is left" if is_last else ""
-            self._say(f"going on after step {event.steps}{left}")
+            self._say(f"continuing after step {event.steps}{left}")
         self.display.begin(event.steps, self._total)
 
     def _on_worker(self, event: events.WorkerEvent) -> None:
@@ -87,7 +87,7 @@ class ProgressView:
         self._note(f"worker {event.worker}{where} was lost ({event.reason}); {event.left} left")
 
     def _on_regroup(self, event: events.RegroupEvent) -> None:
-        self._note(f"going on with workers {', '.join(map(str, event.workers))}")
+        self._note(f"continuing with workers {', '.join(map(str, event.workers))}")
 
     def _on_links(self, event: events.LinksEvent) -> None:
         one, other, speed, ms = min(event.links, key=lambda link: link[2])
@@ -98,7 +98,7 @@ class ProgressView:
 
 
 class Rounds:
-    """Shows which run of a measurement goes on, and how much time is left: in a bar, or in one line per run."""
+    """Shows the current run of a measurement and how much time is left: in a bar, or in one line per run."""
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
         """`total` runs; `stream` defaults to standard error, so that output stays clean for scripts."""
@@ -124,7 +124,7 @@ class Rounds:
         self._display.say(f"run {number} of {self._total}: {self._text}{left}")
 
     def __call__(self, event: events.Event) -> None:
-        """An event of the run that goes on."""
+        """An event of the current run."""
         if isinstance(event, events.JobEvent):
             self._steps = event.last_step
         elif isinstance(event, events.StepEvent) and isinstance(self._display, Bar) and self._steps:

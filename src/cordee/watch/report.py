@@ -1,4 +1,4 @@
-"""`report.html` in a run's folder: written when a run ends, and anew by `cordee report`."""
+"""`report.html` in a run's folder: written when a run ends, and again by `cordee report`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From a run's folder to its summary: one pass over the events, in memory that does not grow with the run.
 
-The run may still be going on, may have been killed, or may have been resumed several times: then its events have
+The run may still be running, may have been killed, or may have been resumed several times: then its events have
 several sections, each from a `start` to an `end`, or to the record that was written last.
 """
 
@@ -207,7 +207,7 @@ class _Reader:
 
     def _on_regroup(self, event: events.RegroupEvent) -> None:
         self._accounts.expect(event.workers)
-        text = f"going on with workers {_first_of(event.workers, 16)}"
+        text = f"continuing with workers {_first_of(event.workers, 16)}"
         self._add("regroup", event.moment, text, ms=event.ms)
 
     def _on_warning(self, event: events.WarningEvent) -> None:

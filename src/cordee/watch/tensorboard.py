@@ -14,7 +14,7 @@ from cordee.core.events import EpochEvent, Event, JobEvent, StartEvent, StepEven
 from cordee.core.times import PARTS, Block, Breakdown
 
 SUFFIX = ".cordee"
-"""Our files end with it: writing anew replaces them, and no other."""
+"""Our files end with it: writing again replaces them, and no others."""
 
 
 def write_tensorboard(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

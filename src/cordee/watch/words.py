@@ -114,19 +114,19 @@ def ending(summary: Summary, now: float) -> str:
         why = f" The training ended {cause(summary)}." if cause(summary) else ""
         return f"It completed after {duration(summary.running_s)}.{why}"
     if summary.state == "interrupted":
-        return f"It was interrupted after {duration(summary.running_s)}; --resume goes on with it."
+        return f"It was interrupted after {duration(summary.running_s)}; --resume continues it."
     if summary.state == "failed":
         # Without a full stop: the reason may end with a command.
         return f"It failed after {duration(summary.running_s)} (exit code {summary.code}): {summary.reason}"
     if summary.state == "killed":
-        on = " --resume goes on with it." if summary.checkpoints else ""
+        on = " --resume continues it." if summary.checkpoints else ""
         return f"It was killed after {duration(summary.running_s)}: its process is gone, and no end is on record.{on}"
     if not summary.heard:
         return "It has not started."
     ago = duration(max(0.0, now - summary.heard))
     if summary.state == "running":
-        return f"It is going on; the last record was written {ago} ago."
-    return f"No end is on record: it is still going on, or it was killed. The last record was written {ago} ago."
+        return f"It is running; the last record was written {ago} ago."
+    return f"No end is on record: it is still running, or it was killed. The last record was written {ago} ago."
 
 
 def cause(summary: Summary) -> str:
