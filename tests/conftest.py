@@ -18,6 +18,20 @@ import pytest
 from harness import DEADLINE_S, Run, stat_of, train
 
 TWIN = "tests/twin/"
+LONGEST = (
+    TWIN,
+    "tests/shape/test_readme.py",
+    "tests/ranks/test_same_training.py",
+    "tests/faults/test_worker_killed.py",
+    "tests/e2e/test_other_launchers.py",
+    "tests/e2e/test_user_faults.py",
+    "tests/e2e/test_examples.py",
+    "tests/ranks/test_resume.py",
+    "tests/unit/test_preflight_table.py",
+    "tests/ranks/test_where_time_goes.py",
+    "tests/faults/test_no_orphans.py",
+)
+"""What must run one after the other and takes longest, the longest first: no process waits for it at the end."""
 
 # ------------------------------------------------------------- what the commands under test inherit
 
@@ -66,8 +80,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest row that must run one after the other comes first, so that no process waits for it at the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(TWIN))
+    """The longest rows come first, the rest in the order of the collection."""
+
+    def place(item: pytest.Item) -> int:
+        return next((at for at, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+
+    items.sort(key=place)
 
 
 # ------------------------------------------------------------- runs

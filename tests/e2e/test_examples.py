@@ -22,10 +22,11 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 import cordee
+from alone import python
 from cordee.core import errors
 from cordee.feed.batch import Batch
 from cordee.train.jobfile import load_job
-from harness import DEADLINE_S, Run, assert_same, command
+from harness import Run, assert_same, command
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -44,15 +45,6 @@ def train(example: str, out: Path, *options: str, workers: int = 1, **settings: 
     assert "Traceback" not in done.stderr
     (out / "said").write_text(done.stdout + done.stderr)
     return Run(out)
-
-
-def python(*arguments: str | Path) -> str:
-    """What `python ARGUMENTS` prints."""
-    words = [sys.executable, *map(str, arguments)]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=alone)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def assert_learns(run: Run, share: float) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from alone import python
 from harness import DEADLINE_S, JOBS, Run, assert_same, command, start, train
 
 SLOW = pytest.mark.slow
@@ -72,7 +73,7 @@ def test_an_own_loop_under_torchrun_and_alone(tmp_path: Path) -> None:
     script = tmp_path / "loop.py"
     script.write_text(OWN_LOOP)
     out = tmp_path / "said"
-    subprocess.run([sys.executable, script, out], capture_output=True, timeout=DEADLINE_S, check=True)
+    python(script, out)
     done = torchrun(script, out)
     assert done.returncode == 0, done.stderr
     expected = (tmp_path / "said-0-of-1").read_text()
@@ -98,15 +99,20 @@ WRAPPERS = (["timeout", str(int(DEADLINE_S))], ["sh", "-c", '"$@"; exit $?', "sh
 """Commands between launcher and process, a different one for each rank: their parents differ, as in two terminals."""
 
 
+# The variables named torch are those that torchrun sets above.
 @pytest.mark.parametrize(
-    "kind", ["mpirun", "torch", *(pytest.param(one, marks=SLOW) for one in ("slurm", "tf_config"))]
+    "kind", ["mpirun", *(pytest.param(one, marks=SLOW) for one in ("torch", "slurm", "tf_config"))]
 )
 def test_the_variables_of_other_launchers(kind: str, tmp_path: Path) -> None:
     port = free_port()
     words = [sys.executable, "-m", "cordee", "train", str(JOBS / "mlp.py"), "--out", str(tmp_path / "two")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
     ranks = [
-        subprocess.Popen([*wrapper, *words], env={**os.environ, **variables(kind, rank, port)}, **pipes)  # type: ignore[call-overload]
+        subprocess.Popen(
+            [*wrapper, *words],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **variables(kind, rank, port)},
+            **pipes,  # type: ignore[call-overload]
+        )
         for rank, wrapper in enumerate(WRAPPERS)
     ]
     said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]

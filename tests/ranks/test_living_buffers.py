@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness import DEADLINE_S, JOBS, Run, run_script
+from alone import python
+from harness import JOBS, Run, run_script
 
 Told = dict[str, Any]
 
@@ -23,8 +22,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def find(kind: str) -> Told:
         if kind not in told:
             folder = tmp_path_factory.mktemp(kind)
-            command = [sys.executable, str(JOBS / "living.py"), str(folder), kind]
-            subprocess.run(command, check=True, timeout=DEADLINE_S, env={"OMP_NUM_THREADS": "1"})
+            python(JOBS / "living.py", folder, kind)
             told[kind] = json.loads((folder / "0.json").read_text())
         return told[kind]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alone import python
 from cordee.core.errors import PlanError, WorkersLost
-from harness import DEADLINE_S, JOBS, Run, command, run_script
+from harness import JOBS, Run, command, run_script
 
 Told = dict[str, Any]
 
@@ -27,8 +26,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Told]:
         if script not in told:
             folder = tmp_path_factory.mktemp(script)
             name, *more = script.split()
-            command = [sys.executable, str(JOBS / f"{name}.py"), str(folder), *more]
-            subprocess.run(command, check=True, timeout=DEADLINE_S, env={"OMP_NUM_THREADS": "1"})
+            python(JOBS / f"{name}.py", folder, *more)
             told[script] = json.loads((folder / "0.json").read_text())
         return told[script]
 
