@@ -77,7 +77,7 @@ def end(at: float, code: int = 0, reason: str = "completed") -> Event:
 
 
 def worker(at: float, number: int, host: str = "here", cores: float = 64) -> Event:
-    return event("worker", at, worker=number, host=host, pid=100 + number, device="cpu", threads=1, cores=cores)
+    return event("worker", at, worker=number, host=host, pid=100 + number, device="cpu", threads=1, cores=cores, node=0)
 
 
 def step(

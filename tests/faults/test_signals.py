@@ -46,7 +46,7 @@ runpy.run_module("cordee", run_name="__main__", alter_sys=True)
 EARLY = [
     ("import typer", signal.SIGTERM),
     ("import cordee.runtime.launch", signal.SIGINT),
-    ("cordee.cli.start:_launch", signal.SIGHUP),
+    ("cordee.runtime.api:Options.launch", signal.SIGHUP),
     ("cordee.runtime.folder:make", signal.SIGTERM),
     ("cordee.runtime.recorder:Recorder.__init__", signal.SIGINT),
     ("cordee.runtime.coordinator.hub:Hub.__init__", signal.SIGTERM),

@@ -38,15 +38,12 @@ LONG_FUNCTIONS: dict[str, tuple[int, str]] = {}
 MANY_PARAMETERS: dict[str, tuple[int, str]] = {
     "cordee.cli.main:train": (14, "one per option of the command"),
     "cordee.cli.main:run": (13, "one per option of the command"),
+    "cordee.runtime.api:train": (15, "one per option of the command"),
     "cordee.cli.bench:scaling": (13, "one per option of the command"),
     "cordee.cli.twin:run": (10, "one per option of the command"),
 }
 
 # (module, what could unpickle): why the bytes cannot come from elsewhere
 UNPICKLING: dict[tuple[str, str], str] = {
-    ("cordee.runtime.api", "cloudpickle"): "only packs: the job of a notebook, for its own workers",
-    (
-        "cordee.runtime.worker",
-        "cloudpickle",
-    ): "reads what its own launcher put into memory that only a descriptor leads to",
+    ("cordee.runtime.sent", "cloudpickle"): "a worker reads what its launcher put into memory of the user's own",
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from cordee.core.plan import Plan
 from cordee.runtime.launch import Launch
+from cordee.runtime.rendezvous import Rendezvous
 from cordee.runtime.spec import Target
-from cordee.runtime.wording import PYTHON, Wording
+from cordee.runtime.wording import PYTHON
 
 
 def launch(out: Path = Path("runs/a b"), **more: object) -> Launch:
@@ -19,10 +21,15 @@ def launch(out: Path = Path("runs/a b"), **more: object) -> Launch:
 def test_the_command_that_goes_on_can_be_pasted() -> None:
     first = ["cordee", "train", "slow job.py", "--out", "runs/a b", "--workers", "3"]
     assert shlex.split(launch().again()) == [*first, "--resume"]
-    meeting = Wording(more=("--rendezvous", "192.0.2.7:29400", "--nodes", "2", "--trusted-network"))
-    asked = launch(plan="accumulate=2,precision=bf16", threads=1, cores=(0, 2), device="cpu", wording=meeting)
+    meeting = Rendezvous("192.0.2.7", 29400, 2, trusted_network=True)
+    asked = launch(plan="accumulate=2,precision=bf16", threads=1, cores=(0, 2), device="cpu", rendezvous=meeting)
     more = ["--plan", "accumulate=2,precision=bf16", "--threads", "1", "--cores", "0,2", "--device", "cpu"]
-    assert shlex.split(asked.again()) == [*first, *more, *meeting.more, "--resume"]
+    where = ["--rendezvous", "192.0.2.7:29400", "--nodes", "2", "--trusted-network"]
+    assert shlex.split(asked.again()) == [*first, *more, *where, "--resume"]
+    call = replace(asked, wording=PYTHON).again()
+    assert call.endswith(
+        "cores='0,2', device='cpu', rendezvous='192.0.2.7:29400', nodes=2, trusted_network=True, resume=True)"
+    )
     assert Plan.parse("accumulate=2,precision=bf16") == asked.plan
     assert launch(wording=PYTHON).again() == "cordee.train('slow job.py', out='runs/a b', workers=3, resume=True)"
 

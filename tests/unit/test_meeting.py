@@ -15,12 +15,13 @@ from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError
 from cordee.core.events import Event, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.core.plan import Plan
+from cordee.core.world import World
 from cordee.group.wire import Address, Connection, connect
 from cordee.runtime import rendezvous
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines import hosts
-from cordee.runtime.engines.hosts import Follower, seats_of, which_workers
-from cordee.runtime.engines.seam import Notices, Seat
+from cordee.runtime.engines.hosts import Follower, HostsEngine, which_workers
+from cordee.runtime.engines.seam import Notices, Seat, seats
 from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.rendezvous import await_hosts
@@ -57,7 +58,7 @@ def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub, tmp_path: Path) 
             assert turn.wait_for(lambda: any(word in one for one in said[-1:]), DEADLINE_S), said
 
     recorder = Recorder(tmp_path / "run", resume=False, listen=listen)
-    totals: list[int] = []
+    totals: list[list[int]] = []
     waiting = threading.Thread(target=lambda: totals.append(await_hosts(hub, 3, recorder)))
     waiting.start()
     wait(": 1 of 3 hosts are here")
@@ -68,7 +69,7 @@ def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub, tmp_path: Path) 
     wait(": 1 of 3 hosts are here")  # it left before the run began
     connections = [come(hub, 4)[0], come(hub, 1)[0]]
     waiting.join(DEADLINE_S)
-    assert totals == [7]
+    assert sorted(totals[0][1:]) == [1, 4] and totals[0][0] == 2
     recorder.close()
     for one in connections:
         one.close()
@@ -89,6 +90,9 @@ class Workers:
 
     def wait(self, seconds: float) -> bool:
         return True
+
+    def exit_code(self, worker: int) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -115,10 +119,16 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     until(lambda: said)
     assert "2 of 3 hosts are here" in said[0]
     third, _ = come(hub, 1)
+    coordinator = Workers(hub.notices, lambda seat: seat)  # type: ignore[arg-type,return-value]
+    until(lambda: hub.hosts.first)
+    engine = HostsEngine(coordinator, hub)  # type: ignore[arg-type]
+    engine.start(seats([2, 4, 1]))
+    assert [seat.worker for seat in coordinator.specs] == [0, 1]
     specs = follower._engine.specs  # type: ignore[attr-defined]
     until(lambda: len(specs) == 4)
     assert said[-1] == "workers 2 to 5 are on this host, of 7 in all"
     assert [spec.worker for spec in specs] == [2, 3, 4, 5]
+    assert [World.from_env(spec.world).node for spec in specs] == [1] * 4
     assert {spec.target.settings["epochs"] for spec in specs} == {"40"}  # which the coordinator said
     follower._engine.notices.put(("exited", 4, {"status": -9}))  # type: ignore[attr-defined]
     until(lambda: hub.roster.lost)
@@ -138,5 +148,5 @@ def test_too_few_hosts(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_which_workers_are_here() -> None:
-    assert which_workers(seats_of(1, 1, 2)) == "worker 1 is on this host, one of 2"
-    assert which_workers(seats_of(2, 3, 5)) == "workers 2 to 4 are on this host, of 5 in all"
+    assert which_workers(seats([1, 1])[1:]) == "worker 1 is on this host, one of 2"
+    assert which_workers(seats([2, 3])[2:]) == "workers 2 to 4 are on this host, of 5 in all"

@@ -57,12 +57,13 @@ def train(
     trusted_network: options.Trusted = False,
 ) -> None:
     """Train the job of a Python file."""
-    from cordee.cli.start import Options, start
+    from cordee.cli.start import start
+    from cordee.runtime.api import Options
     from cordee.runtime.spec import Target
 
     target = Target("job", str(job), options.parse_settings(set_))
     meeting = (rendezvous, nodes, token_file, trusted_network)
-    start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, meeting))
+    start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -85,7 +86,8 @@ def run(
 
     Options that are not listed here, and everything behind `--`, are the script's.
     """
-    from cordee.cli.start import Options, start
+    from cordee.cli.start import start
+    from cordee.runtime.api import Options
     from cordee.runtime.spec import Target
 
     known = [name for one in context.command.params for name in one.opts if name.startswith("--")]
@@ -95,7 +97,7 @@ def run(
         print(plain(note), file=sys.stderr)
     target = Target("script", str(script), arguments=tuple(context.args))
     meeting = (rendezvous, nodes, token_file, trusted_network)
-    start(target, Options(workers, plan, out, False, threads, cores, deadline, device, meeting))
+    start(target, Options(workers, plan, out, False, threads, cores, deadline, device, *meeting))
 
 
 @app.command()

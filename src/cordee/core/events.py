@@ -95,6 +95,8 @@ class WorkerEvent(Event):
     """how many threads it computes with"""
     cores: Number | None = None
     """cores that the workers of its host may use together, by affinity and quota"""
+    node: Count | None = None
+    """the place of its host among the hosts, from 0"""
 
 
 class StepEvent(Event):

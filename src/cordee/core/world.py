@@ -45,6 +45,11 @@ class World:
         for index, count in (("rank", "size"), ("local_rank", "local_size"), ("node", "nodes")):
             _require_index(index, getattr(self, index), count, getattr(self, count))
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another launcher started this process."""
+        return self.source not in ("alone", "cordee")
+
     @classmethod
     def from_env(cls, env: Env | None = None) -> World:
         """My place by the first launcher whose variables are there; alone when there are none."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from cordee.core.errors import RendezvousError, SecurityError
+from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 from cordee.core.events import encode
 from cordee.group.tls import check_dates
 
@@ -171,3 +171,13 @@ def _introduce(connection: Connection, address: Address, who: Mapping[str, Any],
         reason = welcome["refused"] if welcome else "connection closed (a wrong token?)"
         raise RendezvousError(f"the launcher at {address} refused this worker: {reason}")
     return welcome
+
+
+def own_address_towards(host: str, port: int) -> str:
+    """This host's address on the route to another one; nothing is sent to find it out."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise CordeeError(f"no route to {host}: {error}") from error

@@ -1,31 +1,90 @@
-"""`cordee.train`: the launcher as a function, for scripts and notebooks."""
+"""`cordee.train`, and what it shares with the command: a run with progress, a report, and a folder of its own."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cordee.core import interrupts
 from cordee.core.cgroup import cpu_quota
-from cordee.core.errors import JobError
+from cordee.core.errors import UsageError
 from cordee.core.machine import gpus, usable_cores
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.runtime.folder import tidied
-from cordee.runtime.launch import Launch
+from cordee.runtime.launch import DEADLINE_S, Launch
 from cordee.runtime.relay import Output
+from cordee.runtime.rendezvous import Rendezvous
+from cordee.runtime.resources import parse_cores
 from cordee.runtime.result import Result
 from cordee.runtime.spec import Target
 from cordee.runtime.start import run
-from cordee.runtime.wording import PYTHON
+from cordee.runtime.wording import PYTHON, Wording
 from cordee.watch.progress import ProgressView
-from cordee.watch.report import reported
+from cordee.watch.report import Reported, reported
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user gave: options of the command, or arguments of `cordee.train`."""
+
+    workers: int | None = None
+    plan: Plan | str = "auto"
+    out: str | Path | None = None
+    resume: bool = False
+    threads: int | None = None
+    cores: str | None = None
+    deadline: float = DEADLINE_S
+    device: str = "auto"
+    rendezvous: str | None = None
+    nodes: int | None = None
+    token_file: str | Path | None = None
+    trusted_network: bool = False
+
+    def launch(self, target: Target, wording: Wording) -> Launch:
+        """What to start on this host; refused where options do not fit together."""
+        if self.resume and self.out is None:
+            raise UsageError(
+                f"{wording.flag('resume')} needs {wording.option('out')}, the folder of the run to go on with"
+            )
+        meeting = Rendezvous.parse(self.rendezvous, self.nodes, self.token_file, self.trusted_network, wording)
+        return Launch(
+            target,
+            default_workers(self.device) if self.workers is None else self.workers,
+            Plan.parse(self.plan),
+            Path(self.out) if self.out is not None else default_folder(Path(target.path).stem),
+            self.resume,
+            self.threads,
+            parse_cores(self.cores) if self.cores else None,
+            self.deadline,
+            self.device,
+            rendezvous=meeting,
+            wording=wording,
+        ).taking_over()
+
+
+def launch(given: Launch, *, ours: bool, job: Job | None = None, progress: bool = True) -> tuple[Result, Reported]:
+    """Run it to its end; the result, and what was heard and reported meanwhile.
+
+    `ours`: the name of the run's folder is not the user's, so nothing is left of a start that fails.
+    """
+    shown = ProgressView()
+    if progress:
+        given = replace(given, output=Output(shown.display.output, shown.display.streams))
+    # Under another launcher a signal is for that launcher, which stops all of its processes.
+    counting = contextlib.nullcontext() if World.from_env().is_foreign else interrupts.counted()
+    tell = shown if progress else lambda event: None
+    with counting, tidied(given.out, ours=ours), reported(given.out, tell, tell=progress) as listen:
+        try:
+            return Result(given.out, run(given, listen, job)), listen
+        finally:
+            shown.close()
 
 
 def train(
@@ -36,66 +95,32 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     threads: int | None = None,
+    cores: str | None = None,
+    deadline: float = DEADLINE_S,
     device: str = "auto",
+    rendezvous: str | None = None,
+    nodes: int | None = None,
+    token_file: str | Path | None = None,
+    trusted_network: bool = False,
     progress: bool = True,
 ) -> Result:
-    """Train a job (or a job file) on this machine; raises a `CordeeError` if it fails.
+    """Train a job (or a job file) on this machine or several; raises a `CordeeError` if it fails.
+
+    The arguments are the options of `cordee train`. With `rendezvous` and `nodes`, call it on each of the hosts: the
+    one that has the address returns the result, the others an empty one.
 
     A job made in this process is sent to the workers over a private pipe; nothing else is unpickled anywhere. Under
     torchrun, mpirun or Slurm this process is one of the workers, and every one calls this.
     """
-    is_file = isinstance(job, str | Path)
-    target = Target("job", str(job)) if is_file else Target("sent", job.name)  # type: ignore[union-attr]
-    folder = Path(out) if out is not None else default_folder(Path(target.path).stem)
-    count = default_workers(device) if workers is None else workers
-    shown = ProgressView()
-    output = Output(shown.display.output, shown.display.streams) if progress else Output()
-    launch = Launch(
-        target,
-        count,
-        Plan.parse(plan),
-        folder,
-        resume=resume,
-        threads=threads,
-        device=device,
-        wording=PYTHON,
-        output=output,
-    ).taking_over()
-    world = World.from_env()
-    tell = shown if progress else lambda event: None
-    foreign = world.source not in ("alone", "cordee")
-    heeding = contextlib.nullcontext() if foreign else interrupts.counted()
-    with heeding, tidied(folder, ours=out is None), reported(folder, tell, tell=progress) as listen:
-        try:
-            if foreign:
-                from cordee.runtime.foreign import run_foreign
-
-                return Result(folder, run_foreign(launch, world, listen, None if is_file else job))  # type: ignore[arg-type]
-            return Result(folder, run(launch, listen, None if is_file else _packed(job)))  # type: ignore[arg-type]
-        finally:
-            shown.close()
-
-
-def _packed(job: Job) -> bytes:
-    """A job as bytes for the workers: its lambdas and classes by value, as a notebook has no module to import.
-
-    Modules go by name, so before the job comes the path that this process imports from: its script's folder is there.
-    """
-    import cloudpickle
-
-    try:
-        packed: bytes = cloudpickle.dumps(sys.path) + cloudpickle.dumps(job)
-    except Exception as error:  # whatever a user's object raises when it is asked for its state
-        raise JobError(
-            f"the job cannot be sent to the workers: {error}. A function of it uses an object that this process alone "
-            "can have (a lock, a thread, a connection): make it inside the function, or write the job to a file "
-            'and train that: cordee.train("job.py")'
-        ) from error
-    return packed
+    made = None if isinstance(job, str | Path) else job
+    target = Target("job", str(job)) if made is None else Target("sent", made.name)
+    meeting = (rendezvous, nodes, token_file, trusted_network)
+    options = Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting)
+    return launch(options.launch(target, PYTHON), ours=out is None, job=made, progress=progress)[0]
 
 
 def default_workers(device: str = "auto") -> int:
-    """One worker a GPU where there are any, else one a core, as far as a quota (of a container, say) goes."""
+    """One worker per GPU where there are any, else one per core, as far as a quota (of a container, say) goes."""
     cores, quota = len(usable_cores()), cpu_quota()
     return (0 if device == "cpu" else gpus()) or (cores if quota is None else min(cores, max(1, int(quota))))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from cordee.core.errors import CordeeError, RendezvousError, SecurityError, WaitedTooLong
+from cordee.core.errors import RendezvousError, SecurityError, WaitedTooLong
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group import links
@@ -19,7 +18,7 @@ from cordee.group.channel import Channel
 from cordee.group.meeting import Meeting
 from cordee.group.team import Team
 from cordee.group.token import read_token
-from cordee.group.wire import Address, Message
+from cordee.group.wire import Address, Message, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
 from cordee.train.jobfile import refuse_session
 
@@ -157,13 +156,3 @@ def _token_from_file() -> str:
             "`cordee token FILE`, copy the file to every host, and set CORDEE_TOKEN_FILE to its path"
         )
     return read_token(Path(path))
-
-
-def own_address_towards(host: str, port: int) -> str:
-    """This host's address on the route to another one; nothing is sent to find it out."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise CordeeError(f"no route to {host}: {error}") from error

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cordee.core.errors import (
-    UsageError,
-)
+from cordee.core.errors import UsageError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
@@ -21,6 +20,7 @@ from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.formats import settle
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.relay import Output
+from cordee.runtime.rendezvous import LOOPBACK, Rendezvous
 from cordee.runtime.resources import Room, allot, devices
 from cordee.runtime.spec import Target, WorkerSpec
 from cordee.runtime.wording import COMMAND, Wording
@@ -45,22 +45,33 @@ class Launch:
     device: str = "auto"
     taken_over: dict[str, str] = field(default_factory=dict)
     """Settings of the run that is resumed, which were not given anew; the target holds them already."""
+    rendezvous: Rendezvous | None = None
+    """Where several hosts meet."""
     wording: Wording = COMMAND
     output: Output = field(default_factory=Output)
     """Where the output of the workers goes, if not to our own."""
 
+    @property
+    def nodes(self) -> int:
+        """How many hosts the run has."""
+        return 1 if self.rendezvous is None else self.rendezvous.nodes
+
+    def address(self) -> Address:
+        """Where the coordinator listens."""
+        if self.rendezvous is None or self.nodes == 1:  # no other host is to come
+            return Address(LOOPBACK, 0, secrets.token_hex(32))
+        return self.rendezvous.address(self.wording)
+
     def check(self) -> None:
         """Refuse what cannot be started, before anything is."""
-        self.check_here()
-        self.plan.check(self.workers)
-
-    def check_here(self) -> None:
-        """The part of it that concerns this host alone."""
         if self.deadline_s <= 0:
-            raise UsageError(f"--deadline {self.deadline_s:g}: a number of seconds above 0 is needed")
+            given = self.wording.option("deadline", _short(self.deadline_s))
+            raise UsageError(f"{given}: a number of seconds above 0 is needed")
         Room.here(self.cores or usable_cores()).check(self.workers, self.wording)
         allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False, wording=self.wording)
         devices(self.workers, self.device, self.wording)
+        if self.nodes == 1:  # of several hosts it is not known yet how many workers they have
+            self.plan.check(self.workers)
 
     def told(self, settings: Mapping[str, str]) -> Launch:
         """With settings that the run had before; what was given anew stays as it was given."""
@@ -79,13 +90,14 @@ class Launch:
         script = self.target.kind == "script"
         return Recorder(self.out, resume=self.resume, listen=listen, wording=self.wording, script=script)
 
-    def begin(self, recorder: Recorder, workers: int) -> None:
-        """Write down what starts, on `workers` workers of all hosts, and say what it took over."""
+    def begin(self, recorder: Recorder, workers: int, nodes: int) -> None:
+        """Write down what starts, on so many workers of all `nodes`, and say what it took over."""
         target = self.target
         recorder.begin(
             target=target.path or target.kind,
             plan=self.plan,
             workers=workers,
+            nodes=nodes,
             resume=self.resume,
             settings=target.settings,
         )
@@ -102,17 +114,22 @@ class Launch:
 
     def again(self) -> str:
         """The command, or the call, that resumes this run as it was started. Its folder remembers the settings."""
+        given: dict[str, object] = {"out": str(self.out), "workers": self.workers}
+        changed = {
+            "plan": (str(self.plan), self.plan != Plan()),
+            "threads": (self.threads, self.threads is not None),
+            "cores": (",".join(map(str, self.cores or ())), self.cores is not None),
+            "deadline": (_short(self.deadline_s), self.deadline_s != DEADLINE_S),
+            "device": (self.device, self.device != "auto"),
+        }
+        given |= {name: value for name, (value, is_given) in changed.items() if is_given}
+        given |= self.rendezvous.given() if self.rendezvous is not None else {}
+        given["resume"] = True
         if self.wording.python:
             job = repr(self.target.path) if self.target.kind == "job" else "job"
-            plan = f", plan={str(self.plan)!r}" if self.plan != Plan() else ""
-            return f"cordee.train({job}, out={str(self.out)!r}, workers={self.workers}{plan}, resume=True)"
-        words = ["cordee", "train", self.target.path, "--out", str(self.out), "--workers", str(self.workers)]
-        words += ["--plan", str(self.plan)] if self.plan != Plan() else []
-        words += ["--threads", str(self.threads)] if self.threads is not None else []
-        words += ["--cores", ",".join(map(str, self.cores))] if self.cores is not None else []
-        words += ["--deadline", f"{self.deadline_s:g}"] if self.deadline_s != DEADLINE_S else []
-        words += ["--device", self.device] if self.device != "auto" else []
-        return shlex.join([*words, *self.wording.more, "--resume"])
+            return f"cordee.train({', '.join([job, *(self.wording.option(*one) for one in given.items())])})"
+        words = [word for name, value in given.items() for word in self.wording.words(name, value)]
+        return shlex.join(["cordee", "train", self.target.path, *words])
 
     def settle(self, say: Callable[[str], None]) -> None:
         """See that what the plan asks of the devices works here; before anything loads torch for the workers."""
@@ -140,3 +157,8 @@ class Launch:
             device=devices(self.workers, self.device)[local],
             search=tuple(map(os.path.abspath, sys.path)) if self.target.kind == "sent" else (),
         )
+
+
+def _short(seconds: float) -> float:
+    """Without a fraction, where there is none."""
+    return int(seconds) if seconds == int(seconds) else seconds

@@ -98,7 +98,9 @@ class Recorder:
             self._events.close()
         self._hold.release()
 
-    def begin(self, *, target: str, plan: Plan, workers: int, resume: bool, settings: Mapping[str, str]) -> None:
+    def begin(
+        self, *, target: str, plan: Plan, workers: int, nodes: int = 1, resume: bool, settings: Mapping[str, str]
+    ) -> None:
         """Write down what is about to run; of a run that goes on, once it does."""
         self._run = {
             "target": target,
@@ -106,6 +108,7 @@ class Recorder:
             "plan": str(plan),
             "faithfulness": plan.faithfulness,
             "workers": workers,
+            "nodes": nodes,
             "host": socket.gethostname(),
             "versions": {name: _version(name) for name in ("cordee", "torch", "numpy")}
             | {"python": platform.python_version()},

@@ -23,7 +23,9 @@ from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.recorder import Recorder
+from cordee.runtime.wording import COMMAND, Wording
 
+LOOPBACK = "127.0.0.1"
 WORD_EVERY_S = 10.0
 LOOK_S = 0.2
 PATIENCE_S = 600.0
@@ -43,27 +45,49 @@ class Rendezvous:
     trusted_network: bool = False
 
     @classmethod
-    def parse(cls, rendezvous: str, nodes: int, token_file: Path | None, trusted_network: bool) -> Rendezvous:
-        """From the command line."""
+    def parse(
+        cls,
+        rendezvous: str | None,
+        nodes: int | None,
+        token_file: str | Path | None,
+        trusted_network: bool,
+        wording: Wording = COMMAND,
+    ) -> Rendezvous | None:
+        """From what the user gave; None for a run on this host alone."""
+        if rendezvous is None:
+            if nodes not in (None, 1):
+                where = f"{wording.option('rendezvous')} HOST:PORT"
+                raise UsageError(f"{wording.option('nodes', nodes)} needs {where}, where the hosts meet")
+            return None
+        given = wording.option("rendezvous", rendezvous)
+        if nodes is None:
+            raise UsageError(f"{given} needs {wording.option('nodes')}, the number of hosts that meet there")
         host, _, port = rendezvous.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise UsageError(f"--rendezvous {rendezvous}: expected HOST:PORT, such as 192.0.2.7:29400")
+            raise UsageError(f"{given}: expected HOST:PORT, such as 192.0.2.7:29400")
         if nodes < 1:
-            raise UsageError(f"--nodes {nodes}: at least 1 is needed")
-        return cls(host, int(port), nodes, token_file, trusted_network)
+            raise UsageError(f"{wording.option('nodes', nodes)}: at least 1 is needed")
+        return cls(host, int(port), nodes, Path(token_file) if token_file else None, trusted_network)
 
-    def address(self) -> Address:
+    def given(self) -> dict[str, object]:
+        """As options of the command, or arguments in Python."""
+        found: dict[str, object] = {"rendezvous": f"{self.host}:{self.port}", "nodes": self.nodes}
+        found |= {"token_file": str(self.token_file)} if self.token_file is not None else {}
+        return found | ({"trusted_network": True} if self.trusted_network else {})
+
+    def address(self, wording: Wording = COMMAND) -> Address:
         """The coordinator's address with the token, if everything that protects it is there."""
         try:
             ip = socket.getaddrinfo(self.host, self.port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
         except OSError as error:
-            raise RendezvousError(f"--rendezvous {self.host}: this name has no address here ({error})") from error
+            given = wording.option("rendezvous", self.host)
+            raise RendezvousError(f"{given}: this name has no address here ({error})") from error
         loopback = ipaddress.ip_address(ip).is_loopback
         if not loopback and not self.trusted_network:
             raise SecurityError(
                 f"{self.host} is not this machine alone. Our own connections are encrypted, but gloo's carry gradients "
                 "in the clear, for every program that can reach its ports. If the network is trusted, say so: "
-                "--trusted-network"
+                f"{wording.flag('trusted_network')}"
             )
         return Address(str(ip), self.port, read_token(self._token_path(loopback)), tls=not loopback)
 
@@ -109,8 +133,8 @@ class Patience:
                 time.sleep(LOOK_S)
 
 
-def await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> int:
-    """Until all hosts are here; returns the number of workers."""
+def await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> list[int]:
+    """Until all hosts are here; returns the number of workers of each, in their order."""
     patience = Patience(lambda message: recorder.event(WarningEvent(message)))
     here = 1
     while patience.left_s > 0:
@@ -121,7 +145,7 @@ def await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> int:
         except queue.Empty:
             continue
         if kind == "assigned":
-            return int(content["total"])
+            return list(content["workers"])
         if kind == "hosts" and content["here"] < nodes:
             here = int(content["here"])
     raise RendezvousError(

@@ -89,9 +89,11 @@ class Measurement:
         for name, value, least in (("rounds", self.rounds, 1), ("steps", self.steps, 2), ("warm-up", self.warm_up, 1)):
             if value < least:
                 raise UsageError(f"--{name} {value}: at least {least} is needed")
-        source = World.from_env().source
-        if source not in ("alone", "cordee"):
-            raise UsageError(f"{source} started this process: give `cordee bench` by itself, it starts its own workers")
+        world = World.from_env()
+        if world.is_foreign:
+            raise UsageError(
+                f"{world.source} started this process: give `cordee bench` by itself, it starts its own workers"
+            )
         if (self.out / "scaling.json").exists():
             raise UsageError(f"{self.out} holds a measurement already: choose another folder with --out")
         for count in self.counts:

@@ -1,39 +1,68 @@
-"""Start the workers of a run on this host, watch over them, and end with them."""
+"""Run to the end: the one way by which the command, `cordee.train` and measurements start a run."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cordee.core import interrupts
+from cordee.core.errors import RendezvousError, SecurityError
 from cordee.core.events import Listener, WarningEvent
-from cordee.group.wire import Address
+from cordee.core.world import World
 from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.local import LocalEngine
-from cordee.runtime.engines.seam import seats
+from cordee.runtime.engines.seam import Engine, seats
 from cordee.runtime.launch import Launch
+from cordee.runtime.rendezvous import await_hosts, not_a_launcher
+from cordee.runtime.sent import pack_job
 
-LOOPBACK = "127.0.0.1"
+if TYPE_CHECKING:
+    from cordee.train.job import Job
 
 
-def run(launch: Launch, listen: Listener, sent_job: bytes | None = None) -> dict[str, Any]:
-    """Run to the end on this host; returns the result, or raises what ended it."""
+def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, Any]:
+    """This process's part of a run; returns the result, or raises what ended it.
+
+    It coordinates, unless another host does (then the result is empty), or another launcher started this process. A
+    `job` that was made in this process is sent to its workers.
+    """
+    world = World.from_env()
+    if world.is_foreign:
+        from cordee.runtime.engines.foreign import run_foreign
+
+        return run_foreign(launch, world, listen, job)
     with interrupts.counted() as signals, contextlib.ExitStack() as ends:
+        nodes, address = launch.nodes, launch.address()
         launch.check()
-        launch.settle(lambda message: listen(WarningEvent(message)))
+        launch.settle(say := lambda message: listen(WarningEvent(message)))
+        sent_job = None if job is None else pack_job(job)
         interrupts.check()
+        brief = {"settings": launch.taken_over}
+        try:
+            hub = Hub(address, expected=launch.workers, nodes=nodes, workers_here=launch.workers, brief=brief)
+        except RendezvousError as error:
+            if nodes == 1:
+                raise
+            try:
+                follower = Follower(launch, address, say, sent_job)
+            except (RendezvousError, SecurityError) as refusal:
+                raise not_a_launcher(refusal, address, error.__cause__) from refusal
+            follower.watch(signals)
+            return {}
+        ends.callback(hub.close)
         recorder = launch.recorder(listen)
         ends.callback(recorder.close)
-        hub = Hub(Address(LOOPBACK, 0, secrets.token_hex(32)), expected=launch.workers)
-        ends.callback(hub.close)
-        engine = LocalEngine(hub.notices, partial(launch.spec, hub.address, LOOPBACK), launch.output, sent_job)
-        ends.callback(engine.close)
+        local = LocalEngine(hub.notices, partial(launch.spec, hub.address, address.host), launch.output, sent_job)
+        ends.callback(local.close)
+        engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
 
         def begin() -> None:
-            launch.begin(recorder, launch.workers)
-            engine.start(seats([launch.workers]))
+            counts = [launch.workers] if nodes == 1 else await_hosts(hub, nodes, recorder)
+            launch.plan.check(sum(counts))
+            launch.begin(recorder, sum(counts), nodes)
+            engine.start(seats(counts))
 
         return Controller(launch, hub, engine, recorder).watch(begin, signals)

@@ -11,8 +11,6 @@ class Wording:
 
     python: bool = False
     """Whether `cordee.train(...)` started the run, and no command."""
-    more: tuple[str, ...] = ()
-    """Words of the command that a launch knows nothing of: where hosts meet."""
     way_on: bool = True
     """Whether a message says how to go on with a run; `cordee twin run` says it itself."""
 
@@ -20,11 +18,16 @@ class Wording:
         """`--workers 3` or `workers=3`; without a value only its name, `--workers` or `workers=`."""
         if self.python:
             return f"{name}=" + ("" if value is None else repr(value))
-        return f"--{name}" + ("" if value is None else f" {value}")
+        return " ".join(self.words(name, value))
+
+    def words(self, name: str, value: object = None) -> list[str]:
+        """The same as words of a command."""
+        option = f"--{name.replace('_', '-')}"
+        return [option] if value is None or value is True else [option, str(value)]
 
     def flag(self, name: str) -> str:
         """`--resume` or `resume=True`."""
-        return f"{name}=True" if self.python else f"--{name}"
+        return self.option(name, True)
 
 
 COMMAND = Wording()

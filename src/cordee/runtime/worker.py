@@ -25,6 +25,7 @@ from cordee.group.messages import Done, Failed
 from cordee.group.team import Team
 from cordee.group.wire import Address
 from cordee.runtime.join import Joined, set_current
+from cordee.runtime.sent import receive_job
 from cordee.runtime.spec import WorkerSpec
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job
@@ -91,7 +92,7 @@ def _run(spec: WorkerSpec, team: Team, plan: Plan, sent_job: int | None) -> None
             pass
         return
     search_in(folder for folder in spec.search if folder not in sys.path)
-    job = _receive_job(sent_job) if sent_job is not None else _load(Path(target.path), target.settings)
+    job = receive_job(sent_job) if sent_job is not None else _load(Path(target.path), target.settings)
     stepper = Stepper(team, plan=plan, seed=job.seed, device=spec.device)
     if target.trial is not None:
         run_trial(job, stepper, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
@@ -134,20 +135,6 @@ def _load(path: Path, settings: dict[str, str]) -> Job:
         where = f"{path}, line {lines[-1].lineno}" if lines else str(path)
         hint = shadowed(error, path.resolve().parent)
         raise JobError(f"{where}: {type(error).__name__}: {error}{hint}") from error
-
-
-def _receive_job(descriptor: int) -> Job:
-    """A job from a notebook, over a private pipe of the user's own: the only place where anything is unpickled."""
-    import cloudpickle
-
-    with open(f"/proc/self/fd/{descriptor}", "rb") as pipe:  # opened anew: workers would share the place in the file
-        os.close(descriptor)
-        paths: list[str] = cloudpickle.load(pipe)
-        sys.path[:] = list(dict.fromkeys([*paths, *sys.path]))  # modules are imported as in the process that sent it
-        job = cloudpickle.load(pipe)
-    if not isinstance(job, Job):
-        raise JobError(f"expected a cordee.Job, got {type(job).__name__}")
-    return job
 
 
 def _fail(channel: Channel, error: BaseException) -> int:

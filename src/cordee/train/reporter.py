@@ -19,6 +19,7 @@ import torch
 from cordee.core.cgroup import cpu_quota
 from cordee.core.events import Event, StepEvent, TimesEvent, UsageEvent, WorkerEvent
 from cordee.core.times import percentiles
+from cordee.core.world import World
 from cordee.group.team import Team
 from cordee.train.ledger import Committed
 
@@ -148,8 +149,8 @@ class Reporter:
 
     def introduce(self, device: str, threads: int) -> None:
         """Say who this worker is."""
-        worker, host = self._team.channel.worker, socket.gethostname()
-        self._team.channel.post(WorkerEvent(worker, host, os.getpid(), device, threads, shared_cores()))
+        worker, host, node = self._team.channel.worker, socket.gethostname(), World.from_env().node
+        self._team.channel.post(WorkerEvent(worker, host, os.getpid(), device, threads, shared_cores(), node))
         self._send_usage()  # what was used until now, so that what comes is told from it
         self._team.channel.flush()  # known before the run says what it trains
 

@@ -86,6 +86,10 @@ class Hub:
         """End all workers at once."""
         self._server.call(self._abort, reason)
 
+    def tell_host(self, node: int, message: Message) -> None:
+        """Tell the launcher of the host with this place in the order of hosts."""
+        self._server.call(self._tell_host, self.hosts.order[node], message)
+
     def hear_out(self, seconds: float) -> None:
         """Wait until all is read that ended workers said: their connections come to an end then. At most so long."""
         deadline = time.monotonic() + seconds
@@ -195,15 +199,18 @@ class Hub:
             self._server.tell(peer, {"hosts": here})
         self._notify("hosts", 0, here)
 
+    def _tell_host(self, host: int, message: Message) -> None:
+        for peer in self._server.those("node"):
+            if peer.number == host:
+                self._server.tell(peer, message)
+
     def _assign(self) -> None:
-        """All hosts are here: tell them which workers are theirs."""
+        """All hosts are here: their order is known, and how many workers the first generation has."""
         following = self._server.those("node")
         self.hosts = self.hosts.numbered({peer.number: peer.host for peer in following})
         total = sum(self.hosts.workers.values())
         self.roster = dataclasses.replace(self.roster, expected=total)
-        for peer in following:
-            self._server.tell(peer, {"assign": self.hosts.first[peer.number], "total": total})
-        self._notify("assigned", 0, {"total": total, "hosts": self.hosts.nodes})
+        self._notify("assigned", 0, {"workers": [self.hosts.workers[host] for host in self.hosts.order]})
 
     def _advance(self) -> None:
         """Let all leave, or begin the next generation, if it is time."""

@@ -87,6 +87,11 @@ class Hosts:
             total += self.workers[host]
         return replace(self, first=first)
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The hosts, by the ids of their workers; a host's place in here is its node number."""
+        return tuple(self.first)
+
     def workers_of(self, host: int) -> range:
         """The ids of a host's workers."""
         return range(self.first[host], self.first[host] + self.workers[host])

@@ -1,22 +1,23 @@
-"""Workers on a host that another host coordinates: started when the coordinator says so, and reported to it."""
+"""Workers on several hosts. Each host has a launcher, which starts its workers when the coordinator says so."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cordee.core import interrupts
 from cordee.core.errors import CoordinatorLost, CordeeError, Interrupted, RendezvousError, WorkerFailed
 from cordee.core.interrupts import Interrupts
 from cordee.core.world import World
 from cordee.group.client import Client
-from cordee.group.wire import Address, Message
+from cordee.group.wire import Address, Message, own_address_towards
+from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.policy import how_it_ended
 from cordee.runtime.engines.local import LocalEngine
-from cordee.runtime.engines.seam import Notices, Seat
-from cordee.runtime.join import own_address_towards
+from cordee.runtime.engines.seam import Engine, Notices, Seat
 from cordee.runtime.launch import Launch
 from cordee.runtime.rendezvous import Patience
 from cordee.runtime.spec import WorkerSpec
@@ -28,10 +29,41 @@ END_S = 2.0
 NOT_STARTED = "the coordinator did not start the run: look there for the reason"
 
 
+class HostsEngine:
+    """Starts workers on several hosts: on this one itself, on the others through their launchers."""
+
+    def __init__(self, local: Engine, hub: Hub) -> None:
+        """`local` starts the workers of this host, node 0; the launchers of the others are connected to `hub`."""
+        self._local, self._hub = local, hub
+        self._nodes: dict[int, int] = {}
+        self.look, self.wait, self.exit_code, self.close = local.look, local.wait, local.exit_code, local.close
+        """Of this host: the others look after their own workers, say what became of them, and end with the run."""
+
+    def start(self, seats: Iterable[Seat]) -> None:
+        """A launcher gives each worker what its own host has: cores, a device, a folder, an environment."""
+        for node, group in itertools.groupby(seats, lambda seat: seat.world.node):
+            there = list(group)
+            self._nodes |= {seat.worker: node for seat in there}
+            if node == 0:
+                self._local.start(there)
+            else:
+                self._hub.tell_host(node, {"start": [{**vars(seat), "world": seat.world.to_env()} for seat in there]})
+
+    def stop(self, workers: Iterable[int]) -> None:
+        """On their hosts."""
+        for node, group in itertools.groupby(workers, lambda worker: self._nodes.get(worker, 0)):
+            if node == 0:
+                self._local.stop(group)
+            else:
+                self._hub.tell_host(node, {"end": list(group)})
+
+
 class Follower:
     """The launcher of a host that does not coordinate."""
 
-    def __init__(self, launch: Launch, address: Address, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, launch: Launch, address: Address, say: Callable[[str], None], sent_job: bytes | None = None
+    ) -> None:
         """Connect to the coordinator at `address`, which may be started a little later; `say` tells the user."""
         self._launch, self._address, self._say = launch, address, say
         self._notices: Notices = queue.SimpleQueue()
@@ -79,6 +111,8 @@ class Follower:
                 self._client.send({"lose": {"worker": worker, "reason": "it was stopped, and evicted"}})
             elif kind == "exited" and content["status"] != 0:
                 self._client.send({"lose": {"worker": worker, "reason": how_it_ended(content["status"])}})
+            elif kind == "unborn":
+                self._client.send({"lose": {"worker": worker, "reason": f"could not be started: {content['reason']}"}})
             elif kind == "nursery_gone":
                 raise CordeeError("the process that starts workers was ended, and the workers with it")
             elif kind == "coordinator":
@@ -89,11 +123,13 @@ class Follower:
         if "hosts" in message:
             here, of = message["hosts"]["here"], message["hosts"]["of"]
             self._awaited = f"waiting for the other hosts: {here} of {of} hosts are here" if here < of else ""
-        elif "assign" in message:
+        elif "start" in message:
             self._started = True
-            seats = seats_of(int(message["assign"]), self._launch.workers, int(message["total"]))
+            seats = [Seat(**{**seat, "world": World.from_env(seat["world"])}) for seat in message["start"]]
             self._say(which_workers(seats))
             self._engine.start(seats)
+        elif "end" in message:
+            self._engine.stop(message["end"])
         elif ("abort" in message or "connection" in message) and not self._started:
             raise RendezvousError(NOT_STARTED)
         elif "abort" in message:
@@ -111,12 +147,6 @@ class Follower:
     def _spec(self, seat: Seat) -> WorkerSpec:
         interface = own_address_towards(self._address.host, self._address.port)
         return self._launch.spec(self._address, interface, seat)
-
-
-def seats_of(first: int, workers: int, total: int) -> list[Seat]:
-    """The workers of one host, numbered from `first` on."""
-    worlds = (World(first + local, total, local, workers, source="cordee") for local in range(workers))
-    return [Seat(world.rank, world) for world in worlds]
 
 
 def which_workers(seats: list[Seat]) -> str:

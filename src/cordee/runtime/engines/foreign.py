@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cordee.core import heap
-from cordee.core.errors import CordeeError, Interrupted
+from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.world import World
 from cordee.runtime.coordinator.controller import GOES_ON
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None = None) -> dict[str, Any]:
     """This process's part of the run; every rank returns the result."""
+    if launch.target.kind == "script":
+        raise UsageError(
+            f"{world.source} started this process already: give it the script itself, without `cordee run`"
+        )
     launch.plan.check(world.size)
     heap.keep_later()
     launch.settle(lambda message: listen(WarningEvent(message)))
@@ -48,7 +52,7 @@ def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | Non
     # Rank 0 knows the run's folder, which others may not see.
     launch = launch.told(joined.team.channel.brief.get("settings", {}))
     if recorder is not None and joined.hub is not None:
-        launch.begin(recorder, world.size)
+        launch.begin(recorder, world.size, world.nodes)
         keeper = _Keeper(joined.hub, recorder)
     error: CordeeError | None = None
     result: dict[str, Any] = {}

@@ -1,0 +1,69 @@
+"""`cordee.train` over several hosts, called on each of them: here two processes that meet on loopback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import DEADLINE_S, JOBS, Run, assert_same, train
+
+CALL = """
+import json, sys
+import cordee
+job, out, rendezvous, workers = sys.argv[1:]
+if job == "made":
+    import torch
+    from torch import nn
+    job = cordee.Job(
+        model=lambda: nn.Linear(64, 10),
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        data=cordee.data.digits(),
+        batch=101,
+    )
+result = cordee.train(
+    job, out=out, workers=int(workers), rendezvous=rendezvous, nodes=2, threads=1, deadline=100.0, progress=False,
+)
+print(json.dumps({"steps": result.values.get("steps")}))
+"""
+
+
+def called(job: str | Path, out: Path, workers: tuple[int, ...]) -> list[dict[str, Any]]:
+    """What each host's call returned. All write to one folder, as on a shared file system."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        meeting = f"127.0.0.1:{listener.getsockname()[1]}"
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-c", CALL, str(job), str(out), meeting, str(count)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for count in workers
+    ]
+    said = [host.communicate(timeout=DEADLINE_S) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    return [json.loads(printed.splitlines()[-1]) for printed, _ in said]
+
+
+def test_a_job_file_on_two_hosts(tmp_path: Path) -> None:
+    returned = called(JOBS / "mlp.py", tmp_path / "run", (1, 2))
+    run = Run(tmp_path / "run")
+    assert_same(run, train("mlp", tmp_path / "alone"))
+    assert run.result["workers"] == 3
+    assert json.loads((run.out / "run.json").read_text())["nodes"] == 2
+    nodes = [event["node"] for event in sorted(run.of("worker"), key=lambda event: event["worker"])]
+    assert nodes in ([0, 1, 1], [0, 0, 1])  # by which of them came first, and so coordinates
+    assert sorted(one["steps"] or 0 for one in returned) == [0, run.result["steps"]]  # one host has the result
+
+
+@pytest.mark.slow
+def test_a_job_that_each_host_made_itself(tmp_path: Path) -> None:
+    called("made", tmp_path / "run", (1, 1))
+    assert Run(tmp_path / "run").result["workers"] == 2
