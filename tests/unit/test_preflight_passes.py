@@ -18,7 +18,7 @@ from cordee.diagnose.preflight.check import Verdict, shares
 from cordee.diagnose.preflight.entry import check_batch, preflight
 from cordee.feed.batch import Batch
 from cordee.group.team import Team
-from cordee.train.checks import check_job, subject_of
+from cordee.train.checks import check_job, materialise, subject_of
 from cordee.train.job import Job, Resolved
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
@@ -200,8 +200,9 @@ def test_lazy_modules_take_their_shapes_first(tmp_path: Path, monkeypatch: pytes
     for _ in range(2):  # the second time the verdict is remembered
         settings: dict[str, Any] = {"loss": cross_entropy, "optimizer": torch.optim.SGD, "data": (X, Y)}
         job = Job(model=lambda: nn.Sequential(nn.LazyLinear(3)), **settings)
-        model = job.make_model()
-        assert check_job(job, model, job.order(Resolved(32, 1.0)), Team(), "cpu") == []
+        model, order = job.make_model(), job.order(Resolved(32, 1.0))
+        materialise(job, model, order, "cpu")
+        assert check_job(job, model, order, Team(), "cpu") == []
         assert [tuple(one.shape) for one in model.parameters()] == [(3, 6), (3,)]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cordee.core.errors import CheckpointError, JobError
+from cordee.core.errors import JobError
 from cordee.core.plan import Plan
 from cordee.feed.order import Order
 from cordee.feed.source import Source, digest_of
@@ -169,16 +169,3 @@ def _gathered(team: Team, words: dict[str, str]) -> list[dict[str, str]] | None:
     longest = max(int(length) for length in lengths)
     texts = team.layers.gather(torch.frombuffer(bytearray(raw.ljust(longest)), dtype=torch.uint8)).wait()
     return None if texts is None else [json.loads(bytes(text.tolist())) for text in texts]
-
-
-def same_as_saved(what: str, saved: Any, now: Any) -> None:
-    """Refuse to resume with another one than the checkpoint was written with."""
-    if saved != now:
-        told = f"saved {saved}, now {now}"
-        if isinstance(saved, dict) and isinstance(now, dict):
-            names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
-            told = ", ".join(f"{name} {saved.get(name)} → {now.get(name)}" for name in names)
-        raise CheckpointError(
-            f"the checkpoint belongs to another {what}: {told}. Resume with the same job and data, "
-            "or start a new run in another folder (start_from= takes only the weights)"
-        )

@@ -48,6 +48,25 @@ class Living:
         self._calls: dict[int, list[Call]] = {}
         self._hooks: list[Any] = []
 
+    def names(self) -> list[str]:
+        """Those that live, by model, module and name."""
+        names = {key: name for name, key in self._named().items()}
+        return [names[key] for key in self._live]
+
+    def take_up(self, names: Sequence[str]) -> None:
+        """Enter a run in which these live; the other workers have tried already what they follow."""
+        named = self._named()
+        self._live = [named[name] for name in names]
+        self._tried.update(self._live)
+
+    def _named(self) -> dict[str, Key]:
+        modules = [
+            (f"{number}.{place}", module)
+            for number, model in enumerate(self._models)
+            for place, module in model.named_modules()
+        ]
+        return {f"{place}.{name}": (module, name) for place, module in modules for name in module._buffers}
+
     def begin(self) -> None:
         """A step begins, or begins again; called before its buffers are remembered."""
         self._outside |= self._buffers.moved()

@@ -13,13 +13,16 @@ from cordee.train.agreement import agree_on, of_model, state_of
 from cordee.train.devices import lay_out
 
 
-def prepared(model: nn.Module, team: Team, plan: Plan, state: StepState, device: str) -> nn.Module:
-    """The model on its device, the same on every worker, with BatchNorm as the plan says; every worker calls this."""
+def share_model(model: nn.Module, team: Team, plan: Plan) -> None:
+    """Make the model the same on every worker, which all have to have been given alike; every worker calls this."""
     agree_on(team, of_model(model, plan))
-    model = lay_out(model.to(device), plan.layout)
-    bind(model, plan.statistics, team.layers, state, compiled=plan.compile)
     if not alike(state_of(model), team):  # made from one seed they mostly are, and slow links are spared
         team.share_from_first(state_of(model))
+
+
+def fit_to_plan(model: nn.Module, team: Team, plan: Plan, state: StepState) -> None:
+    """Give the model the layout and the statistics of BatchNorm that the plan asks for; local."""
+    lay_out(model, plan.layout)
+    bind(model, plan.statistics, team.layers, state, compiled=plan.compile)
     if (why := by_micro_batch(model, plan)) and team.speaks:
         warn_statistical(team, plan, why)
-    return model

@@ -45,8 +45,11 @@ class Reducers:
         self._of: dict[int, Sync] = {}
         self._optimizers: dict[int, Optimizer] = {}  # held, so that an id stays its optimizer's own
 
-    def of(self, optimizer: Optimizer) -> tuple[Sync, bool]:
-        """What sums the gradients of this optimizer's parameters; False if a collective failed meanwhile."""
+    def of(self, optimizer: Optimizer, *, agree: bool = True) -> tuple[Sync, bool]:
+        """What sums the gradients of this optimizer's parameters; False if a collective failed meanwhile.
+
+        A new one is compared with those of the other workers, unless they do not `agree` now.
+        """
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         reducer = self._of.get(id(optimizer))
         if reducer is not None and _covers(reducer, parameters):
@@ -56,14 +59,14 @@ class Reducers:
         if reducer is None and same is not None:  # made anew for another stage: nothing changes for the gradients
             reducer = self._of.pop(same)
             del self._optimizers[same]
-            return self._enter(optimizer, reducer), True
+            return self._enter(optimizer, reducer, agree), True
         sound = self.hold_back()
         chosen = {id(parameter) for parameter in parameters}
         for key, other in list(self._of.items()):  # its own former one, and those of stages with fewer parameters
             if other is reducer or all(id(parameter) in chosen for parameter in other.parameters):
                 self._of.pop(key).close()
                 del self._optimizers[key]
-        return self._enter(optimizer, self._make(parameters)), sound
+        return self._enter(optimizer, self._make(parameters), agree), sound
 
     def _make(self, parameters: Sequence[nn.Parameter]) -> Sync:
         plan, team = self._plan, self._team
@@ -76,10 +79,11 @@ class Reducers:
         for sync in self._of.values():
             sync.merge()
 
-    def _enter(self, optimizer: Optimizer, reducer: Sync) -> Sync:
-        agree_on(self._team, {**of_optimizer(optimizer), **self.loop})
+    def _enter(self, optimizer: Optimizer, reducer: Sync, agree: bool) -> Sync:
+        if agree:
+            agree_on(self._team, {**of_optimizer(optimizer), **self.loop})
+            self._share_strays(optimizer)
         self._of[id(optimizer)], self._optimizers[id(optimizer)] = reducer, optimizer
-        self._share_strays(optimizer)
         given = {id(one) for each in self._of.values() for one in each.parameters}
         self.least = 2 if any(one.requires_grad and id(one) not in given for one in self.all_parameters()) else 1
         return reducer

@@ -38,7 +38,7 @@ from cordee.train.living import Living
 from cordee.train.loops import Held, Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.precision import Precision
-from cordee.train.prepare import prepared
+from cordee.train.prepare import fit_to_plan, share_model
 from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
 from cordee.train.trail import Trail
@@ -78,7 +78,7 @@ class Stepper:
         self._buffers = BufferKeeper()
         self._trail = Trail(self._buffers)
         warn = partial(warn_statistical, self.team, self.plan)
-        self._living = Living(self.team.layers, self._buffers, self._state, self.models, warn)
+        self.living = Living(self.team.layers, self._buffers, self._state, self.models, warn)
         self._reducers = Reducers(self.team, self.plan, self.models, lambda samples: self.ledger.lose(samples))
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
@@ -114,12 +114,18 @@ class Stepper:
 
     def prepare(self, model: nn.Module, *, compile: bool = True) -> nn.Module:
         """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch."""
-        model = prepared(model, self.team, self.plan, self._state, self.device)
-        self.models.append(model)
-        self._buffers.watch(model)
+        model = model.to(self.device)
+        share_model(model, self.team, self.plan)
+        self.place(model)
         if self.plan.compile and compile:
             model.compile()
         return model
+
+    def place(self, model: nn.Module) -> None:
+        """The local part of `prepare`, for a model that is the same on every worker already."""
+        fit_to_plan(model, self.team, self.plan, self._state)
+        self.models.append(model)
+        self._buffers.watch(model)
 
     def batches(
         self,
@@ -194,11 +200,11 @@ class Stepper:
         if loop.generation != self.team.membership.generation or self._reducers.differed(loop.done):
             self._void(loop)
             return False
-        self._living.agree(loop.count, exact=self.plan.accumulate == 1)
+        self.living.agree(loop.count, exact=self.plan.accumulate == 1)
         self.reporter.arrives()
         treatment = Treatment(self.precision.scale, clip)
         agreed = sync.commit(partial(self._record, loop), void=self._state.void, treatment=treatment)
-        if agreed is None or not self._living.commit(agreed.record.news):
+        if agreed is None or not self.living.commit(agreed.record.news):
             self._void(loop)
             return False
         self._update(loop, optimizer, sync, loop.weighed(agreed, sync))
@@ -214,9 +220,9 @@ class Stepper:
         if self.plan.statistics == "replica":
             self._buffers.agree(self.team)
 
-    def sync_of(self, optimizer: Optimizer) -> Sync:
-        """What agrees on this optimizer's parameters."""
-        sync, sound = self._reducers.of(optimizer)
+    def sync_of(self, optimizer: Optimizer, *, agree: bool = True) -> Sync:
+        """What agrees on this optimizer's parameters. Without `agree`, a new one is not compared with the others'."""
+        sync, sound = self._reducers.of(optimizer, agree=agree)
         self._state.void |= not sound
         self._trail.least = self._reducers.least if self.updates is None else 1
         return sync
@@ -250,13 +256,13 @@ class Stepper:
             self.precision.begin_step()
             self._trail.begin()
         if not self.team.alone:  # alone, no step is ever void
-            self._living.begin()
+            self.living.begin()
             self._buffers.remember()
         self.team.channel.at = f"step {self.number}"
 
     def _record(self, loop: Loop) -> Record:
         wishes = self.wish.stop, self.team.channel.stop_reason is not None, self.wish.save
-        return Record(loop.losses.total(), loop.own_weight, *wishes, self._living.news(), loop.count, loop.digest)
+        return Record(loop.losses.total(), loop.own_weight, *wishes, self.living.news(), loop.count, loop.digest)
 
     def _update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> None:
         """The step is committed: update, and enter it in the books."""

@@ -45,7 +45,6 @@ UNSTEADY = (
 
 def before_training(subject: Subject, source: Source, order: Order, team: Team, device: str) -> list[str]:
     """Look at a job's model, objective and data; returns what the user should know, raises what must not go on."""
-    _materialise(subject, source, _first_ids(order, 2), device)
     key = _key(subject, source, order, device)
     if remembered(key, team):
         return []
@@ -116,11 +115,12 @@ def check_batch(
     return [*verdict.warnings, *(unseen_weights(first) if weigh is None else ())]
 
 
-def _materialise(subject: Subject, source: Source, ids: Ids, device: str) -> None:
+def materialise(subject: Subject, source: Source, order: Order, device: str) -> None:
     """Let lazy modules take their shapes from a batch: parameters that do not exist yet cannot be kept or shared."""
     modules = [module for model in subject.models for module in model.modules()]
     if not any(is_lazy(tensor) for one in subject.models for tensor in (*one.parameters(), *one.buffers())):
         return
+    ids = _first_ids(order, 2)
     batch = Samples(source, ids, device).batch(range(len(ids)))
     modes = [module.training for module in modules]
     for module in modules:

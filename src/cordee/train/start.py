@@ -1,0 +1,130 @@
+"""The start of a training: what each worker makes by itself, and what all workers agree on before the first step.
+
+A worker that enters a run in mid-run makes the same, from the snapshot that it was given, and skips the agreements: the
+others made theirs before it came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from cordee.core.errors import CheckpointError
+from cordee.core.events import JobEvent, WarningEvent
+from cordee.core.world import World
+from cordee.feed.order import Order
+from cordee.state.handover import share_snapshot
+from cordee.state.load import read_weights
+from cordee.state.naming import Snapshot
+from cordee.state.start import take_weights
+from cordee.train.agreement import agree_on, of_job, settings_of
+from cordee.train.checks import check_job, materialise
+from cordee.train.devices import fuse
+from cordee.train.job import Job, Resolved
+from cordee.train.prepare import share_model
+from cordee.train.saving import Saver
+from cordee.train.stepper import Stepper
+from cordee.train.stopping import last_step
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained, and by what: made anew at each start of a run."""
+
+    resolved: Resolved
+    order: Order
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    settings: Any
+    """Those of the optimizer, as the job asks for them."""
+
+    @property
+    def schedules(self) -> dict[str, LRScheduler]:
+        """The schedule by its name in a checkpoint, if there is one."""
+        return {"main": self.schedule} if self.schedule is not None else {}
+
+    def describe(self, job: Job, steps: int) -> JobEvent:
+        """What the record says of a start after so many steps."""
+        parameters, per_epoch = sum(one.numel() for one in self.model.parameters()), self.order.steps
+        return job.describe(self.resolved, per_epoch, steps, parameters, last_step(job, per_epoch))
+
+
+def set_up(job: Job, stepper: Stepper, saver: Saver, *, resume: bool) -> tuple[Setup, Snapshot | None]:
+    """Make what is trained, and agree on it with all workers; and read what a former start has saved."""
+    agree_on(stepper.team, of_job(job, resume=resume))
+    snapshot = share_snapshot(stepper.team, saver.latest) if resume else None
+    order, model = make_model(job, stepper, snapshot)
+    agree_on_model(job, stepper, order, model, shared=job.start_from is not None and snapshot is None)
+    return make_optimizer(job, stepper, order, model, snapshot), snapshot
+
+
+def set_up_from(job: Job, stepper: Stepper, snapshot: Snapshot) -> Setup:
+    """Make what is trained, for a worker that enters with a snapshot from the others: calls no collective."""
+    return make_optimizer(job, stepper, *make_model(job, stepper, snapshot), snapshot, agree=False)
+
+
+def make_model(job: Job, stepper: Stepper, snapshot: Snapshot | None) -> tuple[Order, nn.Module]:
+    """The order of the data, and the model on its device as the job makes it; local."""
+    stepper.seed = job.seed
+    order = job.order(_resolved(job, snapshot))
+    torch.manual_seed(job.seed)
+    model = job.make_model().to(stepper.device)
+    if job.start_from is not None and snapshot is None and stepper.team.speaks:  # the others get them from it
+        weights = read_weights(job.start_from)
+        if message := take_weights(model, *weights, where=job.start_from, partly=job.start_partly):
+            stepper.reporter.tell(WarningEvent(message))
+    materialise(job, model, order, stepper.device)
+    return order, model
+
+
+def agree_on_model(job: Job, stepper: Stepper, order: Order, model: nn.Module, *, shared: bool) -> None:
+    """Check the model before the first step, and make it the same on all workers; every worker calls this.
+
+    `shared`: only the worker that speaks for all has read its weights.
+    """
+    first = stepper.team.membership.members[0]
+    if job.preflight:
+        for message in check_job(job, model, order, stepper.team, stepper.device):
+            stepper.reporter.tell(WarningEvent(message))
+    share_model(model, stepper.team, stepper.plan)
+    if shared and stepper.team.membership.members[0] != first:
+        raise CheckpointError("the worker that read start_from was lost before all workers had it: start again")
+
+
+def make_optimizer(
+    job: Job, stepper: Stepper, order: Order, model: nn.Module, snapshot: Snapshot | None, *, agree: bool = True
+) -> Setup:
+    """Place the model, and make its optimizer and schedule; local, but that all workers `agree` on the optimizer."""
+    resolved = _resolved(job, snapshot)
+    stepper.updates = 1
+    stepper.place(model)
+    optimizer = job.make_optimizer(model)
+    if untrained := _untrained(model, optimizer):
+        stepper.reporter.tell(WarningEvent(untrained))
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * resolved.lr_factor
+    if stepper.plan.fused:
+        fuse(optimizer, model)
+    settings = settings_of(optimizer)
+    schedule = job.make_schedule(optimizer)
+    stepper.sync_of(optimizer, agree=agree)
+    return Setup(resolved, order, model, optimizer, schedule, settings)
+
+
+def _resolved(job: Job, snapshot: Snapshot | None) -> Resolved:
+    """By the workers that the run started with, not those that are left: all have to resolve the same."""
+    return job.resolve(World.from_env().size) if snapshot is None else Resolved(**snapshot.extra["resolved"])
+
+
+def _untrained(model: nn.Module, optimizer: Optimizer) -> str:
+    """Which parameters the optimizer was not given, though they ask for gradients; empty if there are none."""
+    given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    names = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in given]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"the optimizer was not given {', '.join(names[:3])}{more}: they stay as they are" if names else ""
