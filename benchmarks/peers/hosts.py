@@ -12,7 +12,7 @@ from pathlib import Path
 from peers.systems import HERE, PEERS, Process, process
 
 from cordee.twin.cluster import Cluster
-from cordee.twin.commands import Asked, commands
+from cordee.twin.commands import RunRequest, commands
 from cordee.twin.network import COMMAND_S, namespace_of
 from cordee.twin.registry import Registry
 from cordee.twin.twin import Twin
@@ -57,7 +57,7 @@ def cordee(twin: Twin, task: str, path: str, folder: Path) -> Iterator[list[Proc
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(process(command, {}, folder / f"said-cordee-{host}"))
-            for host, command in commands(twin, Asked("train", HERE / "job.py", folder / "run", options)).items()
+            for host, command in commands(twin, RunRequest("train", HERE / "job.py", folder / "run", options)).items()
         ]
 
 

@@ -91,7 +91,7 @@ def test_a_record_that_cannot_be_read_does_not_hide_the_others(able: None) -> No
 def test_whoever_comes_while_a_twin_is_removed_is_ended(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     made = up("cpu=0.5").made
     space, (group,) = network.namespace_of(made.name, "a"), groups(made.name)
-    removing = network.removing
+    removing = network.commands_to_remove
     late = [
         ("sh", "-c", f"ip netns exec {space} sleep 1000 >/dev/null 2>&1 &"),
         ("sh", "-c", f"until ip netns pids {space} | grep -q .; do sleep 0.01; done"),
@@ -101,8 +101,8 @@ def test_whoever_comes_while_a_twin_is_removed_is_ended(up: Up, monkeypatch: pyt
     def with_late(twin: str, hosts: tuple[str, ...]) -> list[Command]:
         return [*late, *removing(twin, hosts)]
 
-    monkeypatch.setattr(network, "removing", with_late)
-    numbers = network.left(made.name)
+    monkeypatch.setattr(network, "commands_to_remove", with_late)
+    numbers = network.namespaces(made.name)
     made.down()
     assert inhabitants(numbers.values()) == set()
     assert left(made.name, set(namespaces(made.name).values())) == {}
@@ -114,7 +114,7 @@ def test_what_cannot_be_swept_stays_on_record(able: None, tmp_path: Path, monkey
     with registry.locked():
         entry = registry.add(name, Cluster.parse("1"), namespaces=True)
         registry.disown(entry)
-        network.execute(network.making(name, entry.cluster))
+        network.execute(network.commands_to_make(name, entry.cluster))
         try:
             monkeypatch.setenv("PATH", "/nowhere")
             assert sweep(registry) == [] and registry.entries() == [entry]

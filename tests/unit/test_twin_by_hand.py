@@ -14,7 +14,7 @@ import pytest
 from cordee.cli import twin as cli
 from cordee.core.errors import Interrupted, UsageError
 from cordee.twin.cluster import Cluster
-from cordee.twin.commands import Asked, HostProcesses, occupied
+from cordee.twin.commands import HostProcesses, RunRequest, occupied
 from cordee.twin.registry import Registry
 from cordee.twin.run import run, tell_ends
 from cordee.twin.schedule import Schedule
@@ -42,7 +42,7 @@ def follow(twin: Twin, out: Path, monkeypatch: pytest.MonkeyPatch, **scripts: st
     """A run that consists of these shell scripts."""
     commands = {host: ["sh", "-c", script] for host, script in scripts.items()}
     monkeypatch.setattr("cordee.twin.commands.commands", lambda twin, asked: commands)
-    return run(twin, Asked("train", Path("job.py"), out), Schedule(), say=print)
+    return run(twin, RunRequest("train", Path("job.py"), out), Schedule(), say=print)
 
 
 # ------------------------------------------------------------- on record

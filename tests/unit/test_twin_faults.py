@@ -18,7 +18,7 @@ from cordee.runtime.spec import Target
 from cordee.runtime.wording import Wording
 from cordee.twin import probe
 from cordee.twin.cluster import Cluster
-from cordee.twin.commands import Asked, HostProcesses, check_options, commands, occupied
+from cordee.twin.commands import HostProcesses, RunRequest, check_options, commands, occupied
 from cordee.twin.faults import Faults
 from cordee.twin.follow import RunFollower, follow_run
 from cordee.twin.network import cut_off
@@ -177,7 +177,7 @@ def test_a_probe_and_a_run_would_disturb_each_other(processes: Twin, monkeypatch
 
 
 def test_a_second_run_touches_nothing(processes: Twin, tmp_path: Path) -> None:
-    asked = Asked("train", Path("job.py"), tmp_path / "out")
+    asked = RunRequest("train", Path("job.py"), tmp_path / "out")
     with sleeping(processes, "b") as other, occupied(processes, "run"):
         with pytest.raises(UsageError, match="a run is in progress on twin"):
             run(processes, asked, Schedule(), say=print)
@@ -216,7 +216,7 @@ def test_what_the_twin_gives_itself_is_refused() -> None:
 
 
 def test_what_stands_behind_two_dashes_stays_there(processes: Twin) -> None:
-    asked = Asked("run", Path("loop.py"), Path("out"), ("--threads", "1"), behind=("--workers", "3"))
+    asked = RunRequest("run", Path("loop.py"), Path("out"), ("--threads", "1"), behind=("--workers", "3"))
     for words in commands(processes, asked).values():
         assert words[-6:] == ["loop.py", "--threads", "1", "--", "--workers", "3"]
 

@@ -12,13 +12,13 @@ from cordee.twin.cluster import MOST_HOSTS, Cluster, Host, letters
 from cordee.twin.network import (
     Command,
     address_of,
+    commands_to_limit,
+    commands_to_make,
+    commands_to_plug,
+    commands_to_remove,
     execute,
     hosts_file,
-    limiting,
-    making,
     namespace_of,
-    plugging,
-    removing,
     switch_of,
 )
 from cordee.twin.processes import inhabitants
@@ -40,7 +40,7 @@ def steadied(space: str) -> list[str]:
 
 
 def test_a_switch_and_a_cable_for_every_host() -> None:
-    assert lines(making("t", Cluster.parse("name=x, link=10mbit name=y"))) == [
+    assert lines(commands_to_make("t", Cluster.parse("name=x, link=10mbit name=y"))) == [
         "ip netns add cordee-t",
         "ip -n cordee-t link add name bridge type bridge",
         "ip -n cordee-t link set dev bridge up",
@@ -67,10 +67,10 @@ def test_nothing_is_made_in_the_machines_own_network() -> None:
     """Every command names a namespace of this twin, so that twins do not meet and a killed one leaves named things."""
     cluster = Cluster.parse("3 x link=1mbit")
     for command in [
-        *making("t", cluster),
-        *plugging("t", "b", "down"),
-        *plugging("t", "b", "up"),
-        *removing("t", cluster.names),
+        *commands_to_make("t", cluster),
+        *commands_to_plug("t", "b", "down"),
+        *commands_to_plug("t", "b", "up"),
+        *commands_to_remove("t", cluster.names),
     ]:
         place = command[3] if command[1] == "netns" else command[2]
         assert place == "cordee-t" or place.startswith("cordee-t-"), command
@@ -90,28 +90,28 @@ def test_nothing_is_made_in_the_machines_own_network() -> None:
 )
 def test_a_link_is_limited_both_ways_by_a_bucket_of_5_ms(rate: float, burst: int, queue: int) -> None:
     bucket = f"root tbf rate {rate:.0f}bit burst {burst} limit {burst + queue}"
-    assert lines(limiting("t", Host("b", link=rate))) == [
+    assert lines(commands_to_limit("t", Host("b", link=rate))) == [
         f"tc -n cordee-t-b qdisc replace dev eth0 {bucket}",
         f"tc -n cordee-t qdisc replace dev to-b {bucket}",
     ]
 
 
 def test_a_limit_is_taken_away() -> None:
-    assert lines(limiting("t", Host("b"))) == [
+    assert lines(commands_to_limit("t", Host("b"))) == [
         "tc -n cordee-t-b qdisc replace dev eth0 root pfifo",
         "tc -n cordee-t qdisc replace dev to-b root pfifo",
     ]
 
 
 def test_a_cable_is_pulled_and_put_back_at_the_switch() -> None:
-    assert lines(plugging("t", "b", "down")) == ["ip -n cordee-t link set dev to-b down"]
-    assert lines(plugging("t", "b", "up")) == ["ip -n cordee-t link set dev to-b up"]
+    assert lines(commands_to_plug("t", "b", "down")) == ["ip -n cordee-t link set dev to-b down"]
+    assert lines(commands_to_plug("t", "b", "up")) == ["ip -n cordee-t link set dev to-b up"]
 
 
 def test_everything_that_was_made_is_removed() -> None:
     cluster = Cluster.parse("2, name=far")
-    removed = lines(removing("t", cluster.names))
-    made = making("t", cluster)
+    removed = lines(commands_to_remove("t", cluster.names))
+    made = commands_to_make("t", cluster)
     for command in made:
         if command[:3] == ("ip", "netns", "add"):
             assert f"ip netns delete {command[3]}" in removed
@@ -122,7 +122,7 @@ def test_everything_that_was_made_is_removed() -> None:
 
 
 def test_names_fit() -> None:
-    for command in making("t" * 12, Cluster.parse(f"name={LONGEST}, {MOST_HOSTS - 1} x link=1mbit")):
+    for command in commands_to_make("t" * 12, Cluster.parse(f"name={LONGEST}, {MOST_HOSTS - 1} x link=1mbit")):
         if "name" in command:
             assert len(command[command.index("name") + 1]) <= INTERFACE_NAME
         if "dev" in command:

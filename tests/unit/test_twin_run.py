@@ -18,7 +18,7 @@ from cordee.core.interpreter import python_module
 from cordee.twin import enter
 from cordee.twin.cluster import Cluster
 from cordee.twin.collect import collect_files
-from cordee.twin.commands import Asked, commands, threads_of
+from cordee.twin.commands import RunRequest, commands, threads_of
 from cordee.twin.enter import MARK
 from cordee.twin.faults import Faults
 from cordee.twin.follow import RunFollower, follow_run
@@ -30,7 +30,7 @@ from cordee.twin.twin import Twin
 from harness import DEADLINE_S, stat_of, until
 from records import T0, event, read, start, step, worker, write
 
-JOB = Asked("train", Path("job.py"), Path("out"))
+JOB = RunRequest("train", Path("job.py"), Path("out"))
 
 
 def twin_of(text: str, folder: Path, *, namespaces: bool = True) -> Twin:
@@ -57,7 +57,7 @@ def sleeping(twin: Twin, host: str) -> Iterator[subprocess.Popen[bytes]]:
 # ------------------------------------------------------------- what is typed on each host
 
 
-def typed(twin: Twin, asked: Asked) -> dict[str, str]:
+def typed(twin: Twin, asked: RunRequest) -> dict[str, str]:
     """On each host, behind what makes a process one of the host's."""
     python = " ".join([*python_module("cordee"), ""])
     return {host: " ".join(words).partition(f"-- {python}")[2] for host, words in commands(twin, asked).items()}
@@ -67,7 +67,7 @@ def test_the_same_command_on_every_host(tmp_path: Path) -> None:
     twin = twin_of("cpu=1, 2 x cpu=3.5 workers=2", tmp_path)
     folder = tmp_path / "twins" / "t"
     meeting = f"--rendezvous a:29400 --nodes 3 --token-file {folder}/token --trusted-network"
-    asked = Asked("train", Path("job.py"), Path("out"), ("--set", "epochs=3"))
+    asked = RunRequest("train", Path("job.py"), Path("out"), ("--set", "epochs=3"))
     assert typed(twin, asked) == {
         "a": f"train --workers 1 --out out --threads 1 {meeting} --set epochs=3 job.py",
         "b": f"train --workers 2 --out {folder}/out-b --threads 1 {meeting} --set epochs=3 job.py",
@@ -77,7 +77,7 @@ def test_the_same_command_on_every_host(tmp_path: Path) -> None:
 
 def test_the_words_behind_a_script_are_its_own(tmp_path: Path) -> None:
     twin = twin_of("2", tmp_path)
-    said = typed(twin, Asked("run", Path("loop.py"), Path("out"), ("--depth", "3", "--threads", "2"), 1234))
+    said = typed(twin, RunRequest("run", Path("loop.py"), Path("out"), ("--depth", "3", "--threads", "2"), 1234))
     assert said["a"].startswith("run --workers 1 --out out --rendezvous a:1234 --nodes 2")
     assert said["a"].endswith(" --trusted-network loop.py --depth 3 --threads 2")
 
@@ -88,7 +88,7 @@ def test_one_host_alone_has_nobody_to_meet(tmp_path: Path) -> None:
 
 
 def test_threads_are_those_that_the_user_asks_for(tmp_path: Path) -> None:
-    said = typed(twin_of("cpu=8", tmp_path), Asked("train", Path("job.py"), Path("out"), ("--threads", "3")))
+    said = typed(twin_of("cpu=8", tmp_path), RunRequest("train", Path("job.py"), Path("out"), ("--threads", "3")))
     assert said == {"a": "train --workers 1 --out out --threads 3 job.py"}
 
 

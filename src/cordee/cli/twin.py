@@ -68,7 +68,7 @@ def run(
     whose alone is what stands behind `--`.
     """
     from cordee.runtime.api import default_folder
-    from cordee.twin.commands import Asked, check_options
+    from cordee.twin.commands import RunRequest, check_options
     from cordee.twin.run import check_possible, run
     from cordee.twin.schedule import Schedule
     from cordee.twin.twin import chosen
@@ -80,10 +80,10 @@ def run(
     options = context.args[: len(context.args) - len(behind)]
     check_options(options)
     folder = out or default_folder(job.stem)
-    asked = Asked("run" if script else "train", job, folder, tuple(options), port, tuple(behind))
+    request = RunRequest("run" if script else "train", job, folder, tuple(options), port, tuple(behind))
     with chosen(hosts, name, processes, faults.check) as twin:
         check_possible(faults, twin)
-        code = run(twin, asked, faults, seed=seed, say=_say)
+        code = run(twin, request, faults, seed=seed, say=_say)
     _write_report_again(folder)
     if not script:
         _tell_way_on(code, folder)

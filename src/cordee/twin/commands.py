@@ -34,7 +34,7 @@ _GIVEN = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """What is to run on the twin."""
 
     command: str
@@ -52,23 +52,24 @@ class Asked:
         return self.out if host == twin.cluster.names[0] else twin.entry.folder / f"out-{host}"
 
 
-def commands(twin: Twin, asked: Asked) -> dict[str, list[str]]:
+def commands(twin: Twin, request: RunRequest) -> dict[str, list[str]]:
     """What is started on each host: what a user would type there."""
     cluster = twin.cluster
     meeting = cluster.names[0] if twin.entry.namespaces else "127.0.0.1"
     result = {}
     for host in cluster.hosts:
-        words = python_module("cordee", asked.command)
-        words += ["--workers", str(host.workers), "--out", str(asked.folder(twin, host.name))]
-        if "--threads" not in asked.options:
+        words = python_module("cordee", request.command)
+        words += ["--workers", str(host.workers), "--out", str(request.folder(twin, host.name))]
+        if "--threads" not in request.options:
             words += ["--threads", str(threads_of(cluster, host.name))]
         if len(cluster.hosts) > 1:
-            words += ["--rendezvous", f"{meeting}:{asked.port}", "--nodes", str(len(cluster.hosts))]
+            words += ["--rendezvous", f"{meeting}:{request.port}", "--nodes", str(len(cluster.hosts))]
             words += ["--token-file", str(twin.entry.token_file), "--trusted-network"]
         # The target last but for the options: to `cordee run` what follows its script belongs to the script.
-        target = [str(asked.target), *asked.options] if asked.command == "run" else [*asked.options, str(asked.target)]
-        target += ["--", *asked.behind] if asked.behind else []
-        result[host.name] = twin.command(host.name, [*words, *target])
+        target = str(request.target)
+        words += [target, *request.options] if request.command == "run" else [*request.options, target]
+        words += ["--", *request.behind] if request.behind else []
+        result[host.name] = twin.command(host.name, words)
     return result
 
 
@@ -142,25 +143,25 @@ class HostProcesses:
 
 
 @contextlib.contextmanager
-def started(twin: Twin, asked: Asked, log: IO[bytes] | None = None) -> Iterator[HostProcesses]:
+def started(twin: Twin, request: RunRequest, log: IO[bytes] | None = None) -> Iterator[HostProcesses]:
     """The command on every host, until the end of the block.
 
     The first host prints where we do and the others into a file each, or all of them into `log`.
     """
     processes = HostProcesses(twin.entry.folder)
     one_address = len(twin.cluster.hosts) > 1 and not twin.entry.namespaces
-    if one_address and listeners(asked.port):
-        raise UsageError(f"port {asked.port} of this machine is in use: choose another with --port")
+    if one_address and listeners(request.port):
+        raise UsageError(f"port {request.port} of this machine is in use: choose another with --port")
     with contextlib.ExitStack() as stack:
         stack.callback(processes.end)
-        for host, command in commands(twin, asked).items():
+        for host, command in commands(twin, request).items():
             if log is None and processes.hosts:
                 processes.start(host, command, stack.enter_context(processes.log(host).open("wb")))
                 continue
             first = processes.start(host, command, log)
             if one_address:  # the host that listens first coordinates
                 deadline = time.monotonic() + _LISTENING_S
-                while first.poll() is None and not listeners(asked.port) and time.monotonic() < deadline:
+                while first.poll() is None and not listeners(request.port) and time.monotonic() < deadline:
                     time.sleep(0.02)
                 if first.poll() is not None:  # the next host would coordinate in its place
                     break

@@ -61,7 +61,7 @@ def hosts_file(cluster: Cluster) -> str:
     return "\n".join(lines) + "\n"
 
 
-def making(twin: str, cluster: Cluster) -> list[Command]:
+def commands_to_make(twin: str, cluster: Cluster) -> list[Command]:
     """The commands that make the network."""
     switch = switch_of(twin)
     commands: list[Command] = [
@@ -82,11 +82,11 @@ def making(twin: str, cluster: Cluster) -> list[Command]:
             ("ip", "-n", space, "link", "set", "dev", _INSIDE, "up"),
             ("ip", "netns", "exec", space, "sh", "-c", _STEADY),
         ]
-        commands += limiting(twin, host) if host.link is not None else []
+        commands += commands_to_limit(twin, host) if host.link is not None else []
     return commands
 
 
-def limiting(twin: str, host: Host) -> list[Command]:
+def commands_to_limit(twin: str, host: Host) -> list[Command]:
     """The commands that give a host's link its speed, both ways; also while something is sent."""
     ends = ((namespace_of(twin, host.name), _INSIDE), (switch_of(twin), _port(host.name)))
     queue: Command = ("pfifo",)
@@ -98,12 +98,12 @@ def limiting(twin: str, host: Host) -> list[Command]:
     return [("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *queue) for space, device in ends]
 
 
-def plugging(twin: str, host: str, state: Literal["up", "down"]) -> list[Command]:
+def commands_to_plug(twin: str, host: str, state: Literal["up", "down"]) -> list[Command]:
     """The commands that pull a host's cable out of the switch (down), or put it back (up)."""
     return [("ip", "-n", switch_of(twin), "link", "set", "dev", _port(host), state)]
 
 
-def removing(twin: str, hosts: Sequence[str]) -> list[Command]:
+def commands_to_remove(twin: str, hosts: Sequence[str]) -> list[Command]:
     """The commands that remove it, the cables first: a namespace may live a little longer than its name."""
     switch = switch_of(twin)
     cables = [("ip", "-n", switch, "link", "delete", "dev", _port(host)) for host in hosts]
@@ -111,7 +111,7 @@ def removing(twin: str, hosts: Sequence[str]) -> list[Command]:
     return [*cables, *spaces]
 
 
-def left(twin: str) -> dict[str, tuple[int, int]]:
+def namespaces(twin: str) -> dict[str, tuple[int, int]]:
     """The namespaces of a twin that are there, each with what the kernel knows it by."""
     numbers = {}
     for path in (NAMESPACES / switch_of(twin), *NAMESPACES.glob(namespace_of(twin, "*"))):

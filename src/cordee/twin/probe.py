@@ -13,7 +13,7 @@ from typing import IO, Any
 from cordee.core.errors import CordeeError, UsageError
 from cordee.twin import network
 from cordee.twin.cluster import Cluster, written_rate
-from cordee.twin.commands import Asked, occupied, started
+from cordee.twin.commands import RunRequest, occupied, started
 from cordee.twin.faults import Say
 from cordee.twin.processes import wait_for
 from cordee.twin.twin import Twin
@@ -44,9 +44,9 @@ def probe(twin: Twin, say: Say) -> dict[str, Any]:
         file, out = twin.entry.folder / "probe.json", twin.entry.folder / "probe-run"
         file.unlink(missing_ok=True)
         shutil.rmtree(out, ignore_errors=True)
-        asked = Asked("run", Path(__file__).with_name("probing.py"), out, (str(file),), PORT)
+        request = RunRequest("run", Path(__file__).with_name("probing.py"), out, (str(file),), PORT)
         with (twin.entry.folder / "probe.log").open("wb+") as log:
-            with started(twin, asked, log) as processes:
+            with started(twin, request, log) as processes:
                 codes = wait(list(processes.hosts.values()), log, say)
             if any(codes) or not file.exists():
                 raise CordeeError(f"the probe ended with codes {codes}: {_printed(log)[-1000:] or 'no output'}")

@@ -15,7 +15,7 @@ from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.eventlog import append_event
 from cordee.core.events import WarningEvent
 from cordee.twin.collect import collect_files
-from cordee.twin.commands import ENDING_S, Asked, HostProcesses, last_run, occupied, started
+from cordee.twin.commands import ENDING_S, HostProcesses, RunRequest, last_run, occupied, started
 from cordee.twin.faults import Faults, Say
 from cordee.twin.follow import RunFollower
 from cordee.twin.processes import wait_for
@@ -43,29 +43,29 @@ def check_possible(schedule: Schedule, twin: Twin) -> None:
                     raise UsageError(f"{place(rule.line, action.word, action.verb)}: {why}")
 
 
-def run(twin: Twin, asked: Asked, schedule: Schedule, *, seed: int = 0, say: Say) -> int:
+def run(twin: Twin, request: RunRequest, schedule: Schedule, *, seed: int = 0, say: Say) -> int:
     """Start it on all hosts, let the faults happen, and wait for its end; the exit code of the first host.
 
     If a host is lost before they meet, it is that host's exit code. One run at a time on a twin.
     """
     with occupied(twin, "run"):
-        follower = RunFollower(asked.out)
+        follower = RunFollower(request.out)
         follower.skip()
-        if last_run(twin) == asked.out.resolve():  # what other hosts wrote of it belongs to the run that is resumed
-            _collect(twin, asked, say)
+        if last_run(twin) == request.out.resolve():  # what other hosts wrote of it belongs to the run that is resumed
+            _collect(twin, request, say)
         for host in twin.cluster.names[1:]:
-            shutil.rmtree(asked.folder(twin, host), ignore_errors=True)
-        (twin.entry.folder / "run").write_text(str(asked.out.resolve()))
-        with started(twin, asked) as processes:
+            shutil.rmtree(request.folder(twin, host), ignore_errors=True)
+        (twin.entry.folder / "run").write_text(str(request.out.resolve()))
+        with started(twin, request) as processes:
             code = _Run(processes, follower, schedule, Faults(twin, follower, seed, say), say).watch()
-        _collect(twin, asked, say)
+        _collect(twin, request, say)
         return code
 
 
-def _collect(twin: Twin, asked: Asked, say: Say) -> None:
-    folders = [asked.folder(twin, host) for host in twin.cluster.names[1:]]
-    if names := collect_files(folders, asked.out):
-        say(f"other hosts wrote {', '.join(names)}: moved to {asked.out}")
+def _collect(twin: Twin, request: RunRequest, say: Say) -> None:
+    folders = [request.folder(twin, host) for host in twin.cluster.names[1:]]
+    if names := collect_files(folders, request.out):
+        say(f"other hosts wrote {', '.join(names)}: moved to {request.out}")
 
 
 @dataclass

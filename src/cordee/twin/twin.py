@@ -174,13 +174,13 @@ class Twin:
                 if key == "cpu":
                     self._quotas.limit(host, value)
                 else:
-                    network.execute(network.limiting(self.name, changed.host(host)))
+                    network.execute(network.commands_to_limit(self.name, changed.host(host)))
                 self._write(cluster=changed)
 
     def plug(self, host: str, state: Literal["up", "down"]) -> None:
         """Pull a host's cable (down), of which its connections are not told, or put it back (up)."""
         self._needs("link")
-        network.execute(network.plugging(self.name, self.cluster.host(host).name, state))
+        network.execute(network.commands_to_plug(self.name, self.cluster.host(host).name, state))
 
     def lacking(self, what: str) -> str:
         """Why its hosts have no `link`, or no `cpu`, that could be changed; empty if they have."""
@@ -203,7 +203,7 @@ class Twin:
         write_token(self.entry.token_file)
         self.entry.hosts_file.write_text(network.hosts_file(self.cluster))
         if self.entry.namespaces:
-            network.execute(network.making(self.name, self.cluster))
+            network.execute(network.commands_to_make(self.name, self.cluster))
         for host in self.cluster.hosts:
             if host.cpu is not None and self._quotas.missing:
                 raise UsageError(f"host {host.name} cannot have cpu={host.cpu:g}: {self._quotas.missing}. Leave it out")
@@ -215,7 +215,7 @@ class Twin:
 
     def _spaces(self) -> dict[str, tuple[int, int]]:
         """Its namespaces that exist. Mere processes have none: those of this name are another user's."""
-        return network.left(self.name) if self.entry.namespaces else {}
+        return network.namespaces(self.name) if self.entry.namespaces else {}
 
     def _remove(self) -> None:
         numbers = self._spaces()
@@ -228,7 +228,7 @@ class Twin:
             raise UsageError(f"this command runs on a host of twin {self.name} and would end itself: give it outside")
         for host in self.cluster.names:
             self.end_processes(host)
-        removing = network.removing(self.name, self.cluster.names) if self.entry.namespaces else []
+        removing = network.commands_to_remove(self.name, self.cluster.names) if self.entry.namespaces else []
         failures = network.execute(removing, check=False)
         end_until_none(everything, f"of twin {self.name}")
         for host in self.cluster.names:
