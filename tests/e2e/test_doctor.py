@@ -83,7 +83,7 @@ def test_a_busy_port_and_an_open_token_file_are_errors(environment: dict[str, st
         )
     found = checks(ended)
     assert found["port"]["state"] == "error"
-    assert f"{number} is held by" in found["port"]["found"] and f"(process {os.getpid()})" in found["port"]["found"]
+    assert f"{number} is in use by" in found["port"]["found"] and f"(process {os.getpid()})" in found["port"]["found"]
     assert found["token"]["state"] == "error"
     assert f"chmod 600 {token}" in found["token"]["found"]
     assert ended.returncode in (RendezvousError.code, 1), "the port comes before the token; 1: no torch for this GPU"

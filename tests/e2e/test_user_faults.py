@@ -240,7 +240,7 @@ def test_a_port_that_another_program_holds(tmp_path: Path) -> None:
         meeting = ("--rendezvous", f"127.0.0.1:{port}", "--nodes", "2", "--token-file", tmp_path / "token")
         ended = command("train", write_job(tmp_path), "--workers", "1", "--out", tmp_path / "run", *meeting)
         hangs_up.join(DEADLINE_S)
-    words = (f"Port {port} is held by", f"(process {os.getpid()})", "choose another port")
+    words = (f"Port {port} is in use by", f"(process {os.getpid()})", "choose another port")
     assert_refused(ended, errors.RendezvousError, *words)
 
 

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from cordee.cli.doctor import summary
@@ -22,7 +23,7 @@ from cordee.diagnose.check import Check, error, ok, warning
 from cordee.diagnose.child import Ended
 from cordee.diagnose.doctor import exit_code, guarded
 from cordee.diagnose.number_format import NumberFormat
-from cordee.diagnose.torch_look import TorchLook, read
+from cordee.diagnose.torch_look import TorchLook, ask, read
 
 GIB = 1 << 30
 
@@ -171,6 +172,11 @@ def test_torch_that_cannot_be_loaded_or_lacks_gloo_is_an_error() -> None:
     assert_says(software.judge_torch(read(Ended(0, "hello"))), "error", "makes no sense")
     answer = '{"version": "2", "cuda": "", "gloo": true, "nccl": false, "gpus": [["A", 1]], "cuda_problem": ""}'
     assert read(Ended(0, f"a warning\n{answer}\n")) == TorchLook("2", gloo=True, gpus=(("A", 1),))
+
+
+def test_torch_answers_from_a_process_of_its_own() -> None:
+    answer = ask()
+    assert (answer.problem, answer.version, answer.gloo) == ("", torch.__version__, True)
 
 
 def test_formats_are_never_errors_since_fp32_remains() -> None:

@@ -106,18 +106,18 @@ def _measure(measurement: Measurement, *, json: bool) -> None:
             runs = measure(measurement, watcher)
     finally:
         watcher.close()
-    found = figures(runs, weak=measurement.weak, oversubscribed=measurement.oversubscribed)
-    values = writer.dumps(as_json(setup, found, runs), indent=1, ensure_ascii=False)
-    for name, text in (("scaling.json", f"{values}\n"), ("scaling.html", as_page(setup, found))):
+    rows = figures(runs, weak=measurement.weak, oversubscribed=measurement.oversubscribed)
+    values = writer.dumps(as_json(setup, rows, runs), indent=1, ensure_ascii=False)
+    for name, text in (("scaling.json", f"{values}\n"), ("scaling.html", as_page(setup, rows))):
         with damage.writing(measurement.out / name):
             measurement.out.mkdir(parents=True, exist_ok=True)
             (measurement.out / name).write_text(text, encoding="utf-8")
     if json:
-        noted = warning(setup, found)
+        noted = warning(setup, rows)
         print(values)
         print(*filter(None, [noted, f"plot: {measurement.out / 'scaling.html'}"]), sep="\n", file=sys.stderr)
         return
-    print(as_table(setup, found))
+    print(as_table(setup, rows))
     print(f"plot: {measurement.out / 'scaling.html'}\nfigures: {measurement.out / 'scaling.json'}")
 
 
@@ -153,11 +153,11 @@ def _setup(measurement: Measurement) -> Setup:
 def _output_to_error() -> Iterator[None]:
     """What workers print goes to standard error meanwhile: the figures are alone on standard output."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)

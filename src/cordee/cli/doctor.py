@@ -55,10 +55,10 @@ def _show(checks: list[Check]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for one in checks:
-        said = Text(plain(one.found))
+        text = Text(plain(one.found))
         if one.advice:
-            said.append(plain(f"\n→ {one.advice}"), style="dim" if one.state == "ok" else "")
-        table.add_row(Text(one.state, style=COLOURS[one.state]), one.name, said)
+            text.append(plain(f"\n→ {one.advice}"), style="dim" if one.state == "ok" else "")
+        table.add_row(Text(one.state, style=COLOURS[one.state]), one.name, text)
     console = Console(highlight=False)
     console.print(table)
     console.print(summary(checks))

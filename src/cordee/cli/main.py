@@ -103,19 +103,19 @@ def run(
 @app.command()
 def warm(
     minutes: Annotated[float, typer.Option(help="End after so long without a run.")] = 30.0,
-    stop: Annotated[bool, typer.Option("--stop", help="End it now; runs that are going on are not touched.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End it now; current runs are not touched.")] = False,
 ) -> None:
     """Keep a process ready from which workers start in milliseconds."""
     from cordee.runtime.engines.warm import connect_warm, start_warm, stop_warm
 
     if stop:
         gone = stop_warm()
-        print("\n".join(f"warm: process {pid} has ended" for pid in gone) or "no warm server is there")
+        print("\n".join(f"warm: process {pid} has ended" for pid in gone) or "no warm server is running")
         return
-    found = connect_warm()
-    if found is not None:
-        found.close()
-        print("a warm server is there already")
+    server = connect_warm()
+    if server is not None:
+        server.close()
+        print("a warm server is already running")
         return
     print(f"warm: process {start_warm(minutes)} serves the next runs, until {minutes:g} minutes pass without one")
 

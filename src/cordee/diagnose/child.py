@@ -25,7 +25,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended, and what it said."""
+    """How a child ended, and what it printed."""
 
     code: int | None
     """Its exit code; negative: the signal that killed it; None: it ran until its deadline, or never began."""
@@ -46,15 +46,15 @@ class Ended:
     @property
     def words(self) -> str:
         """How it ended, in words; the last line of its standard error tells of its own errors."""
-        said = next((line.strip() for line in reversed(self.error.splitlines()) if line.strip()), "")
+        last = next((line.strip() for line in reversed(self.error.splitlines()) if line.strip()), "")
         if self.code is None:
-            return f"it did not end within {self.timeout_s:g} s" if self.timeout_s else f"it could not begin: {said}"
+            return f"it did not end within {self.timeout_s:g} s" if self.timeout_s else f"it could not begin: {last}"
         if self.killed_by:
             meaning = ", an illegal instruction" if self.killed_by == "SIGILL" else ""
             return f"killed by {self.killed_by}{meaning}"
         if self.code == 0:
             return "it ended well"
-        return said or f"it ended with exit code {self.code} and without a word"
+        return last or f"it ended with exit code {self.code} and without a word"
 
     def answer(self, kind: type[Kind]) -> Kind | None:
         """The JSON value on the last line of its output; None if it is not of this kind, or the child failed."""
@@ -88,15 +88,15 @@ def run_child(command: Sequence[str], *, timeout_s: float, environment: Mapping[
     try:
         while (left_s := deadline - time.monotonic()) > 0:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                output, said = process.communicate(timeout=min(LOOK_S, left_s))
-                return Ended(process.returncode, output, said)
+                output, errors = process.communicate(timeout=min(LOOK_S, left_s))
+                return Ended(process.returncode, output, errors)
             interrupts.check()
     except BaseException:  # Ctrl-C: nothing else would end the child
         process.kill()
         process.wait(AFTER_KILL_S)
         raise
     process.kill()
-    output = said = ""
+    output = errors = ""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        output, said = process.communicate(timeout=AFTER_KILL_S)
-    return Ended(None, output, said, timeout_s)
+        output, errors = process.communicate(timeout=AFTER_KILL_S)
+    return Ended(None, output, errors, timeout_s)

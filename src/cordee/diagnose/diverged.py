@@ -27,22 +27,22 @@ class Reader(Protocol):
 
 def diverged(loss: float, number: int, batch: Batch, feeder: Reader | None) -> DivergedError:
     """The error for a step with this loss, after `number` others; `feeder`, if it is still there, has its data."""
-    told = f"the loss of step {number + 1} (epoch {batch.epoch + 1}) is {loss}; the parameters are those before it."
+    event = f"the loss of step {number + 1} (epoch {batch.epoch + 1}) is {loss}; the parameters are those before it."
     odd = ""
     if feeder is not None:
         feeder.close()  # from here on no thread reads the data
         odd = odd_samples(feeder.source, feeder.order.ids(batch.epoch, batch.step))
     in_loss = "a division by zero, or a log or root of zero or less, in the loss or the model"
     if odd:
-        return DivergedError(f"{told} The batch itself holds numbers that are not finite: {odd}. Fix the data")
+        return DivergedError(f"{event} The batch itself holds numbers that are not finite: {odd}. Fix the data")
     if number == 0:
         return DivergedError(
-            f"{told} No update came before it, and all numbers of its batch are finite. Usual causes: {in_loss}; first "
-            "weights that are too large"
+            f"{event} No update came before it, and all numbers of its batch are finite. Usual causes: {in_loss}; "
+            "first weights that are too large"
         )
     return DivergedError(
-        f"{told} All numbers of its batch are finite. Usual causes: a learning rate that is too high; {in_loss}. Try a "
-        "smaller learning rate, or clip the gradient"
+        f"{event} All numbers of its batch are finite. Usual causes: a learning rate that is too high; {in_loss}. Try "
+        "a smaller learning rate, or clip the gradient"
     )
 
 
@@ -51,19 +51,18 @@ def odd_samples(source: Source, ids: Ids) -> str:
 
     Every worker looks at the whole global batch, so that all of them say the same.
     """
-    found: dict[str, list[int]] = {}
+    odd: dict[str, list[int]] = {}
     for first in range(0, len(ids), AT_ONCE):
         part = ids[first : first + AT_ONCE]
         for name, tensor in named_tensors(source.gather(part)):
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(part):
                 bad = ~tensor.isfinite().reshape(len(part), -1).all(1)
-                found.setdefault(name, []).extend(part[bad.cpu().numpy()].tolist())
-    told = []
-    for name, samples in found.items():
-        if samples:
-            more = f" and {len(samples) - 1} more" if len(samples) > 1 else ""
-            told.append(f"{name} of sample {_given(source, min(samples))}{more}")
-    return ", ".join(told)
+                odd.setdefault(name, []).extend(part[bad.cpu().numpy()].tolist())
+    return ", ".join(
+        f"{name} of sample {_given(source, min(samples))}{f' and {len(samples) - 1} more' if len(samples) > 1 else ''}"
+        for name, samples in odd.items()
+        if samples
+    )
 
 
 def _given(source: Source, sample: int) -> int:

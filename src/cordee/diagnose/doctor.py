@@ -1,4 +1,4 @@
-"""What on this machine helps or hinders a run: a list of looks, each of which says what was found and what to do."""
+"""What on this machine helps or hinders a run: a list of checks, each with its result and what to do."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def examine(examination: Examination, tell: Callable[[str], None] = lambda name:
 def guarded(name: str, look: Look) -> list[Check]:
     """One look; if it fails itself, a strange machine is no reason to leave out the others."""
     try:
-        found = look()
+        checks = look()
     except Exception as problem:
-        said = f"{type(problem).__name__}: {problem}"
-        return [warning(name, f"this check itself failed: {said}", "Please report it, with what is unusual here.")]
-    return found if isinstance(found, list) else [found]
+        failure = f"this check itself failed: {type(problem).__name__}: {problem}"
+        return [warning(name, failure, "Please report it, with what is unusual here.")]
+    return checks if isinstance(checks, list) else [checks]
 
 
 def exit_code(checks: list[Check]) -> int:

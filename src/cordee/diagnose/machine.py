@@ -40,18 +40,14 @@ def judge_cores(count: int, quota: float | None) -> Check:
 def judge_memory(available: int, limit: MemoryLimit | None) -> Check:
     """What the kernel has, and what the control group leaves of it."""
     left = available
-    found = f"{gib(available)} available"
+    state = f"{gib(available)} available"
     if limit is not None:
         left = min(available, limit.limit - limit.used)
-        found += f"; the control group may use {gib(limit.limit)} and uses {gib(limit.used)}"
+        state += f"; the control group may use {gib(limit.limit)} and uses {gib(limit.used)}"
     if left >= ENOUGH_MEMORY:
-        return ok("memory", found)
-    return warning(
-        "memory",
-        found,
-        f"{gib(max(left, 0))} are left, and a worker needs about 0.3 GiB before it holds a model: "
-        "end other programs, take fewer --workers, or raise the limit.",
-    )
+        return ok("memory", state)
+    need = f"{gib(max(left, 0))} are left, and a worker needs about 0.3 GiB before it holds a model"
+    return warning("memory", state, f"{need}: end other programs, take fewer --workers, or raise the limit.")
 
 
 def shared_memory() -> Check:
@@ -65,12 +61,12 @@ def shared_memory() -> Check:
 
 def judge_shared_memory(total: int, free: int) -> Check:
     """Whether /dev/shm is as large as NCCL on one host, and data loaders of a script's own, need it."""
-    found = f"/dev/shm: {gib(free)} free of {gib(total)}"
+    state = f"/dev/shm: {gib(free)} free of {gib(total)}"
     if free >= ENOUGH_SHARED:
-        return ok("shared memory", found)
+        return ok("shared memory", state)
     return warning(
         "shared memory",
-        found,
+        state,
         "Enough for gloo, too little for NCCL on several GPUs and for DataLoader workers of your own: "
         "in a container --shm-size=1g, elsewhere remove old files from /dev/shm.",
     )
@@ -81,11 +77,10 @@ def judge_open_files(soft: int, hard: int) -> Check:
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES:
         return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} per process")
     most = ENOUGH_FILES * 4 if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES * 4)
-    advice = f"Every pair of workers has sockets between them: `ulimit -n {most}` before the start."
+    way = f": `ulimit -n {most}` before the start."
     if most < ENOUGH_FILES:
-        advice = f"Every pair of workers has sockets between them, and only root can allow more than {most}: "
-        advice += "limits.conf, or --ulimit nofile=4096 for a container."
-    return warning("open files", f"at most {soft} per process", advice)
+        way = f", and only root can allow more than {most}: limits.conf, or --ulimit nofile=4096 for a container."
+    return warning("open files", f"at most {soft} per process", f"Every pair of workers has sockets between them{way}")
 
 
 def disk() -> Check:
@@ -110,9 +105,9 @@ def judge_disk(folder: str, problem: str, free: int) -> Check:
 
 def compiler() -> Check:
     """The C++ compiler that torch.compile calls for code on a CPU."""
-    given, found = find_compiler()
-    if found:
-        return ok("C++ compiler", found)
+    given, path = find_compiler()
+    if path:
+        return ok("C++ compiler", path)
     if given:
         return warning("C++ compiler", f"CXX={given} is not there", "compile=true needs it: correct CXX, or unset it.")
     return warning(

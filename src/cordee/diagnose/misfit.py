@@ -104,10 +104,10 @@ def broadcast(output: object, batch: Batch) -> str:
 
 def _field(batch: Batch, name: str) -> Tensor | None:
     try:
-        found = batch.y if name == "y" else batch.x
+        field = batch.y if name == "y" else batch.x
     except DataError:
         return None
-    return found if isinstance(found, Tensor) else None
+    return field if isinstance(field, Tensor) else None
 
 
 def place_of(error: BaseException) -> str:

@@ -34,10 +34,10 @@ def interfaces() -> dict[str, str]:
     }
 
 
-def judge_interfaces(found: dict[str, str]) -> Check:
+def judge_interfaces(addresses: dict[str, str]) -> Check:
     """What gloo binds to on one host, and what this host can offer to others."""
-    inner = [f"{name} {address}" for name, address in found.items() if ipaddress.ip_address(address).is_loopback]
-    outer = ", ".join(pair for name, address in found.items() if (pair := f"{name} {address}") not in inner)
+    inner = [f"{name} {one}" for name, one in addresses.items() if ipaddress.ip_address(one).is_loopback]
+    outer = ", ".join(pair for name, one in addresses.items() if (pair := f"{name} {one}") not in inner)
     offered = f"addresses for other hosts: {outer}" if outer else "no IPv4 address for other hosts"
     if not inner:
         return error(
@@ -57,17 +57,15 @@ def host_name() -> Check:
 
     def resolve() -> None:
         try:
-            found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
-            answers.put(sorted({str(one[4][0]) for one in found}))
+            answers.put(sorted(socket.gethostbyname_ex(name)[2]))
         except OSError as problem:
             answers.put(str(problem))
 
     threading.Thread(target=resolve, name="cordee-resolve", daemon=True).start()  # the resolver knows no deadline
     try:
-        answer = answers.get(timeout=NAME_S)
+        return judge_host_name(name, answers.get(timeout=NAME_S))
     except queue.Empty:
-        answer = f"no answer within {NAME_S:g} s"
-    return judge_host_name(name, answer)
+        return judge_host_name(name, f"no answer within {NAME_S:g} s")
 
 
 def judge_host_name(name: str, answer: list[str] | str) -> Check:
@@ -116,32 +114,28 @@ def port(number: int) -> Check:
             listener.bind(("0.0.0.0", number))
             listener.listen(1)
     except OSError as problem:
-        return judge_port(number, problem, holders(number) if problem.errno == errno.EADDRINUSE else [])
+        return judge_port(number, problem, find_holders(number) if problem.errno == errno.EADDRINUSE else [])
     return ok("port", f"{number} is free")
 
 
-def judge_port(number: int, problem: OSError, held_by: list[str]) -> Check:
-    """Why a port cannot be had."""
+def judge_port(number: int, problem: OSError, holders: list[str]) -> Check:
+    """Why a run cannot listen at a port."""
     if problem.errno == errno.EADDRINUSE:
-        who = " and ".join(held_by) or "a process that this user may not see"
-        return error(
-            "port", f"{number} is held by {who}", "End that process, or choose another port.", RendezvousError.code
-        )
-    return error(
-        "port",
-        f"{number}: {problem.strerror}",
-        "Ports below 1024 belong to root: choose a higher one." if number < 1024 else "Choose another port.",
-        RendezvousError.code,
-    )
+        who = " and ".join(holders) or "a process that this user may not see"
+        state, advice = f"is in use by {who}", "End that process, or choose another port."
+    else:
+        reserved = "Ports below 1024 are reserved for root: choose a higher one."
+        state, advice = f"cannot be used: {problem.strerror}", reserved if number < 1024 else "Choose another port."
+    return error("port", f"{number} {state}", advice, RendezvousError.code)
 
 
-def holders(number: int) -> list[str]:
+def find_holders(number: int) -> list[str]:
     """The processes that listen at a port, as far as this user may see them."""
-    found = []
+    holders = []
     for pid in sorted(pid for pid in listeners(number) if pid is not None):
         with contextlib.suppress(psutil.Error):  # it has ended
-            found.append(f"{psutil.Process(pid).name()} (process {pid})")
-    return found
+            holders.append(f"{psutil.Process(pid).name()} (process {pid})")
+    return holders
 
 
 # ------------------------------------------------------------- protection

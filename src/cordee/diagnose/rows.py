@@ -35,9 +35,9 @@ def follows_its_rows(module: nn.Module, name: str, calls: Sequence[Call], restor
         for args, kwargs in calls:
             args, kwargs = map_tensors(lambda one: _part(one, rows, start, stop), (args, kwargs))
             module(*args, **kwargs)
-        found = module._buffers[name]
-        assert found is not None
-        return found.clone()
+        buffer = module._buffers[name]
+        assert buffer is not None
+        return buffer.clone()
 
     try:
         with _quiet(module), torch.random.fork_rng():

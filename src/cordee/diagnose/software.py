@@ -40,7 +40,7 @@ def python() -> Check:
     version = platform.python_version()
     if SpecifierSet(wanted).contains(version, prereleases=True):
         return ok("python", f"{platform.python_implementation()} {version}")
-    return error("python", f"Python {version}", f"Cordée needs Python {wanted}: make an environment with such a one.")
+    return error("python", f"Python {version}", f"Cordée needs Python {wanted}: make an environment with that version.")
 
 
 def packages() -> list[Check]:
@@ -48,8 +48,8 @@ def packages() -> list[Check]:
     try:
         metadata = importlib.metadata.metadata("cordee")
     except importlib.metadata.PackageNotFoundError:
-        found = "Cordée runs from a folder and is not installed, so its requirements are not known"
-        return [warning("packages", found, "pip install the folder, then look again.")]
+        state = "Cordée runs from a folder and is not installed, so its requirements are not known"
+        return [warning("packages", state, "pip install the folder, then look again.")]
     extras = [one for one in metadata.get_all("Provides-Extra") or [] if one not in NOT_FOR_USERS]
     needed = requirements(metadata.get_all("Requires-Dist") or [], extras)
     installed = {}
@@ -73,12 +73,12 @@ def judge_packages(needed: dict[str, list[Requirement]], installed: dict[str, st
     """One line for what is always needed, one for each extra."""
     checks = []
     for extra, group in needed.items():
-        missing = [one for one in group if one.name not in installed]
-        there = [one for one in group if one.name in installed]
-        unfit = [one for one in there if not one.specifier.contains(installed[one.name], prereleases=True)]
-        found = ", ".join(f"{one.name} {installed[one.name]}" for one in there)
-        absent = ", ".join(one.name for one in missing)
-        found = "; ".join(filter(None, [found, f"not installed: {absent}" if missing else ""]))
+        versions = [(one, installed.get(one.name)) for one in group]
+        missing = [one for one, version in versions if version is None]
+        unfit = [one for one, version in versions if version and not one.specifier.contains(version, prereleases=True)]
+        present = ", ".join(f"{one.name} {version}" for one, version in versions if version)
+        absent = f"not installed: {', '.join(one.name for one in missing)}" if missing else ""
+        found = "; ".join(filter(None, [present, absent]))
         name = f"optional: {extra}" if extra else "packages"
         wrong = [one for one in group if one in missing or one in unfit]
         fix = "pip install " + " ".join(f"'{one.name}{one.specifier}'" for one in wrong)
@@ -96,9 +96,7 @@ def judge_packages(needed: dict[str, list[Requirement]], installed: dict[str, st
 def judge_torch(look: TorchLook) -> Check:
     """Which torch it is, and which collectives it brings."""
     if look.problem:
-        return error(
-            "torch", f"it cannot be loaded: {look.problem}", "Install torch anew, in a build for this machine."
-        )
+        return error("torch", f"it cannot be loaded: {look.problem}", "Reinstall torch, in a build for this machine.")
     build = f"built for CUDA {look.cuda}" if look.cuda else "built for CPUs"
     collectives = f"{'gloo' if look.gloo else 'no gloo'}, {'NCCL' if look.nccl else 'no NCCL'}"
     found = f"{look.version}, {build}; {collectives}"
@@ -120,16 +118,13 @@ def judge_devices(look: TorchLook, there: int, visible: str | None = None) -> Ch
         return ok("devices", "CPU only")
     count = plural(there, "NVIDIA GPU")
     if not look.cuda:
-        return error(
-            "devices",
-            f"{count}, but this torch is built for CPUs",
-            "Install a torch build for CUDA, or say --device cpu.",
-        )
-    advice = "Compare the driver that nvidia-smi names with the CUDA version of torch, or say --device cpu."
+        fix = "Install a torch build for CUDA, or give --device cpu."
+        return error("devices", f"{count}, but this torch is built for CPUs", fix)
+    advice = "Compare the driver that nvidia-smi names with the CUDA version of torch, or give --device cpu."
     if visible is not None:
         advice = f"CUDA_VISIBLE_DEVICES={visible} may name a GPU that is not there: unset it. {advice}"
-    problem = look.cuda_problem or "it does not say why"
-    return error("devices", f"{count}, but torch cannot use what there is: {problem}", advice)
+    problem = look.cuda_problem or "it gives no reason"
+    return error("devices", f"{count}, but torch cannot use them: {problem}", advice)
 
 
 def formats(look: TorchLook, quick: bool) -> list[Check]:

@@ -55,7 +55,7 @@ def look() -> TorchLook:
         cuda_problem = str(error)
     there = distributed.is_available()
     return TorchLook(
-        torch.__version__,
+        str(torch.__version__),
         torch.version.cuda or "",
         there and distributed.is_gloo_available(),
         there and distributed.is_nccl_available(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from pathlib import Path
 
 from cordee.core.cgroup import Place, place
 from cordee.diagnose.check import Check, ok, warning
@@ -19,7 +18,6 @@ echo link
 tc qdisc add dev cordee0 root tbf rate 100mbit burst 64kb latency 50ms
 echo speed"""
 """Run inside a new network namespace, which ends with it: the host's network is not touched. A word per success."""
-FULL_SHARE_US = 100_000
 
 
 def namespaces() -> list[Check]:
@@ -57,16 +55,16 @@ def _stage(name: str, needed: set[str], done: list[str], trial: Ended, equipped:
 
 def cpu_shares() -> Check:
     """Whether a control group with a share of the processor time can be made."""
-    found = place("cpu")
-    if found is None:
+    group = place("cpu")
+    if group is None:
         return judge_cpu_shares(None, "no control group for processor time is mounted")
-    return judge_cpu_shares(found, try_share(found))
+    return judge_cpu_shares(group, try_share(group))
 
 
-def judge_cpu_shares(found: Place | None, problem: str) -> Check:
+def judge_cpu_shares(group: Place | None, problem: str) -> Check:
     """Version 1 or 2, and why not, if not."""
-    if found is not None and not problem:
-        return ok("twin: CPU shares", f"control groups of version {found.version} can be made")
+    if group is not None and not problem:
+        return ok("twin: CPU shares", f"control groups of version {group.version} can be made")
     return warning(
         "twin: CPU shares",
         problem,
@@ -74,22 +72,17 @@ def judge_cpu_shares(found: Place | None, problem: str) -> Check:
     )
 
 
-def try_share(found: Place) -> str:
+def try_share(place: Place) -> str:
     """Make an empty group at the top, give it a share, and remove it; the reason if that is refused."""
-    group = found.mount / f"cordee-doctor-{os.getpid()}"
-    file, text = (
-        ("cpu.max", f"{FULL_SHARE_US} {FULL_SHARE_US}") if found.version == 2 else ("cpu.cfs_quota_us", "100000")
-    )
+    group = place.mount / f"cordee-doctor-{os.getpid()}"
+    file, text = ("cpu.max", "100000 100000") if place.version == 2 else ("cpu.cfs_quota_us", "100000")
     try:
         group.mkdir()
-    except OSError as problem:
-        return f"{found.mount} cannot be written: {problem.strerror}"
-    try:
         if not (group / file).exists():
-            return f"the cpu controller is not passed on below {found.mount} (cgroup.subtree_control lacks it)"
-        Path(group / file).write_text(text, encoding="utf-8")
+            return f"the cpu controller is not enabled below {place.mount} (cgroup.subtree_control lacks it)"
+        (group / file).write_text(text, encoding="utf-8")
     except OSError as problem:
-        return f"{group / file} cannot be written: {problem.strerror}"
+        return f"{problem.filename} cannot be written: {problem.strerror}"
     finally:
         with contextlib.suppress(OSError):
             group.rmdir()

@@ -27,7 +27,7 @@ from cordee.group.team import Team
 SAMPLES = 8
 """Of the larger batches of the tests."""
 LARGE = 30_000_000
-"""Parameters from which on a pass is dear: few passes of few samples come first, and often last."""
+"""Parameters from which on a pass is expensive: few passes of few samples come first, and often suffice."""
 FEW = 3
 """Samples of these; no part of them is half of the batch."""
 POOL = 40
@@ -47,7 +47,7 @@ class Test(NamedTuple):
 
 @dataclass
 class Verdict:
-    """What the preflight has to say of an objective that it accepts."""
+    """The result of the preflight for an objective that it accepts."""
 
     warnings: list[str] = field(default_factory=list)
     """What the user should know."""
@@ -117,7 +117,7 @@ def whole_of(pool: int, largest: int) -> list[int]:
 
 
 def is_large(models: Sequence[nn.Module]) -> bool:
-    """Whether a pass of these models is dear."""
+    """Whether a pass of these models is expensive."""
     return sum(one.numel() for model in models for one in model.parameters()) > LARGE
 
 

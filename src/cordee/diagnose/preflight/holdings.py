@@ -178,10 +178,20 @@ def _items(name: str, items: Any) -> _Place:
 
 
 def _array(name: str, array: Any) -> _Place:
-    def write(before: dict[Any, Any]) -> None:
-        array[...] = before[name]
+    return _Place(
+        "",
+        lambda: {name: array.copy()},
+        lambda before: np.copyto(array, before[name]),
+        is_same=lambda before, now: before.tobytes() == now.tobytes(),
+    )
 
-    return _Place("", lambda: {name: array.copy()}, write, is_same=lambda one, two: one.tobytes() == two.tobytes())
+
+def _global(name: str, namespace: dict[str, Any], key: str) -> _Place:
+    return _Place(
+        "",
+        lambda: {name: namespace[key]} if key in namespace else {},
+        lambda before: namespace.update({key: before[name]}),
+    )
 
 
 def _cell(name: str, cell: types.CellType) -> _Place:
@@ -200,16 +210,6 @@ def _cell(name: str, cell: types.CellType) -> _Place:
             del cell.cell_contents
 
     return _Place("", read, write)
-
-
-def _global(name: str, namespace: dict[str, Any], key: str) -> _Place:
-    def write(before: dict[Any, Any]) -> None:
-        if before:
-            namespace[key] = before[name]
-        else:
-            namespace.pop(key, None)
-
-    return _Place("", lambda: {name: namespace[key]} if key in namespace else {}, write)
 
 
 def globals_of(function: types.FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:

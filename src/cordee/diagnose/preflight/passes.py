@@ -102,7 +102,7 @@ class Passes:
         modules = [module for model in models for module in model.modules()]
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # what goes on into training is said there, once
+            warnings.simplefilter("ignore")  # training warns of the same, once
             gpus = list(range(torch.cuda.device_count())) if uses_gpus() else []
             for surrounding in (torch.random.fork_rng(devices=gpus), exact_kernels(), eager()):
                 stack.enter_context(surrounding)
@@ -201,7 +201,7 @@ class Passes:
         return changed, sorted(names - buffers.keys())
 
     def _ends(self, others: str) -> str:
-        """A digest of where torch's generators stand, and those that are held; calls of others are on the tape."""
+        """A digest of the states of torch's generators and of the user's; calls of others are on the tape."""
         states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if uses_gpus() else ())]
         states += [state_of(one) for one in self._holdings.generators if isinstance(one, torch.Generator)]
         return digest_of([*(one.numpy() for one in states), others.encode()])
