@@ -305,7 +305,7 @@ def job() -> list[str]:
 
 def session() -> list[str]:
     """The session."""
-    from cordee.runtime.door import session as door
+    from cordee.runtime.join import session as door
     from cordee.train import session as module
 
     return [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cordee.core.world import World as World
     from cordee.feed.batch import Batch as Batch
     from cordee.runtime.api import train as train
-    from cordee.runtime.door import session as session
+    from cordee.runtime.join import session as session
     from cordee.state.load import load as load
     from cordee.train.callbacks import Callback as Callback
     from cordee.train.gathering import gather as gather
@@ -42,7 +42,7 @@ _PUBLIC = {
     "load": ("cordee.state.load", "load"),
     "metrics": ("cordee.metrics", ""),
     "predict": ("cordee.train.predict", "predict"),
-    "session": ("cordee.runtime.door", "session"),
+    "session": ("cordee.runtime.join", "session"),
     "train": ("cordee.runtime.api", "train"),
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from alone import python
-from harness import DEADLINE_S, JOBS, Run, assert_same, command, start, train
+from harness import DEADLINE_S, JOBS, Run, assert_same, command, run_script, start, train
 
 SLOW = pytest.mark.slow
 HALTS = """
@@ -50,6 +50,30 @@ with cordee.session() as s:
     with open(f"{sys.argv[1]}-{s.rank}-of-{s.size}", "w") as file:
         file.write(f"{s.last.loss:.5f} {stepper_of(s).ledger.order_sha256}")
 """
+CONNECTED = """
+import sys
+import cordee
+
+with cordee.session(plan=sys.argv[2] or None) as s:
+    carried_by = [type(one).__name__ for one in s._stepper.team.sums.transports]
+    with open(f"{sys.argv[1]}-{s.rank}", "w") as file:
+        file.write(" ".join(carried_by))
+"""
+WAITS = """
+import time
+import torch
+import cordee
+
+data = cordee.data.digits()
+with cordee.session(deadline=2) as s:
+    model = s.prepare(torch.nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in s.batches(data.train, batch=100):
+        if s.rank == 1:
+            time.sleep(1000)
+        s.backward(torch.nn.functional.cross_entropy(model(batch.x), batch.y))
+        s.step(optimizer)
+"""
 
 
 def torchrun(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -78,6 +102,44 @@ def test_an_own_loop_under_torchrun_and_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     expected = (tmp_path / "said-0-of-1").read_text()
     assert [(tmp_path / f"said-{rank}-of-2").read_text() for rank in range(2)] == [expected, expected]
+
+
+def test_the_backend_is_the_same_under_every_launcher(tmp_path: Path) -> None:
+    """Given to the session or to the launcher: what carries gradients is what the plan says."""
+    script = tmp_path / "connected.py"
+    script.write_text(CONNECTED)
+    done = torchrun(script, tmp_path / "torchrun", "backend=gloo")
+    assert done.returncode == 0, done.stderr
+    run_script(script, tmp_path / "one", str(tmp_path / "session"), "backend=gloo", workers=2)
+    run_script(script, tmp_path / "two", str(tmp_path / "launcher"), "", workers=2, plan="backend=gloo")
+    ways = ("torchrun", "session", "launcher")
+    assert {(tmp_path / f"{way}-{rank}").read_text() for way in ways for rank in range(2)} == {"Gloo"}
+    run_script(script, tmp_path / "auto", str(tmp_path / "auto"), "", workers=2)
+    assert (tmp_path / "auto-0").read_text() == "Shared Gloo"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["torch", "cordee"])
+def test_the_deadline_of_a_session_is_the_same_under_every_launcher(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS)
+    if kind == "cordee":
+        done = command("run", script, "--workers", "2", "--threads", "1", "--out", tmp_path / "run")
+        assert (done.returncode, "waited longer than 2 s" in done.stderr) == (22, True), done.stderr
+        return
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script], env={**os.environ, **variables(kind, rank, port)}, stderr=-1, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        _, said = ranks[0].communicate(timeout=DEADLINE_S)
+    finally:
+        ranks[1].kill()
+        ranks[1].communicate()
+    assert "WaitedTooLong" in said, said
 
 
 def variables(kind: str, rank: int, port: int) -> dict[str, str]:

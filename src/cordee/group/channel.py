@@ -123,9 +123,9 @@ class Channel:
         """Say that a collective failed though no member was lost: all shall regroup."""
         self._client.send({"torn": generation})
 
-    def stuck(self, what: str) -> None:
+    def stuck(self, what: str, seconds: float) -> None:
         """Say that a wait for `what` reached its deadline; the hub knows who did not come."""
-        self._client.send({"stuck": what})
+        self._client.send({"stuck": {"awaited": what, "seconds": seconds}})
 
     def put(self, key: str, value: str) -> None:
         """Publish a value to the peers of this generation."""
@@ -169,7 +169,7 @@ class Channel:
     def _wait(self, happened: Callable[[], bool], deadline_s: float, what: str) -> None:
         with self._turn:
             if not self._turn.wait_for(happened, deadline_s):
-                self.stuck(what)
+                self.stuck(what, deadline_s)
                 raise WaitedTooLong(f"worker {self.worker} waited {deadline_s:.0f} s for {what}")
 
     def _lost(self, how: str) -> None:

@@ -55,7 +55,7 @@ class Membership:
     def collective_failed(self, error: RuntimeError, waited_s: float) -> None:
         """Return once this generation is broken: by a loss, or, a few times, because this worker asks for a new one."""
         if waited_s >= 0.95 * self.deadline_s:
-            self.channel.stuck(self.channel.at)
+            self.channel.stuck(self.channel.at, self.deadline_s)
             raise WaitedTooLong(
                 f"worker {self.worker} waited {waited_s:.0f} s for its peers ({self.channel.at})"
             ) from error

@@ -25,6 +25,7 @@ from cordee.group.tls import check_dates
 
 Message = dict[str, Any]
 HEADER = struct.Struct("!I")
+LOOPBACK = "127.0.0.1"
 MAX_FRAME = 64 << 20
 """Larger frames are refused: nothing of ours is near this size, so it is not one of us at the other end."""
 _decode: Callable[[bytes], Message] = msgspec.json.Decoder(dict[str, Any]).decode

@@ -1,4 +1,4 @@
-"""How a process joins its team: by our own launcher, or by finding its peers under another one."""
+"""How a process comes into its run, whatever started it, and the one place where its session is put together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from cordee.core.errors import RendezvousError, SecurityError, WaitedTooLong
+from cordee.core.events import PlanEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group import links
@@ -18,57 +19,120 @@ from cordee.group.channel import Channel
 from cordee.group.meeting import Meeting
 from cordee.group.team import Team
 from cordee.group.token import read_token
-from cordee.group.wire import Address, Message, own_address_towards
+from cordee.group.wire import LOOPBACK, Address, Message, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.launch import DEADLINE_S
+from cordee.runtime.resources import devices
 from cordee.train.jobfile import refuse_session
+from cordee.train.session import Session
+from cordee.train.stepper import Stepper
 
 
-@dataclass(frozen=True)
-class Joined:
-    """A place on the team, and the hub if this process hosts it."""
+class Entry:
+    """The way of this process into its run: it is connected, or alone, and has not met the other workers yet."""
 
-    team: Team
-    plan: Plan
-    hub: Hub | None = None
-    device: str = "cpu"
-    launched: bool = False
-    """Our own launcher's worker leaves the team at the end of the script; until then it may do more."""
+    def __init__(
+        self,
+        world: World,
+        channel: Channel | None = None,
+        *,
+        device: str = "cpu",
+        interface: str = LOOPBACK,
+        plan: Plan | None = None,
+        deadline_s: float = DEADLINE_S,
+        hub: Hub | None = None,
+    ) -> None:
+        """Alone without a channel. `plan` and `deadline_s` are the launcher's; a script may have others."""
+        self.world, self.channel, self.device, self.hub = world, channel, device, hub
+        self.plan = plan or Plan()
+        self.deadline_s = deadline_s
+        self._interface = interface
+        self._team: Team | None = None
+        self.backend = "auto"
+        """What the team was formed with."""
+
+    def meet(self, plan: Plan | None = None) -> Team:
+        """The team, which forms at the first call: `plan` says how workers are connected."""
+        if self._team is None:
+            chosen = plan or self.plan
+            try:
+                self._team = Team(
+                    self.channel,
+                    interface=self._interface,
+                    deadline_s=self.deadline_s,
+                    device=self.device,
+                    backend=chosen.backend,
+                )
+            except WaitedTooLong as error:
+                raise self._too_few(error) from error
+            self.backend = chosen.backend
+            if self._interface != LOOPBACK:
+                links.tell(self._team, self.world.host)
+        self._team.membership.deadline_s = self.deadline_s
+        return self._team
+
+    def assemble(self, plan: Plan | None = None, *, seed: int = 0) -> Stepper:
+        """What a loop or a session trains with, by the launcher's plan if by no other."""
+        chosen = plan or self.plan
+        chosen.check(self.world.size)
+        return Stepper(self.meet(chosen), plan=chosen, seed=seed, device=self.device)
+
+    def _too_few(self, error: WaitedTooLong) -> Exception:
+        """Our own launcher sees by itself whose process has not come."""
+        if not self.world.is_foreign or self.channel is None:
+            return error
+        self.channel.close()  # before the hub, whose end it would take for a lost launcher
+        return RendezvousError(
+            f"rank {self.world.rank} waited {self.deadline_s:g} s, but not all {self.world.size} processes have come "
+            f"that the variables of {self.world.source} name: start every rank, with the same variables except its own "
+            "place"
+        )
 
 
-_current: Joined | None = None
+_current: Entry | None = None
 
 
-def set_current(joined: Joined | None) -> None:
+def set_current(entry: Entry) -> None:
     """Called by our launcher's worker before it runs the user's code."""
     global _current
-    _current = joined
+    _current = entry
+
+
+def session(*, plan: Plan | str | None = None, seed: int = 0, deadline: float | None = None) -> Session:
+    """My session: of the run that started this process (cordee run, torchrun, mpirun, Slurm), or alone.
+
+    `plan` and `deadline` (seconds that workers wait for each other) take the place of what `cordee run` was given.
+    """
+    refuse_session()
+    chosen = Plan.parse(plan) if plan is not None else None
+    entry = _current or enter(World.from_env(), Asked(DEADLINE_S if deadline is None else deadline, chosen))
+    entry.deadline_s = entry.deadline_s if deadline is None else deadline
+    stepper = entry.assemble(chosen, seed=seed)
+    stepper.reporter.tell(PlanEvent(stepper.plan.to_dict(), stepper.plan.faithfulness))
+    if stepper.plan.backend != entry.backend:
+        late = f"backend={stepper.plan.backend} comes too late: the first session of this script connected the workers"
+        stepper.reporter.tell(WarningEvent(late))
+    return Session(stepper, stay=_current is not None)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run asks for under another launcher; with our own, the launcher says it."""
+    """What a run asks for under another launcher, or alone; with our own, the launcher says it."""
 
-    deadline_s: float = 300.0
+    deadline_s: float = DEADLINE_S
     """How long processes wait for each other, at the start too."""
-    backend: str = "auto"
+    plan: Plan | None = None
+    device: str = "auto"
     record: bool = False
     """Rank 0 will read the hub's notices; otherwise they are dropped."""
     brief: Message | None = None
     """What rank 0 tells all others."""
 
 
-def join(world: World, asked: Asked | None = None) -> Joined:
-    """The place that our launcher made for this process; else the one that `world` says."""
-    refuse_session()
-    if _current is not None:
-        return _current
+def enter(world: World, asked: Asked) -> Entry:
+    """Alone, or under torchrun, mpirun, Slurm, or by hand: then rank 0 hosts the hub, and the others find it."""
     if world.size == 1:
-        return Joined(Team(), Plan(), device=_device(world))
-    return _join_foreign(world, asked or Asked())
-
-
-def _join_foreign(world: World, asked: Asked) -> Joined:
-    """Under torchrun, mpirun, Slurm, or by hand: rank 0 hosts the hub, the others find it."""
+        return Entry(world, device=_device(world, asked.device), plan=asked.plan)
     one_host = world.local_size == world.size
     if not one_host and os.environ.get("CORDEE_TRUSTED_NETWORK") != "1":
         raise SecurityError(
@@ -79,14 +143,18 @@ def _join_foreign(world: World, asked: Asked) -> Joined:
     hub = None
     try:
         if world.rank == 0:
-            bind = Address("127.0.0.1", 0, secrets.token_hex(32)) if meeting else _off_host(world, _token_from_file())
+            bind = Address(LOOPBACK, 0, secrets.token_hex(32)) if meeting else _off_host(world, _token_from_file())
             hub = Hub(bind, expected=world.size, heard=asked.record, brief=asked.brief)
             if meeting is not None:
                 meeting.open(hub.address)
         channel, address = _connect(world, asked.deadline_s, hub, meeting)
-        interface = "127.0.0.1" if one_host else own_address_towards(address.host, address.port)
-        device = _device(world)
-        team = _team(world, asked, channel, interface, device)
+        interface = LOOPBACK if one_host else own_address_towards(address.host, address.port)
+        device = _device(world, asked.device)
+        entry = Entry(
+            world, channel, device=device, interface=interface, plan=asked.plan, deadline_s=asked.deadline_s, hub=hub
+        )
+        entry.meet()  # until then the others must find the meeting
+        return entry
     except BaseException:
         if hub is not None:
             hub.close()
@@ -94,9 +162,6 @@ def _join_foreign(world: World, asked: Asked) -> Joined:
     finally:
         if meeting is not None:
             meeting.close()
-    if not one_host:
-        links.tell(team, world.host)
-    return Joined(team, Plan(), hub, device)
 
 
 def _connect(world: World, deadline_s: float, hub: Hub | None, meeting: Meeting | None) -> tuple[Channel, Address]:
@@ -117,24 +182,16 @@ def _connect(world: World, deadline_s: float, hub: Hub | None, meeting: Meeting 
             time.sleep(0.02)
 
 
-def _team(world: World, asked: Asked, channel: Channel, interface: str, device: str) -> Team:
-    """The first group, when all processes have come."""
-    try:
-        return Team(channel, interface=interface, deadline_s=asked.deadline_s, device=device, backend=asked.backend)
-    except WaitedTooLong as error:
-        channel.close()  # before the hub, whose end it would take for a lost launcher
-        raise RendezvousError(
-            f"rank {world.rank} waited {asked.deadline_s:g} s, but not all {world.size} processes have come that the "
-            f"variables of {world.source} name: start every rank, with the same variables except its own place"
-        ) from error
-
-
-def _device(world: World) -> str:
+def _device(world: World, wanted: str) -> str:
     """A GPU where there is one; processes of one host take them in turn. CUDA_VISIBLE_DEVICES= says otherwise."""
-    if not torch.cuda.is_available():
+    if wanted != "auto":
+        device = devices(world.local_size, wanted)[world.local_rank]
+    elif torch.cuda.is_available():
+        device = f"cuda:{world.local_rank % torch.cuda.device_count()}"
+    else:
         return "cpu"
-    device = f"cuda:{world.local_rank % torch.cuda.device_count()}"
-    torch.cuda.set_device(device)
+    if device != "cpu":
+        torch.cuda.set_device(device)
     return device
 
 

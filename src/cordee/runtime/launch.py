@@ -14,13 +14,13 @@ from cordee.core.errors import UsageError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
-from cordee.group.wire import Address
+from cordee.group.wire import LOOPBACK, Address
 from cordee.runtime.engines.seam import Seat
 from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.formats import settle
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.relay import Output
-from cordee.runtime.rendezvous import LOOPBACK, Rendezvous
+from cordee.runtime.rendezvous import Rendezvous
 from cordee.runtime.resources import Room, allot, devices
 from cordee.runtime.spec import Target, WorkerSpec
 from cordee.runtime.wording import COMMAND, Wording

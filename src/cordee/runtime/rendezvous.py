@@ -25,7 +25,6 @@ from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.wording import COMMAND, Wording
 
-LOOPBACK = "127.0.0.1"
 WORD_EVERY_S = 10.0
 LOOK_S = 0.2
 PATIENCE_S = 600.0

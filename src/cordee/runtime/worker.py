@@ -18,22 +18,19 @@ from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import search_in, shadowed
 from cordee.core.plan import Plan
+from cordee.core.world import World
 from cordee.feed.reading import begin_others
-from cordee.group import links
 from cordee.group.channel import Channel
 from cordee.group.messages import Done, Failed
 from cordee.group.team import Team
 from cordee.group.wire import Address
-from cordee.runtime.join import Joined, set_current
+from cordee.runtime.join import Entry, set_current
 from cordee.runtime.sent import receive_job
 from cordee.runtime.spec import WorkerSpec
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job
 from cordee.train.loop import run_job
-from cordee.train.stepper import Stepper
 from cordee.train.trial import run_trial
-
-LOOPBACK = "127.0.0.1"
 
 
 def work(values: dict[str, Any], sent_job: int | None) -> int:
@@ -46,19 +43,17 @@ def work(values: dict[str, Any], sent_job: int | None) -> int:
     os.chdir(spec.folder)
     _use(spec)
     channel = Channel(Address(**spec.hub), spec.worker, socket.gethostname())
+    entry = Entry(
+        World.from_env(),
+        channel,
+        device=spec.device,
+        interface=spec.interface,
+        plan=Plan.from_dict(spec.plan),
+        deadline_s=spec.deadline_s,
+    )
+    set_current(entry)
     try:
-        plan = Plan.from_dict(spec.plan)
-        team = Team(
-            channel,
-            interface=spec.interface,
-            deadline_s=spec.deadline_s,
-            device=spec.device,
-            backend=plan.backend,
-        )
-        if spec.interface != LOOPBACK:
-            links.tell(team, socket.gethostname())
-        set_current(Joined(team, plan, device=spec.device, launched=True))
-        _run(spec, team, plan, sent_job)
+        _run(spec, entry, sent_job)
     except SystemExit as error:
         if error.code not in (None, 0):
             return _fail(channel, JobError(f"the script ended with sys.exit({error.code!r})"))
@@ -81,19 +76,20 @@ def _use(spec: WorkerSpec) -> None:
         torch.cuda.set_device(spec.device)
 
 
-def _run(spec: WorkerSpec, team: Team, plan: Plan, sent_job: int | None) -> None:
+def _run(spec: WorkerSpec, entry: Entry, sent_job: int | None) -> None:
     target = spec.target
     sys.argv = [target.path, *target.arguments]  # the script must not see those of the fork server
     if target.kind == "script":
         search_in([Path(target.path).resolve().parent])
         begin_others(0)  # what it draws without a seed, to split data for instance, is the same on all workers
-        _see(_run_script(target.path), spec, team)
+        left = _run_script(target.path)
+        _see(left, spec, team := entry.meet())
         while not team.finish():
             pass
         return
     search_in(folder for folder in spec.search if folder not in sys.path)
     job = receive_job(sent_job) if sent_job is not None else _load(Path(target.path), target.settings)
-    stepper = Stepper(team, plan=plan, seed=job.seed, device=spec.device)
+    stepper = entry.assemble(seed=job.seed)
     if target.trial is not None:
         run_trial(job, stepper, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
     else:

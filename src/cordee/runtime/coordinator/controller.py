@@ -106,7 +106,7 @@ class Controller:
 
     def _what_ends(self, kind: str, worker: int, content: dict[str, Any]) -> CordeeError | None:
         host = self._hosts.get(worker, "")
-        return what_ends(kind, worker, host, content, self._launch.deadline_s, self._launch.wording)
+        return what_ends(kind, worker, host, content, self._launch.wording)
 
     def _lost(self, worker: int, content: dict[str, Any]) -> None:
         deadline = time.monotonic() + 0.1  # the exit status comes on another way and says more

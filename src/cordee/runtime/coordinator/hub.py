@@ -175,7 +175,7 @@ class Hub:
             elif kind == "torn":
                 self._torn(int(content), peer)
             elif kind == "stuck":
-                self._notify("stuck", peer.number, {"awaited": content, "others": self._whereabouts(peer)})
+                self._notify("stuck", peer.number, {**content, "others": self._whereabouts(peer)})
             else:
                 if kind == "step":
                     self._recorded = max(self._recorded, int(content["step"]))

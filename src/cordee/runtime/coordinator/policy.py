@@ -46,16 +46,14 @@ def how_it_ended(status: int) -> str:
     return f"its process ended with exit code {status}"
 
 
-def what_ends(
-    kind: str, worker: int, host: str, content: dict[str, Any], deadline_s: float, wording: Wording
-) -> CordeeError | None:
+def what_ends(kind: str, worker: int, host: str, content: dict[str, Any], wording: Wording) -> CordeeError | None:
     """The error with which such a notice of a worker ends the run; None if it does not."""
     if kind == "failed":
         return _failed(worker, host, content)
     if kind == "stuck":
         others = "; ".join(f"{name}: {at}" for name, at in content["others"].items())
         return WaitedTooLong(
-            f"worker {worker} on {host or 'this host'} waited longer than {deadline_s:g} s "
+            f"worker {worker} on {host or 'this host'} waited longer than {content['seconds']:g} s "
             f"({content['awaited']}). Where the others were: {others or 'gone'}. "
             "If a step really takes so long, allow more with --deadline. If a worker has left its loop before the "
             "others, by break or return, let all leave it after the same step: s.wish.stop = True"

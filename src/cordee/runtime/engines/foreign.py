@@ -16,7 +16,6 @@ from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Recorder
-from cordee.runtime.resources import devices
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
@@ -41,33 +40,30 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
 
 
 def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | None) -> dict[str, Any]:
-    from cordee.runtime.join import Asked, join
+    from cordee.runtime.join import Asked, enter
     from cordee.train.jobfile import load_job
     from cordee.train.loop import run_job
-    from cordee.train.stepper import Stepper
 
-    settings = {"settings": launch.taken_over}
-    joined = join(world, Asked(launch.deadline_s, launch.plan.backend, record=recorder is not None, brief=settings))
-    keeper = None
+    brief = {"settings": launch.taken_over}
+    entry = enter(world, Asked(launch.deadline_s, launch.plan, launch.device, recorder is not None, brief))
+    team, keeper = entry.meet(), None
     # Rank 0 knows the run's folder, which others may not see.
-    launch = launch.told(joined.team.channel.brief.get("settings", {}))
-    if recorder is not None and joined.hub is not None:
+    launch = launch.told(team.channel.brief.get("settings", {}))
+    if recorder is not None and entry.hub is not None:
         launch.begin(recorder, world.size, world.nodes)
-        keeper = _Keeper(joined.hub, recorder)
+        keeper = _Keeper(entry.hub, recorder)
     error: CordeeError | None = None
     result: dict[str, Any] = {}
     try:
         job = job or load_job(Path(launch.target.path), launch.target.settings)
-        device = devices(world.local_size, launch.device)[world.local_rank]
-        stepper = Stepper(joined.team, plan=launch.plan, seed=job.seed, device=device)
-        outcome = run_job(job, stepper, out=launch.out, resume=launch.resume)
+        outcome = run_job(job, entry.assemble(seed=job.seed), out=launch.out, resume=launch.resume)
         result = outcome.result
-        joined.team.close()
+        team.close()
         if outcome.interrupted:
             error = Interrupted("stopped with a checkpoint")
     except BaseException as raised:
-        joined.team.channel.part()
-        joined.team.channel.close()  # before the hub, whose end it would take for a lost launcher
+        team.channel.part()
+        team.channel.close()  # before the hub, whose end it would take for a lost launcher
         if not isinstance(raised, CordeeError):
             raise
         error = raised
