@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,10 @@ class WorkerSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """For the wire."""
-        return asdict(self)
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> WorkerSpec:
         """From the wire."""
-        told = values["target"]
-        trial = Trial(**told["trial"]) if told["trial"] is not None else None
-        target = Target(**{**told, "arguments": tuple(told["arguments"]), "trial": trial})
-        return cls(**{**values, "target": target, "cores": tuple(values["cores"]), "search": tuple(values["search"])})
+        return msgspec.convert(values, cls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from pathlib import Path
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from cordee.train.job import Job
 
 
-def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None = None) -> dict[str, Any]:
+def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None = None) -> dict[str, Any]:
     """This process's part of the run; every rank returns the result."""
+    from cordee.runtime.join import Asked, enter
+    from cordee.train.jobfile import load_job
+    from cordee.train.loop import run_job
+
     if launch.target.kind == "script":
         raise UsageError(
             f"{world.source} started this process already: give it the script itself, without `cordee run`"
@@ -30,51 +35,41 @@ def run_foreign(launch: Launch, world: World, listen: Listener, job: Job | None 
     launch.plan.check(world.size)
     heap.keep_later()
     launch.settle(lambda message: listen(WarningEvent(message)))
-    if world.rank != 0:
-        return _run(launch, world, None, job)
-    recorder = launch.recorder(listen)
-    try:
-        return _run(launch, world, recorder, job)
-    finally:
-        recorder.close()
-
-
-def _run(launch: Launch, world: World, recorder: Recorder | None, job: Job | None) -> dict[str, Any]:
-    from cordee.runtime.join import Asked, enter
-    from cordee.train.jobfile import load_job
-    from cordee.train.loop import run_job
-
-    brief = {"settings": launch.taken_over}
-    entry = enter(world, Asked(launch.deadline_s, launch.plan, launch.device, recorder is not None, brief))
-    team, keeper = entry.meet(), None
-    # Rank 0 knows the run's folder, which others may not see.
-    launch = launch.told(team.channel.brief.get("settings", {}))
-    if recorder is not None and entry.hub is not None:
-        launch.begin(recorder, world.size, world.nodes)
-        keeper = _Keeper(entry.hub, recorder)
-    error: CordeeError | None = None
-    result: dict[str, Any] = {}
-    try:
-        job = job or load_job(Path(launch.target.path), launch.target.settings)
-        outcome = run_job(job, entry.assemble(seed=job.seed), out=launch.out, resume=launch.resume)
-        result = outcome.result
-        team.close()
-        if outcome.interrupted:
-            error = Interrupted("stopped with a checkpoint")
-    except BaseException as raised:
-        team.channel.part()
-        team.channel.close()  # before the hub, whose end it would take for a lost launcher
-        if not isinstance(raised, CordeeError):
-            raise
-        error = raised
-    if isinstance(error, GOES_ON) and saved_step(launch.out) is not None:
-        name, out = launch.wording.flag("resume"), launch.wording.option("out", str(launch.out))
-        error.next_step = f"to go on: start it again with {name} and {out}"
-    if keeper is not None:
-        result = keeper.end(error)
-    if error is not None:
-        raise error
-    return result
+    with contextlib.ExitStack() as ends:
+        recorder = launch.recorder(listen) if world.rank == 0 else None
+        if recorder is not None:
+            ends.callback(recorder.close)
+        brief = {"settings": launch.taken_over}
+        entry = enter(world, Asked(launch.deadline_s, launch.plan, launch.device, recorder is not None, brief))
+        team, keeper = entry.meet(), None
+        # Rank 0 knows the run's folder, which others may not see.
+        launch = launch.told(team.channel.brief.get("settings", {}))
+        if recorder is not None and entry.hub is not None:
+            launch.begin(recorder, world.size, world.nodes)
+            keeper = _Keeper(entry.hub, recorder)
+        error: CordeeError | None = None
+        result: dict[str, Any] = {}
+        try:
+            job = made or load_job(Path(launch.target.path), launch.target.settings)
+            outcome = run_job(job, entry.assemble(seed=job.seed), out=launch.out, resume=launch.resume)
+            result = outcome.result
+            team.close()
+            if outcome.interrupted:
+                error = Interrupted("stopped with a checkpoint")
+        except BaseException as raised:
+            team.channel.part()
+            team.channel.close()  # before the hub, whose end it would take for a lost launcher
+            if not isinstance(raised, CordeeError):
+                raise
+            error = raised
+        if isinstance(error, GOES_ON) and saved_step(launch.out) is not None:
+            name, out = launch.wording.flag("resume"), launch.wording.option("out", str(launch.out))
+            error.next_step = f"to go on: start it again with {name} and {out}"
+        if keeper is not None:
+            result = keeper.end(error)
+        if error is not None:
+            raise error
+        return result
 
 
 class _Keeper:
