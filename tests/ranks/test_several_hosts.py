@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from harness import DEADLINE_S, JOBS, Run, assert_same, train
 
 CALL = """
@@ -63,7 +61,6 @@ def test_a_job_file_on_two_hosts(tmp_path: Path) -> None:
     assert sorted(one["steps"] or 0 for one in returned) == [0, run.result["steps"]]  # one host has the result
 
 
-@pytest.mark.slow
 def test_a_job_that_each_host_made_itself(tmp_path: Path) -> None:
     called("made", tmp_path / "run", (1, 1))
     assert Run(tmp_path / "run").result["workers"] == 2

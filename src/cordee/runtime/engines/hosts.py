@@ -69,9 +69,8 @@ class Follower:
         self._notices: Notices = queue.SimpleQueue()
         self._started = False
         self._awaited = ""
-        self._engine = LocalEngine(
-            self._notices, self._spec, launch.output
-        )  # it imports while hosts wait for each other
+        # Made now, as its server imports while hosts wait for each other.
+        self._engine = LocalEngine(self._notices, self._spec, launch.output, sent_job)
         who = {"role": "node", "number": -1, "host": socket.gethostname(), "workers": launch.workers}
         self._patience = Patience(say)
         try:
