@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from alone import python
+from cordee.group.token import write_token
 from harness import DEADLINE_S, JOBS, Run, assert_same, command, run_script, start, train
 
 SLOW = pytest.mark.slow
@@ -91,6 +92,27 @@ def test_a_job_under_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert_same(Run(tmp_path / "two"), train("mlp", tmp_path / "one"))
     assert Run(tmp_path / "two").result["workers"] == 2
+    assert {event["node"] for event in Run(tmp_path / "two").of("worker")} == {0}
+
+
+@pytest.mark.slow
+def test_a_job_under_torchrun_on_two_hosts(tmp_path: Path) -> None:
+    """Two launchers on loopback; each process knows on which of them it is."""
+    write_token(tmp_path / "token")
+    env = os.environ | {"CORDEE_TOKEN_FILE": str(tmp_path / "token"), "CORDEE_TRUSTED_NETWORK": "1"}
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    words += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    job = ["-m", "cordee", "train", str(JOBS / "mlp.py"), "--out", str(tmp_path / "two")]
+    hosts = [
+        subprocess.Popen([*words, "--node-rank", str(node), *job], env=env, stderr=subprocess.PIPE, text=True)
+        for node in range(2)
+    ]
+    said = [host.communicate(timeout=DEADLINE_S)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    run = Run(tmp_path / "two")
+    assert_same(run, train("mlp", tmp_path / "one"))
+    assert {event["worker"]: event["node"] for event in run.of("worker")} == {0: 0, 1: 1}
+    assert json.loads((run.out / "run.json").read_text())["nodes"] == 2
 
 
 def test_an_own_loop_under_torchrun_and_alone(tmp_path: Path) -> None:

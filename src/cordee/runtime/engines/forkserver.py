@@ -7,7 +7,6 @@ ends its workers and itself.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import gc
@@ -37,25 +36,16 @@ GRACE_S = 1.0
 def send(sock: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
     """One message, with open files that the receiver gets copies of."""
     frame = pack(message)
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    sent = sock.sendmsg([frame], ancillary)
-    if sent < len(frame):
-        sock.sendall(frame[sent:])
+    sent = socket.send_fds(sock, [frame], descriptors) if descriptors else 0
+    sock.sendall(frame[sent:])
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """The next message and its open files; None at the end."""
-    descriptors = array.array("i")
     try:
-        head, ancillary, _, _ = sock.recvmsg(HEADER.size, socket.CMSG_LEN(8 * descriptors.itemsize))
-    except OSError:
-        return None, []
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    try:
+        head, descriptors, _, _ = socket.recv_fds(sock, HEADER.size, 8)
         head += _exactly(sock, HEADER.size - len(head))
-        return unpack(head, _exactly(sock, length_of(head))), list(descriptors)
+        return unpack(head, _exactly(sock, length_of(head))), descriptors
     except (OSError, ValueError):
         return None, []
 
