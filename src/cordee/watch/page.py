@@ -56,10 +56,12 @@ def asset(name: str) -> str:
 @cache
 def _environment() -> Environment:
     loader = PackageLoader("cordee.watch", "assets")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    made.globals.update(vars(words), date=_date, write=_written)
-    return made
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.globals.update(vars(words), date=_date, write=_written)
+    return environment
 
 
 def _date(moment: float) -> str:

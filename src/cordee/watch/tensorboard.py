@@ -62,11 +62,13 @@ class _Scalars:
         self._writer.close()
 
     def _write(self, step: int, at: float, values: Iterable[tuple[str, float | None]]) -> None:
-        made = [
+        scalars = [
             self._summaries.Summary.Value(tag=tag, simple_value=float("nan") if value is None else value)
             for tag, value in values
         ]
-        self._writer.add_event(self._events.Event(wall_time=at, step=step, summary=self._summaries.Summary(value=made)))
+        self._writer.add_event(
+            self._events.Event(wall_time=at, step=step, summary=self._summaries.Summary(value=scalars))
+        )
 
     def _on_start(self, event: StartEvent) -> None:
         self._starts += 1

@@ -58,12 +58,12 @@ class StepRange:
             return cls()
         first, colon, last = text.partition(":")
         try:
-            found = cls(int(first) if first else 1, int(last) if last else float("inf"))
-            if not colon or found.first < 1 or found.last < found.first:
+            steps = cls(int(first) if first else 1, int(last) if last else float("inf"))
+            if not colon or steps.first < 1 or steps.last < steps.first:
                 raise ValueError
         except ValueError:
             raise UsageError(f"--steps {text}: expected A:B, the first and the last step, such as 100:200") from None
-        return found
+        return steps
 
     def __contains__(self, step: int) -> bool:
         return self.first <= step <= self.last
@@ -115,29 +115,27 @@ class _Writer:
         self._latest: dict[tuple[int, int], float] = {}
 
     def slice(self, track: tuple[int, int], name: str, begin: float, length: float, **arguments: Any) -> None:
-        more = {"args": arguments} if arguments else {}
-        self._put(track, {"ph": "X", "name": name, "dur": _micro(max(0.0, length)), **more}, begin)
+        self._put(track, begin, ph="X", name=name, dur=_micro(max(0.0, length)), args=arguments)
 
     def instant(self, name: str, at: float, text: str) -> None:
-        self._put((RUN, HAPPENED), {"ph": "i", "s": "g", "name": name, "args": {"text": text}}, at)
+        self._put((RUN, HAPPENED), at, ph="i", s="g", name=name, args={"text": text})
 
     def counter(self, name: str, at: float, value: float) -> None:
-        self._put((RUN, -1), {"ph": "C", "name": name, "args": {name: value}}, at)
+        self._put((RUN, -1), at, ph="C", name=name, args={name: value})
 
-    def name(self, process: int, thread: int, name: str) -> None:
-        """Name a thread, or a process if `thread` is below 0."""
-        kind = "process_name" if thread < 0 else "thread_name"
-        self._event({"ph": "M", "name": kind, "pid": process, "tid": max(0, thread), "args": {"name": name}})
-        if thread < 0:
-            order = {"sort_index": process}
-            self._event({"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": order})
+    def name(self, process: int, name: str, *threads: str) -> None:
+        """Name a process and its threads."""
+        self._event(process, 0, ph="M", name="process_name", args={"name": name})
+        self._event(process, 0, ph="M", name="process_sort_index", args={"sort_index": process})
+        for number, thread in enumerate(threads):
+            self._event(process, number, ph="M", name="thread_name", args={"name": thread})
 
-    def _put(self, track: tuple[int, int], event: dict[str, Any], at: float) -> None:
-        stamp = max(_micro(at), self._latest.get(track, 0.0))
-        self._latest[track] = stamp
-        self._event({**event, "ts": stamp, "pid": track[0], "tid": max(0, track[1])})
+    def _put(self, track: tuple[int, int], at: float, **event: Any) -> None:
+        self._latest[track] = max(_micro(at), self._latest.get(track, 0.0))
+        self._event(track[0], max(0, track[1]), ts=self._latest[track], **event)
 
-    def _event(self, event: dict[str, Any]) -> None:
+    def _event(self, process: int, thread: int, **event: Any) -> None:
+        event |= {"pid": process, "tid": thread}
         self._file.write(self._separator + json.dumps(event, allow_nan=False, separators=(",", ":")))
         self._separator = ",\n"
 
@@ -160,9 +158,7 @@ class _Tracer:
         self._open: dict[int, tuple[Stamp, float]] = {}
         """The last step of each worker, and where it begins: it is written when it is known where it must end."""
         self._breakdown = Breakdown(self._on_block)
-        self._out.name(RUN, -1, "run")
-        self._out.name(RUN, HAPPENED, "what happened")
-        self._out.name(RUN, BETWEEN, "evaluation and saving")
+        self._out.name(RUN, "run", "what happened", "evaluation and saving")
 
     def take(self, event: Event) -> None:
         """One event of the run."""
@@ -200,9 +196,7 @@ class _Tracer:
         self._step = event.steps
 
     def _on_worker(self, event: WorkerEvent) -> None:
-        process = event.worker + 1
-        self._out.name(process, -1, f"worker {event.worker} ({event.host}, {event.device})")
-        self._out.name(process, 0, "steps")
+        self._out.name(event.worker + 1, f"worker {event.worker} ({event.host}, {event.device})", "steps")
 
     def _on_step(self, event: StepEvent) -> None:
         self._step, at = event.step, self._since(event.moment)
