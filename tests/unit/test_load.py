@@ -17,7 +17,7 @@ from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program, trace_program
 from cordee.state.load import load, read_weights
 from cordee.state.naming import capture, fingerprint
-from cordee.state.recipe import Recipe, verb_named
+from cordee.state.recipe import Recipe, Ref, verb_named
 
 
 class Gpt(nn.Module):
@@ -236,6 +236,13 @@ def test_a_program_can_do_nothing_but_compute(name: str) -> None:
         Recipe.from_json(content)
 
 
+def test_programs_of_former_versions_are_read() -> None:
+    content = Recipe((), {"x": Ref("x", (None, 2))}, (), {1: Ref("x")}, {}, (), ()).to_json()
+    content["kwargs"] = {"$dict": [["x", {"$ref": "x", "shape": [None, 2]}]]}
+    content["output"] = {"$dict": [[1, {"$ref": "x"}]]}
+    assert Recipe.from_json(content) == Recipe((), {"x": Ref("x", (None, 2))}, (), {1: Ref("x")}, {}, (), ())
+
+
 def test_ordinary_operations_are_allowed() -> None:
     for name in ("aten.linear.default", "aten.add_.Tensor", "aten.sym_size.int", "aten.einsum.default", "operator.mul"):
         assert callable(verb_named(name))
@@ -248,7 +255,8 @@ def test_ordinary_operations_are_allowed() -> None:
         lambda content: content.update(format=99),
         lambda content: content.update(state={"p": "weight of nobody"}),
         lambda content: content.update(output={"$dtype": "load"}),
-        lambda content: content.update(output={}),
+        lambda content: content.update(output={"$unheard": 1}),
+        lambda content: content.update(output={"$items": 3}),
         lambda content: content["nodes"].append(["only a name"]),
     ],
 )

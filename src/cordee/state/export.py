@@ -178,15 +178,7 @@ def _free_sizes(example: torch.Tensor) -> tuple[int | None, ...]:
 
 def _refer(value: Any) -> Any:
     """Arguments of a graph's node with references by name."""
-    if isinstance(value, torch.fx.Node):
-        return Ref(value.name)
-    if isinstance(value, tuple):
-        return tuple(_refer(item) for item in value)
-    if isinstance(value, list):
-        return [_refer(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _refer(item) for key, item in value.items()}
-    return value
+    return pytree.tree_map_only(torch.fx.Node, lambda node: Ref(node.name), value)
 
 
 def _has_batch(leaf: Any, size: int) -> bool:

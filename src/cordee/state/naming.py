@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_map_only
 
 from cordee.core.damage import named
 from cordee.core.errors import CheckpointError
@@ -268,13 +269,7 @@ def _beside(parameter: torch.Tensor, value: Any) -> Any:
 
 def _on_device(value: Any, device: torch.device) -> Any:
     """A copy of `value` with its tensors on `device`: the snapshot must not change when the training goes on."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, copy=True)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_device(item, device) for item in value)
-    if isinstance(value, dict):
-        return {key: _on_device(item, device) for key, item in value.items()}
-    return value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=True), value)
 
 
 def _same_names(what: str, given: Iterable[str], expected: Iterable[str]) -> None:

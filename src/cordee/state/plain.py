@@ -12,8 +12,10 @@ import torch
 
 from cordee.core.errors import CheckpointError
 
-# A JSON object whose single key begins with "$" stands for something that JSON has no word for.
+# A JSON object whose first key begins with "$" stands for something that JSON has no word for.
 _TENSOR, _FLOAT, _TUPLE, _ITEMS, _COUNTER = "$tensor", "$float", "$tuple", "$items", "$counter"
+_FORMER_ITEMS = "$dict"
+"""What programs of former versions hold in the place of `$items`."""
 
 
 Take = Callable[[torch.Tensor, str], torch.Tensor]
@@ -45,11 +47,22 @@ def _dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 def encode(value: Any, name: str, tensors: dict[str, torch.Tensor], take: Take = to_cpu) -> Any:
     """Turn `value` into JSON; every tensor in it goes, by `take`, to `tensors` under a name that begins with `name`."""
-    if isinstance(value, torch.Tensor):
+
+    def leaf(value: Any, name: str) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
         while name in tensors:  # a dict may hold both 1 and "1"
             name += "_"
         tensors[name] = take(value, name)
         return {_TENSOR: name}
+
+    return to_json(value, name, leaf)
+
+
+def to_json(value: Any, name: str, leaf: Callable[[Any, str], Any]) -> Any:
+    """Turn `value`, which errors call `name`, into JSON; `leaf` gives what stands for a value, None for any other."""
+    if (found := leaf(value, name)) is not None:
+        return found
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Integral):
@@ -58,10 +71,14 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor], take: Take =
         number = float(value)
         return number if math.isfinite(number) else {_FLOAT: repr(number)}
     if isinstance(value, (list, tuple, deque)):
-        items = [encode(item, f"{name}.{index}", tensors, take) for index, item in enumerate(value)]
+        items = [to_json(item, f"{name}.{index}", leaf) for index, item in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
-        return _encode_mapping(value, name, tensors, take)
+        pairs = [[to_json(key, name, leaf), to_json(item, f"{name}.{key}", leaf)] for key, item in value.items()]
+        if isinstance(value, Counter):
+            return {_COUNTER: pairs}
+        is_plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if is_plain else {_ITEMS: pairs}
     raise CheckpointError(
         f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: it takes tensors, numbers, strings, "
         "None, lists, tuples and dicts of them (unpickling anything else could run foreign code). "
@@ -69,36 +86,36 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor], take: Take =
     )
 
 
-def _encode_mapping(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor], take: Take) -> Any:
-    encoded = [
-        [encode(key, name, tensors, take), encode(item, f"{name}.{key}", tensors, take)] for key, item in value.items()
-    ]
-    if isinstance(value, Counter):
-        return {_COUNTER: encoded}
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return dict(encoded)
-    return {_ITEMS: encoded}
-
-
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Undo `encode`; a tensor that is not in `tensors` is a `CheckpointError`."""
+
+    def leaf(tag: str, content: Mapping[str, Any]) -> Any:
+        if tag != _TENSOR:
+            raise CheckpointError(f"the checkpoint holds {content!r}, which this version of Cordée does not know.")
+        if content[tag] not in tensors:
+            raise CheckpointError(
+                f"the checkpoint names the tensor {content[tag]} but does not hold it; use another one."
+            )
+        return tensors[content[tag]]
+
+    return from_json(value, leaf)
+
+
+def from_json(value: Any, leaf: Callable[[str, Mapping[str, Any]], Any]) -> Any:
+    """Undo `to_json`; `leaf` gives what an object with a tag of its own stands for."""
     if isinstance(value, list):
-        return [decode(item, tensors) for item in value]
+        return [from_json(item, leaf) for item in value]
     if not isinstance(value, dict):
         return value
-    if len(value) == 1:
-        [(tag, content)] = value.items()
-        if tag == _TENSOR:
-            if content not in tensors:
-                raise CheckpointError(
-                    f"the checkpoint names the tensor {content} but does not hold it; use another one."
-                )
-            return tensors[content]
-        if tag == _FLOAT:
-            return float(content)
-        if tag == _TUPLE:
-            return tuple(decode(item, tensors) for item in content)
-        if tag in (_ITEMS, _COUNTER):
-            pairs = {decode(key, tensors): decode(item, tensors) for key, item in content}
-            return Counter(pairs) if tag == _COUNTER else pairs
-    return {key: decode(item, tensors) for key, item in value.items()}
+    tag = next(iter(value), "")
+    if not tag.startswith("$"):
+        return {key: from_json(item, leaf) for key, item in value.items()}
+    content = value[tag]
+    if tag == _FLOAT:
+        return float(content)
+    if tag == _TUPLE:
+        return tuple(from_json(item, leaf) for item in content)
+    if tag in (_ITEMS, _FORMER_ITEMS, _COUNTER):
+        pairs = {from_json(key, leaf): from_json(item, leaf) for key, item in content}
+        return Counter(pairs) if tag == _COUNTER else pairs
+    return leaf(tag, value)

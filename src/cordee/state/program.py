@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.recipe import Here, Recipe, Ref, verb_named
@@ -77,11 +78,7 @@ def _last_uses(recipe: Recipe) -> list[list[str]]:
 
 
 def _refs(value: Any) -> set[str]:
-    if isinstance(value, Ref):
-        return {value.name}
-    if isinstance(value, dict):
-        value = list(value.values())
-    return set().union(*(_refs(item) for item in value)) if isinstance(value, (list, tuple)) else set()
+    return {leaf.name for leaf in tree_leaves(value) if isinstance(leaf, Ref)}
 
 
 def _fill(value: Any, values: Mapping[str, Any], device: torch.device | None) -> Any:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.immutable_collections import immutable_dict
 
 from cordee.core.errors import CheckpointError
+from cordee.state.plain import from_json, to_json
 
 FORMAT = 1
 
@@ -50,6 +52,7 @@ _TEXT_ARGUMENTS = {
     "pad_mode", "padding", "padding_side", "reduce", "rounding_mode", "side",
 }  # fmt: skip
 
+_PLAIN = (bool, int, float, str, tuple, dict)
 _NAMED_CONSTANTS = {"$dtype": torch.dtype, "$layout": torch.layout, "$memory_format": torch.memory_format}
 
 
@@ -160,6 +163,10 @@ def _is_plain(found: torch._ops.OpOverload) -> bool:
 
 def pack(value: Any) -> Any:
     """An argument or a structure of inputs as JSON."""
+    return to_json(value, "the program", _pack_leaf)
+
+
+def _pack_leaf(value: Any, name: str) -> Any:
     if isinstance(value, Ref):
         return {"$ref": value.name} if value.shape is None else {"$ref": value.name, "shape": list(value.shape)}
     if isinstance(value, (Here, torch.device)):
@@ -167,38 +174,27 @@ def pack(value: Any) -> Any:
     for tag, kind in _NAMED_CONSTANTS.items():
         if isinstance(value, kind):
             return {tag: str(value).removeprefix("torch.")}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if type(value) is tuple:
-        return {"$tuple": [pack(item) for item in value]}
-    if isinstance(value, list):
-        return [pack(item) for item in value]
-    if type(value) is dict:
-        return {"$dict": [[pack(key), pack(item)] for key, item in value.items()]}
+    if (
+        value is None
+        or isinstance(value, (list, immutable_dict))
+        or type(value) in (bool, int, float, str, tuple, dict)
+    ):
+        return None
     raise CheckpointError(f"a saved model cannot hold {type(value).__name__} ({value!r}): only tensors, numbers, text, "
                           "tuples, lists and dicts go in and out of it.")  # fmt: skip
 
 
 def unpack(value: Any) -> Any:
     """Undo `pack`."""
-    if isinstance(value, list):
-        return [unpack(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    tag, content = next(iter(value.items()))
+    return from_json(value, _unpack_leaf)
+
+
+def _unpack_leaf(tag: str, value: Mapping[str, Any]) -> Any:
     if tag == "$ref":
-        return Ref(content, tuple(value["shape"]) if "shape" in value else None)
+        return Ref(value[tag], tuple(value["shape"]) if "shape" in value else None)
     if tag == "$here":
         return Here()
-    if tag == "$float":
-        return float(content)
-    if tag == "$tuple":
-        return tuple(unpack(item) for item in content)
-    if tag == "$dict":
-        return {unpack(key): unpack(item) for key, item in content}
-    constant = getattr(torch, content, None) if tag in _NAMED_CONSTANTS else None
+    constant = getattr(torch, value[tag], None) if tag in _NAMED_CONSTANTS else None
     if constant is None or not isinstance(constant, _NAMED_CONSTANTS[tag]):
         raise CheckpointError(f"the program holds {value!r}, which this version of Cordée does not know.")
     return constant
