@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cordee.core.errors import DivergedError
+from cordee.core.events import Event, StepEvent
 from cordee.group.team import Team
 from cordee.train import norms
 from cordee.train import reporter as reporting
@@ -45,14 +46,15 @@ class OnGpu:
 class Channel:
     """Keeps what is told."""
 
+    worker = 0
     clock_offset_s = 0.0
     recorded = 0
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.told: list[Event] = []
 
-    def post(self, kind: str, content: Any) -> None:
-        self.told.append((kind, content))
+    def post(self, event: Event) -> None:
+        self.told.append(event)
 
     def heed(self) -> None:
         pass
@@ -88,7 +90,7 @@ def test_a_record_waits_for_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
         return Committed(number, 0, number, 1.0, 1, False, False, False, None, 0.1)
 
     def steps() -> list[Any]:
-        return [(content["step"], content["grad_norm"]) for kind, content in channel.told if kind == "step"]
+        return [(one.step, one.grad_norm) for one in channel.told if isinstance(one, StepEvent)]
 
     reporter.start()
     reporter.commit(committed(0), 1, waits=True)
