@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cordee.core.cgroup import place
+from cordee.core.cgroup import control_group
 from cordee.twin.registry import Entry, Registry
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, command, until
@@ -151,7 +151,7 @@ def cables() -> set[str]:
 
 def groups(name: str) -> list[Path]:
     """The control groups of a twin."""
-    here = place("cpu")
+    here = control_group("cpu")
     return sorted(here.mount.glob(f"**/cordee-{name}-*")) if here is not None else []
 
 

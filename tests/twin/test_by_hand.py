@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cordee.core.cgroup import place
+from cordee.core.cgroup import control_group
 from harness import DEADLINE_S, command, start, until
 from twin.emulated import Up, left, namespaces
 
@@ -55,7 +55,7 @@ def test_a_twin_is_made_used_and_taken_down(up: Up) -> None:
     assert Path("/etc/hosts").read_text().count("10.213.77") == 0, "only hosts of the twin see its names"
 
     assert twin.say("set", "b", "link=20mbit", "cpu=0.5") == "name=b cpu=0.5 link=20mbit\n"
-    here = place("cpu")
+    here = control_group("cpu")
     assert here is not None
     quota = here.mount / f"cordee-{twin.name}-b" / ("cpu.max" if here.version == 2 else "cpu.cfs_quota_us")
     assert quota.read_text().split()[0] == "10000"

@@ -13,7 +13,7 @@ import torch
 from packaging.requirements import Requirement
 
 from cordee.cli.doctor import summary
-from cordee.core.cgroup import MemoryLimit, Place
+from cordee.core.cgroup import ControlGroup, MemoryLimit
 from cordee.core.errors import RendezvousError, SecurityError
 from cordee.diagnose import machine as machine
 from cordee.diagnose import network as network
@@ -276,9 +276,9 @@ def test_how_far_the_twin_would_come() -> None:
 
 
 def test_a_control_group_that_cannot_be_made(tmp_path: Path) -> None:
-    missing = Place(2, tmp_path / "nowhere", tmp_path / "nowhere")
+    missing = ControlGroup(2, tmp_path / "nowhere", tmp_path / "nowhere")
     assert "cannot be written" in twin.try_share(missing)
-    plain = Place(2, tmp_path, tmp_path)  # a folder that is no control group: the kernel adds no files to it
+    plain = ControlGroup(2, tmp_path, tmp_path)  # a folder that is no control group: the kernel adds no files to it
     assert "subtree_control" in twin.try_share(plain)
     assert list(tmp_path.iterdir()) == [], "what was made for the trial is gone"
     assert_says(twin.judge_cpu_shares(None, "not mounted"), "warning", "not mounted", "root")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cordee.core.cgroup import place
+from cordee.core.cgroup import control_group
 from cordee.core.errors import CordeeError
 from cordee.twin.processes import end_all, marked
 from cordee.twin.quota import Quotas, quota_of
@@ -178,7 +178,7 @@ def test_a_tree_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_the_kernels_own() -> None:
-    here = place("cpu")
+    here = control_group("cpu")
     quotas = Quotas(f"q{secrets.token_hex(4)}")
     if here is None or quotas.missing or os.geteuid() != 0:
         pytest.skip(f"control groups cannot be made: {quotas.missing or 'this user is not root'}")
@@ -208,7 +208,7 @@ def test_the_kernels_own() -> None:
 
 def test_a_share_that_the_group_above_does_not_have_is_refused_and_the_former_one_stays(tmp_path: Path) -> None:
     outer = Quotas(f"q{secrets.token_hex(4)}")
-    here = place("cpu")
+    here = control_group("cpu")
     if here is None or here.version != 1 or outer.missing or os.geteuid() != 0:
         pytest.skip("control groups of version 1 cannot be made")
     outer.make("top", 0.5)

@@ -13,7 +13,7 @@ ROOT = Path("/")
 
 
 @dataclass(frozen=True)
-class Place:
+class ControlGroup:
     """Where this process stands in the tree of one controller."""
 
     version: int
@@ -39,7 +39,7 @@ class MemoryLimit:
     used: int
 
 
-def find(controller: str, cgroups: str, mountinfo: str, root: Path = ROOT) -> Place | None:
+def find(controller: str, cgroups: str, mountinfo: str, root: Path = ROOT) -> ControlGroup | None:
     """The place by the texts of /proc/self/cgroup and /proc/self/mountinfo; None if the controller is not mounted."""
     paths = {}
     for line in cgroups.splitlines():
@@ -53,11 +53,11 @@ def find(controller: str, cgroups: str, mountinfo: str, root: Path = ROOT) -> Pl
         for kind, options, base, point in mounts:
             if kind == ("cgroup" if version == 1 else "cgroup2") and (version == 2 or controller in options):
                 mount = root / point.lstrip("/")
-                return Place(version, mount, mount / _below(paths[name], base))
+                return ControlGroup(version, mount, mount / _below(paths[name], base))
     return None
 
 
-def place(controller: str, root: Path = ROOT) -> Place | None:
+def control_group(controller: str, root: Path = ROOT) -> ControlGroup | None:
     """The place of this process."""
     proc = root / "proc" / "self"
     return find(controller, _read(proc / "cgroup"), _read(proc / "mountinfo"), root)
@@ -65,14 +65,14 @@ def place(controller: str, root: Path = ROOT) -> Place | None:
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """How many cores' worth of time this process may use; None without a limit."""
-    found = place("cpu", root)
+    found = control_group("cpu", root)
     quotas = [_quota(found.version, folder) for folder in found.upwards()] if found else []
     return min((one for one in quotas if one is not None), default=None)
 
 
 def memory_limit(root: Path = ROOT) -> MemoryLimit | None:
     """The tightest limit on this process's memory; None without one."""
-    found = place("memory", root)
+    found = control_group("memory", root)
     limits = [_memory(found.version, folder) for folder in found.upwards()] if found else []
     return min((one for one in limits if one is not None), key=lambda one: one.limit - one.used, default=None)
 

@@ -131,10 +131,10 @@ class Breakdown:
                     columns[worker] = report.cut(first, end).columns
                     if end < report.end:
                         reports.appendleft(report.cut(end, report.end))
-            self._on_block(first, _split(columns))
+            self._on_block(first, _to_blocks(columns))
 
 
-def _split(reports: Mapping[int, list[list[Any]]]) -> dict[int, Block]:
+def _to_blocks(reports: Mapping[int, list[list[Any]]]) -> dict[int, Block]:
     """Tell waiting from communication: all waited until the last worker arrived."""
     arrivals = [columns[5] for columns in reports.values()]
     lasts = list(map(max, *arrivals)) if len(arrivals) > 1 else arrivals[0]

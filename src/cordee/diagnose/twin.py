@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 
-from cordee.core.cgroup import Place, place
+from cordee.core.cgroup import ControlGroup, control_group
 from cordee.diagnose.check import Check, ok, warning
 from cordee.diagnose.child import Ended, run_child
 
@@ -55,13 +55,13 @@ def _stage(name: str, needed: set[str], done: list[str], trial: Ended, equipped:
 
 def cpu_shares() -> Check:
     """Whether a control group with a share of the processor time can be made."""
-    group = place("cpu")
+    group = control_group("cpu")
     if group is None:
         return judge_cpu_shares(None, "no control group for processor time is mounted")
     return judge_cpu_shares(group, try_share(group))
 
 
-def judge_cpu_shares(group: Place | None, problem: str) -> Check:
+def judge_cpu_shares(group: ControlGroup | None, problem: str) -> Check:
     """Version 1 or 2, and why not, if not."""
     if group is not None and not problem:
         return ok("twin: CPU shares", f"control groups of version {group.version} can be made")
@@ -72,7 +72,7 @@ def judge_cpu_shares(group: Place | None, problem: str) -> Check:
     )
 
 
-def try_share(place: Place) -> str:
+def try_share(place: ControlGroup) -> str:
     """Make an empty group at the top, give it a share, and remove it; the reason if that is refused."""
     group = place.mount / f"cordee-doctor-{os.getpid()}"
     file, text = ("cpu.max", "100000 100000") if place.version == 2 else ("cpu.cfs_quota_us", "100000")

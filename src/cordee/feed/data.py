@@ -61,7 +61,7 @@ def arrays(
         if isinstance(value, tuple | Mapping)
     }
     ratios = (_ratio("validation", validation), _ratio("test", test))
-    return _with_held(_split(_named({"x": x, "y": y, **more}, scale=scale), *ratios, seed=seed), held)
+    return _with_held(_divide(_named({"x": x, "y": y, **more}, scale=scale), *ratios, seed=seed), held)
 
 
 def npz(
@@ -80,7 +80,7 @@ def npz(
     for name, ratio in (("validation", validation), ("test", test)):
         if ratio and held.get(name):
             raise DataError(f"{name}={ratio}, but {Path(path).absolute()} has its own x_{name}: leave the ratio out")
-    return _with_held(_split(train, _ratio("validation", validation), _ratio("test", test), seed=seed), held)
+    return _with_held(_divide(train, _ratio("validation", validation), _ratio("test", test), seed=seed), held)
 
 
 def npy(
@@ -105,7 +105,7 @@ def idx(folder: str | Path, validation: float = 0.0, *, seed: int = 0, scale: bo
         )
         for name in ("train", "t10k")
     )
-    return _with_held(_split(train, _ratio("validation", validation), 0.0, seed=seed), {"test": test})
+    return _with_held(_divide(train, _ratio("validation", validation), 0.0, seed=seed), {"test": test})
 
 
 def digits(validation: float = 0.1, test: float = 0.1, *, seed: int = 0) -> Data:
@@ -223,7 +223,7 @@ def _with_held(data: Data, held: Mapping[str, Source | None]) -> Data:
     return Data(data.train, held.get("validation") or data.validation, held.get("test") or data.test)
 
 
-def _split(source: Source, validation: float, test: float, *, seed: int) -> Data:
+def _divide(source: Source, validation: float, test: float, *, seed: int) -> Data:
     """Set random samples aside, which ones depends on seed and number of samples alone; each set keeps its order."""
     _check_sum(validation, test)
     if not validation and not test:

@@ -28,7 +28,7 @@ SECOND_S = 0.9
 
 
 @dataclass(frozen=True)
-class Place:
+class Contact:
     """Where a worker listens, and what it is called."""
 
     name: str
@@ -36,13 +36,13 @@ class Place:
     port: int
 
 
-def meet(store: HubStore, rank: int, size: int, interface: str, name: str) -> list[Place]:
+def meet(store: HubStore, rank: int, size: int, interface: str, name: str) -> list[Contact]:
     """Where each worker listens; `RendezvousError` if we, the first of our host, cannot reach another host."""
     if ipaddress.ip_address(interface).is_loopback:
-        return [Place(name, interface, 0)] * size
+        return [Contact(name, interface, 0)] * size
     with socket.create_server((interface, 0), backlog=size) as listener:
         store.set(str(rank), json.dumps([name, interface, listener.getsockname()[1]]))
-        places = [Place(*json.loads(store.get(str(other)))) for other in range(size)]
+        places = [Contact(*json.loads(store.get(str(other)))) for other in range(size)]
         first = _first_of_hosts(places)
         others = other_hosts(places, interface)
         if first[interface] is places[rank] and (failed := unreachable(others)):
@@ -56,21 +56,21 @@ def meet(store: HubStore, rank: int, size: int, interface: str, name: str) -> li
     return places
 
 
-def _first_of_hosts(places: Sequence[Place]) -> dict[str, Place]:
+def _first_of_hosts(places: Sequence[Contact]) -> dict[str, Contact]:
     """By address: the worker of the lowest rank there."""
     return {place.address: place for place in reversed(places)}
 
 
-def other_hosts(places: Sequence[Place], interface: str) -> list[Place]:
+def other_hosts(places: Sequence[Contact], interface: str) -> list[Contact]:
     """The first worker of each host but our own."""
     return [place for place in _first_of_hosts(places).values() if place.address != interface]
 
 
-def unreachable(places: Sequence[Place], *, answering: bool = True) -> list[tuple[Place, str]]:
+def unreachable(places: Sequence[Contact], *, answering: bool = True) -> list[tuple[Contact, str]]:
     """Those to which no connection comes about, with the reason; not `answering`: a refusal proves that it is there."""
-    failed: list[tuple[Place, str]] = []
+    failed: list[tuple[Contact, str]] = []
 
-    def reach(place: Place) -> None:
+    def reach(place: Contact) -> None:
         try:
             socket.create_connection((place.address, place.port), REACH_S).close()
         except OSError as error:
@@ -90,7 +90,7 @@ def unreachable(places: Sequence[Place], *, answering: bool = True) -> list[tupl
 class Lookout:
     """Looks after the other hosts while a member waits, and says which one is out of reach, once."""
 
-    def __init__(self, places: Sequence[Place], name: str, say: Callable[[str], None]) -> None:
+    def __init__(self, places: Sequence[Contact], name: str, say: Callable[[str], None]) -> None:
         """`places` is what `meet` gave."""
         self._places, self._name, self._say = list(places), name, say
         self._looks = 0

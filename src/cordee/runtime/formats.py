@@ -10,7 +10,7 @@ from cordee.diagnose.machine import find_compiler
 from cordee.diagnose.number_format import NOTABLE, NumberFormat, recall_format, try_format
 
 
-def settle(plan: Plan, device: str, threads: int, say: Callable[[str], None]) -> dict[str, str]:
+def check_formats(plan: Plan, device: str, threads: int, say: Callable[[str], None]) -> dict[str, str]:
     """Refuse what does not work, say what would be slower; returns variables to be set before torch is loaded."""
     if plan.compile and device == "cpu":
         _require_compiler()

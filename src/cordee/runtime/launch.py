@@ -17,7 +17,7 @@ from cordee.core.plan import Plan
 from cordee.group.wire import LOOPBACK, Address
 from cordee.runtime.engines.seam import Seat
 from cordee.runtime.folder import former_settings, saved_step
-from cordee.runtime.formats import settle
+from cordee.runtime.formats import check_formats
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.relay import Output
 from cordee.runtime.rendezvous import Rendezvous
@@ -131,10 +131,10 @@ class Launch:
         words = [word for name, value in given.items() for word in self.wording.words(name, value)]
         return shlex.join(["cordee", "train", self.target.path, *words])
 
-    def settle(self, say: Callable[[str], None]) -> None:
+    def check_formats(self, say: Callable[[str], None]) -> None:
         """See that what the plan asks of the devices works here; before anything loads torch for the workers."""
         first = allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False)[0]
-        os.environ.update(settle(self.plan, devices(self.workers, self.device)[0], first.threads, say))
+        os.environ.update(check_formats(self.plan, devices(self.workers, self.device)[0], first.threads, say))
 
     def spec(self, hub: Address, interface: str, seat: Seat) -> WorkerSpec:
         """What a worker of this host needs to know; `interface` is the address that it binds to."""

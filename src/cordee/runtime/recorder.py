@@ -13,30 +13,10 @@ from typing import Any
 
 from msgspec import json, to_builtins
 
-from cordee.core import damage
+from cordee.core import damage, events
 from cordee.core.errors import CordeeError, StorageError
 from cordee.core.eventlog import EventLog, count_events
-from cordee.core.events import (
-    EVENTS,
-    AttemptEvent,
-    CheckpointEvent,
-    EndEvent,
-    Event,
-    FailureEvent,
-    JobEvent,
-    Listener,
-    PlanEvent,
-    RegroupEvent,
-    ResultEvent,
-    StartEvent,
-    StepEvent,
-    TimesEvent,
-    UsageEvent,
-    WarningEvent,
-    WorkerEvent,
-    encode,
-    received,
-)
+from cordee.core.events import EVENTS, Event, Listener, encode, received
 from cordee.core.plan import Plan
 from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
@@ -84,7 +64,7 @@ class Recorder:
                 (out / "events.jsonl").unlink(missing_ok=True)
             self._events = EventLog(out / "events.jsonl")
             self.failures = count_events(
-                out / "events.jsonl", FailureEvent
+                out / "events.jsonl", events.FailureEvent
             )  # of the run: those of earlier starts count
         except BaseException:
             self._hold.release()
@@ -117,7 +97,7 @@ class Recorder:
         self._writes_on = self._run["host"]
         if not self._waits:
             self._write_json("run.json", self._run)
-        self.event(StartEvent(workers, str(plan), resume))
+        self.event(events.StartEvent(workers, str(plan), resume))
 
     def event(self, event: Event, *, later: bool = False) -> None:
         """One event, into the file (at the latest with the next `flush`) and to the listener."""
@@ -144,28 +124,28 @@ class Recorder:
             self._resources.left(worker)
             self._lost_at = self._lost_at or content["at"]
             at = _time_of_day(content["at"])
-            self.event(FailureEvent(worker, content["host"], content["reason"], content["left"], at))
+            self.event(events.FailureEvent(worker, content["host"], content["reason"], content["left"], at))
         elif kind == "go":
             self._go(content)
 
     def _posted(self, event: Event) -> None:
         """A worker has something for the record."""
-        if isinstance(event, StepEvent):
+        if isinstance(event, events.StepEvent):
             if event.step > self._last_step:  # a worker that took over as speaker may say it again
                 self._last_step = event.step
                 self.event(event, later=True)
-        elif isinstance(event, TimesEvent):
+        elif isinstance(event, events.TimesEvent):
             self._times.add(event)
             self._events.write(event, later=True)
-        elif isinstance(event, UsageEvent):
+        elif isinstance(event, events.UsageEvent):
             self._resources.used(event)
             self._events.write(event, later=True)
-        elif isinstance(event, WorkerEvent):
+        elif isinstance(event, events.WorkerEvent):
             self._resources.came(event.worker)
             self.event(event)
             self._hosts[event.worker] = event.host
             self._see_who_writes()
-        elif isinstance(event, JobEvent):
+        elif isinstance(event, events.JobEvent):
             self._last_step = event.steps
             about = to_builtins(event)
             settings = about.pop("settings")
@@ -175,12 +155,12 @@ class Recorder:
             self._waits = False
             self._write_json("run.json", self._run)
             self.event(event)
-        elif isinstance(event, PlanEvent):
+        elif isinstance(event, events.PlanEvent):
             self._own_plan(event)
-        elif isinstance(event, ResultEvent):
+        elif isinstance(event, events.ResultEvent):
             self.result = event.result
         else:
-            if isinstance(event, CheckpointEvent):
+            if isinstance(event, events.CheckpointEvent):
                 self.saved = event.step
             self.event(event)
 
@@ -192,7 +172,7 @@ class Recorder:
             since, self._lost_at = self._lost_at, None
             ms = 0.0 if since is None else round((content["at"] - since) * 1e3, 1)
             at = _time_of_day(content["at"])
-            self.event(RegroupEvent(content["generation"], members, ms, at))
+            self.event(events.RegroupEvent(content["generation"], members, ms, at))
         self._first = members[0]
         self._see_who_writes()
 
@@ -209,9 +189,9 @@ class Recorder:
                 f"{who} writes checkpoints and the trained model from now on: "
                 f"there, in the folder that --out names on {host}"
             )
-        self.event(WarningEvent(message))
+        self.event(events.WarningEvent(message))
 
-    def _own_plan(self, event: PlanEvent) -> None:
+    def _own_plan(self, event: events.PlanEvent) -> None:
         """A script's session says by which plan it trains; news if that is not what the record says already."""
         own = {"plan": str(Plan.from_dict(event.plan)), "faithfulness": event.faithfulness}
         if not own.items() <= self._run.items():
@@ -232,8 +212,8 @@ class Recorder:
             result |= started | seen
             result.setdefault("ended", reason)  # in words, if the training said why
             self._write_json("result.json", result)
-            self.event(ResultEvent(result))
-        self.event(EndEvent(reason, code, "" if error is None else str(error)))
+            self.event(events.ResultEvent(result))
+        self.event(events.EndEvent(reason, code, "" if error is None else str(error)))
         self._events.close()
         return result
 
@@ -241,7 +221,7 @@ class Recorder:
         """The run did not go on: its record keeps one line of this start, and its files nothing."""
         self._events.forget()
         self._waits = False
-        self.event(AttemptEvent(error.code, str(error)))
+        self.event(events.AttemptEvent(error.code, str(error)))
         self._events.close()
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:

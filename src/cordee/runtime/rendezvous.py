@@ -97,7 +97,7 @@ class Rendezvous:
         return path
 
 
-class Patience:
+class HostWait:
     """How long a host has waited for the others, and what it says of it meanwhile."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -112,7 +112,7 @@ class Patience:
         """How much longer to wait."""
         return PATIENCE_S - (time.monotonic() - self._began)
 
-    def wait(self, what: str) -> None:
+    def tell(self, what: str) -> None:
         """Say what is awaited: at once when it changes, otherwise now and then."""
         waited = time.monotonic() - self._began
         if what != self._last or waited - self._told >= WORD_EVERY_S:
@@ -128,17 +128,17 @@ class Patience:
                 if not isinstance(error.__cause__, OSError) or self.left_s <= 0:
                     raise
                 interrupts.check()
-                self.wait(what)
+                self.tell(what)
                 time.sleep(LOOK_S)
 
 
 def await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> list[int]:
     """Until all hosts are here; returns the number of workers of each, in their order."""
-    patience = Patience(lambda message: recorder.event(WarningEvent(message)))
+    wait = HostWait(lambda message: recorder.event(WarningEvent(message)))
     here = 1
-    while patience.left_s > 0:
+    while wait.left_s > 0:
         interrupts.check()  # a signal leaves a notice, and so ends the wait below
-        patience.wait(f"waiting at {hub.address} for the other hosts: {here} of {nodes} hosts are here")
+        wait.tell(f"waiting at {hub.address} for the other hosts: {here} of {nodes} hosts are here")
         try:
             kind, _, content = hub.notices.get(timeout=1.0)
         except queue.Empty:

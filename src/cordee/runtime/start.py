@@ -37,7 +37,7 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
     with interrupts.counted() as signals, contextlib.ExitStack() as ends:
         nodes, address = launch.nodes, launch.address()
         launch.check()
-        launch.settle(say := lambda message: listen(WarningEvent(message)))
+        launch.check_formats(say := lambda message: listen(WarningEvent(message)))
         sent_job = None if job is None else pack_job(job)
         interrupts.check()
         brief = {"settings": launch.taken_over}

@@ -153,7 +153,7 @@ class BufferKeeper:
             (module, name) for module, kept in self._plain for name in kept if _has_changed(module, name, kept[name])
         }
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """The step is committed, or undone: what changes from here on is not of a step."""
         self._settled = {key: (self.at(key), self.at(key)._version) for key in self.keys() if key[1] in key[0]._buffers}
 

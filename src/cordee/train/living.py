@@ -115,7 +115,7 @@ class Living:
             return False
         if self._next is not None:
             self._live, self._next, self._asked = self._next, None, False
-        self._buffers.settle()
+        self._buffers.end_step()
         self._outside = self._buffers.changed().difference(self._live)  # after the news of this step were sent
         return True
 

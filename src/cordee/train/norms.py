@@ -13,7 +13,7 @@ from cordee.core.errors import DivergedError
 from cordee.train.precision import Readings
 
 MOST_NAMED = 3
-Place = tuple[int, int]
+StepPlace = tuple[int, int]
 """Of a step: its number, and its epoch."""
 
 
@@ -27,9 +27,9 @@ class Norms:
         """
         self._models, self._came = models, came
         self._coming = Readings()
-        self._of: Place | None = None
+        self._of: StepPlace | None = None
 
-    def see(self, norm: Tensor, parameters: Sequence[nn.Parameter], of: Place) -> float | None:
+    def see(self, norm: Tensor, parameters: Sequence[nn.Parameter], of: StepPlace) -> float | None:
         """The norm of a gradient that is about to be used; None if it comes later."""
         if norm.is_cuda:
             self._coming.add(norm, 1.0)
@@ -56,7 +56,7 @@ class Norms:
         self._came(value)
         return value
 
-    def _error(self, odd: Sequence[nn.Parameter], of: Place, so: str) -> DivergedError:
+    def _error(self, odd: Sequence[nn.Parameter], of: StepPlace, so: str) -> DivergedError:
         names = {id(one): name for model in self._models for name, one in model.named_parameters()}
         told = [names.get(id(one), f"a parameter of shape {tuple(one.shape)}") for one in odd]
         more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""

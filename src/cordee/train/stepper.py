@@ -296,7 +296,7 @@ class Stepper:
         loop.feeder.forget()
         self._reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
         self._trail.back()
-        self._buffers.settle()
+        self._buffers.end_step()
 
     def _regrouped(self) -> None:
         self._state.void = True  # what is left of this step was cut for other members

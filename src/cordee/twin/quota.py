@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from cordee.core.cgroup import ROOT, Place, place
+from cordee.core.cgroup import ROOT, ControlGroup, control_group
 from cordee.core.errors import CordeeError
 from cordee.twin.network import namespace_of
 from cordee.twin.processes import end_all
@@ -24,7 +24,7 @@ class Quotas:
     def __init__(self, twin: str, root: Path = ROOT) -> None:
         """Nothing is made yet; without control groups there are no processes, and nothing is removed."""
         self._twin = twin
-        self._place: Place | None = place("cpu", root)
+        self._place: ControlGroup | None = control_group("cpu", root)
 
     @property
     def missing(self) -> str:
@@ -79,7 +79,7 @@ class Quotas:
                 advice = f"The group {place.mount}, or one above it, has a smaller quota: give less"
             raise CordeeError(f"host {host} cannot have {asked}: {error.strerror}. {advice}") from error
 
-    def _where(self, host: str) -> tuple[Place, Path]:
+    def _where(self, host: str) -> tuple[ControlGroup, Path]:
         folder = self.folder(host)
         if self._place is None or folder is None:
             raise CordeeError(f"host {host} cannot have a CPU share: {self.missing}")

@@ -20,7 +20,7 @@ from cordee.twin.faults import Faults, Say
 from cordee.twin.follow import RunFollower
 from cordee.twin.processes import wait_for
 from cordee.twin.schedule import Progress, Schedule
-from cordee.twin.statements import place
+from cordee.twin.statements import position
 from cordee.twin.twin import Twin
 
 LOOK_EVERY_S = 0.02
@@ -40,7 +40,7 @@ def check_possible(schedule: Schedule, twin: Twin) -> None:
         for action in rule.actions:
             for what in ("link",) if action.verb in ("cut", "mend") else dict(action.settings):
                 if why := twin.lacking(what):
-                    raise UsageError(f"{place(rule.line, action.word, action.verb)}: {why}")
+                    raise UsageError(f"{position(rule.line, action.word, action.verb)}: {why}")
 
 
 def run(twin: Twin, request: RunRequest, schedule: Schedule, *, seed: int = 0, say: Say) -> int:

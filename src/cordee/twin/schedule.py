@@ -43,7 +43,7 @@ from pathlib import Path
 from cordee.core.errors import UsageError
 from cordee.twin.cluster import Cluster, read_setting
 from cordee.twin.rules import Action, Rule, When
-from cordee.twin.statements import place, read_rules, refused
+from cordee.twin.statements import position, read_rules, refused
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ def _check(action: Action, line: int, cluster: Cluster) -> None:
     if not action.host:
         if action.worker is not None and action.worker >= cluster.workers:
             there = f"a worker from 0 to {cluster.workers - 1}" if cluster.workers > 1 else "worker 0, the only one"
-            raise refused(place(line, action.word + 2, str(action.worker)), there)
+            raise refused(position(line, action.word + 2, str(action.worker)), there)
         return
     at = action.word + (2 if action.verb == "kill" else 1)
     if action.host not in cluster.names:
         expected = f"one of the hosts {', '.join(cluster.names)}"
-        raise refused(place(line, at, action.host), expected, action.host, cluster.names)
+        raise refused(position(line, at, action.host), expected, action.host, cluster.names)
     for number, (key, text) in enumerate(action.settings, start=at + 1):
         try:
             read_setting(key, text)
         except UsageError as error:
-            raise UsageError(f"{place(line, number, f'{key}={text}')}: {error}") from None
+            raise UsageError(f"{position(line, number, f'{key}={text}')}: {error}") from None

@@ -27,7 +27,7 @@ def read_rules(text: str) -> tuple[Rule, ...]:
     return tuple(_rule(words) for words in statements(text))
 
 
-def place(line: int, number: int, text: str) -> str:
+def position(line: int, number: int, text: str) -> str:
     """Where a word stands, for messages; line 0 is that of a value which no text was read for."""
     return f"schedule, line {line}, word {number} {text!r}" if line else f"schedule, {text!r}"
 
@@ -89,7 +89,7 @@ def statements(text: str) -> Iterator[Statement]:
                 where = before
                 if word != ":":
                     number += 1
-                    where, before = place(line, number, word), f"schedule, line {line}, after word {number} {word!r}"
+                    where, before = position(line, number, word), f"schedule, line {line}, after word {number} {word!r}"
                 words.append(Word(word, line, number, where))
             if words:
                 yield deque([*words, Word("", line, number, before)])

@@ -76,7 +76,7 @@ class Accounts:
         self._committed[step - 1] = samples
         self._last = step
         while self._waiting and _end(*self._waiting[0]) <= step:
-            self._settle(*self._waiting.popleft())
+            self._enter(*self._waiting.popleft())
 
     def report(self, event: TimesEvent) -> None:
         """One worker's times of some consecutive steps."""
@@ -86,7 +86,7 @@ class Accounts:
         """Nothing more will come."""
         self._breakdown.finish()
         while self._waiting:
-            self._settle(*self._waiting.popleft())
+            self._enter(*self._waiting.popleft())
         if self._committed:  # the run was killed before any worker reported them
             lost = frozenset(self._doubtful)
             present = self._members - self._lost
@@ -100,9 +100,9 @@ class Accounts:
         if self._waiting or _end(first, blocks) > self._last:
             self._waiting.append((first, blocks))
         else:
-            self._settle(first, blocks)
+            self._enter(first, blocks)
 
-    def _settle(self, first: int, blocks: Mapping[int, Block]) -> None:
+    def _enter(self, first: int, blocks: Mapping[int, Block]) -> None:
         for piece, missing in self._pieces(first, blocks):
             self._on_piece(piece)
             if piece.whole:

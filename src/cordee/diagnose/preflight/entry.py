@@ -26,7 +26,7 @@ from cordee.diagnose.preflight.check import (
 )
 from cordee.diagnose.preflight.memory import fingerprint, key_of, remember, remembered
 from cordee.diagnose.preflight.passes import Pass, Passes, Subject
-from cordee.diagnose.preflight.samples import Samples, choose, digest, scannable
+from cordee.diagnose.preflight.samples import Samples, choose, samples_digest, scannable
 from cordee.diagnose.preflight.verdict import unseen_weights
 from cordee.feed.batch import Batch
 from cordee.feed.fields import shapes
@@ -49,7 +49,7 @@ def before_training(subject: Subject, source: Source, order: Order, team: Team, 
     if remembered(key, team):
         return []
     verdict = preflight(subject, source, partial(_first_ids, order), device, team=team, largest=order.batch)
-    read_twice = {digest(source, _first_ids(order, SAMPLES)) for _ in range(2)}
+    read_twice = {samples_digest(source, _first_ids(order, SAMPLES)) for _ in range(2)}
     warnings = [*verdict.warnings, *([UNSTEADY] if len(read_twice) > 1 else [])]
     if not warnings:
         remember(key)
@@ -138,7 +138,7 @@ def _key(subject: Subject, source: Source, order: Order, device: str) -> str | N
     code = fingerprint([*subject.functions, subject.weigh, subject.try_output, *subject.models])
     if code is None:
         return None
-    pool = digest(source, choose(source, _first_ids(order, 2 * SAMPLES)))
+    pool = samples_digest(source, choose(source, _first_ids(order, 2 * SAMPLES)))
     return key_of([code, source.fingerprint, pool, str(order.batch), torch.device(device).type])
 
 

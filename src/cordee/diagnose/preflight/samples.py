@@ -123,7 +123,7 @@ def _rare(column: NDArray[Any]) -> list[int]:
     return [place // each for place in places]
 
 
-def digest(source: Source, ids: Ids) -> str:
+def samples_digest(source: Source, ids: Ids) -> str:
     """Of these samples, their ids and what they hold."""
     fields = [one.detach().contiguous() for _, one in named_tensors(source.gather(ids))]
     words = [f"{tuple(one.shape)} {one.dtype}".encode() for one in fields]

@@ -34,7 +34,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
         )
     launch.plan.check(world.size)
     heap.keep_later()
-    launch.settle(lambda message: listen(WarningEvent(message)))
+    launch.check_formats(lambda message: listen(WarningEvent(message)))
     with contextlib.ExitStack() as ends:
         recorder = launch.recorder(listen) if world.rank == 0 else None
         if recorder is not None:

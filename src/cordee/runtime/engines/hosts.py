@@ -19,7 +19,7 @@ from cordee.runtime.coordinator.policy import how_it_ended
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.engines.seam import Engine, Notices, Seat
 from cordee.runtime.launch import Launch
-from cordee.runtime.rendezvous import Patience
+from cordee.runtime.rendezvous import HostWait
 from cordee.runtime.spec import WorkerSpec
 
 LOOK_S = 0.1
@@ -72,10 +72,10 @@ class Follower:
         # Made now, as its server imports while hosts wait for each other.
         self._engine = LocalEngine(self._notices, self._spec, launch.output, sent_job)
         who = {"role": "node", "number": -1, "host": socket.gethostname(), "workers": launch.workers}
-        self._patience = Patience(say)
+        self._wait = HostWait(say)
         try:
             waited = f"waiting for the host that has the address {address.host}"
-            self._client = self._patience.reach(lambda: Client(address, who, self._hear, self._lost), waited)
+            self._client = self._wait.reach(lambda: Client(address, who, self._hear, self._lost), waited)
         except BaseException:
             self._engine.close()
             raise
@@ -99,10 +99,10 @@ class Follower:
             raise Interrupted(interrupts.EARLY)
         if signals.count:
             raise Interrupted("stopped: the workers of this host were ended, and the other hosts go on without them")
-        if not self._started and self._patience.left_s <= 0:
+        if not self._started and self._wait.left_s <= 0:
             raise RendezvousError(NOT_STARTED)
         if not self._started and self._awaited:
-            self._patience.wait(self._awaited)
+            self._wait.tell(self._awaited)
         due = self._engine.look()
         with contextlib.suppress(queue.Empty):
             kind, worker, content = self._notices.get(timeout=LOOK_S if due is None else due)
