@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import cordee
 from cordee.group.team import Team
-from cordee.sync import allreduce
+from cordee.sync import buckets
 from cordee.train.job import Save, Stop
 
 
@@ -103,7 +103,7 @@ def job(
     save_steps: int | None = None,
     sets: int = 2,
 ) -> cordee.Job:
-    allreduce.SMALL_BYTES = allreduce.SMALL_BYTES if sets == 2 else 0  # one set of buckets, as large models have
+    buckets.SMALL_BYTES = buckets.SMALL_BYTES if sets == 2 else 0  # one set of buckets, as large models have
     instants.place(Team, words, acts)
     return cordee.Job(
         model=Model,

@@ -22,15 +22,15 @@ import torch
 from torch import nn
 from rows import Rows, WORDS, samples
 import cordee
-from cordee.sync import allreduce
+from cordee.sync import buckets
 from cordee.train.session import stepper_of
 
 folder = Path(sys.argv[1])
 torch.manual_seed(0)
 model, (x, y) = Rows(False), samples()
 largest, losses, layouts = [], [], set()
-make = allreduce.make_bucket
-allreduce.make_bucket = lambda group, *more: largest.append(sum(p.numel() for p in group)) or make(group, *more)
+make = buckets.make_bucket
+buckets.make_bucket = lambda group, *more: largest.append(sum(p.numel() for p in group)) or make(group, *more)
 
 class Seen(torch.optim.SparseAdam):
     def step(self, closure=None):

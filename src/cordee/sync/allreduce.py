@@ -17,11 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
@@ -31,19 +28,15 @@ from cordee.core.record import SIZE, Record
 from cordee.group.comm import NEVER, Handle
 from cordee.group.team import Team
 from cordee.sync import sparse
-from cordee.sync.buckets import Bucket, grouped, make_bucket
+from cordee.sync.buckets import Buckets
 from cordee.sync.gradients import drop, norm_of, shorten, unscale
 from cordee.sync.seam import Agreed, Recorded, Treatment
 from cordee.sync.sparse import is_sparse
 
 SHARED_BUCKET_MB = 4.0
 """What travels through shared memory is there twice meanwhile."""
-SMALL_BYTES = 4 * 2**20
-"""Gradients of so many bytes in all have two sets of buckets."""
 FINITE, NOT_FINITE = 1.0, 2.0
 """What became of a gradient that was treated."""
-_LATE = 2.0**12
-"""Rides along for a parameter whose gradient is sparse though it lies in a bucket; more than there are replicas."""
 
 
 class AllReduce:
@@ -55,16 +48,10 @@ class AllReduce:
         self.team = team
         self.overlap = overlap
         self._bucket_mb = bucket_mb
-        self._buckets: list[Bucket] = []
-        self._places: list[tuple[Bucket, int] | None] = []
-        """Where each parameter lies: its bucket, and its number in it; None for those with sparse gradients."""
+        self._buckets = Buckets()
+        """Empty until the first step needs them."""
         self._sparse: set[int] = set()
         """The numbers of parameters with sparse gradients, which lie in no bucket."""
-        self._riders: list[NDArray[Any]] = []
-        self._flats: list[list[Tensor]] = []
-        """For each set: the gradients of its buckets side by side, without the numbers that ride along."""
-        self._everywhere = b""
-        """How it looks in the last bucket if every replica has a gradient for every parameter."""
         self._treated = [torch.zeros(3, dtype=torch.float64) for _ in range(2)]
         """For each set, and handed over with it: what became of its gradients in `treat`, the factor, the norm."""
         self._record: Recorded | None = None
@@ -72,7 +59,6 @@ class AllReduce:
         """Whether hooks send what is complete."""
         self._generation = 0
         """The one in which the sums of this step were begun."""
-        self._sets = 2
         self._turn = self._kept = 0
         """The set in use, and the one that holds the last result, until there is a new one."""
         self._told: tuple[int, Handle] | None = None
@@ -119,10 +105,9 @@ class AllReduce:
         complete = [bucket.handle.wait() for bucket in self._buckets]
         if not all(complete) or self._found_late():
             return False
-        self._hand_out()
-        if self.team.replica != 0:
-            for bucket in self._buckets:
-                bucket.flats[self._turn].zero_()
+        self._buckets.hand_out(self._turn)
+        for bucket in self._buckets if self.team.replica != 0 else ():
+            bucket.flats[self._turn].zero_()
         return True
 
     def forget(self, *, passed: bool) -> None:
@@ -168,16 +153,15 @@ class AllReduce:
         if not self.team.settle(handles, result, void=void):
             return None
         self._kept = self._turn
-        if (
-            self._sets == 1 and generation == self.team.membership.generation
-        ):  # a new generation begins with the result everywhere
+        # A new generation begins with the result everywhere.
+        if self._buckets.sets == 1 and generation == self.team.membership.generation:
             self._told = generation, self.team.sums.sum(torch.zeros(1))
         if self._found_late():
             return None
         for parameter, gradient in zip(own, rows or (), strict=True):
             parameter.grad = gradient
-        self._hand_out()
-        return Agreed(Record.summed(self._riders[self._turn][:SIZE].tolist()), *self._treat(treatment))
+        self._buckets.hand_out(self._turn)
+        return Agreed(Record.summed(self._buckets.riders[self._turn][:SIZE].tolist()), *self._treat(treatment))
 
     def _treat(self, treatment: Treatment) -> tuple[bool, Tensor]:
         """Done once: a peer that gets the gradient handed over gets it treated, and is told so."""
@@ -193,7 +177,7 @@ class AllReduce:
         if alone or scale != 1.0 or clip is not None:
             dense = [p.grad for p in self.parameters if p.grad is not None and not is_sparse(p.grad)]
         fits = scale == 1.0 or unscale(values + dense, scale)
-        norm = norm_of(values + (dense if alone else self._flats[self._turn]))
+        norm = norm_of(values + (dense if alone else self._buckets.flats[self._turn]))
         factor = 1.0 / scale
         if fits and clip is not None and (norm.is_cuda or norm.isfinite()):  # or the session looks which are not
             bound = shorten(values + dense, norm, clip)
@@ -212,7 +196,7 @@ class AllReduce:
         if self.team.replicas == 1:
             optimizer.step()
             return
-        if _is_torchs_own(optimizer) and (optimizer is self._reader or (self._sets == 1 and self._all_have())):
+        if _is_torchs_own(optimizer) and (optimizer is self._reader or (self._buckets.sets == 1 and self._all_have())):
             given = [bucket.flats[self._turn] for bucket in self._buckets]
         else:
             for parameter in self.parameters:
@@ -235,16 +219,12 @@ class AllReduce:
 
     def _begin(self) -> bool:
         """A new sum begins, over what was held; False if a worker was lost."""
-        if self._sets == 1 and not self._all_have():
+        if self._buckets.sets == 1 and not self._all_have():
             return False
-        self._turn = (self._kept + 1) % self._sets
+        self._turn = (self._kept + 1) % self._buckets.sets
         self._launched = 0
-        if self._generation != self.team.membership.generation:
-            self._everywhere = b""
         self._generation = self.team.membership.generation
-        if not self._everywhere:
-            present = self._riders[0][-len(self.parameters) :]
-            self._everywhere = np.full_like(present, self.team.replicas).tobytes()
+        self._buckets.expect(self.team.replicas)
         self._seen.clear()
         self._treated[self._turn].zero_()
         for bucket in self._buckets:
@@ -253,7 +233,7 @@ class AllReduce:
         return True
 
     def _on_gradient(self, number: int, parameter: nn.Parameter) -> None:
-        if not self._armed or (found := self._places[number]) is None:
+        if not self._armed or (found := self._buckets.places[number]) is None:
             return
         if number in self._seen:
             raise ModelError(
@@ -277,58 +257,24 @@ class AllReduce:
         """Begin to add up the next bucket's gradients, after copying those that the hooks have not."""
         bucket = self._buckets[self._launched]
         self._launched += 1
-        strided, views = torch.strided, bucket.views[self._turn]
-        gradients = [parameter.grad for parameter in bucket.parameters]
-        pairs = [(view, made) for view, made in zip(views, gradients, strict=True) if made is not view]
-        copied = [(view, made) for view, made in pairs if made is not None and made.layout is strided]
-        if len(copied) < len(pairs):
-            for view, made in pairs:
-                if made is None or is_sparse(made):
-                    view.zero_()
-        if copied:
-            torch._foreach_copy_([view for view, _ in copied], [made for _, made in copied])
-        if copied and self._sets == 1:  # a large gradient goes before the next bucket takes memory
-            for parameter, view, made in zip(bucket.parameters, views, gradients, strict=True):
-                parameter.grad = view if made is not None and made.layout is strided else made
+        self._buckets.fill(bucket, self._turn)
         if self._launched == len(self._buckets):
             # If a worker was lost, what rides along stays here: without it no replica commits.
             if not all(one.handle.may_commit() for one in self._buckets[:-1]):
                 return
-            self._ride(self._riders[self._turn], len(self.parameters))
+            assert self._record is not None
+            self._buckets.ride(self._turn, self._record().numbers())
         bucket.handle = self.team.sums.sum(bucket.flats[self._turn])
-
-    def _ride(self, rider: NDArray[Any], count: int) -> None:
-        """What rides along: the record, and which parameters have a gradient here."""
-        assert self._record is not None
-        rider[:-count] = self._record().numbers()
-        gradients = [parameter.grad for parameter in self.parameters]
-        rider[-count:] = [made is not None for made in gradients]
-        for number, made in enumerate(gradients):
-            if made is not None and made.layout is not torch.strided and number not in self._sparse:
-                rider[number - count] = _LATE
 
     def _found_late(self) -> bool:
         """Whether a gradient was sparse for the first time: then no replica uses this step, and all do it again."""
-        present = self._riders[self._turn][-len(self.parameters) :]
-        if present.tobytes() == self._everywhere or present.max() < _LATE:
+        if not (late := self._buckets.late(self._turn)):
             return False
-        self._sparse |= set((present >= _LATE).nonzero()[0].tolist())
-        self._buckets = []
+        self._sparse |= late
+        self._buckets = Buckets()
         for callback in self.team.on_regroup:  # what was read ahead is read again
             callback()
         return True
-
-    def _hand_out(self) -> None:
-        """Point every `grad` at the sum; at None where no replica had any."""
-        for bucket in self._buckets:
-            for parameter, view in zip(bucket.parameters, bucket.views[self._turn], strict=True):
-                if parameter.grad is not view:
-                    parameter.grad = view
-        present = self._riders[self._turn][-len(self.parameters) :]
-        if present.tobytes() != self._everywhere:
-            for parameter, count in zip(self.parameters, present, strict=True):
-                if count == 0.0:
-                    parameter.grad = None
 
     def _build(self) -> bool:
         """Take memory for the gradients; False if a worker was lost."""
@@ -336,27 +282,9 @@ class AllReduce:
         if found is None:
             return False
         self._sparse |= found
-        dense = [parameter for number, parameter in enumerate(self.parameters) if number not in self._sparse]
-        self._sets = 2 if sum(parameter.nbytes for parameter in dense) <= SMALL_BYTES else 1
         self._turn = self._kept = 0
-        closed = grouped(
-            dense, min(self._bucket_mb, SHARED_BUCKET_MB if self.team.sums.shares_memory else self._bucket_mb)
-        )
-        last = closed[-1][0] if closed else None
-        if last is None or last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
-            closed.append([])  # the rider needs a bucket that is exact and near
-        riders = SIZE + len(self.parameters)
-        for group in closed:
-            self._buckets.append(make_bucket(group, riders if group is closed[-1] else 0, self._sets))
-        places = {id(p): (bucket, place) for bucket in self._buckets for place, p in enumerate(bucket.parameters)}
-        self._places = [places.get(id(parameter)) for parameter in self.parameters]
-        self._riders = [flat[-riders:].numpy() for flat in self._buckets[-1].flats]
-        self._everywhere = b""
-        sizes = [sum(parameter.numel() for parameter in bucket.parameters) for bucket in self._buckets]
-        self._flats = [
-            [one.flats[turn][:size] for one, size in zip(self._buckets, sizes, strict=True) if size]
-            for turn in range(self._sets)
-        ]
+        most_mb = min(self._bucket_mb, SHARED_BUCKET_MB) if self.team.sums.shares_memory else self._bucket_mb
+        self._buckets = Buckets.of(self.parameters, self._sparse, SIZE, most_mb)
         if len(self._buckets) == 1:  # full when the backward pass ends: nothing to send before, and hooks cost time
             self.close()
             self.overlap = False
