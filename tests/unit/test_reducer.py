@@ -51,6 +51,8 @@ class Echo(Team):
         super().__init__()
         self.membership.members, self.membership.size = (0, 1), 2
         doubling = Doubling()
+        for comm in (self.sums, self.layers):
+            comm.among((0, 1))
         self.sums.transports = self.layers.transports = (doubling,)  # type: ignore[assignment]
         self.sent = doubling.sent
 
