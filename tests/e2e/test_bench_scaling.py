@@ -6,7 +6,6 @@ import json
 import math
 import signal
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from cordee.core import errors
 from cordee.core.machine import usable_cores
-from harness import DEADLINE_S, command, start
+from harness import DEADLINE_S, command, start, until
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -173,8 +172,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     process = start("bench", "scaling", DIGITS, "--workers", "1,2", "--steps", "100000", "--out", tmp_path / "out")
     try:
         events = tmp_path / "out" / "runs" / "round-1-workers-1" / "events.jsonl"
-        while process.poll() is None and not (events.exists() and '"step"' in events.read_text()):
-            time.sleep(0.05)
+        until(lambda: process.poll() is not None or (events.exists() and '"step"' in events.read_text()))
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=DEADLINE_S)
     finally:

@@ -6,7 +6,6 @@ import contextlib
 import shlex
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from cordee.core import errors
 from cordee.core.events import CheckpointEvent, Event
 from cordee.watch.summarise import summarise
 from cordee.watch.words import verdict
-from harness import DEADLINE_S, Run, command, run_script, start, train
+from harness import DEADLINE_S, Run, command, run_script, start, train, until
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -170,9 +169,7 @@ def test_a_checkpoint_that_takes_too_long_can_be_given_up(tmp_path: Path) -> Non
     job = write_job(tmp_path, "worker 0 fails", 300.0)
     said = tmp_path / "said"
     with said.open("w") as file, start("train", job, "--out", out, "--workers", "2", stderr=file) as process:
-        deadline = time.monotonic() + DEADLINE_S
-        while "Ctrl-C gives it up" not in said.read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: "Ctrl-C gives it up" in said.read_text())
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) == errors.WorkerFailed.code
     assert "to go on" not in said.read_text()

@@ -17,9 +17,8 @@ import pytest
 
 from cordee.core.errors import Interrupted, StorageError, WorkerFailed, WorkersLost
 from cordee.runtime.folder import is_held
-from harness import DEADLINE_S, Process, Run, command, descendants, job_file, marked, start
+from harness import DEADLINE_S, Process, Run, command, descendants, job_file, marked, start, until
 
-LEFT_S = 5.0
 Training = Callable[..., AbstractContextManager["Alive"]]
 
 
@@ -71,20 +70,17 @@ def training(request: pytest.FixtureRequest, warm: int, tmp_path: Path) -> Itera
 
 def _until_trained(launcher: subprocess.Popen[str], pids: Path, out: Path) -> list[int]:
     """Wait for the third step; the numbers of the workers."""
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
+
+    def trained() -> bool:
         assert launcher.poll() is None, launcher.communicate()
-        if (out / "events.jsonl").exists() and len(Run(out).of("step")) >= 3:
-            return [int((pids / str(worker)).read_text()) for worker in range(3)]
-        time.sleep(0.02)
-    raise AssertionError(f"no third step within {DEADLINE_S} s")
+        return (out / "events.jsonl").exists() and len(Run(out).of("step")) >= 3
+
+    until(trained)
+    return [int((pids / str(worker)).read_text()) for worker in range(3)]
 
 
 def _assert_gone(processes: set[Process]) -> None:
-    deadline = time.monotonic() + LEFT_S
-    while any(one.alive for one in processes) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [one.pid for one in processes if one.alive] == []
+    until(lambda: not any(one.alive for one in processes))
 
 
 @BOTH

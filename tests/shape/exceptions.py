@@ -21,8 +21,7 @@ LONG_MODULES: dict[str, tuple[int, str]] = {
 }
 
 # module:class: (lines it may have, reason)
-LONG_CLASSES: dict[str, tuple[int, str]] = {
-}
+LONG_CLASSES: dict[str, tuple[int, str]] = {}
 
 # module:class: (public names it may have, reason)
 MANY_NAMES: dict[str, tuple[int, str]] = {}

@@ -80,7 +80,7 @@ os.write(int(sys.argv[1]), f"{os.open('/', os.O_RDONLY)} {sys.stdin.read()!r}".e
     reading, writing = os.pipe()
     with open(reading) as said:
         words = [sys.executable, "-c", script, str(writing)]
-        done = subprocess.run(words, pass_fds=[writing], timeout=60, check=False)
+        done = subprocess.run(words, pass_fds=[writing], timeout=DEADLINE_S, check=False)
         os.close(writing)
         assert done.returncode == 0
         assert int(said.read().split()[0]) > 2

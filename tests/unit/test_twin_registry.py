@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from cordee.core.errors import CordeeError, UsageError
 from cordee.twin.cluster import Cluster
 from cordee.twin.registry import Registry
 from cordee.twin.twin import Twin, sweep
-from harness import DEADLINE_S, stat_of
+from harness import DEADLINE_S, stat_of, until
 
 CLUSTER = Cluster.parse("2 x cpu=0.5 link=10mbit")
 
@@ -34,14 +33,6 @@ def registry(tmp_path: Path) -> Registry:
 def unique() -> str:
     """A name of no twin on this machine: what is swept by it is looked for among the machine's control groups."""
     return f"u{secrets.token_hex(4)}"
-
-
-def await_(what: object, deadline_s: float = DEADLINE_S) -> None:
-    """Until `what()` is true."""
-    deadline = time.monotonic() + deadline_s
-    while not what():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # ------------------------------------------------------------- owners
@@ -65,8 +56,8 @@ time.sleep(1000)
         entry = registry.find(name)
         assert not entry.stays and not entry.abandoned
         process.kill()
-        await_(lambda: (stat_of(process.pid) or "Z")[0] == "Z")
-        await_(lambda: entry.abandoned)
+        until(lambda: (stat_of(process.pid) or "Z")[0] == "Z")
+        until(lambda: entry.abandoned)
     finally:
         process.kill()
         process.communicate(timeout=DEADLINE_S)
@@ -314,7 +305,7 @@ with Registry(Path({str(registry.folder)!r})).locked():
 """
     starter = subprocess.Popen([sys.executable, "-c", script])
     try:
-        await_(note.exists)
+        until(note.exists)
         starter.kill()
         starter.wait(DEADLINE_S)
         assert not _is_free(registry)
@@ -322,7 +313,7 @@ with Registry(Path({str(registry.folder)!r})).locked():
         starter.kill()
         if note.exists():
             os.kill(int(note.read_text()), signal.SIGKILL)
-    await_(lambda: _is_free(registry))
+    until(lambda: _is_free(registry))
 
 
 def _is_free(registry: Registry) -> bool:
