@@ -10,15 +10,7 @@ FOLDER_ORDER: dict[tuple[str, str], str] = {
 }
 
 # path from the repository's root: (lines it may have, reason)
-LONG_MODULES: dict[str, tuple[int, str]] = {
-    "tests/e2e/test_user_faults.py": (393, "to be cut"),
-    "tests/objectives.py": (383, "to be cut"),
-    "tests/unit/test_scaling.py": (386, "to be cut"),
-    "tests/unit/test_sources.py": (358, "to be cut"),
-    "tests/unit/test_summary.py": (377, "to be cut"),
-    "tests/unit/test_twin_registry.py": (371, "to be cut"),
-    "tests/unit/test_twin_run.py": (383, "to be cut"),
-}
+LONG_MODULES: dict[str, tuple[int, str]] = {}
 
 # module:class: (lines it may have, reason)
 LONG_CLASSES: dict[str, tuple[int, str]] = {}
