@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import cordee
+from cordee.train.session import stepper_of
 
 folder, dies = Path(sys.argv[1]), int(sys.argv[2])
 x, y = torch.arange(60.0).reshape(12, 5), torch.arange(35.0).reshape(5, 7)
@@ -21,7 +22,7 @@ x, y = torch.arange(60.0).reshape(12, 5), torch.arange(35.0).reshape(5, 7)
 with cordee.session() as s:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    team, told = s.team, []
+    team, told = stepper_of(s).team, []
 
     def product() -> float:
         """How far a product of matrices over the mesh is from one process."""
