@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cordee.core.errors import StorageError
+from cordee.core.plan import Plan
 from cordee.core.world import World
+from cordee.group.wire import LOOPBACK, Address
+from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.engines.foreign import _Keeper
 from cordee.runtime.engines.seam import seats
+from cordee.runtime.recorder import Recorder
+from harness import until
 
 
 def test_processes_are_numbered_host_by_host() -> None:
@@ -17,3 +30,15 @@ def test_processes_are_numbered_host_by_host() -> None:
 def test_a_process_reads_its_place_from_its_environment() -> None:
     for seat in seats([1, 2]):
         assert World.from_env(seat.world.to_env()) == seat.world
+
+
+def test_a_folder_that_vanishes_is_told_under_another_launcher_too(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run", resume=False, listen=lambda event: None)
+    recorder.begin(target="job.py", plan=Plan(), workers=2, resume=False, settings={})
+    hub = Hub(Address(LOOPBACK, 0, secrets.token_hex(32)), expected=2)
+    shutil.rmtree(tmp_path / "run")
+    keeper = _Keeper(hub, recorder)
+    until(lambda: keeper._failed)
+    with pytest.raises(StorageError, match="was removed or renamed"):
+        keeper.end(None)
+    recorder.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cordee.core import heap
-from cordee.core.errors import CordeeError, Interrupted, UsageError
+from cordee.core.errors import CordeeError, Interrupted, StorageError, UsageError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.world import World
 from cordee.runtime.coordinator.controller import GOES_ON
@@ -77,21 +77,32 @@ class _Keeper:
 
     def __init__(self, hub: Hub, recorder: Recorder) -> None:
         self._hub, self._recorder = hub, recorder
+        self._failed: StorageError | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="cordee-keeper", daemon=True)
         self._thread.start()
 
     def end(self, error: CordeeError | None) -> dict[str, Any]:
+        """Close the record; raises what ended the run, or that the record could not be written."""
         self._ended.set()
         self._thread.join(10.0)
         self._hub.close()
+        if self._failed is not None:
+            raise error or self._failed
         return self._recorder.end(error)
 
     def _keep(self) -> None:
-        while True:
-            try:
-                self._recorder.notice(*self._hub.notices.get(timeout=0.1))
-            except queue.Empty:
-                self._recorder.flush()
-                if self._ended.is_set():
-                    return
+        try:
+            while not self._take():
+                pass
+        except StorageError as error:
+            self._failed = error
+
+    def _take(self) -> bool:
+        """Write down the next notice; True when there are no more."""
+        try:
+            self._recorder.notice(*self._hub.notices.get(timeout=0.1))
+        except queue.Empty:
+            self._recorder.flush()
+            return self._ended.is_set()
+        return False
