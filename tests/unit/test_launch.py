@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from cordee.core.errors import SecurityError, UsageError
 from cordee.core.plan import Plan
+from cordee.runtime.api import Options
 from cordee.runtime.launch import Launch
 from cordee.runtime.rendezvous import Rendezvous
 from cordee.runtime.spec import Target
-from cordee.runtime.wording import PYTHON
+from cordee.runtime.wording import COMMAND, PYTHON
 
 
 def launch(out: Path = Path("runs/a b"), **more: object) -> Launch:
@@ -53,3 +58,25 @@ def test_a_resumed_run_takes_over_what_was_not_given_anew(tmp_path: Path) -> Non
     assert told.taken_over == {"lr": "0.1", "width": "8"}
     sent = Launch(Target("sent", "made"), 1, Plan(), tmp_path, resume=True)
     assert sent.taking_over() == sent
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "call"),
+    [
+        (Options(nodes=2), "--nodes 2 needs --rendezvous HOST:PORT", "nodes=2 needs rendezvous= HOST:PORT"),
+        (Options(rendezvous="a:1"), "--rendezvous a:1 needs --nodes,", "rendezvous='a:1' needs nodes=,"),
+        (Options(rendezvous="a", nodes=2), "--rendezvous a: expected HOST:PORT", "rendezvous='a': expected HOST:PORT"),
+        (Options(resume=True), "--resume needs --out,", "resume=True needs out=,"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_the_users_words(options: Options, command: str, call: str) -> None:
+    for wording, message in ((COMMAND, command), (PYTHON, call)):
+        with pytest.raises(UsageError, match="^" + re.escape(message)):
+            options.launch(Target("job", "job.py"), wording)
+
+
+def test_a_network_that_is_not_trusted_is_refused_in_the_users_words() -> None:
+    meeting = Rendezvous("192.0.2.7", 29400, 2)
+    for wording, message in ((COMMAND, "--trusted-network"), (PYTHON, "trusted_network=True")):
+        with pytest.raises(SecurityError, match=f"say so: {message}$"):
+            meeting.address(wording)
