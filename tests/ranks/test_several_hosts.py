@@ -26,7 +26,8 @@ if job == "made":
         batch=101,
     )
 result = cordee.train(
-    job, out=out, workers=int(workers), rendezvous=rendezvous, nodes=2, threads=1, deadline=100.0, progress=False,
+    job, settings={"epochs": 2} if isinstance(job, str) else None, out=out, workers=int(workers), threads=1,
+    rendezvous=rendezvous, nodes=2, deadline=100.0, progress=False,
 )
 print(json.dumps({"steps": result.values.get("steps")}))
 """
@@ -53,7 +54,7 @@ def called(job: str | Path, out: Path, workers: tuple[int, ...]) -> list[dict[st
 def test_a_job_file_on_two_hosts(tmp_path: Path) -> None:
     returned = called(JOBS / "mlp.py", tmp_path / "run", (1, 2))
     run = Run(tmp_path / "run")
-    assert_same(run, train("mlp", tmp_path / "alone"))
+    assert_same(run, train("mlp", tmp_path / "alone", epochs=2))
     assert run.result["workers"] == 3
     assert json.loads((run.out / "run.json").read_text())["nodes"] == 2
     nodes = [event["node"] for event in sorted(run.of("worker"), key=lambda event: event["worker"])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from cordee.core.errors import SecurityError, UsageError
 from cordee.core.plan import Plan
-from cordee.runtime.api import Options
+from cordee.runtime.api import Options, train
 from cordee.runtime.launch import Launch
 from cordee.runtime.rendezvous import Rendezvous
 from cordee.runtime.spec import Target
@@ -80,3 +81,10 @@ def test_a_network_that_is_not_trusted_is_refused_in_the_users_words() -> None:
     for wording, message in ((COMMAND, "--trusted-network"), (PYTHON, "trusted_network=True")):
         with pytest.raises(SecurityError, match=f"say so: {message}$"):
             meeting.address(wording)
+
+
+def test_settings_are_for_job_files(tmp_path: Path) -> None:
+    made = types.SimpleNamespace(name="made")  # what is given to `train` is not looked at before
+    with pytest.raises(UsageError, match="settings= is for job files"):
+        train(made, settings={"lr": 0.1}, out=tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()

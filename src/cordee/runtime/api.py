@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,6 +95,7 @@ def train(
     plan: Plan | str = "auto",
     out: str | Path | None = None,
     resume: bool = False,
+    settings: Mapping[str, object] | None = None,
     threads: int | None = None,
     cores: str | None = None,
     deadline: float = DEADLINE_S,
@@ -106,14 +108,17 @@ def train(
 ) -> Result:
     """Train a job (or a job file) on this machine or several; raises a `CordeeError` if it fails.
 
-    The arguments are the options of `cordee train`. With `rendezvous` and `nodes`, call it on each of the hosts: the
-    one that has the address returns the result, the others an empty one.
+    The arguments are the options of `cordee train`; `settings` are those of `--set`, for a job file. With `rendezvous`
+    and `nodes`, call it on each of the hosts: the one that has the address returns the result, the others an empty one.
 
     A job made in this process is sent to the workers over a private pipe; nothing else is unpickled anywhere. Under
     torchrun, mpirun or Slurm this process is one of the workers, and every one calls this.
     """
     made = None if isinstance(job, str | Path) else job
-    target = Target("job", str(job)) if made is None else Target("sent", made.name)
+    if made is not None and settings:
+        raise UsageError("settings= is for job files, but this job is made already: give them to what makes it")
+    given = {name: str(value) for name, value in (settings or {}).items()}
+    target = Target("job", str(job), given) if made is None else Target("sent", made.name)
     meeting = (rendezvous, nodes, token_file, trusted_network)
     options = Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting)
     return launch(options.launch(target, PYTHON), ours=out is None, job=made, progress=progress)[0]
