@@ -46,4 +46,4 @@ def test_users_may_choose_the_order_of_sets(tmp_path: Path) -> None:
 def test_samples_that_draw_from_a_generator_of_their_own_are_told(tmp_path: Path) -> None:
     for own, times in (("", 0), ("x", 1)):
         said = [event["message"] for event in train("drawn", tmp_path / f"own{own}", own=own).of("warning")]
-        assert sum("others each time they are read" in message for message in said) == times
+        assert sum("differ each time they are read" in message for message in said) == times

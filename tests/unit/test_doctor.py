@@ -21,7 +21,7 @@ from cordee.diagnose import software as software
 from cordee.diagnose import twin as twin
 from cordee.diagnose.check import Check, error, ok, warning
 from cordee.diagnose.child import Ended
-from cordee.diagnose.doctor import exit_code, guarded
+from cordee.diagnose.doctor import exit_code, run_look
 from cordee.diagnose.number_format import NumberFormat
 from cordee.diagnose.torch_look import TorchLook, ask, read
 
@@ -82,9 +82,9 @@ def test_limits_of_files_and_disk() -> None:
 def test_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "icpx -O2")
-    assert_says(machine.compiler(), "warning", "CXX=icpx -O2", "unset")
+    assert_says(machine.check_compiler(), "warning", "CXX=icpx -O2", "unset")
     monkeypatch.delenv("CXX")
-    assert_says(machine.compiler(), "warning", "g++", "compile=true")
+    assert_says(machine.check_compiler(), "warning", "g++", "compile=true")
 
 
 def test_cxx_with_options_is_found_by_its_first_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_cxx_with_options_is_found_by_its_first_word(monkeypatch: pytest.MonkeyP
     program.write_text("#!/bin/sh\n")
     program.chmod(0o700)
     monkeypatch.setenv("CXX", f"{program} -O2")
-    assert machine.compiler().found == str(program)
+    assert machine.check_compiler().found == str(program)
 
 
 # ------------------------------------------------------------- the software
@@ -106,7 +106,7 @@ def test_requirements_are_grouped_by_extra() -> None:
         'tomli; python_version < "3.1" and extra == "x"',
         'a>=1; python_version >= "3.10" and extra == "x"',
     ]
-    found = software.requirements(texts, ["x", "ray"])
+    found = software.group_requirements(texts, ["x", "ray"])
     assert {extra: [one.name for one in group] for extra, group in found.items()} == {
         "": ["torch", "numpy"],
         "ray": ["ray"],
@@ -209,8 +209,8 @@ def test_interfaces() -> None:
 
 
 def test_this_machine_has_loopback() -> None:
-    assert network.interfaces()["lo"] == "127.0.0.1"
-    assert network.loopback().state == "ok"
+    assert network.find_interfaces()["lo"] == "127.0.0.1"
+    assert network.check_loopback().state == "ok"
 
 
 def test_the_host_name() -> None:
@@ -222,10 +222,10 @@ def test_the_host_name() -> None:
 def test_a_busy_port_names_its_holder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1]
-        busy = network.port(number)
+        busy = network.check_port(number)
     assert_says(busy, "error", str(number), f"(process {os.getpid()})", "another port")
     assert busy.code == RendezvousError.code
-    assert_says(network.port(number), "ok", "is free")
+    assert_says(network.check_port(number), "ok", "is free")
 
 
 def test_a_port_that_cannot_be_had() -> None:
@@ -238,22 +238,22 @@ def test_a_port_that_cannot_be_had() -> None:
 def test_the_token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CORDEE_TOKEN_FILE", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert_says(network.token(None), "ok", "none yet", "cordee token")
+    assert_says(network.check_token(None), "ok", "none yet", "cordee token")
     path = tmp_path / "token"
-    assert_says(network.token(path), "error", "No such file")
+    assert_says(network.check_token(path), "error", "No such file")
     path.write_text("0" * 64)
     path.chmod(0o640)
-    open_to_others = network.token(path)
+    open_to_others = network.check_token(path)
     assert_says(open_to_others, "error", f"chmod 600 {path}")
     assert open_to_others.code == SecurityError.code
     path.chmod(0o600)
-    assert_says(network.token(path), "ok", str(path))
+    assert_says(network.check_token(path), "ok", str(path))
     monkeypatch.setenv("CORDEE_TOKEN_FILE", str(tmp_path / "other"))
-    assert_says(network.token(None), "error", str(tmp_path / "other"))
+    assert_says(network.check_token(None), "error", str(tmp_path / "other"))
 
 
 def test_what_is_not_encrypted_is_said() -> None:
-    assert_says(network.protection(), "ok", "gloo and NCCL", "--trusted-network", "TLS")
+    assert_says(network.describe_protection(), "ok", "gloo and NCCL", "--trusted-network", "TLS")
 
 
 # ------------------------------------------------------------- the twin
@@ -292,7 +292,7 @@ def test_a_look_that_fails_itself_is_a_warning_and_says_so() -> None:
     def strange() -> Check:
         raise ZeroDivisionError("no cores at all")
 
-    (check,) = guarded("cores", strange)
+    (check,) = run_look("cores", strange)
     assert_says(check, "warning", "this check itself failed", "ZeroDivisionError: no cores at all")
     assert check.name == "cores"
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import cordee
 from cordee.core.errors import MixingError, UsageError
 from cordee.diagnose.preflight import surroundings
-from cordee.diagnose.preflight.check import Verdict, shares
+from cordee.diagnose.preflight.check import Verdict, share_out
 from cordee.diagnose.preflight.entry import check_batch, preflight
 from cordee.feed.batch import Batch
 from cordee.group.team import Team
@@ -190,9 +190,9 @@ def test_class_weights_in_data_that_cannot_be_looked_through() -> None:
 def test_tests_are_spread_evenly() -> None:
     costs = [32, 8, 8, 0, 8, 8, 8]
     for workers in (1, 2, 3, 9):
-        found = shares(costs, workers)
+        found = share_out(costs, workers)
         assert sorted(place for one in found for place in one) == list(range(7))
-    assert max(sum(costs[place] for place in one) for one in shares(costs, 2)) == 40
+    assert max(sum(costs[place] for place in one) for one in share_out(costs, 2)) == 40
 
 
 def test_lazy_modules_take_their_shapes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,13 +25,13 @@ class Reader(Protocol):
         """Stop reading."""
 
 
-def diverged(loss: float, number: int, batch: Batch, feeder: Reader | None) -> DivergedError:
+def explain_divergence(loss: float, number: int, batch: Batch, feeder: Reader | None) -> DivergedError:
     """The error for a step with this loss, after `number` others; `feeder`, if it is still there, has its data."""
     event = f"the loss of step {number + 1} (epoch {batch.epoch + 1}) is {loss}; the parameters are those before it."
     odd = ""
     if feeder is not None:
         feeder.close()  # from here on no thread reads the data
-        odd = odd_samples(feeder.source, feeder.order.ids(batch.epoch, batch.step))
+        odd = find_odd_samples(feeder.source, feeder.order.ids(batch.epoch, batch.step))
     in_loss = "a division by zero, or a log or root of zero or less, in the loss or the model"
     if odd:
         return DivergedError(f"{event} The batch itself holds numbers that are not finite: {odd}. Fix the data")
@@ -46,7 +46,7 @@ def diverged(loss: float, number: int, batch: Batch, feeder: Reader | None) -> D
     )
 
 
-def odd_samples(source: Source, ids: Ids) -> str:
+def find_odd_samples(source: Source, ids: Ids) -> str:
     """Which of these samples hold NaN or infinity, and in which field; empty if none does.
 
     Every worker looks at the whole global batch, so that all of them say the same.

@@ -37,32 +37,32 @@ class Examination:
 
     def looks(self) -> Iterator[tuple[str, Look]]:
         """Every look with the name under which it is announced, in the order of the report."""
-        yield "python", software.python
-        yield "packages", software.packages
+        yield "python", software.check_python
+        yield "packages", software.check_packages
         yield "torch", lambda: software.judge_torch(self.torch)
         yield "devices", lambda: software.judge_devices(self.torch, gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         yield "cores", lambda: machine.judge_cores(len(usable_cores()), cpu_quota())
         yield "memory", lambda: machine.judge_memory(psutil.virtual_memory().available, memory_limit())
-        yield "shared memory", machine.shared_memory
+        yield "shared memory", machine.check_shared_memory
         yield "open files", lambda: machine.judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-        yield "disk", machine.disk
-        yield "number formats", lambda: software.formats(self.torch, self.quick)
-        yield "C++ compiler", machine.compiler
-        yield "warm server", lambda: software.warm_server(self.connect_warm)
-        yield "interfaces", lambda: network.judge_interfaces(network.interfaces())
-        yield "host name", network.host_name
-        yield "loopback", network.loopback
+        yield "disk", machine.check_disk
+        yield "number formats", lambda: software.check_formats(self.torch, self.quick)
+        yield "C++ compiler", machine.check_compiler
+        yield "warm server", lambda: software.check_warm_server(self.connect_warm)
+        yield "interfaces", lambda: network.judge_interfaces(network.find_interfaces())
+        yield "host name", network.check_host_name
+        yield "loopback", network.check_loopback
         if self.port is not None:
-            yield "port", partial(network.port, self.port)
-        yield "encryption", network.protection
+            yield "port", partial(network.check_port, self.port)
+        yield "encryption", network.describe_protection
         yield "token", self._token
-        yield "twin: namespaces", twin.namespaces
-        yield "twin: CPU shares", twin.cpu_shares
+        yield "twin: namespaces", twin.check_namespaces
+        yield "twin: CPU shares", twin.check_cpu_shares
 
     def _token(self) -> Check:
         if self.torch.problem:  # our channel's modules load torch, which may end this very process
             return warning("token", "not checked", "Fix torch first.")
-        return network.token(self.token_file)
+        return network.check_token(self.token_file)
 
 
 def examine(examination: Examination, tell: Callable[[str], None] = lambda name: None) -> list[Check]:
@@ -70,11 +70,11 @@ def examine(examination: Examination, tell: Callable[[str], None] = lambda name:
     checks: list[Check] = []
     for name, look in examination.looks():
         tell(name)
-        checks += guarded(name, look)
+        checks += run_look(name, look)
     return checks
 
 
-def guarded(name: str, look: Look) -> list[Check]:
+def run_look(name: str, look: Look) -> list[Check]:
     """One look; if it fails itself, a strange machine is no reason to leave out the others."""
     try:
         checks = look()

@@ -146,10 +146,10 @@ class Guard:
 
 def _moved() -> UsageError:
     return UsageError(
-        "parameters changed between s.backward() and the update that uses its gradient, as SAM changes them: by a "
-        "gradient of this worker's share alone, which is another one on every worker. Make each change of parameters "
-        "an update of its own, by s.step(optimizer), which has the gradient of the global batch: see the page A loop "
-        "of your own, Two passes (SAM)"
+        "parameters changed between s.backward() and the update that uses its gradient, as SAM changes them: by the "
+        "gradient of this worker's share alone, which differs from worker to worker. Make each change of parameters an "
+        "update of its own: s.step(optimizer) uses the gradient of the global batch. See the page A loop of your own, "
+        "Two passes (SAM)"
     )
 
 

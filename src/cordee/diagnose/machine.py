@@ -50,7 +50,7 @@ def judge_memory(available: int, limit: MemoryLimit | None) -> Check:
     return warning("memory", state, f"{need}: end other programs, take fewer --workers, or raise the limit.")
 
 
-def shared_memory() -> Check:
+def check_shared_memory() -> Check:
     """The size of /dev/shm."""
     try:
         usage = shutil.disk_usage("/dev/shm")
@@ -83,7 +83,7 @@ def judge_open_files(soft: int, hard: int) -> Check:
     return warning("open files", f"at most {soft} per process", f"Every pair of workers has sockets between them{way}")
 
 
-def disk() -> Check:
+def check_disk() -> Check:
     """Whether a run's folder can be written below the current one."""
     folder = Path.cwd()
     try:
@@ -103,7 +103,7 @@ def judge_disk(folder: str, problem: str, free: int) -> Check:
     return ok("disk", f"{folder} can be written, {gib(free)} free")
 
 
-def compiler() -> Check:
+def check_compiler() -> Check:
     """The C++ compiler that torch.compile calls for code on a CPU."""
     given, path = find_compiler()
     if path:

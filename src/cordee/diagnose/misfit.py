@@ -26,7 +26,7 @@ OF_TYPES = ("dtype", "scalar type", "type (", "can't be cast")
 FIT = "Change the model's first or last layer, the loss, or the data so that they fit"
 
 
-def misfit(error: Exception, model: nn.Module, batch: Batch) -> ModelError:
+def explain_misfit(error: Exception, model: nn.Module, batch: Batch) -> ModelError:
     """The error to raise for one that the model or the loss raised for this batch."""
     advice = advise(error, model, batch)
     lines = [
@@ -40,7 +40,7 @@ def misfit(error: Exception, model: nn.Module, batch: Batch) -> ModelError:
 
 def describe_error(error: Exception) -> str:
     """The exception and where it came from, on one line."""
-    place = place_of(error)
+    place = find_place(error)
     return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
 
 
@@ -84,7 +84,7 @@ def _of_types(text: str, model: nn.Module, batch: Batch) -> str:
     return FIT
 
 
-def broadcast(output: object, batch: Batch) -> str:
+def explain_broadcast(output: object, batch: Batch) -> str:
     """What to say if output and target have shapes that grow against each other, (n, 1) and (n,); else empty."""
     target = _field(batch, "y")
     if target is None or not isinstance(output, Tensor):
@@ -110,7 +110,7 @@ def _field(batch: Batch, name: str) -> Tensor | None:
     return field if isinstance(field, Tensor) else None
 
 
-def place_of(error: BaseException) -> str:
+def find_place(error: BaseException) -> str:
     """`model.py, line 7, in helper`: the last line of the user's code on the way to the error; empty if there is none.
 
     Installed packages only count if there is no file of the user's own.

@@ -24,7 +24,7 @@ ANSWER_S = 2.0
 """How long our own socket on loopback may take to answer."""
 
 
-def interfaces() -> dict[str, str]:
+def find_interfaces() -> dict[str, str]:
     """The first IPv4 address of each interface that is up: gloo binds to one of these."""
     states = psutil.net_if_stats()
     return {
@@ -50,7 +50,7 @@ def judge_interfaces(addresses: dict[str, str]) -> Check:
     return ok("interfaces", f"a run on one host stays on {inner[0]}; {offered}", advice)
 
 
-def host_name() -> Check:
+def check_host_name() -> Check:
     """Whether this host knows its own name."""
     name = socket.gethostname()
     answers: queue.SimpleQueue[list[str] | str] = queue.SimpleQueue()
@@ -82,7 +82,7 @@ def judge_host_name(name: str, answer: list[str] | str) -> Check:
     return ok("host name", f"{name} is {', '.join(answer)}", advice)
 
 
-def loopback() -> Check:
+def check_loopback() -> Check:
     """Whether a connection to ourselves works: workers need one to their launcher."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -106,7 +106,7 @@ def loopback() -> Check:
 # ------------------------------------------------------------- ports
 
 
-def port(number: int) -> Check:
+def check_port(number: int) -> Check:
     """Whether a run can listen at this port."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
@@ -141,7 +141,7 @@ def find_holders(number: int) -> list[str]:
 # ------------------------------------------------------------- protection
 
 
-def protection() -> Check:
+def describe_protection() -> Check:
     """What is encrypted, and what is not."""
     return ok(
         "encryption",
@@ -152,7 +152,7 @@ def protection() -> Check:
     )
 
 
-def token(given: Path | None) -> Check:
+def check_token(given: Path | None) -> Check:
     """The secret of several hosts: there, and readable by this user alone."""
     named = given or (Path(text) if (text := os.environ.get("CORDEE_TOKEN_FILE")) else None)
     path = named or default_token_file()

@@ -31,7 +31,7 @@ ConnectWarm = Callable[[Callable[[str], None]], socket.socket | None]
 """Given a function that takes the reason of a refusal: a connection to the warm server, or None."""
 
 
-def python() -> Check:
+def check_python() -> Check:
     """The interpreter."""
     try:
         wanted = str(importlib.metadata.metadata("cordee").json.get("requires_python", ""))
@@ -43,7 +43,7 @@ def python() -> Check:
     return error("python", f"Python {version}", f"Cordée needs Python {wanted}: make an environment with that version.")
 
 
-def packages() -> list[Check]:
+def check_packages() -> list[Check]:
     """What is installed of what Cordée needs, and of what it can use."""
     try:
         metadata = importlib.metadata.metadata("cordee")
@@ -51,7 +51,7 @@ def packages() -> list[Check]:
         state = "Cordée runs from a folder and is not installed, so its requirements are not known"
         return [warning("packages", state, "pip install the folder, then look again.")]
     extras = [one for one in metadata.get_all("Provides-Extra") or [] if one not in NOT_FOR_USERS]
-    needed = requirements(metadata.get_all("Requires-Dist") or [], extras)
+    needed = group_requirements(metadata.get_all("Requires-Dist") or [], extras)
     installed = {}
     for name in {one.name for group in needed.values() for one in group}:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -59,7 +59,7 @@ def packages() -> list[Check]:
     return judge_packages(needed, installed)
 
 
-def requirements(texts: list[str], extras: list[str]) -> dict[str, list[Requirement]]:
+def group_requirements(texts: list[str], extras: list[str]) -> dict[str, list[Requirement]]:
     """What each extra adds on this Python, by its name; under the empty name what is always needed."""
     parsed = [Requirement(text) for text in texts]
     always = [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
@@ -127,7 +127,7 @@ def judge_devices(look: TorchLook, there: int, visible: str | None = None) -> Ch
     return error("devices", f"{count}, but torch cannot use them: {problem}", advice)
 
 
-def formats(look: TorchLook, quick: bool) -> list[Check]:
+def check_formats(look: TorchLook, quick: bool) -> list[Check]:
     """Number formats, on a CPU and on the first GPU; measured, or with `quick` what is remembered."""
     if look.problem:
         return []
@@ -152,7 +152,7 @@ def judge_format(name: str, found: NumberFormat | None) -> Check:
     return ok(name, found.sentence)
 
 
-def warm_server(connect: ConnectWarm) -> Check:
+def check_warm_server(connect: ConnectWarm) -> Check:
     """Whether workers start from a process that is ready."""
     refused: list[str] = []
     server = connect(refused.append)

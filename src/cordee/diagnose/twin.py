@@ -20,7 +20,7 @@ echo speed"""
 """Run inside a new network namespace, which ends with it: the host's network is not touched. A word per success."""
 
 
-def namespaces() -> list[Check]:
+def check_namespaces() -> list[Check]:
     """Root, the programs ip and tc, and whether they can do it."""
     missing = [one for one in ("ip", "tc") if shutil.which(one) is None]
     trial = run_child(["unshare", "--net", "sh", "-ec", TRIAL], timeout_s=TRIAL_S)
@@ -53,7 +53,7 @@ def _stage(name: str, needed: set[str], done: list[str], trial: Ended, equipped:
     return warning(name, trial.words, f"{container}; a host needs the kernel module: modprobe {module}")
 
 
-def cpu_shares() -> Check:
+def check_cpu_shares() -> Check:
     """Whether a control group with a share of the processor time can be made."""
     group = control_group("cpu")
     if group is None:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from cordee.core import heap
 from cordee.core.plan import Plan
 from cordee.core.record import Record
-from cordee.diagnose.diverged import diverged
+from cordee.diagnose.diverged import explain_divergence
 from cordee.diagnose.statistical import warn_statistical
 from cordee.feed.data import as_source
 from cordee.feed.loader import Batch
@@ -269,7 +269,7 @@ class Stepper:
         _, batch = self._loops.current()
         record, fits, norm = agreed
         if not math.isfinite(record.loss):
-            raise diverged(record.mean_loss, self.number, batch, loop.feeder)
+            raise explain_divergence(record.mean_loss, self.number, batch, loop.feeder)
         self._norms.late()
         self.precision.saw(fits)
         grad_norm = self._norms.see(norm, sync.parameters, (self.number, batch.epoch)) if fits else None

@@ -17,10 +17,24 @@ from torch import nn
 
 from cordee.core.errors import CordeeError, ModelError
 from cordee.diagnose.preflight.passes import Pass, Passes
-from cordee.diagnose.preflight.replay import replay
+from cordee.diagnose.preflight.replay import try_replay
 from cordee.diagnose.preflight.samples import Samples
-from cordee.diagnose.preflight.trials import UNEVEN_DRAWS, Finding, aftermath, interaction, quadruple, repeat, scale
-from cordee.diagnose.preflight.verdict import UNCHECKED, batch_buffers, refuse_mixing, refuse_state, why_unchecked
+from cordee.diagnose.preflight.trials import (
+    UNEVEN_DRAWS,
+    Finding,
+    choose_sets,
+    try_aftermath,
+    try_interaction,
+    try_repeat,
+    try_scale,
+)
+from cordee.diagnose.preflight.verdict import (
+    UNCHECKED,
+    explain_unchecked,
+    find_batch_buffers,
+    refuse_mixing,
+    refuse_state,
+)
 from cordee.feed.batch import Batch
 from cordee.group.team import Team
 
@@ -57,34 +71,34 @@ class Verdict:
 
 def check(passes: Passes, samples: Samples, first: Pass, team: Team, *, largest: int) -> Verdict:
     """Judge an objective by tests with batches of up to `largest` samples. Raises `MixingError`."""
-    places = whole_of(len(samples), largest)
+    places = choose_whole(len(samples), largest)
     if len(places) < 2 or first.gathers:  # what gathers mixes by declaration, over all workers
         return Verdict()
     size, count = min(SAMPLES, largest), len(places)
     tests = [
-        Test(partial(interaction, passes, samples, size), 4 * size),
-        Test(partial(interaction, passes, samples, 2), 4 * 2),
-        Test(partial(repeat, passes, samples, places, first), count),
-        Test(partial(aftermath, passes, samples, first.changed), 2 * count if first.changed else 0),
-        *(Test(partial(replay, passes, samples, first, places, cut), count) for cut in cuts_of(places)),
+        Test(partial(try_interaction, passes, samples, size), 4 * size),
+        Test(partial(try_interaction, passes, samples, 2), 4 * 2),
+        Test(partial(try_repeat, passes, samples, places, first), count),
+        Test(partial(try_aftermath, passes, samples, first.changed), 2 * count if first.changed else 0),
+        *(Test(partial(try_replay, passes, samples, first, places, cut), count) for cut in choose_cuts(places)),
     ]
     findings = spread(tests, team)
     if any(one.void == UNEVEN_DRAWS for one in findings):  # which draw belongs to which sample is then a guess
         findings = [replace(one, trusted=False) if one.test == "replay" else one for one in findings]
-    buffers = batch_buffers(findings)
+    buffers = find_batch_buffers(findings)
     if any(one.test == "repeat" and one.over > 1.0 for one in findings):
         why = "the same batch gives another loss each time it is computed"
     else:
         replays = [one for one in findings if one.test == "replay" and one.wrong]
         if replays and not any(one.trusted for one in replays):
-            findings += spread([Test(partial(scale, passes, samples, largest), 1)], team)
+            findings += spread([Test(partial(try_scale, passes, samples, largest), 1)], team)
         refuse_state(findings, buffers)
         refuse_mixing(findings, first, samples.batch(places), weighed=passes.subject.weigh is not None)
-        why = why_unchecked(findings)
+        why = explain_unchecked(findings)
     return Verdict([UNCHECKED.format(why=why)] if why else [], buffers)
 
 
-def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[int], team: Team) -> bool:
+def is_plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[int], team: Team) -> bool:
     """Whether few passes show that an objective is right, as for most large models; False: not by these.
 
     Of `first`, that of the samples at `places`. Where nothing is drawn, a few samples and their parts tell. Where it
@@ -96,23 +110,23 @@ def plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[in
     few = len(places) <= FEW
     if few and tape.draws:
         return False
-    cuts = cuts_of(places)[: team.replicas if few else None]  # one would do; what costs no time comes with it
-    tests = [Test(partial(replay, passes, samples, first, places, cut), len(places)) for cut in cuts]
+    cuts = choose_cuts(places)[: team.replicas if few else None]  # one would do; what costs no time comes with it
+    tests = [Test(partial(try_replay, passes, samples, first, places, cut), len(places)) for cut in cuts]
     if not few:
-        tests.append(Test(partial(interaction, passes, samples, 2), 4 * 2))
+        tests.append(Test(partial(try_interaction, passes, samples, 2), 4 * 2))
     # None of them would be right if the same batch gave another loss each time.
     return all(one.right and one.trusted for one in spread(tests, team))
 
 
-def cuts_of(places: Sequence[int]) -> list[int]:
+def choose_cuts(places: Sequence[int]) -> list[int]:
     """Behind which samples of a batch it is cut into two parts, one after the other."""
     return sorted({1, 3, 6} & set(range(1, len(places)))) if len(places) > FEW else [*range(1, len(places))] or [1]
 
 
-def whole_of(pool: int, largest: int) -> list[int]:
+def choose_whole(pool: int, largest: int) -> list[int]:
     """The places in the pool of the batch that is cut into parts: the first one of the interaction test."""
     most = min(SAMPLES, max(2, largest))
-    sets = quadruple(pool, most)
+    sets = choose_sets(pool, most)
     return [*sets[0], *sets[2]] if sets is not None else list(range(min(pool, most)))
 
 
@@ -126,7 +140,7 @@ def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
     results: dict[int, Finding] = {}
     while True:
         table = torch.zeros(len(tests), ROOM_BYTES, dtype=torch.uint8)  # a sum over workers: all but one add zeros
-        for place in shares([test.cost for test in tests], team.replicas)[team.replica]:
+        for place in share_out([test.cost for test in tests], team.replicas)[team.replica]:
             if place not in results:
                 results[place] = _run(tests[place], alone=team.replicas == 1)
             raw = json.dumps(asdict(results[place])).encode()
@@ -141,7 +155,7 @@ def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
     return findings
 
 
-def shares(costs: Sequence[int], workers: int) -> list[list[int]]:
+def share_out(costs: Sequence[int], workers: int) -> list[list[int]]:
     """Which tests each of the workers runs: the most expensive first, each by the worker with the least to do."""
     chosen: list[list[int]] = [[] for _ in range(workers)]
     for place in sorted(range(len(costs)), key=lambda at: -costs[at]):

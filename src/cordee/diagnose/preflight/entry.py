@@ -12,22 +12,22 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from cordee.core.errors import UsageError
-from cordee.diagnose.misfit import misfit
+from cordee.diagnose.misfit import explain_misfit
 from cordee.diagnose.preflight.check import (
     FEW,
     POOL,
     SAMPLES,
     Verdict,
     check,
+    choose_whole,
     first_pass,
     is_large,
-    plainly_right,
-    whole_of,
+    is_plainly_right,
 )
-from cordee.diagnose.preflight.memory import fingerprint, key_of, remember, remembered
+from cordee.diagnose.preflight.memory import fingerprint, is_remembered, make_key, remember
 from cordee.diagnose.preflight.passes import Pass, Passes, Subject
-from cordee.diagnose.preflight.samples import Samples, choose, samples_digest, scannable
-from cordee.diagnose.preflight.verdict import unseen_weights
+from cordee.diagnose.preflight.samples import Samples, choose, digest_samples, is_scannable
+from cordee.diagnose.preflight.verdict import warn_of_unseen_weights
 from cordee.feed.batch import Batch
 from cordee.feed.fields import shapes
 from cordee.feed.order import Order
@@ -37,19 +37,19 @@ from cordee.feed.source import Source
 from cordee.group.team import Team
 
 UNSTEADY = (
-    "samples of the training data are others each time they are read, so the result depends on who reads them: they "
-    "seem to draw from a generator of their own, or to change with what was read before. Let them draw from torch, "
-    "random or np.random without a generator: there a sample draws the same in the same epoch, on any worker"
+    "samples of the training data differ each time they are read, so the result depends on the worker that reads "
+    "them. They seem to draw from a generator of their own, or to depend on what was read before. Draw from torch, "
+    "random or np.random without a generator: then a sample draws the same in the same epoch, on any worker"
 )
 
 
 def before_training(subject: Subject, source: Source, order: Order, team: Team, device: str) -> list[str]:
     """Look at a job's model, objective and data; returns what the user should know, raises what must not go on."""
     key = _key(subject, source, order, device)
-    if remembered(key, team):
+    if is_remembered(key, team):
         return []
     verdict = preflight(subject, source, partial(_first_ids, order), device, team=team, largest=order.batch)
-    read_twice = {samples_digest(source, _first_ids(order, SAMPLES)) for _ in range(2)}
+    read_twice = {digest_samples(source, _first_ids(order, SAMPLES)) for _ in range(2)}
     warnings = [*verdict.warnings, *([UNSTEADY] if len(read_twice) > 1 else [])]
     if not warnings:
         remember(key)
@@ -75,15 +75,15 @@ def preflight(
     with Passes(subject) as passes:
         samples = Samples(source, choose(source, usual), device)
         for size in dict.fromkeys((min(FEW, largest), largest) if large else (largest,)):
-            places = whole_of(len(samples), size)
+            places = choose_whole(len(samples), size)
             samples, first = _first(subject, passes, samples, usual, places)
-            if large and plainly_right(passes, samples, first, places, team):  # few passes of few samples may do
+            if large and is_plainly_right(passes, samples, first, places, team):  # few passes of few samples may do
                 verdict = Verdict()
                 break
         else:
             verdict = check(passes, samples, first, team, largest=largest)
-    if subject.weigh is None and not scannable(source):
-        verdict.warnings += unseen_weights(first)
+    if subject.weigh is None and not is_scannable(source):
+        verdict.warnings += warn_of_unseen_weights(first)
     return verdict
 
 
@@ -110,9 +110,9 @@ def check_batch(
         )
     # A loader that reads ahead waits meanwhile: its samples may draw from the generators that passes begin anew.
     with reading(), Passes(Subject(compute, models, (objective,), weigh, count_gathers=count_gathers)) as passes:
-        first = first_pass(passes, samples.batch(whole_of(len(samples), len(batch))))
+        first = first_pass(passes, samples.batch(choose_whole(len(samples), len(batch))))
         verdict = check(passes, samples, first, Team(), largest=len(batch))
-    return [*verdict.warnings, *(unseen_weights(first) if weigh is None else ())]
+    return [*verdict.warnings, *(warn_of_unseen_weights(first) if weigh is None else ())]
 
 
 def materialise(subject: Subject, source: Source, order: Order, device: str) -> None:
@@ -128,7 +128,7 @@ def materialise(subject: Subject, source: Source, order: Order, device: str) -> 
     try:
         subject.compute(batch)
     except Exception as error:
-        raise misfit(error, subject.models[0], batch) from error
+        raise explain_misfit(error, subject.models[0], batch) from error
     for module, training in zip(modules, modes, strict=True):
         module.training = training
 
@@ -138,8 +138,8 @@ def _key(subject: Subject, source: Source, order: Order, device: str) -> str | N
     code = fingerprint([*subject.functions, subject.weigh, subject.try_output, *subject.models])
     if code is None:
         return None
-    pool = samples_digest(source, choose(source, _first_ids(order, 2 * SAMPLES)))
-    return key_of([code, source.fingerprint, pool, str(order.batch), torch.device(device).type])
+    pool = digest_samples(source, choose(source, _first_ids(order, 2 * SAMPLES)))
+    return make_key([code, source.fingerprint, pool, str(order.batch), torch.device(device).type])
 
 
 def _first_ids(order: Order, count: int) -> Ids:

@@ -45,13 +45,13 @@ _NO_CODE = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__
 _NO_STATE = {"training", "_is_full_backward_hook", "_compiled_call_impl"}
 
 
-def key_of(parts: Iterable[str]) -> str:
+def make_key(parts: Iterable[str]) -> str:
     """One key made of these, and of all else that a verdict depends on."""
     versions = [KIND, __version__, str(torch.__version__), platform.python_version()]
     return hashlib.sha256(json.dumps([*versions, *parts]).encode()).hexdigest()
 
 
-def remembered(key: str | None, team: Team) -> bool:
+def is_remembered(key: str | None, team: Team) -> bool:
     """Whether all workers remember that this was accepted; every one of them calls this."""
     known = key is not None and key in _keys()
     while True:

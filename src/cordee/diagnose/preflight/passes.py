@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cordee.core.errors import CordeeError, ModelError
-from cordee.diagnose.misfit import misfit
+from cordee.diagnose.misfit import explain_misfit
 from cordee.diagnose.preflight.draws import GLOBAL_GENERATORS, Draws, ReplayFailed, Slice, Tape
 from cordee.diagnose.preflight.holdings import Holdings, seed_generator, set_state, state_of
 from cordee.diagnose.preflight.sketch import Sketch
@@ -190,7 +190,7 @@ class Passes:
         except Exception as error:
             if replaying:  # an index that was drawn for the whole, say
                 raise ReplayFailed from error
-            raise misfit(error, self.subject.models[0], batch) from error
+            raise explain_misfit(error, self.subject.models[0], batch) from error
         return loss, output
 
     def _changes(self) -> tuple[dict[str, Tensor], list[str]]:

@@ -15,13 +15,13 @@ from torch import Tensor
 from cordee.diagnose.preflight.draws import LAYOUTS, ReplayFailed, Slice
 from cordee.diagnose.preflight.passes import Pass, Passes
 from cordee.diagnose.preflight.samples import Samples
-from cordee.diagnose.preflight.trials import MOST_BUFFERS, TINY, Finding, normalisers, weigh, why_void
+from cordee.diagnose.preflight.trials import MOST_BUFFERS, TINY, Finding, find_normalisers, weigh, why_void
 from cordee.feed.batch import Batch
 
 LOSS_TOLERANCE, TOLERANCE = 1e-5, 1e-4
 
 
-def replay(passes: Passes, samples: Samples, whole: Pass, places: Sequence[int], cut: int) -> Finding:
+def try_replay(passes: Passes, samples: Samples, whole: Pass, places: Sequence[int], cut: int) -> Finding:
     """The batch of these places of the pool, of which `whole` is the pass, against its parts around `cut`."""
     batches = [samples.batch(places[:cut]), samples.batch(places[cut:])]
     trusted = not (whole.tape.shuffled or whole.tape.unseen)
@@ -68,7 +68,7 @@ def compare(whole: Pass, parts: Sequence[Pass], *, trusted: bool = True) -> Find
     if void := why_void(all_three):
         return Finding("replay", void=void, trusted=trusted, buffers=buffers)
     weights = [one.weight for one in all_three]
-    known = normalisers(all_three)
+    known = find_normalisers(all_three)
     vector, (first, second) = whole.vector, (part.vector for part in parts)
     added = _added(parts, weights[1:])
     return Finding(

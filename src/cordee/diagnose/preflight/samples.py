@@ -73,7 +73,7 @@ class Samples:
 
 def choose(source: Source, usual: Ids, telling: Iterable[int] = ()) -> Ids:
     """As many ids as `usual` has: samples with one of the `telling` values first, then rare ones, then the usual."""
-    columns = [column for _, column in sorted(whole_numbers(source), key=lambda one: one[0] not in TARGETS)]
+    columns = [column for _, column in sorted(find_whole_numbers(source), key=lambda one: one[0] not in TARGETS)]
     first: list[int] = []
     for value in telling:
         for column in columns:
@@ -87,10 +87,10 @@ def choose(source: Source, usual: Ids, telling: Iterable[int] = ()) -> Ids:
     return np.asarray(chosen[: len(usual)], dtype=np.int64)
 
 
-def whole_numbers(source: Source) -> Iterator[tuple[str, NDArray[Any]]]:
+def find_whole_numbers(source: Source) -> Iterator[tuple[str, NDArray[Any]]]:
     """The columns of whole numbers that lie in memory, by name; none of what must be read or computed."""
     if isinstance(source, Subset):
-        for name, column in whole_numbers(source.source):
+        for name, column in find_whole_numbers(source.source):
             yield name, column[source.ids]
     elif isinstance(source, ArraySource):
         for name, rows in source.columns():
@@ -102,8 +102,8 @@ def whole_numbers(source: Source) -> Iterator[tuple[str, NDArray[Any]]]:
                 yield str(place), tensor.cpu().numpy()
 
 
-def scannable(source: Source) -> bool:
-    """Whether `whole_numbers` sees all that there is."""
+def is_scannable(source: Source) -> bool:
+    """Whether `find_whole_numbers` sees all that there is."""
     inner = source.source if isinstance(source, Subset) else source
     return isinstance(inner, ArraySource) or (isinstance(inner, DatasetSource) and hasattr(inner.dataset, "tensors"))
 
@@ -123,7 +123,7 @@ def _rare(column: NDArray[Any]) -> list[int]:
     return [place // each for place in places]
 
 
-def samples_digest(source: Source, ids: Ids) -> str:
+def digest_samples(source: Source, ids: Ids) -> str:
     """Of these samples, their ids and what they hold."""
     fields = [one.detach().contiguous() for _, one in named_tensors(source.gather(ids))]
     words = [f"{tuple(one.shape)} {one.dtype}".encode() for one in fields]

@@ -87,7 +87,7 @@ def why_void(passes: Sequence[Pass]) -> str:
     return ""
 
 
-def normalisers(passes: Sequence[Pass]) -> list[float] | None:
+def find_normalisers(passes: Sequence[Pass]) -> list[float] | None:
     """What the losses of each pass divide by; None if that is not known of all of them."""
     known = [one.normaliser for one in passes if one.normaliser is not None]
     return known if len(known) == len(passes) else None
@@ -102,7 +102,7 @@ def weigh(passes: Sequence[Pass], weights: Sequence[float]) -> Tensor:
 # ------------------------------------------------------------- interaction
 
 
-def quadruple(pool: int, size: int) -> list[list[int]] | None:
+def choose_sets(pool: int, size: int) -> list[list[int]] | None:
     """Places in the pool of a, a', b and c for batches of `size`; None if there are too few samples."""
     size = min(size, pool // 2)
     if size < 2:
@@ -111,9 +111,9 @@ def quadruple(pool: int, size: int) -> list[list[int]] | None:
     return [list(range(*ends)) for ends in pairwise((0, first, 2 * first, first + size, 2 * size))]
 
 
-def interaction(passes: Passes, samples: Samples, size: int) -> Finding:
+def try_interaction(passes: Passes, samples: Samples, size: int) -> Finding:
     """Four passes, compared."""
-    sets = quadruple(len(samples), size)
+    sets = choose_sets(len(samples), size)
     if sets is None:
         return Finding("interaction", void="too few samples")
     cells = [passes.run(samples.batch([*first, *rest])) for first in sets[:2] for rest in sets[2:]]
@@ -124,7 +124,7 @@ def interaction(passes: Passes, samples: Samples, size: int) -> Finding:
     if void:
         return Finding("interaction", void=void, buffers=buffers)
     weights = [cell.weight for cell in cells]
-    known = normalisers(cells)
+    known = find_normalisers(cells)
     uneven = abs(float(SIGNS @ torch.tensor(weights, dtype=torch.float64))) > 1e-6 * sum(weights)
     return Finding(
         "interaction",
@@ -156,7 +156,7 @@ def _differ(name: str, cells: Sequence[Pass]) -> bool:
 # ------------------------------------------------------------- scale
 
 
-def scale(passes: Passes, samples: Samples, largest: int) -> Finding:
+def try_scale(passes: Passes, samples: Samples, largest: int) -> Finding:
     """Swap one sample in small and in large batches."""
     large = min(LARGE, largest, len(samples) - 1)
     if large < LARGE // 2:
@@ -182,12 +182,12 @@ def _change(passes: Passes, samples: Samples, size: int) -> float | None:
 # ------------------------------------------------------------- state
 
 
-def repeat(passes: Passes, samples: Samples, places: Sequence[int], first: Pass) -> Finding:
+def try_repeat(passes: Passes, samples: Samples, places: Sequence[int], first: Pass) -> Finding:
     """The same batch once more: state that is not within reach shows itself by another loss."""
     return Finding("repeat", over=_distance(first, passes.run(samples.batch(places))), trusted=False)
 
 
-def aftermath(passes: Passes, samples: Samples, names: Sequence[str]) -> Finding:
+def try_aftermath(passes: Passes, samples: Samples, names: Sequence[str]) -> Finding:
     """The same batch after two different ones: later losses must not depend on which of them it was."""
     half = min(8, len(samples) // 2)
     if not names or not half:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from cordee.core.errors import MixingError
-from cordee.diagnose.misfit import broadcast
+from cordee.diagnose.misfit import explain_broadcast
 from cordee.diagnose.preflight.passes import Pass
 from cordee.diagnose.preflight.trials import Finding
 from cordee.diagnose.preflight.watch import DEFAULT_IGNORED, Call
@@ -24,14 +24,14 @@ USUAL_CAUSES = (
     "it: Job(weigh=lambda batch: ...)); a layer that uses statistics of its batch"
 )
 UNCHECKED = (
-    "it could not be checked that shares of a batch add up to the whole: {why}. If the loss mixes samples, or is not a "
-    "mean over them, several workers train something else than one does"
+    "the preflight could not check that the shares of a batch add up to the whole: {why}. If the loss mixes samples, "
+    "or is not a mean over them, several workers do not train the same model as one worker"
 )
 OTHER_MEAN = "its mean is over something else than samples"
 OWN_STATE = "To train with state that differs from worker to worker: preflight=False"
 
 
-def batch_buffers(findings: Sequence[Finding]) -> dict[str, bool]:
+def find_batch_buffers(findings: Sequence[Finding]) -> dict[str, bool]:
     """The buffers that depend on the batch, each with whether its update is a mean over samples."""
     dependent = {name for one in findings if one.test == "interaction" for name in one.buffers}
     replays = [one.buffers for one in findings if one.test == "replay"]
@@ -44,13 +44,13 @@ def refuse_state(findings: Sequence[Finding], buffers: Mapping[str, bool]) -> No
         listed = f"the buffer{'s' if len(names) > 1 else ''} {', '.join(names)}"
         raise MixingError(
             f"the forward pass updates {listed} from its batch, and the update is not a mean over samples: "
-            "each worker would keep another one, made of its own share. Make the update a mean over the batch, or "
+            "each worker would keep its own value, made from its share. Make the update a mean over the batch, or "
             f"compute it from the global batch: cordee.gather(tensor) gives the rows of all workers. {OWN_STATE}"
         )
     if state := next((one.state for one in findings if one.test == "state" and one.wrong), ""):
         raise MixingError(
             f"the objective keeps state from its batches ({state}), and later losses depend on it: each worker "
-            "would keep another one, made of its own share. Compute it from the global batch with "
+            "would keep its own value, made from its share. Compute it from the global batch with "
             "cordee.gather(tensor), or keep it as a buffer of the model whose update is a mean over the batch. "
             + OWN_STATE
         )
@@ -82,7 +82,7 @@ def refuse_mixing(findings: Sequence[Finding], first: Pass, batch: Batch, *, wei
     raise MixingError(
         f"the loss of a batch is not the mean of its parts, weighted by {per}: {numbers}\n"
         f"{_explain(findings, first, batch)}.\n"
-        "Shared over workers it would train something else than one process does. If you want that: preflight=False"
+        "Several workers would not train the same model as one process does. If you want that: preflight=False"
     )
 
 
@@ -92,7 +92,7 @@ def _explain(findings: Sequence[Finding], first: Pass, batch: Batch) -> str:
     normalised = all(one.normalised is not None and one.normalised <= 1.0 for one in spoken if one.trusted)
     if spoken and normalised and first.calls:
         return _declare(first.calls[0], first.normaliser, batch)
-    if shapes := broadcast(first.output, batch):
+    if shapes := explain_broadcast(first.output, batch):
         return shapes
     mixing = any(one.wrong for one in spoken if one.test == "interaction")
     share = next((one.share for one in spoken if one.test == "replay" and one.wrong and one.share is not None), None)
@@ -151,7 +151,7 @@ def _declare_weights(line: str) -> str:
     return f"class weights: {OTHER_MEAN}. Add to the job: {declared}"
 
 
-def why_unchecked(findings: Sequence[Finding]) -> str:
+def explain_unchecked(findings: Sequence[Finding]) -> str:
     """Why an objective that no finding speaks against is not known to be right; empty if it is."""
     kinds = {kind: [one for one in findings if one.test == kind] for kind in ("interaction", "replay", "scale")}
     replayed = bool(kinds["replay"]) and all(one.right for one in kinds["replay"])
@@ -161,7 +161,7 @@ def why_unchecked(findings: Sequence[Finding]) -> str:
     return voids[0] if voids else "its random draws could not be replayed"
 
 
-def unseen_weights(first: Pass) -> list[str]:
+def warn_of_unseen_weights(first: Pass) -> list[str]:
     """For data that cannot be looked through: a warning of what an ignored value may yet do. Refuses class weights."""
     for call in first.calls:
         if call.uneven:  # and it made no difference
