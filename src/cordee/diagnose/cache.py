@@ -18,7 +18,7 @@ def recall(name: str, kind: type[Kind]) -> Kind | None:
     """The value that was stored under this name; None if there is none, or it is not of this kind."""
     try:
         return msgspec.json.decode(_path(name).read_bytes(), type=kind)
-    except (OSError, RuntimeError, msgspec.DecodeError):  # RuntimeError: a user without a home
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: a user without a home
         return None
 
 

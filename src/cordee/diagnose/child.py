@@ -61,7 +61,7 @@ class Ended:
         last = self.output.rstrip().rpartition("\n")[2]
         try:
             return msgspec.json.decode(last, type=kind) if self.code == 0 else None
-        except msgspec.DecodeError:
+        except ValueError:
             return None
 
     @property
