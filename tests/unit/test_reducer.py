@@ -19,7 +19,7 @@ from cordee.sync.gradients import drop
 from cordee.sync.seam import Treatment
 from cordee.train.reducers import Reducers
 
-RECORD = Record(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2**40 + 3)
+RECORD = Record(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2**40 + 3)
 
 
 class Doubling:

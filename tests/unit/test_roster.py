@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from cordee.group.protocol import Go
-from cordee.runtime.coordinator.policy import all_finished, decide, next_generation
-from cordee.runtime.coordinator.state import Hosts, Roster
+from cordee.runtime.coordinator.policy import (
+    MOST_SOON,
+    STEADY_STEPS,
+    all_finished,
+    decide,
+    next_generation,
+    replacement,
+)
+from cordee.runtime.coordinator.state import Hosts, Places, Roster
+from cordee.runtime.engines.seam import seats
 
 
 def formed(workers: int) -> Roster:
@@ -107,3 +115,55 @@ def test_another_host_takes_the_place_of_one_that_left_before_the_start() -> Non
     hosts = Hosts(3, {0: 2}).come(1, 3).come(2, 1).leave(1)
     assert hosts.free() == 1
     assert Hosts(3, {0: 2}).come(1, 3).free() == 2
+
+
+def test_one_that_waits_comes_in_when_all_members_let_it() -> None:
+    roster = formed(3).lose(1, "killed").report(0, 7).report(2, 7)
+    step = next_generation(roster)
+    assert step is not None
+    roster = step[0].invite(3).join(3).report(3, 0)
+    assert roster.alive == {0, 2} and roster.waiting == {3}
+    roster = roster.report(0, 9, admits=True)
+    assert next_generation(roster) is None
+    step = next_generation(roster.report(2, 9, admits=True))
+    assert step is not None
+    assert step[1] == Go(3, (0, 2, 3), 9, None, admits=True, newcomers=(3,))
+    assert step[0].alive == {0, 2, 3} and not step[0].waiting and not step[0].invited
+
+
+def test_nobody_comes_in_while_a_member_is_behind() -> None:
+    roster = formed(3).invite(3).join(3).report(3, 0).lose(2, "killed")
+    step = next_generation(roster.report(0, 9, admits=True).report(1, 8))
+    assert step is not None
+    assert step[1] == Go(2, (0, 1), 9, 0, admits=False)
+    assert step[0].waiting == {3}
+    again = next_generation(step[0].report(0, 9, admits=True).report(1, 9, admits=True))
+    assert again is not None and again[1].members == (0, 1, 3)
+
+
+def test_one_that_is_lost_before_it_came_in_disturbs_nobody() -> None:
+    roster = formed(2).finish(0).invite(2).join(2).report(2, 0).lose(2, "killed")
+    assert roster.formed and roster.finished == {0} and not roster.waiting
+    assert roster.has_lost(2)
+    step = next_generation(roster.report(0, 4, admits=True).report(1, 4, admits=True))
+    assert step is not None and step[1] == Go(2, (0, 1), 4, None, admits=True)
+
+
+def test_a_place_is_filled_with_a_number_that_none_had() -> None:
+    places, seat = replacement(Places.of(seats([3])), 1, 50)
+    assert seat is not None and (seat.worker, seat.world.rank, seat.joins) == (3, 1, True)
+    places, seat = replacement(places.came([3], 60), 0, 90)
+    assert seat is not None and (seat.worker, seat.world.rank) == (4, 0)
+    assert places.replaces == {3: 1, 4: 0}
+    assert replacement(places, 9, 90)[1] is None  # of another host
+
+
+def test_a_place_is_given_up_where_workers_are_lost_soon_after_they_came() -> None:
+    places, lost = Places.of(seats([2])), 1
+    for _ in range(MOST_SOON):
+        places, seat = replacement(places, lost, 5)
+        assert seat is not None
+        lost = seat.worker
+        places = places.came([lost], 5)
+    assert replacement(places, lost, 5 + STEADY_STEPS - 1)[1] is None
+    assert replacement(places, lost, 5 + STEADY_STEPS)[1] is not None

@@ -48,7 +48,7 @@ def trained(folder: Path, steps: int) -> Training:
 def test_a_worker_enters_with_what_another_one_hands_over(tmp_path: Path) -> None:
     undisturbed = run_job(job(20), Stepper(), out=tmp_path / "whole").result
     given = trained(tmp_path / "first", 7).handed()
-    entered = run_job(job(20), Stepper(), out=tmp_path / "second", given=given).result
+    entered = run_job(job(20), Stepper(), out=tmp_path / "second", receive=lambda: given).result
     same = ("steps", "epochs", "samples", "loss", "validation", "test", "order_sha256", "params_sha256")
     assert {name: entered[name] for name in same} == {name: undisturbed[name] for name in same}
 
@@ -63,7 +63,7 @@ def test_entering_calls_no_collective(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("settle", "agree", "share_from_first"):
         monkeypatch.setattr(Team, name, refuse)
     monkeypatch.setattr(Team, "alone", property(lambda team: False))
-    setup = set_up_from(job(20), stepper, given)
+    setup, _ = set_up_from(job(20), stepper, lambda: given)
     assert setup.resolved.batch == 100
     with pytest.raises(AssertionError, match="a collective"):
         set_up(job(20), stepper, Saver(tmp_path, Save(), stepper.team.channel), resume=False)

@@ -51,6 +51,7 @@ def train(
     cores: options.Cores = None,
     deadline: options.Deadline = 300.0,
     device: options.Device = "auto",
+    replace: options.Replace = False,
     rendezvous: options.Rendezvous = None,
     nodes: options.Nodes = None,
     token_file: options.TokenFile = None,
@@ -63,7 +64,7 @@ def train(
 
     target = Target("job", str(job), options.parse_settings(set_))
     meeting = (rendezvous, nodes, token_file, trusted_network)
-    start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting))
+    start(target, Options(workers, plan, out, resume, threads, cores, deadline, device, *meeting, replace))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -25,6 +25,9 @@ Out = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Resume the run in --out with its settings, on any number of workers.")
 ]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="Start another worker in the place of one that is lost; as replace=true.")
+]
 Threads = Annotated[int | None, typer.Option(help="Threads per worker. Default: cores / workers.")]
 Cores = Annotated[str | None, typer.Option(metavar="<cores>", help="Pin the workers to these cores, such as 0-3,8.")]
 Device = Annotated[str, typer.Option(metavar="<device>", help="auto, cpu or cuda.")]

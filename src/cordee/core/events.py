@@ -208,6 +208,19 @@ class FailureEvent(Event):
     """when it was seen, in the launcher's clock; the record is written a little later"""
 
 
+class JoinedEvent(Event):
+    """A worker came in between two steps, with the state of the others."""
+
+    worker: Count
+    """who came in"""
+    host: str
+    """where it runs"""
+    replaces: Count
+    """the lost worker in whose place it was started"""
+    at: Moment | None = None
+    """when it was let in, in the launcher's clock"""
+
+
 class RegroupEvent(Event):
     """A new group of workers goes on."""
 

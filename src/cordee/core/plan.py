@@ -77,6 +77,8 @@ class Plan:
         choices=("auto", "gloo", "nccl"),
     )
 
+    replace: bool = _key(False, "sync", "start another worker in the place of one that was lost, on the same host")
+
     precision: str = _key(
         "fp32", "device", "the number format of the mathematics", choices=("fp32", "tf32", "bf16", "fp16")
     )
@@ -205,6 +207,13 @@ def _refuse_local_fp16(plan: Plan, world_size: int) -> str | None:
     return "sync=local does not work with precision=fp16, whose scale all replicas share; use precision=bf16 or fp32."
 
 
+def _refuse_replaced_slices(plan: Plan, world_size: int) -> str | None:
+    """A replica over several workers does not continue without one of them."""
+    if not plan.replace or plan.tensor * plan.pipeline == 1:
+        return None
+    return "replace=true works where every worker holds the whole model: not with tensor or pipeline above 1."
+
+
 REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
     _refuse_idle_proportions,
     _refuse_missing_proportions,
@@ -212,6 +221,7 @@ REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
     _refuse_graphs_of_nothing,
     _refuse_steps_without_merges,
     _refuse_local_fp16,
+    _refuse_replaced_slices,
 )
 """The rules of `Plan.check`: each gives the reason why a plan cannot run on a number of workers, or None."""
 

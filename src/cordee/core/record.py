@@ -31,6 +31,8 @@ class Record(NamedTuple):
     """Workers that the launcher asked to stop."""
     save: float
     """Wishes for a checkpoint."""
+    admit: float
+    """Workers that know of one which waits to come in."""
     news: float
     """Workers whose buffers changed, where they had not so far."""
     samples: float
@@ -44,8 +46,7 @@ class Record(NamedTuple):
     @classmethod
     def summed(cls, numbers: Sequence[float]) -> Record:
         """From the sums of what `numbers` gives on each replica."""
-        loss, weight, stop, asked, save, news, samples = numbers[:-LIMBS]
-        return cls(loss, weight, stop, asked, save, news, samples, from_limbs(numbers[-LIMBS:]))
+        return cls._make([*numbers[:-LIMBS], from_limbs(numbers[-LIMBS:])])
 
     @property
     def mean_loss(self) -> float:

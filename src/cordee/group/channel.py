@@ -25,6 +25,7 @@ class Unconnected:
     clock_offset_s = 0.0
     recorded = -1
     stop_reason: str | None = None
+    newcomers = joining = False
 
     def __init__(self) -> None:
         """Nothing to connect to."""
@@ -37,7 +38,7 @@ class Unconnected:
         """No peer can be lost."""
         return False
 
-    def next_generation(self, after: int, committed: int, deadline_s: float) -> Go:
+    def next_generation(self, after: int, committed: int, deadline_s: float, *, admits: bool = False) -> Go:
         """The same one worker again."""
         return Go(after + 1, (self.worker,), committed, None)
 
@@ -61,9 +62,13 @@ class Unconnected:
 class Channel:
     """The connection of one worker to the coordinator of its run."""
 
-    def __init__(self, address: Address, worker: int, host: str) -> None:
-        """Connect and start listening."""
+    def __init__(self, address: Address, worker: int, host: str, *, joins: bool = False) -> None:
+        """Connect and start listening. `joins`: this worker comes in later, between two steps of the others."""
         self.worker = worker
+        self.joining = joins
+        """Whether this worker comes in while others train, and does not have their state yet."""
+        self.newcomers = False
+        """Whether others wait to come in."""
         self.name = f"worker {worker} on {host}"
         self.on_break: Callable[[], None] = lambda: None
         self.before_end: Callable[[], None] = lambda: None
@@ -104,15 +109,31 @@ class Channel:
         """Whether a member of this generation was lost."""
         return self._broken >= generation
 
-    def next_generation(self, after: int, committed: int, deadline_s: float) -> Go:
-        """Say that we are ready, and wait until the hub announces a generation later than `after`."""
+    def next_generation(self, after: int, committed: int, deadline_s: float, *, admits: bool = False) -> Go:
+        """Say that we are ready, and wait until the hub announces a generation later than `after`.
+
+        `admits`: those that wait may come in with it.
+        """
         self.flush()
-        self._client.send({"ready": committed})
+        self._client.send({"ready": {"committed": committed, "admits": admits}})
         self._wait(
             lambda: self._go is not None and self._go.generation > after, deadline_s, "the other workers to regroup"
         )
         assert self._go is not None
         return self._go
+
+    def enter(self) -> Go:
+        """Say that we want to come in, and wait for the generation with which we do.
+
+        The others let us in after a step, which may take long. The wait ends with the run at the latest: this process
+        ends when it does, or when the hub is lost.
+        """
+        self.flush()
+        self._client.send({"ready": {"committed": 0, "admits": False}})
+        with self._turn:
+            self._turn.wait_for(lambda: self._go is not None and self.worker in self._go.members)
+            assert self._go is not None
+            return self._go
 
     def await_break(self, generation: int, deadline_s: float) -> bool:
         """Give the hub a moment to say which member was lost; False if none was."""
@@ -159,6 +180,12 @@ class Channel:
             with contextlib.suppress(Exception):  # it has failed already, and that is what is told
                 left()
 
+    def withdraw(self, reason: str) -> None:
+        """This worker came later, and cannot take part after all: the others go on without it."""
+        self._farewell = True
+        self._client.send({"withdrew": reason})
+        self.close()
+
     def close(self) -> None:
         """Send what is left and hang up, once the coordinator has read it."""
         self._farewell = True
@@ -181,7 +208,7 @@ class Channel:
             self._aborted.set()
             # On a thread of its own: the hub may have more to say while a file is being written.
             threading.Thread(target=self._give_up, name="cordee-parting", daemon=True).start()
-        elif "evicted" in message:
+        elif "evicted" in message and not self._farewell:
             _end(Evicted.code, f"cordee: worker {self.worker} was evicted: {message['evicted']}")
         elif "stop" in message:
             self.stop_reason = message["stop"]
@@ -191,15 +218,19 @@ class Channel:
                 self._values.clear()
                 self.on_break()
             elif "go" in message:
-                go = message["go"]
                 self._values.clear()
                 self.recorded = int(message["recorded"])
-                self._go = Go(go["generation"], tuple(go["members"]), go["target"], go["giver"])
+                self._go = Go.read(message["go"])
+                self.newcomers = self.newcomers and not self._go.admits
+            elif "newcomers" in message:
+                self.newcomers = bool(message["newcomers"])
             elif "value" in message:
                 key, value = message["value"]
                 self._values[key] = value
             elif "farewell" in message:
                 self._farewell = True
+                if self.joining:  # the run is over, and nothing of it is ours
+                    _end(0)
             self._turn.notify_all()
 
     def _give_up(self) -> None:

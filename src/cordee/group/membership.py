@@ -29,15 +29,24 @@ class Membership:
         """Collectives that failed since the last agreement though no worker was lost."""
         self.members: tuple[int, ...] = (self.worker,)
         self.rank, self.size = 0, 1
+        self.outside = False
+        """Whether others train already, and this worker has not come in yet."""
 
     @property
     def broken(self) -> bool:
         """Whether a member of this generation was lost."""
         return self.channel.is_broken(self.generation)
 
-    def advance(self, committed: int) -> Go:
-        """Wait for the next generation, with so many agreements committed, and enter it."""
-        go = self.channel.next_generation(self.generation, committed, self.deadline_s)
+    def advance(self, committed: int, *, admits: bool = False) -> Go:
+        """Wait for the next generation, with so many agreements committed, and enter it.
+
+        `admits`: workers that wait outside may come in with it.
+        """
+        if self.outside and isinstance(self.channel, Channel):
+            go = self.channel.enter()
+            self.outside = False
+        else:
+            go = self.channel.next_generation(self.generation, committed, self.deadline_s, admits=admits)
         self.generation, self.members = go.generation, go.members
         self.rank, self.size = go.members.index(self.worker), len(go.members)
         self.stuck = False

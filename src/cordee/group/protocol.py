@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 BEAT_S = 0.5
 """How often workers and launchers say that they are there. Losses on one host are noticed without it, at once."""
@@ -23,3 +24,12 @@ class Go:
     """How many agreements (steps, evaluations) every member has committed after the hand-over."""
     giver: int | None
     """The worker that hands the result of agreement number `target` to those behind; None if none is behind."""
+    admits: bool = False
+    """Whether all former members were ready to let others in; if some were not, nobody came in."""
+    newcomers: tuple[int, ...] = ()
+    """Members that have come in with this generation, and have no state yet."""
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> Go:
+        """From the wire."""
+        return cls(**{**told, "members": tuple(told["members"]), "newcomers": tuple(told["newcomers"])})

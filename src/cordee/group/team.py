@@ -41,10 +41,12 @@ class Team:
         device: str = "cpu",
         backend: str = "auto",
         slices: int = 1,
+        grows: bool = False,
     ) -> None:
         """Alone without a channel. `interface` is the address that gloo binds to; `backend` is the plan's.
 
-        One replica of the model lies over `slices` workers.
+        One replica of the model lies over `slices` workers. `grows`: others may come in later. A worker that does so
+        itself, as its channel says, is alone until it calls `enter`.
         """
         self.channel: Channel | Unconnected = channel or Unconnected()
         self.membership = Membership(self.channel, deadline_s)
@@ -61,8 +63,14 @@ class Team:
         self.on_regroup: list[Callable[[], None]] = []
         self._result: Sequence[Tensor] = ()
         """Of the last agreement, for a member that did not receive it."""
+        self.grows = grows
+        self.awaited = False
+        """Whether workers wait to come in, as all members agreed with the last step."""
+        self.came: tuple[int, ...] = ()
+        """Those who have come in, while they are being let in."""
+        self.membership.outside = self.channel.joining
         self.channel.on_break = self.lines.cut
-        if channel is not None:
+        if channel is not None and not self.channel.joining:
             self._regroup(())
 
     @property
@@ -83,7 +91,7 @@ class Team:
     @property
     def speaks(self) -> bool:
         """Whether this worker writes and reports for all."""
-        return self.membership.rank == 0
+        return self.membership.rank == 0 and not self.membership.outside
 
     @property
     def alone(self) -> bool:
@@ -162,12 +170,27 @@ class Team:
         self.lines.drop()
         self.channel.close()
 
+    # ------------------------------------------------------------- coming in
+
+    def enter(self) -> None:
+        """Come in to the others that train already, as soon as they let this worker in."""
+        self._regroup(())
+
+    def admit(self) -> tuple[int, ...]:
+        """Let workers in that wait for it; every member calls this after the same agreement. Those who came."""
+        self.recover((), admits=True)
+        came, self.came = self.came, ()
+        return came
+
     # ------------------------------------------------------------- regrouping
 
-    def recover(self, awaited: Sequence[Tensor]) -> bool:
-        """Regroup; True if `awaited` now holds the result that a peer had already and this worker had not."""
+    def recover(self, awaited: Sequence[Tensor], *, admits: bool = False) -> bool:
+        """Regroup; True if `awaited` now holds the result that a peer had already and this worker had not.
+
+        `admits`: nothing is awaited, and workers that wait outside may come in.
+        """
         before, began = self.position, time.perf_counter()
-        handed_over = self._regroup(awaited)
+        handed_over = self._regroup(awaited, admits=admits)
         lost_s = time.perf_counter() - began
         self.meter.blocked_s += lost_s
         self.meter.waited_s += lost_s
@@ -176,13 +199,22 @@ class Team:
         assert self.position == before
         return handed_over
 
-    def _regroup(self, awaited: Sequence[Tensor]) -> bool:
+    def _regroup(self, awaited: Sequence[Tensor], *, admits: bool = False) -> bool:
+        comes_in = self.membership.outside
         while True:
+            if not admits:  # otherwise a peer may still be receiving what is under way, until all are ready
+                self.lines.drop()
+            go = self.membership.advance(self.position, admits=admits)
             self.lines.drop()
-            go = self.membership.advance(self.position)
+            if comes_in:
+                self.position, comes_in = go.target, False
+            if admits and go.admits:
+                self.came, admits = go.newcomers, False
             try:
                 self.lines.form(self.channel.name, self._warn)
-                return self._hand_over(go, awaited)
+                handed_over = self._hand_over(go, awaited)
+                if not admits:  # otherwise a member was behind, and comes to this point now
+                    return handed_over
             except RuntimeError as error:  # another member was lost while we regrouped
                 self.membership.collective_failed(error, 0.0)
 

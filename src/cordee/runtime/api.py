@@ -47,6 +47,8 @@ class Options:
     nodes: int | None = None
     token_file: str | Path | None = None
     trusted_network: bool = False
+    replace: bool = False
+    """The same as `replace=true` in the plan."""
 
     def launch(self, target: Target, wording: Wording) -> Launch:
         """What to start on this host; refused where options do not fit together."""
@@ -55,10 +57,11 @@ class Options:
                 f"{wording.flag('resume')} needs {wording.option('out')}, the folder of the run to go on with"
             )
         meeting = Rendezvous.parse(self.rendezvous, self.nodes, self.token_file, self.trusted_network, wording)
+        plan = Plan.parse(self.plan)
         return Launch(
             target,
             default_workers(self.device) if self.workers is None else self.workers,
-            Plan.parse(self.plan),
+            replace(plan, replace=True) if self.replace else plan,
             Path(self.out) if self.out is not None else default_folder(Path(target.path).stem),
             self.resume,
             self.threads,

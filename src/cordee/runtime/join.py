@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cordee.core.errors import RendezvousError, SecurityError, WaitedTooLong
+from cordee.core.errors import RendezvousError, SecurityError, UsageError, WaitedTooLong
 from cordee.core.events import PlanEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.core.world import World
@@ -21,7 +21,7 @@ from cordee.group.team import Team
 from cordee.group.token import read_token
 from cordee.group.wire import LOOPBACK, Address, Message, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.launch import DEADLINE_S
+from cordee.runtime.launch import DEADLINE_S, JOBS_ALONE
 from cordee.runtime.resources import devices
 from cordee.train.jobfile import refuse_session
 from cordee.train.session import Session
@@ -62,11 +62,12 @@ class Entry:
                     deadline_s=self.deadline_s,
                     device=self.device,
                     backend=chosen.backend,
+                    grows=chosen.replace,
                 )
             except WaitedTooLong as error:
                 raise self._too_few(error) from error
             self.backend = chosen.backend
-            if self._interface != LOOPBACK:
+            if self._interface != LOOPBACK and not self._team.channel.joining:
                 links.tell(self._team, self.world.host)
         self._team.membership.deadline_s = self.deadline_s
         return self._team
@@ -108,6 +109,8 @@ def session(*, plan: Plan | str | None = None, seed: int = 0, deadline: float | 
     entry = _current or enter(World.from_env(), Asked(DEADLINE_S if deadline is None else deadline, chosen))
     entry.deadline_s = entry.deadline_s if deadline is None else deadline
     stepper = entry.assemble(chosen, seed=seed)
+    if stepper.plan.replace:
+        raise UsageError(JOBS_ALONE)
     stepper.reporter.tell(PlanEvent(stepper.plan.to_dict(), stepper.plan.faithfulness))
     if stepper.plan.backend != entry.backend:
         late = f"backend={stepper.plan.backend} comes too late: the first session of this script connected the workers"

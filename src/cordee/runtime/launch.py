@@ -25,6 +25,10 @@ from cordee.runtime.resources import Room, allot, devices
 from cordee.runtime.spec import Target, WorkerSpec
 from cordee.runtime.wording import COMMAND, Wording
 
+JOBS_ALONE = (
+    "replace=true is for jobs (cordee train): what a script of your own holds, and where it stands, only the script "
+    "knows. Take it out of the plan: when a worker is lost, the others continue without it"
+)
 DEADLINE_S = 300.0
 """How long workers wait for each other unless told otherwise."""
 
@@ -64,6 +68,8 @@ class Launch:
 
     def check(self) -> None:
         """Refuse what cannot be started, before anything is."""
+        if self.plan.replace and self.target.kind == "script":
+            raise UsageError(JOBS_ALONE)
         if self.deadline_s <= 0:
             given = self.wording.option("deadline", _short(self.deadline_s))
             raise UsageError(f"{given}: a number of seconds above 0 is needed")
@@ -155,6 +161,7 @@ class Launch:
             environment=dict(os.environ),
             deadline_s=self.deadline_s,
             device=devices(self.workers, self.device)[local],
+            joins=seat.joins,
             search=tuple(map(os.path.abspath, sys.path)) if self.target.kind == "sent" else (),
         )
 

@@ -125,6 +125,9 @@ class Recorder:
             self._lost_at = self._lost_at or content["at"]
             at = _time_of_day(content["at"])
             self.event(events.FailureEvent(worker, content["host"], content["reason"], content["left"], at))
+        elif kind == "kept_out":
+            self._resources.left(worker)
+            self.event(events.WarningEvent(content["message"]))
         elif kind == "go":
             self._go(content)
 
@@ -172,6 +175,8 @@ class Recorder:
             since, self._lost_at = self._lost_at, None
             ms = 0.0 if since is None else round((content["at"] - since) * 1e3, 1)
             at = _time_of_day(content["at"])
+            for number, host, replaces in content.get("joined", ()):
+                self.event(events.JoinedEvent(number, host, replaces, at))
             self.event(events.RegroupEvent(content["generation"], members, ms, at))
         self._first = members[0]
         self._see_who_writes()

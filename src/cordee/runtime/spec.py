@@ -48,6 +48,8 @@ class WorkerSpec:
     environment: dict[str, str]
     deadline_s: float
     device: str
+    joins: bool = False
+    """It comes in while others train, and gets their state."""
     search: tuple[str, ...] = ()
     """Of a sent job: where its sender finds modules."""
 

@@ -14,7 +14,7 @@ from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.local import LocalEngine
-from cordee.runtime.engines.seam import Engine, seats
+from cordee.runtime.engines.seam import Engine, Seat, seats
 from cordee.runtime.launch import Launch
 from cordee.runtime.rendezvous import await_hosts, not_a_launcher
 from cordee.runtime.sent import pack_job
@@ -59,10 +59,11 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
         ends.callback(local.close)
         engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
 
-        def begin() -> None:
+        def begin() -> list[Seat]:
             counts = [launch.workers] if nodes == 1 else await_hosts(hub, nodes, recorder)
             launch.plan.check(sum(counts))
             launch.begin(recorder, sum(counts), nodes)
-            engine.start(seats(counts))
+            engine.start(places := seats(counts))
+            return places
 
         return Controller(launch, hub, engine, recorder).watch(begin, signals)

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from cordee.runtime.spec import WorkerSpec
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job
 from cordee.train.loop import run_job
+from cordee.train.newcomers import come_in
 from cordee.train.trial import run_trial
 
 
@@ -42,7 +44,7 @@ def work(values: dict[str, Any], sent_job: int | None) -> int:
     os.environ.update(spec.world)
     os.chdir(spec.folder)
     _use(spec)
-    channel = Channel(Address(**spec.hub), spec.worker, socket.gethostname())
+    channel = Channel(Address(**spec.hub), spec.worker, socket.gethostname(), joins=spec.joins)
     entry = Entry(
         World.from_env(),
         channel,
@@ -93,7 +95,8 @@ def _run(spec: WorkerSpec, entry: Entry, sent_job: int | None) -> None:
     if target.trial is not None:
         run_trial(job, stepper, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
     else:
-        run_job(job, stepper, out=Path(spec.out), resume=spec.resume)
+        receive = partial(come_in, job, stepper.team) if spec.joins else None
+        run_job(job, stepper, out=Path(spec.out), resume=spec.resume, receive=receive)
 
 
 def _see(left: dict[str, Any], spec: WorkerSpec, team: Team) -> None:
@@ -143,6 +146,9 @@ def _fail(channel: Channel, error: BaseException) -> int:
         trace = "".join(traceback.format_exception(type(error), error, _user_part(error)))
         text = f"{type(error).__name__}: {error}{notes}"
         code, failed = WorkerFailed.code, Failed(WorkerFailed.__name__, text, trace, "")
+    if channel.joining:
+        channel.withdraw(str(error) if isinstance(error, CordeeError) else failed.text)
+        return code
     channel.post(failed)
     channel.flush()
     channel.part()

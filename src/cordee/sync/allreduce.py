@@ -69,7 +69,7 @@ class AllReduce:
         self._launched = 0
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(self.parameters if team.replicas > 1 else ())
+            for number, parameter in enumerate(self.parameters if team.replicas > 1 or team.grows else ())
         ]
 
     def merge(self) -> None:

@@ -91,14 +91,16 @@ class _Replica(_BatchNorm):
         return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
 
-def bind(model: nn.Module, mode: str, comm: Comm, step_state: StepState, *, compiled: bool = False) -> int:
+def bind(
+    model: nn.Module, mode: str, comm: Comm, step_state: StepState, *, compiled: bool = False, grows: bool = False
+) -> int:
     """Give every BatchNorm layer the statistics of the plan (`exact`, `replica`); returns how many there are.
 
     torch's SyncBatchNorm is a BatchNorm like others. One worker has the global batch to itself: its layers stay as they
-    are, and only refuse what several would refuse. In a `compiled` model the layers that communicate are left as they
-    are.
+    are, and only refuse what several would refuse; unless it `grows`, and others may come. In a `compiled` model the
+    layers that communicate are left as they are.
     """
-    if comm.size == 1 and not any(isinstance(module, _Exact | _Replica) for module in model.modules()):
+    if comm.size == 1 and not grows and not any(isinstance(module, _Exact | _Replica) for module in model.modules()):
         for module in batchnorms(model):
             if _refuse_one_value not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(_refuse_one_value, with_kwargs=True)
@@ -117,7 +119,7 @@ def bind(model: nn.Module, mode: str, comm: Comm, step_state: StepState, *, comp
                 )
             name = f"{mode.capitalize()}{plain.__name__}"
             module.__class__ = type(name, (kind, plain), {"comm": comm, "step_state": step_state})
-        if compiled and comm.size > 1:  # on the class: a copy of the layer must not have this one's forward
+        if compiled and (comm.size > 1 or grows):  # on the class: a copy of the layer must not have this one's forward
             type(module).forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign, no-untyped-call]
         count += 1
     return count

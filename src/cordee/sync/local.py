@@ -97,7 +97,7 @@ class LocalSteps:
         """There are no hooks."""
 
 
-_NOTHING = Record(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+_NOTHING = Record._make([0.0] * (len(Record._fields) - 1) + [0])
 
 
 def _added(before: Record, more: Record) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from cordee.train.ending import Outcome, end
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job
 from cordee.train.ledger import Committed, Ledger
+from cordee.train.newcomers import let_in
 from cordee.train.precision import widened
 from cordee.train.progress import Progress
 from cordee.train.saving import Saver
@@ -29,24 +31,28 @@ from cordee.train.stepper import Stepper
 from cordee.train.stopping import Patience, last_step, wishes
 
 
-def run_job(job: Job, stepper: Stepper, *, out: Path, resume: bool = False, given: Snapshot | None = None) -> Outcome:
+def run_job(
+    job: Job, stepper: Stepper, *, out: Path, resume: bool = False, receive: Callable[[], Snapshot] | None = None
+) -> Outcome:
     """Train `job` by the steps of `stepper`, with its files in `out`; every worker of the run calls this.
 
-    A worker that enters a run in mid-run is `given` a snapshot by the others, which they take with `Training.handed`.
+    A worker that enters in mid-run gets a snapshot of the others by `receive`; they take it with `Training.handed`.
     """
     best = Best(job)
     saver = Saver(out / "checkpoints", replace(job.save, keep_best=best.metric), stepper.team.channel)
     stepper.team.channel.before_end = partial(_part, stepper, saver)
-    if given is None:
+    if receive is None:
         setup, snapshot = set_up(job, stepper, saver, resume=resume)
     else:
-        setup, snapshot = set_up_from(job, stepper, given), given
+        setup, snapshot = set_up_from(job, stepper, receive)
     training = Training(job, stepper, setup, saver, best, out)
     if snapshot is not None:
         training.take_up(snapshot)
     job.check_schedule(setup.schedule, last_step(job, setup.order.steps), setup.order.steps)
-    if given is None:
+    if receive is None:
         training.announce()
+    else:  # no checkpoint of this moment was written
+        saver.step, stepper.team.channel.joining = -1, False
     training.train()
     return end(training)
 
@@ -109,7 +115,8 @@ class Training:
         setup.model.train()
         if stepper.plan.compile:
             stepper.reporter.tell(WarningEvent("the model is compiled in the first step, which takes longer"))
-        loss_of = training_loss(job, setup.model, stepper.plan, alone=stepper.team.alone)
+        alone = stepper.team.alone and not stepper.team.grows
+        loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
         for batch in batches:
             with stepper.precision.autocast():
                 loss = loss_of(batch)
@@ -120,6 +127,7 @@ class Training:
             assert stepper.last is not None
             if self._after_step(stepper.last):
                 break
+            let_in(job, stepper, self.handed)
         if self.next[1] != 0 and self.interrupted is None and self._validate(self.next[0], passing=True):
             self.saver.step = -1  # a checkpoint of this step does not know its metrics yet
 
@@ -225,7 +233,7 @@ class Training:
         return self.progress().kept_in(capture(setup.model, {"main": setup.optimizer}, setup.schedules, live=True))
 
     def handed(self) -> Snapshot:
-        """What a worker that enters now is to be `given`: this moment, and which buffers live."""
+        """What a worker that enters now is to receive: this moment, and which buffers live."""
         return self._capture().with_extra(living=self.stepper.living.names())
 
     def progress(self) -> Progress:

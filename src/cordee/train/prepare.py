@@ -23,6 +23,6 @@ def share_model(model: nn.Module, team: Team, plan: Plan) -> None:
 def fit_to_plan(model: nn.Module, team: Team, plan: Plan, state: StepState) -> None:
     """Give the model the layout and the statistics of BatchNorm that the plan asks for; local."""
     lay_out(model, plan.layout)
-    bind(model, plan.statistics, team.layers, state, compiled=plan.compile)
+    bind(model, plan.statistics, team.layers, state, compiled=plan.compile, grows=team.grows)
     if (why := by_micro_batch(model, plan)) and team.speaks:
         warn_statistical(team, plan, why)

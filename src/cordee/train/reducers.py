@@ -44,6 +44,8 @@ class Reducers:
         """Whether a backward pass is under way."""
         self._of: dict[int, Sync] = {}
         self._optimizers: dict[int, Optimizer] = {}  # held, so that an id stays its optimizer's own
+        if plan.replace:
+            team.on_regroup.append(self._renew)
 
     def of(self, optimizer: Optimizer, *, agree: bool = True) -> tuple[Sync, bool]:
         """What sums the gradients of this optimizer's parameters; False if a collective failed meanwhile.
@@ -78,6 +80,15 @@ class Reducers:
         """Make the parameters equal on all replicas."""
         for sync in self._of.values():
             sync.merge()
+
+    def _renew(self) -> None:
+        """After a regrouping: if others have come in, all reducers begin anew, as theirs do. Nothing is under way."""
+        if not self._team.came:
+            return
+        former, self._of = self._of, {}
+        for key, sync in former.items():
+            sync.close()
+            self._of[key] = self._make(sync.parameters)
 
     def _enter(self, optimizer: Optimizer, reducer: Sync, agree: bool) -> Sync:
         if agree:

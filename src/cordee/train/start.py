@@ -6,6 +6,7 @@ others made theirs before it came.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +65,15 @@ def set_up(job: Job, stepper: Stepper, saver: Saver, *, resume: bool) -> tuple[S
     return make_optimizer(job, stepper, order, model, snapshot), snapshot
 
 
-def set_up_from(job: Job, stepper: Stepper, snapshot: Snapshot) -> Setup:
-    """Make what is trained, for a worker that enters with a snapshot from the others: calls no collective."""
-    return make_optimizer(job, stepper, *make_model(job, stepper, snapshot), snapshot, agree=False)
+def set_up_from(job: Job, stepper: Stepper, receive: Callable[[], Snapshot]) -> tuple[Setup, Snapshot]:
+    """Make what is trained, for a worker that enters with a snapshot from the others, which `receive` gives.
+
+    It calls no collective. The model is made before: the others wait for what follows.
+    """
+    _, model = make_model(job, stepper, None)
+    snapshot = receive()
+    order = job.order(_resolved(job, snapshot))
+    return make_optimizer(job, stepper, order, model, snapshot, agree=False), snapshot
 
 
 def make_model(job: Job, stepper: Stepper, snapshot: Snapshot | None) -> tuple[Order, nn.Module]:

@@ -25,6 +25,7 @@ from cordee.diagnose.statistical import warn_statistical
 from cordee.feed.data import as_source
 from cordee.feed.loader import Batch
 from cordee.feed.order import Order
+from cordee.group.channel import Channel, Unconnected
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
@@ -52,6 +53,10 @@ class Wishes:
     """End the loop over batches on all workers, after that step."""
     save: bool = False
     """Reported as `last.save` of that step; to save is the affair of the loop."""
+
+    def told(self, channel: Channel | Unconnected) -> tuple[bool, bool, bool, bool]:
+        """With what the launcher asked for and said: to stop, and that workers wait to come in."""
+        return self.stop, channel.stop_reason is not None, self.save, channel.newcomers
 
 
 class Stepper:
@@ -261,7 +266,7 @@ class Stepper:
         self.team.channel.at = f"step {self.number}"
 
     def _record(self, loop: Loop) -> Record:
-        wishes = self.wish.stop, self.team.channel.stop_reason is not None, self.wish.save
+        wishes = self.wish.told(self.team.channel)
         return Record(loop.losses.total(), loop.own_weight, *wishes, self.living.news(), loop.count, loop.digest)
 
     def _update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> None:
@@ -284,6 +289,7 @@ class Stepper:
         loop.open = False
         self._buffers.seen += loop.count
         if loop.done == 1:
+            self.team.awaited = record.admit > 0
             self.last = loop.enter(self.ledger, record, self.number, grad_norm, rate)
             self._loops.trained(loop, batch.epoch)
             self.team.steps = self.number + 1

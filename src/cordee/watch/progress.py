@@ -86,6 +86,9 @@ class ProgressView:
         where = f" on {event.host}" if event.host else ""
         self._note(f"worker {event.worker}{where} was lost ({event.reason}); {event.left} left")
 
+    def _on_joined(self, event: events.JoinedEvent) -> None:
+        self._note(f"worker {event.worker} on {event.host} has joined, in the place of worker {event.replaces}")
+
     def _on_regroup(self, event: events.RegroupEvent) -> None:
         self._note(f"continuing with workers {', '.join(map(str, event.workers))}")
 

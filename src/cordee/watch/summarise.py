@@ -205,6 +205,10 @@ class _Reader:
         self._members.lose(event, self._running(event.moment))
         self._accounts.lose(worker)
 
+    def _on_joined(self, event: events.JoinedEvent) -> None:
+        text = f"worker {event.worker} on {event.host} joined in the place of worker {event.replaces}"
+        self._add("joined", event.moment, text, worker=event.worker, host=event.host)
+
     def _on_regroup(self, event: events.RegroupEvent) -> None:
         self._accounts.expect(event.workers)
         text = f"continuing with workers {_first_of(event.workers, 16)}"

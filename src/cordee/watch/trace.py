@@ -36,6 +36,7 @@ OWN, BLOCKED = ("callbacks", "data", "compute"), ("waiting", "communication")
 
 _INSTANTS = {
     "failure": "worker {worker} was lost: {reason}",
+    "joined": "worker {worker} joined in the place of worker {replaces}",
     "regroup": "workers {workers}",
     "fault": "{what}",
     "warning": "{message}",

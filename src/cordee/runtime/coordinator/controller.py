@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cordee.core import interrupts
@@ -21,8 +21,9 @@ from cordee.core.errors import (
 from cordee.core.events import EVENTS, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.coordinator.policy import how_it_ended, what_ends
-from cordee.runtime.engines.seam import Engine
+from cordee.runtime.coordinator.policy import MOST_SOON, how_it_ended, replacement, what_ends
+from cordee.runtime.coordinator.state import Places
+from cordee.runtime.engines.seam import Engine, Seat
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Recorder
@@ -49,23 +50,28 @@ class Controller:
         self._done: set[int] = set()
         self._begun = self._stepped = False
         """Whether the training is known to have begun, and a step of it to be done."""
+        self._places = Places()
+        self._vacant: list[int] = []
+        """Lost workers whose places are to be filled."""
+        self._steps = 0
         self._interrupts = 0
         self._error: CordeeError | None = None
         self._finished = False
         self._ends_by = 0.0
         """Until when workers are waited for when the run is over."""
 
-    def watch(self, begin: Callable[[], None], signals: Interrupts) -> dict[str, Any]:
+    def watch(self, begin: Callable[[], Sequence[Seat]], signals: Interrupts) -> dict[str, Any]:
         """Start the workers by `begin`, and stay until all have ended; whatever ends the run is on its record."""
         signals.wake = lambda: self._hub.notices.put(("interrupt", -1, {}))
         try:
             interrupts.check()  # what came before that
-            begin()
+            self._places = Places.of(begin())
         except CordeeError as error:
             self._error = error
         while not self._finished and self._error is None:
             try:
                 self._listen()
+                self._fill_places()
                 self._recorder.flush()
             except StorageError as error:  # the record cannot be written
                 self._error = self._error or error
@@ -85,7 +91,7 @@ class Controller:
     def _notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
         self._stepped = self._stepped or kind == "step"
         self._begun = self._begun or self._stepped or kind == "job"
-        if kind == "joined":
+        if kind == "connected":
             self._hosts[worker] = content["host"]
         elif kind == "finished":
             self._finished = True
@@ -97,11 +103,16 @@ class Controller:
             self._hub.lose(worker, how_it_ended(content["status"]))
         elif kind == "lost":
             self._lost(worker, content)
+        elif kind == "kept_out" or (kind == "unborn" and worker in self._places.replaces):
+            self._kept_out(worker, content["reason"], content.get("with_host", False))
+        elif kind == "go":
+            self._go(content)
         elif kind == "interrupt":
             self._interrupt()
         elif (error := self._what_ends(kind, worker, content)) is not None:
             self._error = error
         elif kind != "look":  # which only wakes the loop
+            self._steps = content["step"] if kind == "step" else self._steps
             self._recorder.notice(kind, worker, content)
 
     def _what_ends(self, kind: str, worker: int, content: dict[str, Any]) -> CordeeError | None:
@@ -109,15 +120,56 @@ class Controller:
         return what_ends(kind, worker, host, content, self._launch.wording)
 
     def _lost(self, worker: int, content: dict[str, Any]) -> None:
-        deadline = time.monotonic() + 0.1  # the exit status comes on another way and says more
+        host = content["host"] or self._hosts.get(worker, "")
+        content = {**content, "host": host, "reason": self._reason(worker, content["reason"])}
+        self._recorder.notice("lost", worker, content)
+        self._error = self._what_ends("lost", worker, content)
+        if not content["with_host"]:
+            self._vacant.append(worker)
+
+    def _reason(self, worker: int, seen: str) -> str:
+        """Why a worker is gone, in most cases better known by its exit status, which comes on another way."""
+        if "connection" not in seen:
+            return seen
+        deadline = time.monotonic() + 0.1
         while self._engine.exit_code(worker) is None and time.monotonic() < deadline:
             time.sleep(0.005)
         status = self._engine.exit_code(worker)
-        reason = content["reason"] if status is None or "stopped" in content["reason"] else how_it_ended(status)
-        host = content["host"] or self._hosts.get(worker, "")
-        content = {**content, "host": host, "reason": reason}
-        self._recorder.notice("lost", worker, content)
-        self._error = self._what_ends("lost", worker, content)
+        return seen if status is None else how_it_ended(status)
+
+    def _kept_out(self, worker: int, reason: str, with_host: bool) -> None:
+        """A worker that was to come in is gone before it could."""
+        told = f"worker {worker} was to take the place of worker {self._places.replaces.get(worker)}, and was lost"
+        self._recorder.notice("kept_out", worker, {"message": f"{told}: {self._reason(worker, reason)}"})
+        if not with_host:
+            self._vacant.append(worker)
+
+    def _go(self, content: dict[str, Any]) -> None:
+        """A generation begins."""
+        self._places = self._places.came(content["newcomers"], self._steps)
+        joined = [(worker, self._hosts[worker], self._places.replaces[worker]) for worker in content["newcomers"]]
+        self._recorder.notice("go", 0, {**content, "joined": joined})
+
+    def _fill_places(self) -> None:
+        """Start a worker in the place of each that was lost, if the plan says so and the training has begun."""
+        if not self._launch.plan.replace or self._launch.target.trial is not None or not self._begun:
+            return
+        while self._vacant and self._error is None and not (self._finished or self._interrupts):
+            lost = self._vacant.pop()
+            self._places, seat = replacement(self._places, lost, self._steps)
+            if seat is None:
+                if lost in self._places.seats:
+                    told = f"the place of worker {lost} stays empty: {MOST_SOON} others were lost there soon after it"
+                    self._recorder.event(WarningEvent(told))
+                continue
+            self._recorder.event(WarningEvent(f"worker {seat.worker} is started in the place of worker {lost}"))
+            self._hub.invite(seat.worker, seat.world.node)
+            try:
+                self._engine.start([seat])
+            except Interrupted:
+                return  # its notice comes next
+            except CordeeError as error:
+                self._error = error
 
     def _interrupt(self) -> None:
         self._interrupts += 1

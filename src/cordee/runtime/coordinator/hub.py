@@ -1,7 +1,7 @@
 """Membership of one run: lets workers in, notices losses, forms generations, passes on what is for the record.
 
-All of its state lives in the thread of its server; the outside talks to it through `lose`, `ask_to_stop` and `abort`,
-and listens on `notices`.
+All of its state lives in the thread of its server; the outside talks to it through `lose`, `invite`, `ask_to_stop` and
+`abort`, and listens on `notices`.
 """
 
 from __future__ import annotations
@@ -78,6 +78,10 @@ class Hub:
         """Say that a worker is gone (its process ended, or it was stopped)."""
         self._server.call(self._lost, worker, reason)
 
+    def invite(self, worker: int, node: int) -> None:
+        """Say that a worker is about to be started on a host, and shall come in between two steps."""
+        self._server.call(self._invite, worker, node)
+
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
         self._server.call(self._server.tell_all, {"stop": reason}, True)
@@ -123,7 +127,7 @@ class Hub:
         """Enter a worker into the roster, or number all workers once all hosts have come."""
         if peer.role == "worker":
             self.roster = self.roster.join(peer.number)
-            self._notify("joined", peer.number, {"host": peer.host, "pid": peer.pid})
+            self._notify("connected", peer.number, {"host": peer.host, "pid": peer.pid})
             return
         self.hosts = self.hosts.come(peer.number, int(who["workers"]))
         self._tell_hosts()
@@ -143,7 +147,7 @@ class Hub:
             self._tell_hosts()
             return
         for worker in self.hosts.workers_of(peer.number):
-            self._lost(worker, f"its host {peer.host} left")
+            self._lost(worker, f"its host {peer.host} left", peer.host, with_host=True)
 
     def broken(self, peer: Peer, error: Exception) -> None:
         """Say so: it ends the run."""
@@ -159,8 +163,7 @@ class Hub:
                 for one in content:
                     self.heard(peer, one)
             elif kind == "ready":
-                self.roster = self.roster.report(peer.number, int(content))
-                self._advance()
+                self._ready(peer.number, int(content["committed"]), bool(content["admits"]))
             elif kind == "finish":
                 self.roster = self.roster.finish(peer.number)
                 self._advance()
@@ -181,6 +184,9 @@ class Hub:
                     self._recorded = max(self._recorded, int(content["step"]))
                 elif kind == "failed":  # the run ends: the others do not continue without this one
                     self._ending = True
+                elif kind == "withdrew":  # before it had the state of the others, which continue without it
+                    self._lost(peer.number, str(content))
+                    return
                 self._notify(kind, peer.number, content)
 
     # ------------------------------------------------------------- what follows
@@ -227,17 +233,30 @@ class Hub:
         self._server.tell_all({"go": dataclasses.asdict(go), "recorded": self._recorded})
         self._notify("go", 0, {**dataclasses.asdict(go), "at": time.monotonic()})
 
-    def _lost(self, worker: int, reason: str, host: str = "") -> None:
+    def _ready(self, worker: int, committed: int, admits: bool) -> None:
+        self.roster = self.roster.report(worker, committed, admits=admits)
+        if worker in self.roster.waiting:
+            self._server.tell_all({"newcomers": sorted(self.roster.waiting)})
+        self._advance()
+
+    def _lost(self, worker: int, reason: str, host: str = "", *, with_host: bool = False) -> None:
         if self._ending or self.roster.has_lost(worker):
             return
-        generation = self.roster.generation
+        generation, was_member = self.roster.generation, worker not in self.roster.invited
         self.roster = self.roster.lose(worker, reason)
         peer = self._server.drop("worker", worker, {"evicted": reason})
+        if not was_member:  # the others have not counted on it
+            self._server.tell_all({"newcomers": sorted(self.roster.waiting)})
+            self._notify("kept_out", worker, {"reason": reason, "with_host": with_host})
+            return
         self._server.tell_all({"break": generation, "lost": worker, "reason": reason})
         host = peer.host if peer is not None else host
         seen = {"host": host, "reason": reason, "left": len(self.roster.alive), "at": time.monotonic()}
-        self._notify("lost", worker, seen)
+        self._notify("lost", worker, {**seen, "with_host": with_host})
         self._advance()
+
+    def _invite(self, worker: int, node: int) -> None:
+        self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)
 
     def _torn(self, generation: int, peer: Peer) -> None:
         """A collective failed though no member was lost (a flaky link): all members regroup."""

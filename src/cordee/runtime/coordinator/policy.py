@@ -8,8 +8,14 @@ from typing import Any
 
 from cordee.core.errors import CordeeError, WaitedTooLong, WorkerFailed, WorkersLost, error_named
 from cordee.group.protocol import Go
-from cordee.runtime.coordinator.state import Roster
+from cordee.runtime.coordinator.state import Places, Roster
+from cordee.runtime.engines.seam import Seat
 from cordee.runtime.wording import Wording
+
+STEADY_STEPS = 20
+"""A worker that was lost before it took part in so many steps was lost soon after it came."""
+MOST_SOON = 3
+"""So many workers in a row may be lost soon after they came, until their place is left empty."""
 
 
 def all_finished(roster: Roster) -> bool:
@@ -18,12 +24,30 @@ def all_finished(roster: Roster) -> bool:
 
 
 def next_generation(roster: Roster) -> tuple[Roster, Go] | None:
-    """The next generation, if all that it needs are ready: at the start all, later all survivors."""
+    """The next generation, if all that it needs are ready: at the start all, later all survivors.
+
+    Those that wait to come in are members of it if all others would let them in.
+    """
     complete = len(roster.alive) + len(roster.lost) >= roster.expected
     if not roster.alive or not complete or set(roster.ready) != set(roster.alive):
         return None
+    admits = roster.admitting >= roster.alive
+    come = roster.waiting if admits else frozenset[int]()
     go = decide(roster.generation + 1, roster.ready)
-    return replace(roster, generation=go.generation, ready={}, finished=frozenset(), formed=True), go
+    members = tuple(sorted(roster.alive | come))
+    go = replace(go, members=members, admits=admits, newcomers=tuple(sorted(come)))
+    roster = replace(
+        roster,
+        generation=go.generation,
+        alive=roster.alive | come,
+        invited=roster.invited - come,
+        waiting=roster.waiting - come,
+        ready={},
+        admitting=frozenset(),
+        finished=frozenset(),
+        formed=True,
+    )
+    return roster, go
 
 
 def decide(generation: int, committed: dict[int, int]) -> Go:
@@ -37,6 +61,19 @@ def decide(generation: int, committed: dict[int, int]) -> Go:
     ahead = [worker for worker, at in sorted(committed.items()) if at == target]
     giver = ahead[0] if lowest < target else None
     return Go(generation, tuple(sorted(committed)), target, giver)
+
+
+def replacement(places: Places, worker: int, steps: int) -> tuple[Places, Seat | None]:
+    """The worker to start in the place of one that was lost after so many steps; None if it is not replaced.
+
+    A place where workers are lost again and again is given up: what ends them there ends the next one too.
+    """
+    if worker not in places.seats:
+        return places, None
+    rank = places.seats[worker].world.rank
+    steady = steps - places.since.get(worker, 0 if not places.seats[worker].joins else steps) >= STEADY_STEPS
+    soon = 0 if steady else places.soon.get(rank, 0) + 1
+    return (places, None) if soon > MOST_SOON else places.fill(worker, soon)
 
 
 def how_it_ended(status: int) -> str:

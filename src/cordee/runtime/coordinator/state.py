@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+
+from cordee.runtime.engines.seam import Seat
 
 
 @dataclass(frozen=True)
@@ -19,20 +22,34 @@ class Roster:
     finished: frozenset[int] = frozenset()
     formed: bool = False
     """Whether the current generation is whole: no member of it was lost since it was formed."""
+    invited: frozenset[int] = frozenset()
+    """Workers that were started later, to come in, and are not members yet."""
+    waiting: frozenset[int] = frozenset()
+    """Those of them that wait to be let in."""
+    admitting: frozenset[int] = frozenset()
+    """Those of the ready that would let others in: they are between two steps."""
+
+    def invite(self, worker: int) -> Roster:
+        """A worker is started that shall come in later."""
+        return replace(self, invited=self.invited | {worker})
 
     def join(self, worker: int) -> Roster:
-        """A worker connected for the first time."""
-        return replace(self, alive=self.alive | {worker})
+        """A worker connected for the first time; one that was invited is no member yet."""
+        return self if worker in self.invited else replace(self, alive=self.alive | {worker})
 
     def lose(self, worker: int, reason: str) -> Roster:
         """A worker died, perhaps before it joined, or fell silent; those that had finished must regroup too."""
         if self.has_lost(worker):
             return self
+        lost = (*self.lost, (worker, reason))
+        if worker in self.invited:
+            return replace(self, lost=lost, invited=self.invited - {worker}, waiting=self.waiting - {worker})
         return replace(
             self,
             alive=self.alive - {worker},
-            lost=(*self.lost, (worker, reason)),
+            lost=lost,
             ready={who: at for who, at in self.ready.items() if who != worker},
+            admitting=self.admitting - {worker},
             finished=frozenset(),
             formed=False,
         )
@@ -45,15 +62,53 @@ class Roster:
         """A collective failed though all members are alive: the same members form a new generation."""
         return replace(self, finished=frozenset(), formed=False)
 
-    def report(self, worker: int, committed: int) -> Roster:
+    def report(self, worker: int, committed: int, *, admits: bool = False) -> Roster:
         """A worker waits for the next generation, with `committed` agreements behind it."""
+        if worker in self.invited:
+            return replace(self, waiting=self.waiting | {worker})
         if worker not in self.alive:
             return self
-        return replace(self, ready={**self.ready, worker: committed})
+        admitting = self.admitting | {worker} if admits else self.admitting - {worker}
+        return replace(self, ready={**self.ready, worker: committed}, admitting=admitting)
 
     def finish(self, worker: int) -> Roster:
         """A worker has nothing left to agree on and waits for the others to say the same."""
         return replace(self, finished=self.finished | ({worker} & self.alive))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which worker has which place in a run, and how soon places were lost again after they were filled."""
+
+    seats: dict[int, Seat] = field(default_factory=dict)
+    """Worker → its place; of those that were lost too."""
+    replaces: dict[int, int] = field(default_factory=dict)
+    """Worker → the one whose place it was started for."""
+    since: dict[int, int] = field(default_factory=dict)
+    """Worker → steps of the run that were done when it came in."""
+    soon: dict[int, int] = field(default_factory=dict)
+    """Place (its rank) → how many workers in a row were lost there soon after they had come."""
+
+    @classmethod
+    def of(cls, seats: Iterable[Seat]) -> Places:
+        """At the start of a run."""
+        return cls({seat.worker: seat for seat in seats})
+
+    def came(self, workers: Iterable[int], steps: int) -> Places:
+        """These came in after so many steps."""
+        return replace(self, since={**self.since, **dict.fromkeys(workers, steps)})
+
+    def fill(self, worker: int, soon: int) -> tuple[Places, Seat]:
+        """A new worker, with a number that none had before, gets the place of this one."""
+        place = self.seats[worker].world
+        seat = Seat(max(max(self.seats) + 1, place.size), place, joins=True)
+        filled = replace(
+            self,
+            seats={**self.seats, seat.worker: seat},
+            replaces={**self.replaces, seat.worker: worker},
+            soon={**self.soon, place.rank: soon},
+        )
+        return filled, seat
 
 
 @dataclass(frozen=True)
@@ -66,6 +121,8 @@ class Hosts:
     """Host → how many workers it has."""
     first: dict[int, int] = field(default_factory=dict)
     """Host → the id of its first worker, once all hosts have come."""
+    later: dict[int, int] = field(default_factory=dict)
+    """Worker that was started later → its host."""
 
     def free(self) -> int:
         """The number of the next host that comes."""
@@ -92,6 +149,11 @@ class Hosts:
         """The hosts, by the ids of their workers; a host's place in here is its node number."""
         return tuple(self.first)
 
-    def workers_of(self, host: int) -> range:
+    def start_later(self, worker: int, node: int) -> Hosts:
+        """A worker is started on the host with this node number, in the place of another one."""
+        return replace(self, later={**self.later, worker: self.order[node]}) if self.order else self
+
+    def workers_of(self, host: int) -> list[int]:
         """The ids of a host's workers."""
-        return range(self.first[host], self.first[host] + self.workers[host])
+        first = range(self.first[host], self.first[host] + self.workers[host])
+        return [*first, *(worker for worker, there in self.later.items() if there == host)]

@@ -33,6 +33,11 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
             f"{world.source} started this process already: give it the script itself, without `cordee run`"
         )
     launch.plan.check(world.size)
+    if launch.plan.replace:
+        raise UsageError(
+            f"replace=true needs workers that Cordée starts, but {world.source} started these: take it out of the "
+            "plan, or use cordee train"
+        )
     heap.keep_later()
     launch.check_formats(lambda message: listen(WarningEvent(message)))
     with contextlib.ExitStack() as ends:

@@ -30,6 +30,8 @@ class Seat:
     worker: int
     world: World
     """`world.node` says on which host; the process gets the cores and the device of `world.local_rank` there."""
+    joins: bool = False
+    """Whether it comes in while others train, in the place of one that was lost."""
 
 
 def seats(counts: Sequence[int]) -> list[Seat]:

@@ -1,0 +1,47 @@
+"""How a worker comes in to others that train already: between two steps, with the state that they have.
+
+It makes its model, its optimizer and its data while the others go on. When it waits, they learn of it with the record
+of their next step, let it in after that step, and one of them gives it what a checkpoint of this moment would hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from cordee.core.errors import JobError, WorkersLost
+from cordee.group.team import Team
+from cordee.state.handover import share_snapshot
+from cordee.state.naming import Snapshot
+from cordee.train.agreement import differing, of_job
+from cordee.train.job import Job
+from cordee.train.stepper import Stepper
+
+
+def come_in(job: Job, team: Team) -> Snapshot:
+    """Become one of the workers that train `job`, and get their state."""
+    team.enter()
+    snapshot = share_snapshot(team, _nothing)
+    assert snapshot is not None
+    if (theirs := snapshot.extra["asks"]) != (own := _asks(job)):
+        before, now = differing(json.loads(theirs), json.loads(own))
+        raise JobError(f"the job has changed since the run began: {before} then, {now} now")
+    return snapshot
+
+
+def let_in(job: Job, stepper: Stepper, capture: Callable[[], Snapshot]) -> None:
+    """After a step of `job`: let workers in that wait, and give them what `capture` gives; every worker calls this."""
+    if not stepper.team.awaited:
+        return
+    stepper.merge()
+    if stepper.team.admit():
+        share_snapshot(stepper.team, lambda: capture().with_extra(asks=_asks(job)).copied())
+
+
+def _asks(job: Job) -> str:
+    """What a job asks for; the same text on all workers that were given the same job."""
+    return json.dumps(of_job(job, resume=False), default=str)
+
+
+def _nothing() -> Snapshot:
+    raise WorkersLost("all workers that had the state of the training were lost")

@@ -1,0 +1,69 @@
+"""BatchNorm, AdamW and a schedule on digits, of whose workers some are lost, and wait for those that replace them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import cordee
+from cordee.train.ledger import Committed
+from cordee.train.session import stepper_of
+
+DEADLINE_S = 120.0
+
+
+def until(what: Callable[[], object]) -> None:
+    """Wait for it; a worker that waits in vain fails."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+class Fate(cordee.Callback):
+    """After the steps that `fates` name, workers end; after those of `waits`, all wait until another one has come."""
+
+    def __init__(self, fates: str, waits: str, starts: Path, many: int) -> None:
+        self._fates = [fate.split(":") for fate in fates.split()]
+        self._waits = [int(step) for step in waits.split()]
+        self._starts, self._many = starts, many
+
+    def on_step(self, session: cordee.Session, done: Committed) -> None:
+        team = stepper_of(session).team
+        for worker, step, name in self._fates:
+            if (team.membership.worker, done.steps) == (int(worker), int(step)):
+                os.kill(os.getpid(), getattr(signal, name))
+        if done.steps in self._waits:
+            until(lambda: team.channel.newcomers or team.membership.size == cordee.World.from_env().size)
+        if self._many and done.steps == 20:
+            until(lambda: len(self._starts.read_text()) >= self._many)
+
+
+def model(starts: Path, dying: str) -> nn.Module:
+    """Counts the processes that come so far; those whose number is in `dying` go no further."""
+    with starts.open("a") as file:
+        file.write(".")
+    if str(len(starts.read_text())) in dying.split():
+        os.kill(os.getpid(), signal.SIGKILL)
+    layers = [nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 10)]
+    return nn.Sequential(*layers).double()
+
+
+def job(starts: str, fates: str = "", waits: str = "", dying: str = "", many: int = 0) -> cordee.Job:
+    data = cordee.data.digits(validation=0.1)
+    return cordee.Job(
+        model=lambda: model(Path(starts), dying),
+        objective=lambda one, batch: nn.functional.cross_entropy(one(batch.x.double()), batch.y),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
+        schedule=lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.01, total_steps=96),
+        data=data,
+        batch=101,
+        epochs=2,
+        callbacks=[Fate(fates, waits, Path(starts), many)],
+    )
