@@ -11,9 +11,11 @@ from typing import Annotated, Any, Union
 
 import msgspec
 
+# Within these bounds the viewers' sums and lengths neither overflow nor lose whole numbers.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Number = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+"""Seconds since 1970."""
 
 
 def _kind(name: str) -> str:
