@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from cordee.feed.feeder import Feeder, Slot
 from cordee.feed.order import Order
-from cordee.feed.share import Share
+from cordee.feed.share import Shares
+from cordee.feed.source import Traits
 from cordee.group.team import Team
-from cordee.train.feeder import Feeder, Slot
 
 
 class Slow:
     """A source that is worth a thread, and writes down which thread reads what."""
 
     fingerprint = ""
+    traits = Traits()
 
     def __init__(self) -> None:
         self.read: list[tuple[str, int]] = []
@@ -37,7 +39,7 @@ class Slow:
 
 def test_once_a_thread_reads_ahead_nobody_else_reads() -> None:
     source = Slow()
-    feeder = Feeder(source, Order(1_000, 10, shuffle="none"), Share(), Team())
+    feeder = Feeder(source, Order(1_000, 10, shuffle="none"), Shares(), Team())
     for step in range(40):
         if step in (20, 21, 30):
             feeder.forget()  # the members have changed

@@ -15,6 +15,7 @@ from cordee.feed.arrays import ArraySource
 from cordee.feed.batch import Batch
 from cordee.feed.dataset import DatasetSource
 from cordee.feed.loader import Loader
+from cordee.feed.source import Traits
 from harness import DEADLINE_S
 
 SOURCE = ArraySource({"x": np.arange(1_000) * 2.0, "y": np.arange(1_000)})
@@ -26,6 +27,7 @@ class Hooked:
     def __init__(self, hook: Callable[[np.ndarray], None]) -> None:
         self.hook = hook
         self.fingerprint = ""
+        self.traits = Traits()
 
     def __len__(self) -> int:
         return len(SOURCE)
@@ -128,7 +130,7 @@ def test_a_source_that_hangs_ends_in_an_error_with_a_name() -> None:
     release = threading.Event()
     with Loader(Hooked(lambda ids: void(release.wait(DEADLINE_S))), ahead=True, deadline_s=0.05) as loader:
         loader.request((3, 7), ids_of(0))
-        with pytest.raises(WaitedTooLong, match=r"0.05 s for the samples of \(3, 7\) from a Hooked"):
+        with pytest.raises(WaitedTooLong, match=r"0.05 s for samples from a Hooked, those of \(3, 7\)"):
             loader.take((3, 7))
         release.set()
 
@@ -224,3 +226,17 @@ def test_x_and_y_of_a_batch() -> None:
     with pytest.raises(DataError, match="no 'y', it holds Tensor"):
         _ = Batch(ids, x).y
     assert Batch(ids, x).weight == 2.0
+
+
+def test_a_read_in_the_callers_own_thread_that_takes_too_long_is_told() -> None:
+    told, release = [], threading.Event()
+
+    def late(awaited: str) -> None:
+        told.append(awaited)
+        release.set()
+
+    hooked = Hooked(lambda ids: void(release.wait(DEADLINE_S)))
+    with Loader(hooked, ahead=False, deadline_s=0.05, late=late) as loader:
+        loader.take_now(ids_of(0))
+        loader.take_now(ids_of(1))
+    assert told == ["samples from a Hooked"]

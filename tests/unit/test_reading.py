@@ -18,6 +18,7 @@ from cordee.feed.data import as_source
 from cordee.feed.dataset import DatasetSource
 from cordee.feed.loader import Loader
 from cordee.feed.reading import reading
+from cordee.feed.source import Traits
 from harness import DEADLINE_S
 
 SAMPLES = 1_000
@@ -180,6 +181,7 @@ def test_two_loaders_read_one_after_the_other(kind: str) -> None:
         """A source of the user's own."""
 
         fingerprint = ""
+        traits = Traits()
 
         def __len__(self) -> int:
             return 100

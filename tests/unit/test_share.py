@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cordee.core.errors import PlanError
-from cordee.feed.share import Share, table
+from cordee.feed.share import Share, Shares, table
 
 SHARES = [
     Share(),
@@ -97,3 +97,13 @@ def test_the_table_adds_up() -> None:
         ["2", "1", "1", "1", "3"],
         ["all", "11", "7", "5", "23"],
     ]
+
+
+def test_shares_change_at_their_first_step() -> None:
+    equal, unequal, other = Share(), Share("proportional", (3, 1)), Share("sampled", seed=2)
+    shares = Shares().changed(5, unequal)
+    assert [shares.at(step) for step in (0, 4, 5, 99)] == [equal, equal, unequal, unequal]
+    assert [shares.unchanged(step, 32) for step in (0, 4, 5)] == [5, 1, 32]
+    assert shares.changed(3, other).entries == ((0, equal), (3, other))  # what was to begin later is dropped
+    assert shares.changed(9, other).at(8) == unequal
+    assert Shares.from_list(shares.to_list()) == shares

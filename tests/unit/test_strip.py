@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from cordee.feed import feeder as feeder_module
 from cordee.feed.arrays import ArraySource
 from cordee.feed.digest import delivered
+from cordee.feed.feeder import Feeder, Slot
 from cordee.feed.order import Order
-from cordee.feed.share import Share
+from cordee.feed.share import Share, Shares
 from cordee.feed.source import Source, Subset
 from cordee.feed.strip import steps_at_once
 from cordee.group.team import Team
-from cordee.train import feeder as feeder_module
-from cordee.train.feeder import Feeder, Slot
 
 X, Y = torch.randn(103, 4), torch.arange(103)
 
@@ -33,7 +33,7 @@ class SlowSource(ArraySource):
 
 def fed(source: Source, *, at_once: int, epochs: int = 3, **more: Any) -> list[tuple[Any, ...]]:
     order = Order(len(source), 8, seed=1)
-    feeder = Feeder(source, order, Share(seed=1), Team(), **more)
+    feeder = Feeder(source, order, Shares(((0, Share(seed=1)),)), Team(), **more)
     taken = []
     for epoch in range(epochs):
         for step in range(order.steps):
@@ -74,7 +74,7 @@ def test_only_small_ones_that_are_quick_to_read() -> None:
 def test_a_slow_source_is_read_one_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeder_module, "LONGEST_S", 0.0)
     source = SlowSource([X, Y])
-    feeder = Feeder(source, Order(len(source), 8, seed=1), Share(seed=1), Team())
+    feeder = Feeder(source, Order(len(source), 8, seed=1), Shares(((0, Share(seed=1)),)), Team())
     for step in range(12):
         feeder.take(Slot(0, step))
     assert feeder._at_once == 0 and feeder._strip.keys() <= {Slot(0, step) for step in range(12)}

@@ -9,7 +9,7 @@ from cordee.feed.batch import Batch
 from cordee.feed.fields import named_tensors
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids
-from cordee.feed.source import Source, Subset
+from cordee.feed.source import Source
 
 AT_ONCE = 64
 """Samples that are read at a time to look at them."""
@@ -67,7 +67,5 @@ def find_odd_samples(source: Source, ids: Ids) -> str:
 
 def _given(source: Source, sample: int) -> int:
     """A sample's number in the data as the user gave it, before sets were held out."""
-    while isinstance(source, Subset):
-        sample = int(source.ids[sample])
-        source = source.source
-    return sample
+    rows = source.traits.rows
+    return sample if rows is None else int(rows[sample])

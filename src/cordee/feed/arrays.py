@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cordee.core.errors import DataError
 from cordee.feed.permute import Ids
-from cordee.feed.source import Fields, check_ids, digest_of
+from cordee.feed.source import Fields, Traits, check_ids, digest_of
 from cordee.feed.tables import as_array
 
 Array = NDArray[Any] | torch.Tensor
@@ -42,6 +42,11 @@ class ArraySource:
     def __len__(self) -> int:
         """The length of the arrays."""
         return len(self._columns[0].rows)
+
+    @property
+    def traits(self) -> Traits:
+        """Rows of arrays in memory."""
+        return Traits(runs_user_code=False, columns=self._named_rows, table=self)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -75,7 +80,7 @@ class ArraySource:
         """Every array as a tensor of the type it has here; `structured` makes batches of rows of them."""
         return [column.tensor() for column in self._columns]
 
-    def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
+    def _named_rows(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Every array by its name or place, as it lies in memory."""
         return ((column.label, column.rows) for column in self._columns)
 

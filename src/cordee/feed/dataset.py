@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data import Subset as TorchSubset
 
@@ -14,7 +16,7 @@ from cordee.core.errors import DataError
 from cordee.feed.content import content_of
 from cordee.feed.permute import Ids
 from cordee.feed.reading import SampleDraws, places_of_others, reading
-from cordee.feed.source import Fields, Source, Subset, check_ids, digest_of
+from cordee.feed.source import Fields, Traits, check_ids, digest_of
 
 Collate = Callable[[list[Any]], Fields]
 """Makes a batch of a list of samples."""
@@ -49,6 +51,12 @@ class DatasetSource:
         """Whether samples were seen to draw random numbers of torch's."""
         self._others: bool | None = None
         """Whether they draw Python's or NumPy's; not known before some were read."""
+
+    @property
+    def traits(self) -> Traits:
+        """Samples that the user's code makes; those of a `TensorDataset` lie in memory."""
+        in_memory = hasattr(self.dataset, "tensors")
+        return Traits(draws=self._others, columns=self._columns if in_memory else None)
 
     def __len__(self) -> int:
         """The length of the dataset."""
@@ -110,6 +118,12 @@ class DatasetSource:
         with nullcontext() if self._plain else draws:
             return [self._sample(place, draws) for place in ids]
 
+    def _columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The tensors of a `TensorDataset`, by place."""
+        for place, tensor in enumerate(self.dataset.tensors):
+            if isinstance(tensor, Tensor) and len(tensor) == len(self):
+                yield str(place), tensor.detach().cpu().numpy()
+
     def _sample(self, place: int, draws: SampleDraws) -> Any:
         draws.turn_to(place)
         try:
@@ -118,13 +132,6 @@ class DatasetSource:
             # As `add_note` does, which Python has since 3.11.
             vars(error).setdefault("__notes__", []).append(f"in sample {place} of {type(self.dataset).__name__}")
             raise
-
-
-def draws_of_others(source: Source) -> bool | None:
-    """Whether samples of a source draw from Python's or NumPy's generator; None: not known before some were read."""
-    while isinstance(source, Subset):
-        source = source.source
-    return source._others if isinstance(source, DatasetSource) else False
 
 
 def _is_plain(dataset: Any) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from types import TracebackType
 
 import torch
@@ -12,8 +13,9 @@ import torch
 from cordee.core.errors import WaitedTooLong
 from cordee.feed.batch import Batch
 from cordee.feed.memory import Gathered, Memory
+from cordee.feed.overdue import Overdue
 from cordee.feed.permute import Ids
-from cordee.feed.source import Source
+from cordee.feed.source import Source, kind_of
 
 __all__ = ["Batch", "Loader"]
 
@@ -40,15 +42,23 @@ class Loader:
         ahead: bool | None = None,
         deadline_s: float = 300.0,
         seed: int = 0,
+        who: str = "this process",
+        late: Callable[[str], None] = lambda awaited: None,
     ) -> None:
-        """Start nothing yet; a thread begins with the first request that it serves. `seed`: of a dataset's draws."""
+        """Start nothing yet; a thread begins with the first request that it serves. `seed`: of a dataset's draws.
+
+        A wait that is too long raises an error, which names `who` waited. Where the caller's own thread reads, which
+        cannot be interrupted, `late` is told what is awaited.
+        """
         if depth < 1:
             raise ValueError(f"depth={depth}: at least 1 batch must stay valid while the next one is gathered")
         self.source = source
         self.deadline_s = deadline_s
+        self._who, self._what = who, f"samples from a {kind_of(source)}"
+        self._overdue = Overdue(deadline_s, lambda: late(self._what)) if source.traits.runs_user_code else None
         self._memory = Memory(source, torch.device(device), depth, seed=seed, deadline_s=deadline_s)
         # A copy to a GPU only overlaps with the computation if it begins before the batch is taken.
-        self._ahead = self._memory.copies if ahead is None else ahead
+        self._ahead = (self._memory.copies or source.traits.far) if ahead is None else ahead
         self._may_change = ahead is None and not self._memory.on_gpu
         self.hold = False
         """Set it to gather nothing ahead for now: what the dataset draws would come between another thread's draws."""
@@ -122,6 +132,8 @@ class Loader:
     def close(self) -> None:
         """Cancel, and end the thread, unless it hangs in a gather: then it is left behind and ends with the process."""
         self.cancel()
+        if self._overdue is not None:
+            self._overdue.close()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -146,10 +158,11 @@ class Loader:
         return self._timed(ids, epoch)
 
     def _timed(self, ids: Ids, epoch: int) -> Gathered:
-        if not self._may_change:
-            return self._memory.gather(ids, epoch)
         began = time.perf_counter()
-        gathered = self._memory.gather(ids, epoch)
+        with self._overdue or nullcontext():
+            gathered = self._memory.gather(ids, epoch)
+        if not self._may_change:
+            return gathered
         self._timings += 1
         if (took := time.perf_counter() - began) <= _WORTH_A_THREAD_S:
             self._slow.clear()
@@ -171,9 +184,8 @@ class Loader:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         raise WaitedTooLong(
-                            f"waited {self.deadline_s:g} s for the samples of {key!r} "
-                            f"from a {type(self.source).__name__}: reading hangs or is slow; "
-                            "look at the storage, or allow more time"
+                            f"{self._who} waited {self.deadline_s:g} s for {self._what}, those of {key!r}: reading "
+                            "hangs or is slow; look at the storage, or allow more time (--deadline)"
                         )
                     self._changed.wait(left)
             finally:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from cordee.feed.arrays import ArraySource
 from cordee.feed.permute import Ids
 from cordee.feed.reading import reading
 from cordee.feed.resident import resident
-from cordee.feed.source import Fields, Source, Subset, map_tensors
-from cordee.feed.text import TextSource
+from cordee.feed.source import Fields, Source, map_tensors
 
 
 @dataclass
@@ -42,9 +40,8 @@ class Memory:
         """Allocate nothing before it is needed; `seed` is for random draws of the user's code."""
         self.on_gpu = device.type == "cuda"
         self._source = source
-        whole = source.source if isinstance(source, Subset) else source
-        self._runs_users_code = not isinstance(whole, ArraySource | TextSource)
-        self.plain = not self._runs_users_code and device.type == "cpu"
+        self._runs_user_code = source.traits.runs_user_code
+        self.plain = not self._runs_user_code and device.type == "cpu"
         self._seed, self._deadline_s = seed, deadline_s
         self._device = device
         self._depth = depth
@@ -101,7 +98,7 @@ class Memory:
                 self._free.append(buffers)
 
     def _read(self, ids: Ids, epoch: int, out: Fields | None) -> Fields:
-        if not self._runs_users_code:
+        if not self._runs_user_code:
             return self._source.gather(ids, out)
         with reading(self._seed, epoch, deadline_s=self._deadline_s):
             return self._source.gather(ids, out)

@@ -11,35 +11,33 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from cordee.feed.arrays import ArraySource
 from cordee.feed.permute import Ids
-from cordee.feed.source import Fields, Source, Subset, check_ids
+from cordee.feed.source import Fields, Source, Table, check_ids
 
 LARGEST_PART = 0.25
 """Of the GPU's free memory that data may take; the model, its activations and other workers want the rest."""
 _SLOTS = 8
 """Batches whose ids may be on their way at once."""
-_uploaded: WeakKeyDictionary[ArraySource, dict[torch.device, list[torch.Tensor]]] = WeakKeyDictionary()
+_uploaded: WeakKeyDictionary[Table, dict[torch.device, list[torch.Tensor]]] = WeakKeyDictionary()
 
 
 class Resident:
     """The arrays of a source on a GPU."""
 
-    def __init__(self, source: ArraySource, device: torch.device, subset: Ids | None = None) -> None:
-        """Copy them there; `subset`: sample i of this source is sample `subset[i]` of the arrays."""
-        self._source, self._device = source, device
-        self._length = len(source) if subset is None else len(subset)
-        self._subset = None if subset is None else torch.from_numpy(subset).to(device)
-        self._columns = columns(source, device)
+    def __init__(self, table: Table, length: int, device: torch.device, rows: Ids | None = None) -> None:
+        """Copy them there; with `rows`, sample i of `length` is row `rows[i]` of the arrays."""
+        self._table, self._length, self._device = table, length, device
+        self._rows = None if rows is None else torch.from_numpy(rows).to(device)
+        self._columns = columns(table, device)
         self._slots: deque[_Slot] = deque()
 
     def gather(self, ids: Ids) -> Fields:
         """The samples `ids`; on the current stream, without waiting for it."""
         check_ids(ids, self._length)
         chosen = self._upload(ids)
-        if self._subset is not None:
-            chosen = self._subset[chosen]
-        return self._source.structured([column.index_select(0, chosen) for column in self._columns])
+        if self._rows is not None:
+            chosen = self._rows[chosen]
+        return self._table.structured([column.index_select(0, chosen) for column in self._columns])
 
     def _upload(self, ids: Ids) -> torch.Tensor:
         """The ids on the device, over memory that is used in turn: pinning anew would cost more than the copy."""
@@ -67,22 +65,21 @@ class _Slot:
 
 def resident(source: Source, device: torch.device) -> Resident | None:
     """The source on this GPU, if it consists of arrays that fit into a part of its free memory; else None."""
-    subset = source.ids if isinstance(source, Subset) else None
-    arrays = source.source if isinstance(source, Subset) else source
-    if not isinstance(arrays, ArraySource):
+    table, rows = source.traits.table, source.traits.rows
+    if table is None:
         return None
     if device.index is None:
         device = torch.device(device.type, torch.cuda.current_device())
     free, _ = torch.cuda.mem_get_info(device)
-    needed = 0 if device in _uploaded.get(arrays, ()) else arrays.nbytes
-    if needed + (0 if subset is None else subset.nbytes) > LARGEST_PART * free:
+    needed = 0 if device in _uploaded.get(table, ()) else table.nbytes
+    if needed + (0 if rows is None else rows.nbytes) > LARGEST_PART * free:
         return None
-    return Resident(arrays, device, subset)
+    return Resident(table, len(source), device, rows)
 
 
-def columns(source: ArraySource, device: torch.device) -> list[torch.Tensor]:
-    """The arrays of a source on a device; uploaded when they are first asked for, and let go with the source."""
-    there = _uploaded.setdefault(source, {})
+def columns(table: Table, device: torch.device) -> list[torch.Tensor]:
+    """The arrays of a table on a device; uploaded when they are first asked for, and let go with the table."""
+    there = _uploaded.setdefault(table, {})
     if device not in there:
-        there[device] = [tensor.to(device) for tensor in source.tensors()]
+        there[device] = [tensor.to(device) for tensor in table.tensors()]
     return there[device]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -83,6 +84,37 @@ class Share:
         last = int(np.searchsorted(weights, weights[-1], side="left"))  # a draw rounded up to the very end
         owners[owners > last] = last
         return owners
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How each step is cut: every entry is a first step, counted over all epochs, and the share from there on.
+
+    All workers have to hold the same value. Then each sample of a step is computed once, whatever the shares are.
+    """
+
+    entries: tuple[tuple[int, Share], ...] = ((0, Share()),)
+
+    def at(self, step: int) -> Share:
+        """How this step is cut."""
+        return next(share for first, share in reversed(self.entries) if first <= step)
+
+    def unchanged(self, step: int, most: int) -> int:
+        """How many steps from this one on are cut alike, at most so many."""
+        return min([most, *(first - step for first, _ in self.entries if first > step)])
+
+    def changed(self, first_step: int, share: Share) -> Shares:
+        """Another share from `first_step` on, in place of those that were to begin there or later."""
+        return Shares((*(one for one in self.entries if one[0] < first_step), (first_step, share)))
+
+    def to_list(self) -> list[Any]:
+        """In a form that a file or a message gives back as it was."""
+        return [[first, share.rule, list(share.proportions), share.seed] for first, share in self.entries]
+
+    @classmethod
+    def from_list(cls, entries: Sequence[Any]) -> Shares:
+        """What `to_list` made a list of."""
+        return cls(tuple((first, Share(rule, tuple(parts), seed)) for first, rule, parts, seed in entries))
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,9 +17,49 @@ Fields = Any
 """The data of samples: a tensor whose first dimension counts samples, or a tuple, list or dict of such."""
 
 
+class Table(Protocol):
+    """Arrays in memory of which batches are rows."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that all rows take."""
+        ...
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every array as a tensor."""
+        ...
+
+    def structured(self, rows: list[torch.Tensor]) -> Fields:
+        """Rows of `tensors()` as a batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a source is like, as far as those who read from it go by it."""
+
+    runs_user_code: bool = True
+    """The user's code makes the samples: one thread at a time runs it, with random draws that belong to the samples."""
+    draws: bool | None = False
+    """Whether samples draw from the generators of Python or NumPy; None: not known before some were read."""
+    far: bool = False
+    """Reading goes over a network: samples are read ahead from the first batch on."""
+    columns: Callable[[], Iterable[tuple[str, NDArray[Any]]]] | None = None
+    """Gives the arrays in memory that samples are made of, by name; None if samples must be read to be looked at."""
+    table: Table | None = None
+    """The arrays of which batches are rows, so that a GPU may hold them; None if there are none."""
+    rows: Ids | None = None
+    """Which rows of `columns` and `table` the samples are; None for all of them, in their order."""
+
+
 @runtime_checkable
 class Source(Protocol):
     """Samples 0 .. len-1, gathered by id. One thread at a time calls `gather`."""
+
+    @property
+    def traits(self) -> Traits:
+        """What it is like."""
+        ...
 
     @property
     def fingerprint(self) -> str:
@@ -46,6 +87,12 @@ class Subset:
         self.source = source
         self.ids = np.ascontiguousarray(ids, dtype=np.int64)
 
+    @property
+    def traits(self) -> Traits:
+        """Those of the other source, for the rows that were chosen."""
+        traits = self.source.traits
+        return replace(traits, rows=self.ids if traits.rows is None else traits.rows[self.ids])
+
     def __len__(self) -> int:
         """How many samples were chosen."""
         return len(self.ids)
@@ -62,6 +109,12 @@ class Subset:
     def gather(self, ids: Ids, out: Fields | None = None) -> Fields:
         """Gathered by the other source."""
         return self.source.gather(self.ids[ids], out)
+
+
+def kind_of(source: Any) -> str:
+    """What a source is called in messages: by the user's own dataset or the whole that it is a part of, if any."""
+    inner = getattr(source, "dataset", None) or getattr(source, "source", None)
+    return type(source).__name__ if inner is None else kind_of(inner)
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], fields: Fields) -> Fields:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cordee.core.errors import DataError
 from cordee.feed.permute import Ids
-from cordee.feed.source import Fields, check_ids, digest_of
+from cordee.feed.source import Fields, Traits, check_ids, digest_of
 
 Bytes = NDArray[np.uint8]
 """The bytes of a text or of a piece of it, in memory or mapped from a file."""
@@ -32,6 +32,7 @@ class TextSource:
         if window < 1 or stride < 1:
             raise DataError(f"window={window}, stride={stride}: both must be at least 1")
         self.window, self.stride = window, stride
+        self.traits = Traits(runs_user_code=False)
         # Views of shape (windows, window + 1); nothing is copied before a row is gathered.
         long_enough = [text for text in texts if len(text) > window]
         self._views = [sliding_window_view(text, window + 1)[::stride] for text in long_enough]

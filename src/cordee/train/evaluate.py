@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import DataError
+from cordee.feed.feeder import Feeder, Slot
 from cordee.feed.loader import Batch
 from cordee.feed.order import Order
-from cordee.feed.share import Share
+from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState, together
-from cordee.train.feeder import Feeder, Slot
 from cordee.train.gather import Regrouped
+from cordee.train.gathering import gathering
 from cordee.train.metrics import Tally, tally_of
 
 Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any, Any]"]
@@ -58,8 +58,8 @@ def predict(model: nn.Module, source: Source, team: Team, *, batch: int = 256) -
     order = Order(len(source), batch, shuffle="none")
     pieces = []
     state = StepState()
-    feeder = _feeder(model, source, order, team, state)
-    try:
+    feeder = _feeder(model, source, order, team)
+    with gathering(feeder, state):
         for step in range(order.steps):
             while True:
                 mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
@@ -78,8 +78,6 @@ def predict(model: nn.Module, source: Source, team: Team, *, batch: int = 256) -
                 if agreed:
                     break
             pieces.append(whole)
-    finally:
-        feeder.close()
     return torch.cat(pieces)
 
 
@@ -100,13 +98,10 @@ class _Evaluating:
             module.training = training
 
 
-def _feeder(model: nn.Module, source: Source, order: Order, team: Team, state: StepState) -> Feeder:
-    return Feeder(source, order, Share(), team, device=_device_of(model), state=state)
-
-
-def _device_of(model: nn.Module) -> str:
-    """Where the model's first parameter lies."""
-    return next((str(parameter.device) for parameter in model.parameters()), "cpu")
+def _feeder(model: nn.Module, source: Source, order: Order, team: Team) -> Feeder:
+    """Of equal shares, to where the model's first parameter lies."""
+    device = next((str(parameter.device) for parameter in model.parameters()), "cpu")
+    return Feeder(source, order, Shares(), team, device=device)
 
 
 def _agree(team: Team, tensors: Sequence[Tensor], *, void: bool) -> bool:
@@ -130,7 +125,8 @@ def _walk(
     batch, or the objective gathers it. What we cannot know of: empty shares compute along, silently.
     """
     order = Order(len(source), batch, shuffle="none")
-    with together(model, team.layers) as state, closing(_feeder(model, source, order, team, state)) as feeder:
+    feeder = _feeder(model, source, order, team)
+    with together(model, team.layers) as state, gathering(feeder, state):
         for step in range(order.steps):
             mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
             state.silent = mine.borrowed

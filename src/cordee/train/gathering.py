@@ -11,46 +11,36 @@ Cost: two sums of the gathered tensor per step (forward and backward), and the m
 from __future__ import annotations
 
 import zlib
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cordee.core.errors import UsageError
-from cordee.feed.batch import Batch
-from cordee.feed.order import Order
+from cordee.feed.feeder import Feeder
 from cordee.group.comm import Comm
-from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 
 _calls = 0
 
 
-class Walk(Protocol):
-    """A walk through global batches, as the feeder makes it."""
-
-    team: Team
-    order: Order
-    accumulate: int
-    state: StepState | None
-    batch: Batch | None
-    """The share in whose step we are."""
+_walks: list[tuple[Feeder, StepState]] = []
+"""The walks through global batches that go on now; a gather belongs to the last."""
 
 
-_walks: list[Walk] = []
-"""Those that go on now; a gather belongs to the last."""
-
-
-def enter(walk: Walk) -> None:
-    """From now on `gather` collects over the batches of `walk`."""
+@contextmanager
+def gathering(feeder: Feeder, state: StepState) -> Iterator[None]:
+    """In here, `gather` collects over the batches of `feeder`, whose steps have this state; it is closed at the end."""
+    walk = (feeder, state)
     _walks.append(walk)
-
-
-def leave(walk: Walk) -> None:
-    """Not any more."""
-    if walk in _walks:
+    try:
+        yield
+    finally:
         _walks.remove(walk)
+        feeder.close()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -64,14 +54,14 @@ def gather(tensor: Tensor) -> Tensor:
     """
     global _calls
     _calls += 1
-    walk = _walks[-1] if _walks else None
-    if walk is None or walk.batch is None or walk.state is None:
+    walk, state = _walks[-1] if _walks else (None, None)
+    if walk is None or state is None or walk.batch is None:
         return tensor
     _check(tensor, walk)
     if walk.team.replicas == 1:
         return tensor
-    _agree(tensor, walk.team.layers, walk.state)
-    result: Tensor = _Gather.apply(tensor, walk.team.layers, walk.state, _place(walk))  # type: ignore[no-untyped-call]
+    _agree(tensor, walk.team.layers, state)
+    result: Tensor = _Gather.apply(tensor, walk.team.layers, state, _place(walk))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -87,12 +77,12 @@ class _Place:
         self.size, self.positions = size, positions
 
 
-def _place(walk: Walk) -> _Place:
+def _place(walk: Feeder) -> _Place:
     assert walk.batch is not None
     return _Place(walk.order.size(walk.batch.step), torch.as_tensor(walk.batch.positions, dtype=torch.int64))
 
 
-def _check(tensor: Tensor, walk: Walk) -> None:
+def _check(tensor: Tensor, walk: Feeder) -> None:
     if walk.accumulate > 1:
         raise UsageError(
             "cordee.gather needs the whole global batch in one forward pass, but the plan says "

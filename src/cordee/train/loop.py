@@ -13,6 +13,7 @@ from torch import nn
 
 from cordee.core.events import EpochEvent, WarningEvent
 from cordee.feed.batch import Batch
+from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.state.naming import Snapshot, capture, restore
 from cordee.train.best import Best
@@ -233,8 +234,11 @@ class Training:
         return self.progress().kept_in(capture(setup.model, {"main": setup.optimizer}, setup.schedules, live=True))
 
     def handed(self) -> Snapshot:
-        """What a worker that enters now is to receive: this moment, and which buffers live."""
-        return self._capture().with_extra(living=self.stepper.living.names())
+        """What a worker that enters now is to receive: this moment, which buffers live, and the agreed shares."""
+        shares = self.stepper.loops.shares
+        return self._capture().with_extra(
+            living=self.stepper.living.names(), shares=None if shares is None else shares.to_list()
+        )
 
     def progress(self) -> Progress:
         """How far it has come."""
@@ -269,6 +273,7 @@ class Training:
         stepper.precision.take_up(progress.precision)
         stepper.last = Committed(**progress.last) if progress.last is not None else None
         stepper.living.take_up(progress.living or ())
+        stepper.loops.shares = None if progress.shares is None else Shares.from_list(progress.shares)
         if message := progress.changed_settings(setup.settings):
             stepper.reporter.tell(WarningEvent(message))
 

@@ -14,18 +14,19 @@ from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.diagnose.guard import Guard
 from cordee.feed.batch import Batch
-from cordee.feed.dataset import draws_of_others
 from cordee.feed.digest import delivered
+from cordee.feed.feeder import Feeder, Slot, Weigh
 from cordee.feed.order import Order
 from cordee.feed.reading import places_of_others
-from cordee.feed.share import Share
+from cordee.feed.share import Share, Shares
 from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
 from cordee.sync.seam import Agreed, Sync
+from cordee.train.agreement import agree_on
 from cordee.train.devices import seed_draws
-from cordee.train.feeder import Feeder, Slot, Weigh
+from cordee.train.gathering import gathering
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.precision import Readings
 from cordee.train.weight import GlobalWeight
@@ -63,7 +64,8 @@ class Loop:
         self._bodies = 0
         """Bodies of steps in a row that were looked at and drew nothing from Python's and NumPy's generators."""
         self._places: object = None
-        feeder.hold(draws_of_others(feeder.source) is not False)
+        self._known_draws: bool | None = None
+        feeder.hold(self._draws is not False)
         self.count = self.digest = 0
         """Samples that were delivered in this step, and their digest."""
         self.own_weight = 0.0
@@ -79,14 +81,21 @@ class Loop:
         plan: Plan,
         device: str,
         keys: Sequence[Hashable],
-        state: StepState,
+        shares: Shares | None = None,
     ) -> Loop:
-        """A loop over a source in this order, shared as the plan says."""
-        share = Share(plan.share, plan.proportions, seed=order.seed)
-        feeder = Feeder(source, order, share, team, accumulate=plan.accumulate, device=device, state=state)
+        """A loop over a source in this order, shared as the workers agreed, else as the plan says."""
+        shares = shares or Shares(((0, Share(plan.share, plan.proportions, seed=order.seed)),))
+        feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=device)
         if plan.sync == "local":  # a replica's gradient is the mean over its own share
             return cls(feeder, weigh or len, GlobalWeight(Team().layers, local=True), keys)
         return cls(feeder, weigh, GlobalWeight(team.layers), keys)
+
+    @property
+    def _draws(self) -> bool | None:
+        """Whether samples draw from the generators of Python or NumPy; None: not known yet."""
+        if self._known_draws is None:
+            self._known_draws = self.feeder.source.traits.draws
+        return self._known_draws
 
     def seed(self, device: str, *key: int) -> None:
         """Let all that is drawn in the body of this step depend on `key` alone, and see whether it draws.
@@ -94,7 +103,7 @@ class Loop:
         Python's and NumPy's generators are the same for all threads. Where the samples draw from them too, nothing is
         read ahead until some bodies were seen not to draw; if they do, nothing is read ahead at all.
         """
-        samples = draws_of_others(self.feeder.source)
+        samples = self._draws
         seed_draws(device, *key, others=not (samples and self.feeder.ahead))
         if self._bodies < BODIES:
             self._places = places_of_others() if samples else None
@@ -105,7 +114,7 @@ class Loop:
             self._bodies += 1
             drew = self._places is not None and self._places != places_of_others()
             self._bodies = 0 if drew else self._bodies
-            self.feeder.hold(bool(draws_of_others(self.feeder.source)) and self._bodies < BODIES)
+            self.feeder.hold(bool(self._draws) and self._bodies < BODIES)
 
     def begin_step(self, generation: int) -> None:
         """A step begins, or begins again."""
@@ -137,7 +146,7 @@ class Loop:
             self.weight.weigh(ready, self.weigh)
             taken = iter(ready)
         for one, batch in zip(slots, taken, strict=True):
-            if draws_of_others(self.feeder.source) is False:
+            if self._draws is False:
                 self.feeder.hold(False)
             batch.last = one is slots[-1]
             self.batch = batch
@@ -189,6 +198,8 @@ class Loops:
     def __init__(self) -> None:
         """None is open, and no data was trained on."""
         self._open: list[Loop] = []
+        self.shares: Shares | None = None
+        """What the workers agreed on for the outermost loop; None: what the plan says."""
         self._next: dict[Hashable, int] = {}
 
     @property
@@ -225,13 +236,14 @@ class Loops:
         self._open.append(loop)
         silent, void = state.silent, state.void
         try:
-            yield
+            with gathering(loop.feeder, state):
+                yield
         finally:
             if not self.nested:
                 forget(more=loop.open)
-            loop.feeder.close()
             if loop in self._open:
                 del self._open[self._open.index(loop) :]
+            self.shares = self.shares if self._open else None
             state.silent = silent
             state.void |= void
 
@@ -243,6 +255,19 @@ class Loops:
                 "was still open. A loop inside another one has to end first (by its last batch, or by break). To train "
                 "on two data sets side by side, as zip would, give them as one: s.batches((x, y, other), ...)"
             )
+
+    def reshare(self, share: Share, first_step: int) -> None:
+        """Cut the steps of this loop by another `share` from `first_step` on, counted over all epochs.
+
+        All workers call this in the body of the same step and agree on it; raises `JobError` if they were given others.
+        """
+        loop, batch = self.current()
+        feeder = loop.feeder
+        if first_step <= batch.epoch * feeder.order.steps + batch.step:
+            raise UsageError(f"first_step={first_step} has begun already: shares can change from the next step on")
+        self.shares = feeder.shares.changed(first_step, share)
+        agree_on(feeder.team, {"shares": self.shares.to_list()})
+        feeder.reshare(self.shares)
 
     def train(self) -> None:
         """The innermost loop trains: no other one may do so in the same step."""

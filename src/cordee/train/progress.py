@@ -34,6 +34,8 @@ class Progress:
     """The optimizer's, when the run began; None in checkpoints that did not keep them."""
     living: list[str] | None = None
     """Buffers that live (see `Living`), for a worker that enters; a checkpoint keeps none: they are found again."""
+    shares: list[Any] | None = None
+    """Those that the workers agreed on, for a worker that enters; a resumed run begins with those of its plan."""
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Progress:

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from cordee.core.events import WarningEvent
 from cordee.feed.batch import Batch
+from cordee.feed.feeder import Weigh
 from cordee.feed.order import Order
 from cordee.train.checks import check_loss
-from cordee.train.feeder import Weigh
 from cordee.train.ledger import Committed
 from cordee.train.loops import Start
 from cordee.train.stepper import Stepper, Wishes

@@ -23,6 +23,7 @@ from cordee.core.record import Record
 from cordee.diagnose.diverged import explain_divergence
 from cordee.diagnose.statistical import warn_statistical
 from cordee.feed.data import as_source
+from cordee.feed.feeder import Slot, Weigh
 from cordee.feed.loader import Batch
 from cordee.feed.order import Order
 from cordee.group.channel import Channel, Unconnected
@@ -33,7 +34,6 @@ from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_loop
 from cordee.train.buffers import BufferKeeper
-from cordee.train.feeder import Slot, Weigh
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.living import Living
 from cordee.train.loops import Held, Loop, Loops, Start
@@ -87,7 +87,7 @@ class Stepper:
         self._reducers = Reducers(self.team, self.plan, self.models, lambda samples: self.ledger.lose(samples))
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
-        self._loops = Loops()
+        self.loops = Loops()
         self.number = 0
         """Steps that were committed before the one in whose body we are, over all epochs."""
         self.team.on_regroup.append(self._regrouped)
@@ -146,14 +146,14 @@ class Stepper:
         source = as_source(data)
         order = order or Order(len(source), batch, seed=self.seed)
         keys = (source.fingerprint, Held(data))
-        first, end = self._loops.first(keys, start, epochs)
+        first, end = self.loops.first(keys, start, epochs)
         self._reducers.loop = of_loop(source, order, epochs, first)
-        loop = Loop.over(source, order, weigh, self.team, self.plan, self.device, keys, self._state)
+        loop = Loop.over(source, order, weigh, self.team, self.plan, self.device, keys, self.loops.shares)
         before = first[0] * order.steps + first[1]  # of the run that a script goes on with
         self.number = before if start is not None and before else self.team.steps
-        with self._loops.opened(loop, self._state, self._reducers.forget):
+        with self.loops.opened(loop, self._state, self._reducers.forget):
             loop.guard.begin_loop(self.models)
-            if not self._loops.nested:
+            if not self.loops.nested:
                 self._trail.most = self.updates
                 self.reporter.start()
             for slot in loop.slots(first, end):
@@ -167,8 +167,8 @@ class Stepper:
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of my share; see `Session.backward`."""
-        loop, batch = self._loops.current()
-        self._loops.train()
+        loop, batch = self.loops.current()
+        self.loops.train()
         loop.guard.backward(self._reducers.all_parameters() if loop.guard.looks else (), self.models)
         weight = None if self._state.void else loop.weight.total()
         self._state.void |= weight is None
@@ -188,7 +188,7 @@ class Stepper:
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Agree on the gradient, update, commit; see `Session.step`."""
-        loop, batch = self._loops.current()
+        loop, batch = self.loops.current()
         if loop.redo:  # an update before was void, and with it the rest of this step
             self._reducers.forget(more=True)
         if loop.redo or not batch.last:
@@ -243,7 +243,7 @@ class Stepper:
                 loop.seed(self.device, self.seed, slot.epoch, slot.step, self.team.replica)
             self.reporter.got()
             yield batch
-            self._loops.resume(loop)
+            self.loops.resume(loop)
             loop.see()
             if loop.redo:
                 return
@@ -255,7 +255,7 @@ class Stepper:
         loop.begin_step(self.team.membership.generation)
         self.reporter.asks()
         self._state.void = False
-        if self._loops.inside_open:  # it may only look: what the step around it comes back to stays
+        if self.loops.inside_open:  # it may only look: what the step around it comes back to stays
             return
         if not loop.done:  # not when a step is done again after its first update
             self.precision.begin_step()
@@ -271,7 +271,7 @@ class Stepper:
 
     def _update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> None:
         """The step is committed: update, and enter it in the books."""
-        _, batch = self._loops.current()
+        _, batch = self.loops.current()
         record, fits, norm = agreed
         if not math.isfinite(record.loss):
             raise explain_divergence(record.mean_loss, self.number, batch, loop.feeder)
@@ -291,7 +291,7 @@ class Stepper:
         if loop.done == 1:
             self.team.awaited = record.admit > 0
             self.last = loop.enter(self.ledger, record, self.number, grad_norm, rate)
-            self._loops.trained(loop, batch.epoch)
+            self.loops.trained(loop, batch.epoch)
             self.team.steps = self.number + 1
             heap.warm(self.number + 1)
             self.reporter.commit(self.last, loop.count, waits=fits and grad_norm is None)
@@ -307,5 +307,5 @@ class Stepper:
     def _regrouped(self) -> None:
         self._state.void = True  # what is left of this step was cut for other members
         self.reporter.repeat()
-        for loop in self._loops:
+        for loop in self.loops:
             loop.feeder.forget()

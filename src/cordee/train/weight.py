@@ -9,8 +9,8 @@ from torch import Tensor
 
 from cordee.core.errors import UsageError
 from cordee.feed.batch import Batch
+from cordee.feed.feeder import Weigh
 from cordee.group.comm import Comm, Gathering
-from cordee.train.feeder import Weigh
 from cordee.train.precision import Readings
 
 

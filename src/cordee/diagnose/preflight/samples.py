@@ -12,14 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from cordee.feed.arrays import ArraySource
 from cordee.feed.batch import Batch
-from cordee.feed.dataset import DatasetSource
 from cordee.feed.fields import named_tensors
 from cordee.feed.permute import Ids
-from cordee.feed.source import Source, Subset, digest_of, map_tensors
+from cordee.feed.source import Source, digest_of, map_tensors
 
 MOST_SCANNED = 20_000_000
 """Numbers of a column in which rare values are looked for; certain values are looked for in all of them."""
@@ -89,23 +86,15 @@ def choose(source: Source, usual: Ids, telling: Iterable[int] = ()) -> Ids:
 
 def find_whole_numbers(source: Source) -> Iterator[tuple[str, NDArray[Any]]]:
     """The columns of whole numbers that lie in memory, by name; none of what must be read or computed."""
-    if isinstance(source, Subset):
-        for name, column in find_whole_numbers(source.source):
-            yield name, column[source.ids]
-    elif isinstance(source, ArraySource):
-        for name, rows in source.columns():
-            if rows.dtype.kind in "iu" and rows.dtype.itemsize > 1:
-                yield name, rows
-    elif isinstance(source, DatasetSource):
-        for place, tensor in enumerate(getattr(source.dataset, "tensors", ())):
-            if isinstance(tensor, Tensor) and not tensor.is_floating_point() and len(tensor) == len(source):
-                yield str(place), tensor.cpu().numpy()
+    traits = source.traits
+    for name, column in traits.columns() if traits.columns is not None else ():
+        if column.dtype.kind in "iu" and (column.dtype.itemsize > 1 or column.ndim == 1):  # not the bytes of images
+            yield name, column if traits.rows is None else column[traits.rows]
 
 
 def is_scannable(source: Source) -> bool:
     """Whether `find_whole_numbers` sees all that there is."""
-    inner = source.source if isinstance(source, Subset) else source
-    return isinstance(inner, ArraySource) or (isinstance(inner, DatasetSource) and hasattr(inner.dataset, "tensors"))
+    return source.traits.columns is not None
 
 
 def _rare(column: NDArray[Any]) -> list[int]:

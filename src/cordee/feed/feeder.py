@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,12 +13,10 @@ from cordee.feed.loader import Batch, Loader
 from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids
-from cordee.feed.share import Share
+from cordee.feed.share import Share, Shares
 from cordee.feed.source import Source
 from cordee.feed.strip import steps_at_once, strip
 from cordee.group.team import Team
-from cordee.sync.batchnorm import StepState
-from cordee.train import gathering
 
 LONGEST_S = 0.005
 """What gathering small batches of many steps at once may take."""
@@ -39,33 +38,37 @@ class Feeder:
         self,
         source: Source,
         order: Order,
-        share: Share,
+        shares: Shares,
         team: Team,
         *,
         accumulate: int = 1,
         device: str = "cpu",
-        state: StepState | None = None,
     ) -> None:
-        """Nothing is read before the first `take`. With the `state` of its steps, `cordee.gather` knows of it."""
+        """Nothing is read before the first `take`."""
         self.source = source
         self.order = order
         self.lookahead = Lookahead(order)
-        self.share = share
+        self.shares = shares
         self.team = team
         self.accumulate = accumulate
-        self.state = state
         self.batch: Batch | None = None
         """The last one that was taken."""
-        self._loader = Loader(source, device=device, depth=accumulate + 1, seed=order.seed)
+        self._loader = Loader(
+            source,
+            device=device,
+            depth=accumulate + 1,
+            deadline_s=team.membership.deadline_s,
+            seed=order.seed,
+            who=f"worker {team.membership.worker} on {socket.gethostname()}",
+            late=lambda awaited: team.channel.stuck(awaited, team.membership.deadline_s),
+        )
         self._asked: dict[Slot, _Mine] = {}
-        self._cuts: dict[int, range] = {}
+        self._cuts: dict[tuple[Share, int], range] = {}
         """Where my share of a micro-batch of so many samples lies, as long as the members stay."""
         self._strip: dict[Slot, Batch] = {}
         """Small batches of the next steps."""
         self._at_once = -1
         """How many of them are gathered at once, if they are small and quick to read; -1: not known yet."""
-        if state is not None:
-            gathering.enter(self)
 
     def micros(self, step: int) -> int:
         """How many micro-batches a step is computed in; none of them is empty."""
@@ -120,6 +123,11 @@ class Feeder:
         self._strip.clear()
         self._loader.cancel()
 
+    def reshare(self, shares: Shares) -> None:
+        """Cut batches by another value of shares, from those on that were not taken yet."""
+        self.shares = shares
+        self.forget()
+
     def hold(self, hold: bool) -> None:
         """Gather nothing ahead, or do so again where that pays."""
         self._loader.hold = hold
@@ -131,15 +139,15 @@ class Feeder:
 
     def close(self) -> None:
         """Stop reading ahead."""
-        gathering.leave(self)
         self._loader.close()
 
     def _from_strip(self, slot: Slot) -> Batch | None:
         """My share of this slot, gathered with those of the steps after it; None if it is cut in another way."""
-        cut = self._cuts.get(self.order.batch)
+        number = slot.epoch * self.order.steps + slot.step
+        cut = self._cuts.get((self.shares.at(number), self.order.batch))
         if cut is None or not len(cut) or self._loader.ahead:
             return None
-        whole = self.lookahead.following(slot.epoch, slot.step, self._at_once)
+        whole = self.lookahead.following(slot.epoch, slot.step, self.shares.unchanged(number, self._at_once))
         if whole is None:
             return None
         shares = np.ascontiguousarray(whole[:, cut.start : cut.stop])
@@ -152,14 +160,15 @@ class Feeder:
     def _mine(self, slot: Slot) -> _Mine:
         window = self.window(slot)
         whole = self.lookahead.ids(slot.epoch, slot.step)
-        cut = self._cuts.get(len(window))
+        share = self.shares.at(slot.epoch * self.order.steps + slot.step)
+        cut = self._cuts.get((share, len(window)))
         if cut is None:
-            drawn = self.share.positions(len(window), self.team.mesh.leaders, self.team.replica, slot)
+            drawn = share.positions(len(window), self.team.mesh.leaders, self.team.replica, slot)
             if not isinstance(drawn, range):
                 return (
                     _Mine(drawn + window.start, whole[drawn + window.start]) if len(drawn) else _borrow(whole, window)
                 )
-            cut = self._cuts[len(window)] = drawn
+            cut = self._cuts[share, len(window)] = drawn
         positions = range(window.start + cut.start, window.start + cut.stop)
         # A copy: it is the user's, and the next steps' ids must stay as they are.
         return _Mine(positions, whole[positions.start : positions.stop].copy()) if positions else _borrow(whole, window)
