@@ -251,7 +251,7 @@ def test_faults_reach_mere_processes_and_are_on_record(processes: Twin, tmp_path
     with sleeping(processes, "a") as one, sleeping(processes, "b") as two:
         write(out, start(0.0, 0))
         for number, process in ((0, one), (1, two), (2, one)):
-            place = {"device": "cpu", "threads": 1, "cores": 2}
+            place = {"device": "cpu", "threads": 1, "cores": 2, "node": 0}
             write(out, [event("worker", 1.0, worker=number, host="machine", pid=process.pid + (number == 2), **place)])
         seen = RunFollower(out)
         seen.look()
