@@ -93,7 +93,7 @@ def test_a_worker_that_cannot_be_forked_is_told(tmp_path: Path) -> None:
         heard = answers(ours)
         assert READY in next(heard)
         send(ours, {"start": spec(tmp_path)}, (1, 2))
-        assert next(heard) == {"unborn": 0, "reason": os.strerror(11)}
+        assert next(heard) == {"not_started": 0, "reason": os.strerror(11)}
 
 
 def test_warm_servers_are_stopped_and_their_runs_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

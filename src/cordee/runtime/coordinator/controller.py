@@ -103,7 +103,7 @@ class Controller:
             self._hub.lose(worker, how_it_ended(content["status"]))
         elif kind == "lost":
             self._lost(worker, content)
-        elif kind == "kept_out" or (kind == "unborn" and worker in self._places.replaces):
+        elif kind == "kept_out" or (kind == "not_started" and worker in self._places.replaces):
             self._kept_out(worker, content["reason"], content.get("with_host", False))
         elif kind == "go":
             self._go(content)

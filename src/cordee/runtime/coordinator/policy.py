@@ -95,12 +95,12 @@ def what_ends(kind: str, worker: int, host: str, content: dict[str, Any], wordin
             "If a step really takes so long, allow more with --deadline. If a worker has left its loop before the "
             "others, by break or return, let all leave it after the same step: s.wish.stop = True"
         )
-    if kind == "unborn":
+    if kind == "not_started":
         return WorkersLost(
             f"worker {worker} could not be started: {content['reason']}. Take fewer workers "
             f"({wording.option('workers')}), or raise the limit"
         )
-    if kind == "nursery_gone":
+    if kind == "engine_gone":
         return WorkersLost("the process that starts workers was ended, and the workers with it")
     if kind == "broken":
         return CordeeError(f"a defect of Cordée, please report it: {content['message']}")

@@ -104,7 +104,7 @@ def serve(sock: socket.socket) -> NoReturn:
             except OSError as error:  # no memory, or too many processes
                 pid = -1
                 with contextlib.suppress(OSError):
-                    send(sock, {"unborn": worker, "reason": error.strerror or str(error)})
+                    send(sock, {"not_started": worker, "reason": error.strerror or str(error)})
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 os.close(wake_read)

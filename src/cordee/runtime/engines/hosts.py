@@ -110,9 +110,9 @@ class Follower:
                 self._client.send({"lose": {"worker": worker, "reason": "it was stopped, and evicted"}})
             elif kind == "exited" and content["status"] != 0:
                 self._client.send({"lose": {"worker": worker, "reason": how_it_ended(content["status"])}})
-            elif kind == "unborn":
+            elif kind == "not_started":
                 self._client.send({"lose": {"worker": worker, "reason": f"could not be started: {content['reason']}"}})
-            elif kind == "nursery_gone":
+            elif kind == "engine_gone":
                 raise CordeeError("the process that starts workers was ended, and the workers with it")
             elif kind == "coordinator":
                 return self._obey(content)

@@ -145,9 +145,9 @@ class LocalEngine:
                     self._notices.put(("look", -1, {}))
                 elif "continued" in message:
                     self._stopped_since.pop(int(message["continued"]), None)
-                elif "unborn" in message:
-                    self._asked.discard(int(message["unborn"]))
-                    self._notices.put(("unborn", int(message["unborn"]), {"reason": message["reason"]}))
+                elif "not_started" in message:
+                    self._asked.discard(int(message["not_started"]))
+                    self._notices.put(("not_started", int(message["not_started"]), {"reason": message["reason"]}))
                 elif "exited" in message:
                     worker = int(message["exited"])
                     self._pids.pop(worker, None)
@@ -160,7 +160,7 @@ class LocalEngine:
             self._pids.clear()
             self._asked.clear()
             self._changed.notify_all()
-        self._notices.put(("nursery_gone", -1, {}))
+        self._notices.put(("engine_gone", -1, {}))
 
 
 def _in_memory(content: bytes | None) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ An engine gets a queue when it is made, and puts notices into it from then on: `
 |---|---|---|
 | `exited` | `status`: the exit code, or minus the signal | a process has ended |
 | `stopped` | | a process was stopped (SIGSTOP, a debugger) for too long and was ended |
-| `unborn` | `reason` | a process could not be started |
-| `nursery_gone` | | the engine itself has ended, and its processes with it; worker is -1 |
+| `not_started` | `reason` | a process could not be started |
+| `engine_gone` | | the engine itself has ended, and its processes with it; worker is -1 |
 | `look` | | `look` is due; worker is -1 |
 """
 
@@ -49,7 +49,7 @@ class Engine(Protocol):
     def start(self, seats: Iterable[Seat]) -> None:
         """Start a process for each; at the beginning of a run, and at any time later.
 
-        Returns before they run. Each of them connects to the coordinator, or a notice says `unborn` or `exited`.
+        Returns before they run. Each of them connects to the coordinator, or a notice says `not_started` or `exited`.
         """
 
     def stop(self, workers: Iterable[int]) -> None:
