@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness import DEADLINE_S, JOBS, Run, assert_same, train
+from harness import DEADLINE_S, JOBS, Run, assert_same, start, train
 
 CALL = """
 import json, sys
@@ -65,3 +65,19 @@ def test_a_job_file_on_two_hosts(tmp_path: Path) -> None:
 def test_a_job_that_each_host_made_itself(tmp_path: Path) -> None:
     called("made", tmp_path / "run", (1, 1))
     assert Run(tmp_path / "run").result["workers"] == 2
+
+
+def test_a_worker_that_is_lost_on_another_host_is_replaced_there(tmp_path: Path) -> None:
+    """The coordinator starts it through the launcher of that host."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    words = ["train", JOBS / "replaced.py", "--out", tmp_path / "run", "--workers", "1", "--threads", "1", "--replace"]
+    words += ["--rendezvous", f"127.0.0.1:{port}", "--nodes", "2", "--set", f"starts={tmp_path / 'starts'}"]
+    words += ["--set", "fates=1:6:SIGKILL", "--set", "waits=9"]
+    hosts = [start(*words) for _ in range(2)]
+    said = [host.communicate(timeout=DEADLINE_S) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    run = Run(tmp_path / "run")
+    assert [(event["worker"], event["replaces"]) for event in run.of("joined")] == [(2, 1)]
+    assert {event["worker"]: event["node"] for event in run.of("worker")} == {0: 0, 1: 1, 2: 1}
+    assert_same(run, train("replaced", tmp_path / "alone", starts=tmp_path / "other_starts"))
