@@ -250,7 +250,7 @@ def test_one_save_at_a_time_and_a_deadline(tmp_path: Path, monkeypatch: pytest.M
 
 
 # Killed before the first file, before the index, before the rename, and between the two renames of replacing a step.
-KILLS = [("layout.write_tensors", 1, 2), ("layout.sync", 2, 2), ("checkpoint._put_in_place", 1, 2), ("os.rename", 2, 1)]
+KILLS = [("layout.write_tensors", 1, 2), ("layout.sync", 2, 2), ("checkpoint.put_in_place", 1, 2), ("os.rename", 2, 1)]
 
 WRITERS = """
 import json, os, signal, sys

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import re
-import secrets
 import shutil
 import time
 from collections import deque
@@ -20,13 +16,11 @@ from threading import Event, Thread
 from types import TracebackType
 
 from cordee.core.errors import CheckpointError, UsageError, WaitedTooLong
-from cordee.state.files import need_space, storage_errors, sync
+from cordee.state.files import need_space, storage_errors
 from cordee.state.layout import read_folder, read_header, tensor_bytes, verify, write_folder
 from cordee.state.naming import Snapshot
-
-_STEP = re.compile(r"step-(\d{8,})")
-_OLD = re.compile(r"\.(step-\d{8,})\.old")
-_HIDDEN = re.compile(r"\.step-\d{8,}\.(?:new|gone)-.*")
+from cordee.state.owners import Owners
+from cordee.state.places import STEP, discard, folder_name, hidden, lock, put_in_place, sweep
 
 
 @dataclass(frozen=True)
@@ -50,8 +44,12 @@ class Checkpoints:
         keep_best: str | None = None,
         shard_bytes: int = 1 << 30,
         deadline_s: float = 600.0,
+        owners: Owners | None = None,
     ) -> None:
-        """Keep the `keep_last` newest and the best by `keep_best`: `"accuracy"`, or `"-loss"` where less is better."""
+        """Keep the `keep_last` newest and the best by `keep_best`: `"accuracy"`, or `"-loss"` where less is better.
+
+        `owners` says which of several writers this is, where workers hold slices.
+        """
         for name, value in (("keep_last", keep_last), ("shard_bytes", shard_bytes), ("deadline_s", deadline_s)):
             if value <= 0:
                 raise UsageError(f"{name}={value}: expected more than 0.")
@@ -64,13 +62,15 @@ class Checkpoints:
         self.keep_best = keep_best
         self.shard_bytes = shard_bytes
         self.deadline_s = deadline_s
+        self.owners = owners or Owners()
         self.last: Saved | None = None
         """The latest save that this object finished."""
         self._pending: Future[Saved] | None = None
         self._step = 0
         self._read = Event()
         """Set when the save under way needs no tensor of its snapshot any more."""
-        _sweep(self.folder)
+        if self.owners.first:
+            sweep(self.folder)
 
     def save(
         self,
@@ -146,7 +146,7 @@ class Checkpoints:
         """All complete checkpoints as (step, folder), oldest step first."""
         if not self.folder.is_dir():
             return []
-        found = ((_STEP.fullmatch(path.name), path) for path in self.folder.iterdir())
+        found = ((STEP.fullmatch(path.name), path) for path in self.folder.iterdir())
         return sorted((int(match.group(1)), path) for match, path in found if match)
 
     def latest(self) -> Path | None:
@@ -183,7 +183,7 @@ class Checkpoints:
 
         `only`: of its tensors, those whose names begin so.
         """
-        path = self.folder / _folder_name(which) if isinstance(which, int) else Path(which)
+        path = self.folder / folder_name(which) if isinstance(which, int) else Path(which)
         if not path.is_dir():
             steps = ", ".join(str(step) for step, _ in self.list()) or "none"
             raise CheckpointError(f"no checkpoint at {path}; {self.folder} holds the steps: {steps}.")
@@ -215,25 +215,29 @@ class Checkpoints:
 
     def _write(self, snapshot: Snapshot, step: int, metrics: dict[str, float]) -> Saved:
         began = time.monotonic()
-        final = self.folder / _folder_name(step)
+        final = self.folder / folder_name(step)
         needed = tensor_bytes(snapshot.tensors.values())
         with storage_errors(final, needed):
             self.folder.mkdir(parents=True, exist_ok=True)
             need_space(self.folder, needed)
-            hidden = _hidden(final, "new")
-            mine = _lock(hidden)
+            if not self.owners.first:
+                size = self.owners.write(snapshot, final, self.shard_bytes, self.deadline_s, self._read.set)
+                return Saved(step, final, size, time.monotonic() - began)
+            folder = hidden(final, "new", self.owners.token)
+            mine = lock(folder)
             try:
                 size = write_folder(
-                    hidden,
+                    folder,
                     snapshot,
                     step=step,
                     metrics=metrics,
                     shard_bytes=self.shard_bytes,
                     on_read=self._read.set,
+                    others=lambda: self.owners.parts(folder, self.deadline_s),
                 )
-                _put_in_place(hidden, final)
+                put_in_place(folder, final)
             except BaseException:
-                shutil.rmtree(hidden, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
                 raise
             finally:
                 if mine is not None:
@@ -246,7 +250,7 @@ class Checkpoints:
         kept = {newest, self.best(), *(path for _, path in self.list()[-self.keep_last :])}
         for _, path in self.list():
             if path not in kept:
-                _discard(path)
+                discard(path)
 
 
 def _fulfil(future: Future[Saved], work: Callable[[], Saved]) -> None:
@@ -257,80 +261,9 @@ def _fulfil(future: Future[Saved], work: Callable[[], Saved]) -> None:
         future.set_exception(problem)
 
 
-def _hidden(final: Path, purpose: str) -> Path:
-    """Make a folder beside `final` that no reader takes for a checkpoint."""
-    path = final.parent / f".{final.name}.{purpose}-{secrets.token_hex(4)}"
-    path.mkdir()
-    return path
-
-
-def _folder_name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
 def _is_intact(path: Path) -> bool:
     try:
         verify(path)
     except CheckpointError:
         return False
     return True
-
-
-def _put_in_place(hidden: Path, final: Path) -> None:
-    """Rename a whole checkpoint to its name; one that was written at the same step before steps aside."""
-    old = final.parent / f".{final.name}.old"
-    if final.exists():
-        final.rename(old)
-    try:
-        hidden.rename(final)
-    except OSError:
-        if old.exists():
-            old.rename(final)
-        raise
-    sync(final.parent)
-    if old.exists():
-        _discard(old)
-
-
-def _discard(path: Path) -> None:
-    """Delete a checkpoint so that no half of it is ever taken for a whole one."""
-    name = path.name.lstrip(".").removesuffix(".old")
-    gone = _hidden(path.parent / name, "gone")
-    path.rename(gone / name)
-    shutil.rmtree(gone)
-
-
-def _lock(folder: Path) -> int | None:
-    """Hold a folder as its living writer: the system lets go when the process dies, however it dies."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as problem:
-        os.close(handle)
-        if problem.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.ENOSYS):
-            return None  # a file system without locks: leftovers stay, which only costs space
-        raise
-    return handle
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what dead writers left behind, and give back its name to a checkpoint that was just being replaced."""
-    if not folder.is_dir():
-        return
-    for path in list(folder.iterdir()):
-        replaced = _OLD.fullmatch(path.name)
-        if not replaced and not _HIDDEN.fullmatch(path.name):
-            continue
-        try:
-            handle = _lock(path)
-        except OSError:
-            continue  # its writer lives, or it is gone by now
-        if handle is None:
-            continue
-        try:
-            if replaced and not (folder / replaced.group(1)).exists():
-                path.rename(folder / replaced.group(1))
-            else:
-                shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(handle)

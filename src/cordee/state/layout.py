@@ -1,7 +1,8 @@
 """One checkpoint folder: tensors in safetensors files, everything else in `checkpoint.json`.
 
-The index gives every tensor a list of slices (file, key, offset, shape), so that a plan which holds a tensor in pieces
-can write its pieces and any other plan can put them together. Today's writer makes one slice a tensor.
+The index gives every tensor a list of slices (file, key, offset, shape), so that a plan which holds a tensor in slices
+writes them by all their owners at once, and any other plan can put them together. A checkpoint stands when the first
+owner has written the index. Where a worker holds whole tensors, it is the only owner.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from cordee.core.damage import DAMAGE, named
 from cordee.core.errors import CheckpointError
 from cordee.state.files import read_tensors, sha256, sync, write_tensors
-from cordee.state.naming import Snapshot
+from cordee.state.naming import Slice, Snapshot
 from cordee.state.plain import decode
 
 FORMAT = 1
@@ -63,29 +64,16 @@ def write_folder(
     metrics: Mapping[str, float],
     shard_bytes: int,
     on_read: Callable[[], None] = lambda: None,
+    others: Callable[[], Iterable[Part]] = lambda: (),
 ) -> int:
     """Write all files of one checkpoint into an existing folder, flush them, and return their size.
 
-    `on_read` is called when no tensor of the snapshot is needed any more: from then on a live one may change.
+    `on_read` is called when no tensor of the snapshot is needed any more: from then on a live one may change. `others`
+    waits for what other owners have written into the same folder, and gives it.
     """
-    packed = shards(snapshot.tensors, shard_bytes)
-    names_of = {
-        f"tensors-{number:05d}-of-{len(packed):05d}.safetensors": names for number, names in enumerate(packed, 1)
-    }
-    sums = {
-        file: write_tensors(folder / file, {name: snapshot.tensors[name] for name in names})
-        for file, names in names_of.items()
-    }
-    on_read()
-    index: dict[str, Any] = {}
-    files: dict[str, Any] = {}
-    for file, names in names_of.items():
-        sync(folder / file)
-        files[file] = {"bytes": (folder / file).stat().st_size, "sha256": sums[file]}
-        for name in names:
-            shape = list(snapshot.tensors[name].shape)
-            piece = {"file": file, "key": name, "offset": [0] * len(shape), "shape": shape}
-            index[name] = {"dtype": _dtype_name(snapshot.tensors[name].dtype), "shape": shape, "slices": [piece]}
+    part = write_part(folder, snapshot, shard_bytes=shard_bytes, on_read=on_read)
+    for more in others():
+        part = part.joined(more)
     body = {
         "format": FORMAT,
         "step": step,
@@ -93,15 +81,95 @@ def write_folder(
         # A NaN has no place in JSON, and no use as "best".
         "metrics": {name: float(value) for name, value in metrics.items() if abs(value) < float("inf")},
         "meta": snapshot.meta,
-        "tensors": index,
-        "files": files,
+        "tensors": part.tensors,
+        "files": part.files,
     }
+    size = _write_sealed(folder / INDEX, body)
+    sync(folder)
+    return size + part.bytes
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one owner wrote of a checkpoint: entries of its index."""
+
+    tensors: dict[str, Any]
+    """By name: number format, shape of the whole, and slices (file, key, offset, shape)."""
+    files: dict[str, Any]
+    """By name: size and checksum."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(int(entry["bytes"]) for entry in self.files.values())
+
+    def joined(self, other: Part) -> Part:
+        """Both parts: of a tensor that both hold slices of, all slices."""
+        tensors = dict(self.tensors)
+        for name, entry in other.tensors.items():
+            slices = [*tensors[name]["slices"], *entry["slices"]] if name in tensors else entry["slices"]
+            tensors[name] = {**entry, "slices": slices}
+        return Part(tensors, {**self.files, **other.files})
+
+
+def write_part(
+    folder: Path, snapshot: Snapshot, *, shard_bytes: int, on_read: Callable[[], None] = lambda: None, prefix: str = ""
+) -> Part:
+    """Write the tensors of one owner, and flush them; `prefix` tells its files from those of others."""
+    packed = shards(snapshot.tensors, shard_bytes)
+    names_of = {
+        f"{prefix}tensors-{number:05d}-of-{len(packed):05d}.safetensors": names
+        for number, names in enumerate(packed, 1)
+    }
+    sums = {
+        file: write_tensors(folder / file, {name: snapshot.tensors[name] for name in names})
+        for file, names in names_of.items()
+    }
+    on_read()
+    tensors: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    for file, names in names_of.items():
+        sync(folder / file)
+        files[file] = {"bytes": (folder / file).stat().st_size, "sha256": sums[file]}
+        for name in names:
+            shape = list(snapshot.tensors[name].shape)
+            part = snapshot.slices.get(name, Slice([0] * len(shape), shape))
+            piece = {"file": file, "key": name, "offset": part.offset, "shape": shape}
+            dtype = _dtype_name(snapshot.tensors[name].dtype)
+            tensors[name] = {"dtype": dtype, "shape": part.whole, "slices": [piece]}
+    return Part(tensors, files)
+
+
+def leave_part(folder: Path, owner: int, part: Part) -> None:
+    """Tell the owner that commits what this one wrote; the file appears when it is whole."""
+    path = folder / _part_name(owner)
+    _write_sealed(path.with_suffix(".new"), {"tensors": part.tensors, "files": part.files})
+    path.with_suffix(".new").rename(path)
+
+
+def take_part(folder: Path, owner: int) -> Part | None:
+    """What `leave_part` left; None if it is not there yet."""
+    path = folder / _part_name(owner)
+    if not path.exists():
+        return None
+    body = json.loads(path.read_text(encoding="utf-8"))
+    if body.pop("sha256", None) != _seal(body):
+        raise damaged(path, "its checksum does not match its content")
+    path.unlink()
+    return Part(body["tensors"], body["files"])
+
+
+def _part_name(owner: int) -> str:
+    return f"part-{owner:05d}.json"
+
+
+def _write_sealed(path: Path, body: dict[str, Any]) -> int:
+    """Write JSON with its own checksum, flush it, and return its size."""
     body = _as_json(body)
     text = json.dumps({"sha256": _seal(body), **body}, indent=1, allow_nan=False)
-    (folder / INDEX).write_text(text, encoding="utf-8")
-    sync(folder / INDEX)
-    sync(folder)
-    return len(text) + sum(int(entry["bytes"]) for entry in files.values())
+    path.write_text(text, encoding="utf-8")
+    sync(path)
+    return len(text)
 
 
 def read_header(folder: Path) -> Header:

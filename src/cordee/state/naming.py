@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from cordee.core.damage import named
 from cordee.core.errors import CheckpointError
+from cordee.group.sliced import cut_as, is_sliced, like, local_of, offset_of
 from cordee.state.files import pieces
 from cordee.state.plain import Take, as_it_is, decode, encode, to_cpu
 
@@ -28,11 +29,22 @@ _SHOWN = 5  # names listed in an error before it says "and N more"
 
 
 @dataclass(frozen=True)
+class Slice:
+    """Which part of a whole tensor a worker holds."""
+
+    offset: list[int]
+    whole: list[int]
+    """The shape of all parts together."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """One moment of a training: its tensors and the rest as JSON."""
 
     tensors: dict[str, torch.Tensor]
     meta: dict[str, Any] = field(default_factory=dict)
+    slices: dict[str, Slice] = field(default_factory=dict)
+    """Of which tensors this is only a part, and which."""
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -44,6 +56,11 @@ class Snapshot:
         tensors = dict(self.tensors)
         added = {name: encode(value, f"extra.{name}", tensors) for name, value in values.items()}
         return replace(self, tensors=tensors, meta={**self.meta, "extra": {**self.meta.get("extra", {}), **added}})
+
+    def own(self, owner: int) -> Snapshot:
+        """What this owner of several writes: the first one all that it holds, the others their slices alone."""
+        kept = {name: tensor for name, tensor in self.tensors.items() if owner == 0 or name in self.slices}
+        return replace(self, tensors=kept)
 
     def copied(self) -> Snapshot:
         """The same with copies of all tensors in main memory."""
@@ -71,7 +88,13 @@ def capture(
     With `live` the snapshot holds large parameters and optimizer states themselves, at no cost: the caller keeps them
     from changing until it was written. Buffers, which a forward pass may change, are copied all the same.
     """
-    take = as_it_is if live else to_cpu
+    slices: dict[str, Slice] = {}
+
+    def take(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        if is_sliced(tensor):
+            slices[name] = Slice(offset_of(tensor), list(tensor.shape))
+        return (as_it_is if live else to_cpu)(local_of(tensor), name)
+
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -95,7 +118,7 @@ def capture(
             for key, schedule in (schedules or {}).items()
         },
     }
-    return Snapshot(tensors, meta)
+    return Snapshot(tensors, meta, slices)
 
 
 def restore(
@@ -149,6 +172,7 @@ def load_weights(
                 f"{name} is {tuple(stored.shape)} of {stored.dtype} in the file, but {tuple(value.shape)} of "
                 f"{value.dtype} in the model. Build the model with the sizes and precision that it was saved with."
             )
+        given[name] = like(value, cut_as(value, stored))
     model.load_state_dict(given, strict=True)
 
 
@@ -263,7 +287,8 @@ def _beside(parameter: torch.Tensor, value: Any) -> Any:
     update one number with the state of another.
     """
     if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        local = torch.empty_like(local_of(parameter), dtype=value.dtype)
+        return like(parameter, local.copy_(cut_as(parameter, value)))
     return _on_device(value, parameter.device)
 
 

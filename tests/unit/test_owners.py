@@ -1,0 +1,63 @@
+"""A checkpoint that several workers hold in slices: written by all of them at once, committed by one index."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from cordee.core.errors import WaitedTooLong
+from cordee.state.checkpoint import Checkpoints
+from cordee.state.layout import read_header
+from cordee.state.naming import Slice, Snapshot
+from cordee.state.owners import Owners
+
+WHOLE = torch.arange(24.0).reshape(4, 6)
+BIAS = torch.arange(3.0)
+
+
+def snapshot(number: int, count: int) -> Snapshot:
+    """What owner `number` holds: some columns of one tensor, and all of another."""
+    width = WHOLE.shape[1] // count
+    part = WHOLE[:, number * width : (number + 1) * width].contiguous()
+    tensors = {"model.w": part, "model.b": BIAS}
+    return Snapshot(tensors, {"aliases": {}, "model": {}}, {"model.w": Slice([0, number * width], [4, 6])})
+
+
+def owner(folder: Path, number: int, count: int, **more: float) -> Checkpoints:
+    return Checkpoints(folder, owners=Owners(number, count, "run"), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_slices_of_all_owners_make_the_whole(tmp_path: Path, count: int) -> None:
+    writers = [owner(tmp_path, number, count) for number in range(count)]
+    for step in (3, 5):
+        with ThreadPoolExecutor() as pool:
+            saves = [
+                pool.submit(one.save, snapshot(number, count), step=step, wait=True)
+                for number, one in reversed([*enumerate(writers)])
+            ]
+        assert [save.result(30) for save in saves] == [None] * count
+    reader = Checkpoints(tmp_path)
+    assert [step for step, _ in reader.list()] == [3, 5]
+    found = reader.read(5)
+    assert torch.equal(found.tensors["model.w"], WHOLE) and torch.equal(found.tensors["model.b"], BIAS)
+    assert len(read_header(tmp_path / "step-00000005").body["tensors"]["model.w"]["slices"]) == count
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(("part-", "."))]
+
+
+def test_without_one_owner_nothing_is_committed(tmp_path: Path) -> None:
+    first = owner(tmp_path, 0, 2, deadline_s=0.3)
+    first.save(snapshot(0, 2), step=3)
+    with pytest.raises(WaitedTooLong, match=r"the slices of owner 1 of 2"):
+        first._pending.result(30)  # type: ignore[union-attr]
+    assert Checkpoints(tmp_path).list() == [] and not list(tmp_path.iterdir())
+
+
+def test_an_owner_waits_for_the_folder_of_the_first(tmp_path: Path) -> None:
+    second = owner(tmp_path, 1, 2, deadline_s=0.3)
+    second.save(snapshot(1, 2), step=3)
+    with pytest.raises(WaitedTooLong, match="which the first owner makes"):
+        second._pending.result(30)  # type: ignore[union-attr]
