@@ -38,7 +38,7 @@ class Plan:
     )
     proportions: tuple[float, ...] = _key((), "feed", "each worker's part of a global batch, one number a worker")
 
-    tensor: int = _key(1, "split", "ranks over which each weight matrix is cut", minimum=1, built=(1,))
+    tensor: int = _key(1, "split", "workers over which the linear layers of a replica are cut", minimum=1)
     pipeline: int = _key(1, "split", "ranks over which the layers are cut", minimum=1, built=(1,))
     shard: str = _key(
         "none",
@@ -214,6 +214,29 @@ def _refuse_replaced_slices(plan: Plan, world_size: int) -> str | None:
     return "replace=true works where every worker holds the whole model: not with tensor or pipeline above 1."
 
 
+def _refuse_incomplete_replicas(plan: Plan, world_size: int) -> str | None:
+    """Workers that are not enough for one more replica."""
+    if world_size % plan.tensor == 0:
+        return None
+    return (
+        f"tensor={plan.tensor} puts each replica on {plan.tensor} workers; start a multiple of {plan.tensor} workers."
+    )
+
+
+def _refuse_sliced(plan: Plan, world_size: int) -> str | None:
+    """What does not work yet where a replica is cut into slices."""
+    refused = {
+        f"sync={plan.sync}": plan.sync != "allreduce",
+        "compile=true": plan.compile,
+        "precision=fp16": plan.precision == "fp16",
+        f"share={plan.share}": plan.share == "proportional",
+    }
+    names = [name for name, given in refused.items() if given and plan.tensor > 1]
+    return (
+        f"tensor={plan.tensor} does not work with {' or '.join(names)} yet; leave one of them out." if names else None
+    )
+
+
 REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
     _refuse_idle_proportions,
     _refuse_missing_proportions,
@@ -222,6 +245,8 @@ REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
     _refuse_steps_without_merges,
     _refuse_local_fp16,
     _refuse_replaced_slices,
+    _refuse_incomplete_replicas,
+    _refuse_sliced,
 )
 """The rules of `Plan.check`: each gives the reason why a plan cannot run on a number of workers, or None."""
 

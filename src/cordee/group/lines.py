@@ -19,6 +19,8 @@ from cordee.group.transport.shared import open_shared
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+SLICE_LOST = "a worker was lost, and with it a slice of the model, without which the others cannot continue"
+
 
 class Lines:
     """Through which members exchange tensors; formed anew in every generation."""
@@ -87,9 +89,7 @@ class Lines:
     def _lay_out(self, hosts: Mapping[int, str]) -> None:
         who = self._membership
         if self.per_replica > 1 and who.generation > 1:
-            raise WorkersLost(
-                "a worker was lost, and with it a slice of the model: the others cannot continue without that"
-            )
+            raise WorkersLost(SLICE_LOST)
         self.mesh = lay_out(who.members, hosts, slices=self.per_replica)
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
         self.world.among(who.members)

@@ -63,6 +63,7 @@ class Entry:
                     device=self.device,
                     backend=chosen.backend,
                     grows=chosen.replace,
+                    slices=chosen.tensor,
                 )
             except WaitedTooLong as error:
                 raise self._too_few(error) from error

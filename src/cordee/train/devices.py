@@ -8,6 +8,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from cordee.feed.permute import random_bits
 from cordee.feed.reading import begin_others
+from cordee.group.sliced import is_sliced
 from cordee.sync.buckets import is_dense
 
 FUSABLE = (Adam, AdamW, SGD, Adagrad)
@@ -20,9 +21,13 @@ def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
     The kernel walks through memory as it lies, so a slice of a larger tensor is left to the others; and it takes no
     sparse gradients, which embeddings of the model may ask for.
     """
+    groups = optimizer.param_groups
+    if any(is_sliced(parameter) for group in groups for parameter in group["params"]):
+        for group in groups:  # torch's kernels for many tensors refuse slices beside whole tensors
+            group.update({"foreach": False} if "foreach" in group else {})
+        return False
     if type(optimizer) not in FUSABLE:
         return False
-    groups = optimizer.param_groups
     chosen = any(group.get("fused") is not None or group.get("foreach") is not None for group in groups)
     special = any(group.get("differentiable") or group.get("capturable") for group in groups)
     parameters = [parameter for group in groups for parameter in group["params"]]

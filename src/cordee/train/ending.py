@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cordee.core.events import ResultEvent, WarningEvent
 from cordee.feed.permute import Ids
 from cordee.state.export import WEIGHTS, save_model
-from cordee.state.naming import capture
+from cordee.state.naming import capture, restore
 from cordee.train.exporting import Exporter
 from cordee.train.saving import Saver
 from cordee.train.stopping import Ending
@@ -35,14 +35,14 @@ def end(training: Training) -> Outcome:
     if job.data.test is not None and interrupted is None:
         test = training.evaluate("test", job.data.test)
     exporter = Exporter(job, stepper, _first_ids(training, 3), training.saver)
-    if interrupted is None:
+    if interrupted is None and not stepper.team.sliced:
         exporter.trace(model)
     with stepper.reporter.aside("saving"):
         training.saver.before_update()
     training.call("on_end")
     stepper.merge()
     while True:
-        checksum = _write_files(training, exporter, brought_back=brought_back) if stepper.team.speaks else ""
+        checksum = _write_files(training, exporter, brought_back=brought_back) if stepper.team.replica == 0 else ""
         result = {**_result(training, test, brought_back=brought_back), "params_sha256": checksum}
         if stepper.ledger.lost or stepper.ledger.repeated:
             stepper.reporter.tell(WarningEvent(stepper.ledger.told()))
@@ -69,6 +69,8 @@ def _bring_back_best(training: Training) -> bool:
 
     stepper.merge()
     with stepper.reporter.aside("saving"):
+        if stepper.team.sliced:  # of which all owners write their part
+            training.write_checkpoint()
         return training.best.bring_back(stepper, training.setup.model, write_last)
 
 
@@ -78,6 +80,12 @@ def _write_files(training: Training, exporter: Exporter, *, brought_back: bool) 
     if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
         with aside("saving"):
             training.write_checkpoint()
+    if training.stepper.team.sliced:  # no worker holds all: what they have written is put together
+        training.saver.close()
+        if not training.stepper.team.speaks:
+            return ""
+        model = training.job.make_model().to(training.stepper.device)
+        restore(training.saver.model_of(training.best.step if brought_back else training.stepper.done), model)
     if training.interrupted is None:
         exporter.write(model, training.out)
     with aside("saving"):

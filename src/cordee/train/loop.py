@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from cordee.core.events import EpochEvent, WarningEvent
 from cordee.feed.batch import Batch
@@ -17,7 +17,7 @@ from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.state.naming import Snapshot, capture, restore
 from cordee.train.best import Best
-from cordee.train.compiling import training_loss
+from cordee.train.compiling import Loss, training_loss
 from cordee.train.ending import Outcome, end
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job
@@ -42,20 +42,21 @@ def run_job(
     best = Best(job)
     saver = Saver(out / "checkpoints", replace(job.save, keep_best=best.metric), stepper.team.channel)
     stepper.team.channel.before_end = partial(_part, stepper, saver)
-    if receive is None:
-        setup, snapshot = set_up(job, stepper, saver, resume=resume)
-    else:
-        setup, snapshot = set_up_from(job, stepper, receive)
-    training = Training(job, stepper, setup, saver, best, out)
-    if snapshot is not None:
-        training.take_up(snapshot)
-    job.check_schedule(setup.schedule, last_step(job, setup.order.steps), setup.order.steps)
-    if receive is None:
-        training.announce()
-    else:  # no checkpoint of this moment was written
-        saver.step, stepper.team.channel.joining = -1, False
-    training.train()
-    return end(training)
+    with stepper.team.holding_together():
+        if receive is None:
+            setup, snapshot = set_up(job, stepper, saver, resume=resume)
+        else:
+            setup, snapshot = set_up_from(job, stepper, receive)
+        training = Training(job, stepper, setup, saver, best, out)
+        if snapshot is not None:
+            training.take_up(snapshot)
+        job.check_schedule(setup.schedule, last_step(job, setup.order.steps), setup.order.steps)
+        if receive is None:
+            training.announce()
+        else:  # no checkpoint of this moment was written
+            saver.step, stepper.team.channel.joining = -1, False
+        training.train()
+        return end(training)
 
 
 def _part(stepper: Stepper, saver: Saver) -> None:
@@ -118,10 +119,9 @@ class Training:
             stepper.reporter.tell(WarningEvent("the model is compiled in the first step, which takes longer"))
         alone = stepper.team.alone and not stepper.team.grows
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
+        split = stepper.split()
         for batch in batches:
-            with stepper.precision.autocast():
-                loss = loss_of(batch)
-            stepper.backward(loss)
+            split.run(partial(self._loss, loss_of, batch), stepper.backward)
             self.saver.before_update()
             if not stepper.step(setup.optimizer, clip=job.clip):
                 continue
@@ -131,6 +131,10 @@ class Training:
             let_in(job, stepper, self.handed)
         if self.next[1] != 0 and self.interrupted is None and self._validate(self.next[0], passing=True):
             self.saver.step = -1  # a checkpoint of this step does not know its metrics yet
+
+    def _loss(self, loss_of: Loss, batch: Batch) -> Tensor:
+        with self.stepper.precision.autocast():
+            return loss_of(batch)
 
     def _after_step(self, done: Committed) -> bool:
         """Everything that follows a committed step; True ends the training."""
@@ -215,7 +219,7 @@ class Training:
     # ------------------------------------------------------------- what is kept
 
     def _save(self) -> None:
-        """A checkpoint of this moment, written in the background by the worker that speaks for all."""
+        """A checkpoint of this moment, written in the background by the workers of the first replica."""
         self._saved_at = time.monotonic()
         with self.stepper.reporter.aside("saving"):
             self.stepper.merge()
@@ -223,7 +227,7 @@ class Training:
 
     def write_checkpoint(self) -> None:
         """The same, of parameters that are merged already."""
-        if self.stepper.team.speaks:
+        if self.stepper.team.replica == 0:
             step = self.stepper.done
             # Metrics belong to the step that they were measured at, not to those after it.
             self.saver.write(step, self._capture, self.validation if self._validated_at == step else {})

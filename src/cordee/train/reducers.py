@@ -20,6 +20,7 @@ from cordee.sync.allreduce import AllReduce
 from cordee.sync.local import LocalSteps
 from cordee.sync.meeting_points import backward_from
 from cordee.sync.seam import Recorded, Sync
+from cordee.sync.sliced import SlicedSums
 from cordee.train.agreement import agree_on, of_optimizer, share
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -72,6 +73,8 @@ class Reducers:
 
     def _make(self, parameters: Sequence[nn.Parameter]) -> Sync:
         plan, team = self._plan, self._team
+        if team.sliced:
+            return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb)
         if plan.sync == "local":
             return LocalSteps(parameters, team, every=plan.local_steps, on_lost=self._on_lost)
         return AllReduce(parameters, team, bucket_mb=plan.bucket_mb, overlap=plan.overlap and not self._of)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import torch
 
 from cordee.core.errors import CheckpointError
 from cordee.core.events import CheckpointEvent, Event, WarningEvent
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.messages import News, Saving
+from cordee.group.team import Team
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import tensor_bytes
 from cordee.state.naming import MODEL, Snapshot
+from cordee.state.owners import Owners
 from cordee.train.job import Save
 
 MOST_S = 120.0
@@ -30,6 +35,8 @@ class Saver:
         """Nothing is written or read yet."""
         self._folder, self._rule, self._channel = folder, rule, channel
         self._made: Checkpoints | None = None
+        self.owners = Owners()
+        """Which of several writers this worker is."""
         self._live = False
         """Whether the checkpoint under way reads tensors that the next update changes."""
         self.step = -1
@@ -38,7 +45,9 @@ class Saver:
     @property
     def _checkpoints(self) -> Checkpoints:
         if self._made is None:
-            self._made = Checkpoints(self._folder, keep_last=self._rule.keep_last, keep_best=self._rule.keep_best)
+            self._made = Checkpoints(
+                self._folder, keep_last=self._rule.keep_last, keep_best=self._rule.keep_best, owners=self.owners
+            )
         return self._made
 
     def latest(self) -> Snapshot:
@@ -71,7 +80,8 @@ class Saver:
         if not self._live:
             snapshot = snapshot.copied()
         record = CheckpointEvent(step, round((time.perf_counter() - began) * 1e3, 3), round(at, 6))
-        self._checkpoints.save(snapshot, step=step, metrics=metrics, on_saved=lambda saved: self._post(record))
+        say = self._post if self.owners.first else (lambda record: None)
+        self._checkpoints.save(snapshot, step=step, metrics=metrics, on_saved=lambda saved: say(record))
 
     @property
     def busy(self) -> bool:
@@ -112,3 +122,12 @@ class Saver:
         self._channel.post(news)
         if now:
             self._channel.flush()
+
+
+def owners_of(team: Team) -> Owners:
+    """Which workers write a checkpoint: those that hold the first replica; every worker calls this."""
+    if not team.sliced:
+        return Owners()
+    token = torch.tensor([secrets.randbits(62)])
+    team.share_from_first([token])
+    return Owners(team.slices.rank, team.slices.size, f"{int(token):x}")

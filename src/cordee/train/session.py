@@ -17,6 +17,7 @@ from cordee.core.events import WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.feeder import Weigh
 from cordee.feed.order import Order
+from cordee.split.tensor import TensorPlan
 from cordee.train.checks import check_loss
 from cordee.train.ledger import Committed
 from cordee.train.loops import Start
@@ -67,12 +68,14 @@ class Session:
         """What this worker wishes: `wish.stop = True` ends the loop on all workers after the same step."""
         return self._stepper.wish
 
-    def prepare(self, model: nn.Module, *, compile: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, *, compile: bool = True, tensor_plan: TensorPlan | None = None) -> nn.Module:
         """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch.
 
-        With `compile=True` in the plan it is compiled too, unless you compile what you compute by yourself.
+        With `compile=True` in the plan it is compiled too, unless you compile what you compute by yourself. With
+        `tensor=N` in the plan, `tensor_plan` says which linear layers are cut; see
+        `Job.tensor_plan`.
         """
-        return self._stepper.prepare(model, compile=compile)
+        return self._stepper.prepare(model, compile=compile, tensor_plan=tensor_plan)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Compute in the plan's number format: put the forward pass and the loss into it."""

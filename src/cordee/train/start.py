@@ -28,7 +28,7 @@ from cordee.train.checks import check_job, materialise
 from cordee.train.devices import fuse
 from cordee.train.job import Job, Resolved
 from cordee.train.prepare import share_model
-from cordee.train.saving import Saver
+from cordee.train.saving import Saver, owners_of
 from cordee.train.stepper import Stepper
 from cordee.train.stopping import last_step
 
@@ -59,6 +59,7 @@ class Setup:
 def set_up(job: Job, stepper: Stepper, saver: Saver, *, resume: bool) -> tuple[Setup, Snapshot | None]:
     """Make what is trained, and agree on it with all workers; and read what a former start has saved."""
     agree_on(stepper.team, of_job(job, resume=resume))
+    saver.owners = owners_of(stepper.team)
     snapshot = share_snapshot(stepper.team, saver.latest) if resume else None
     order, model = make_model(job, stepper, snapshot)
     agree_on_model(job, stepper, order, model, shared=job.start_from is not None and snapshot is None)
@@ -110,7 +111,7 @@ def make_optimizer(
     """Place the model, and make its optimizer and schedule; local, but that all workers `agree` on the optimizer."""
     resolved = _resolved(job, snapshot)
     stepper.updates = 1
-    stepper.place(model)
+    model = stepper.place(model, job.tensor_plan)
     optimizer = job.make_optimizer(model)
     if untrained := _untrained(model, optimizer):
         stepper.reporter.tell(WarningEvent(untrained))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core import heap
+from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.diagnose.diverged import explain_divergence
@@ -28,6 +29,9 @@ from cordee.feed.loader import Batch
 from cordee.feed.order import Order
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.team import Team
+from cordee.split.seam import Split
+from cordee.split.tensor import TensorPlan, TensorSlices
+from cordee.split.whole import Whole
 from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points
@@ -68,6 +72,8 @@ class Stepper:
         """`team` is None for one process alone."""
         self.team = team or Team()
         self.plan = plan or Plan()
+        if self.plan.tensor != self.team.lines.per_replica:
+            raise PlanError(f"tensor={self.plan.tensor} comes too late: the first session connected the workers")
         self.seed = seed
         self.device = device
         self.ledger = Ledger()
@@ -117,20 +123,26 @@ class Stepper:
         self.reporter.send()
         return self.team.finish()
 
-    def prepare(self, model: nn.Module, *, compile: bool = True) -> nn.Module:
+    def prepare(self, model: nn.Module, *, compile: bool = True, tensor_plan: TensorPlan | None = None) -> nn.Module:
         """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch."""
         model = model.to(self.device)
         share_model(model, self.team, self.plan)
-        self.place(model)
+        model = self.place(model, tensor_plan)
         if self.plan.compile and compile:
             model.compile()
         return model
 
-    def place(self, model: nn.Module) -> None:
+    def place(self, model: nn.Module, tensor_plan: TensorPlan | None = None) -> nn.Module:
         """The local part of `prepare`, for a model that is the same on every worker already."""
         fit_to_plan(model, self.team, self.plan, self._state)
+        model = self.split(tensor_plan).place(model)
         self.models.append(model)
         self._buffers.watch(model)
+        return model
+
+    def split(self, tensor_plan: TensorPlan | None = None) -> Split:
+        """How a replica lies over workers."""
+        return TensorSlices(self.team, tensor_plan) if self.team.sliced else Whole()
 
     def batches(
         self,

@@ -1,0 +1,68 @@
+"""Models whose linear layers are cut over workers, with a knob for what a job can ask for."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import cordee
+from cordee.train.job import Save, Stop
+
+
+class Block(nn.Module):
+    """A residual block with a norm that is not cut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return out
+
+
+def model(kind: str) -> nn.Module:
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+    drop = nn.Dropout(0.1 if kind == "drops" else 0.0)
+    return nn.Sequential(nn.Linear(64, 24), Block(24), Block(24), drop, nn.Linear(24, 10))
+
+
+PLANS = {"mlp": {"0": "colwise", "2": "rowwise"}}
+BLOCKS = {"*.up": "colwise", "*.down": "rowwise"}
+
+
+def job(
+    kind: str = "mlp",
+    optimizer: str = "adamw",
+    clip: float | None = None,
+    stop_steps: int | None = None,
+    keep_best: bool = False,
+    save_steps: int | None = None,
+    epochs: int = 2,
+    cut: str = "",
+) -> cordee.Job:
+    data = cordee.data.digits(validation=0.1, test=0.1)
+    x, y = (data.train.gather(np.arange(407))[name] for name in ("x", "y"))
+    optimizers = {
+        "adamw": lambda params: torch.optim.AdamW(params, lr=3e-3),
+        "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    }
+    return cordee.Job(
+        model=lambda: model(kind).double(),
+        loss=nn.functional.cross_entropy,
+        optimizer=optimizers[optimizer],
+        data={"train": (x.double(), y), "validation": (x[:50].double(), y[:50])},
+        batch=37,
+        epochs=epochs,
+        clip=clip,
+        metrics={"accuracy": cordee.metrics.accuracy},
+        schedule=lambda one: torch.optim.lr_scheduler.CosineAnnealingLR(one, 64),
+        tensor_plan=json.loads(cut) if cut else PLANS.get(kind, BLOCKS),
+        stop=Stop(steps=stop_steps),
+        save=Save(steps=save_steps, keep_best="accuracy" if keep_best else None),
+    )

@@ -1,0 +1,118 @@
+"""Linear layers cut over workers: the curve and the model of one process, checkpoints for any plan, and losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cordee.core.errors import ModelError, PlanError, WorkersLost
+from cordee.core.plan import Plan
+from cordee.state.layout import read_header
+from harness import JOBS, Run, run_script, train
+
+
+def same(run: Run, reference: Run) -> None:
+    assert len(run.losses) == len(reference.losses) > 0
+    assert np.allclose(run.losses, reference.losses, rtol=0, atol=1e-10)
+    assert run.tensors.keys() == reference.tensors.keys()
+    for name, tensor in reference.tensors.items():
+        assert np.allclose(run.tensors[name], tensor, rtol=0, atol=1e-8), name
+    for name in ("order_sha256", "steps", "samples", "samples_lost", "samples_repeated", "best"):
+        assert run.result[name] == pytest.approx(reference.result[name]), name
+    for name, value in reference.result["validation"].items():
+        assert run.result["validation"][name] == pytest.approx(value, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("plan", "workers", "settings"),
+    [
+        ("tensor=2", 2, {}),
+        ("tensor=2", 4, {"kind": "blocks", "clip": 0.5, "optimizer": "momentum"}),
+        ("tensor=2,accumulate=3", 4, {"kind": "blocks", "keep_best": True}),
+        pytest.param("tensor=4", 4, {"kind": "drops"}, marks=pytest.mark.slow),
+        pytest.param("tensor=2,share=sampled,bucket_mb=0.01", 6, {}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_equals_one_process(warm: int, tmp_path: Path, plan: str, workers: int, settings: dict[str, Any]) -> None:
+    run = train("sliced", tmp_path / "sliced", workers=workers, plan=plan, **settings)
+    same(run, train("sliced", tmp_path / "alone", **settings))
+    assert [event["message"] for event in run.of("warning")] == []
+
+
+def test_resumes_whole_on_three_workers_and_in_slices_again(warm: int, tmp_path: Path) -> None:
+    reference = train("sliced", tmp_path / "alone", kind="blocks")
+    out = tmp_path / "run"
+    stops = [(5, "tensor=2", 4), (9, "auto", 3), (14, "tensor=2", 2), (99, "tensor=4", 4)]
+    for turn, (stop, plan, workers) in enumerate(stops):  # 11 steps an epoch: each of them in the middle of one
+        run = train("sliced", out, workers=workers, plan=plan, resume=turn > 0, kind="blocks", stop_steps=stop)
+    steps = {event["step"]: event["loss"] for event in run.of("step")}
+    assert list(steps) == list(range(1, len(reference.losses) + 1))
+    assert np.allclose(list(steps.values()), reference.losses, rtol=0, atol=1e-10)
+    for name, tensor in reference.tensors.items():
+        assert np.allclose(run.tensors[name], tensor, rtol=0, atol=1e-8), name
+    assert run.result["order_sha256"] == reference.result["order_sha256"]
+
+
+def test_every_owner_writes_its_slices(warm: int, tmp_path: Path) -> None:
+    run = train("sliced", tmp_path / "run", workers=4, plan="tensor=2", kind="blocks", stop_steps=3)
+    [folder] = (run.out / "checkpoints").iterdir()
+    index = read_header(folder).body
+    slices = {name: [piece["offset"] for piece in entry["slices"]] for name, entry in index["tensors"].items()}
+    assert slices["model.1.up.weight"] == slices["optim.main.1.up.weight.exp_avg"] == [[0, 0], [48, 0]]
+    assert slices["model.1.down.weight"] == [[0, 0], [0, 48]]
+    assert slices["model.1.down.bias"] == [[0]]
+    assert len(index["files"]) == 2
+
+
+def test_a_lost_slice_ends_the_run_and_says_how_to_continue(warm: int, tmp_path: Path) -> None:
+    workers: dict[int, int] = {}
+
+    def strike(event: Any) -> None:
+        if hasattr(event, "pid"):
+            workers[event.worker] = event.pid
+        if getattr(event, "step", -1) == 6 and (pid := workers.pop(1, None)) is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    settings: dict[str, Any] = {"kind": "blocks", "save_steps": 2}
+    with pytest.raises(WorkersLost, match="slice of the model") as caught:
+        train("sliced", tmp_path / "run", workers=4, plan="tensor=2", listen=strike, epochs=200, **settings)
+    assert "--resume" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        ({"0": "colwise", "5": "rowwise"}, "no such layer"),
+        ({"0": "columns"}, "expected colwise, rowwise"),
+        ({"3": "colwise"}, "BatchNorm1d"),
+        ({"4": "colwise"}, "cannot be cut into 4"),
+        ({}, "it names none"),
+    ],
+)
+def test_a_cut_that_does_not_fit_is_refused(warm: int, tmp_path: Path, plan: dict[str, str], told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        train("sliced", tmp_path / "run", workers=4, plan="tensor=4", cut=json.dumps(plan))
+
+
+@pytest.mark.parametrize("plan", ["sync=local", "compile=true", "precision=fp16"])
+def test_what_does_not_go_together_is_refused(plan: str) -> None:
+    with pytest.raises(PlanError, match=f"tensor=2 does not work with {plan}"):
+        Plan.parse(f"tensor=2,{plan}").check(4)
+    with pytest.raises(PlanError, match="a multiple of 2 workers"):
+        Plan.parse("tensor=2").check(3)
+
+
+def test_an_own_loop_is_cut_too(warm: int, tmp_path: Path) -> None:
+    for workers, plan in ((1, "auto"), (4, "tensor=2")):
+        run_script(JOBS / "sliced_loop.py", tmp_path / str(workers), str(tmp_path), workers=workers, plan=plan)
+    alone, first = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "4-0"))
+    assert np.allclose(alone["losses"], first["losses"], rtol=0, atol=1e-10)
+    for rank in range(1, 4):
+        assert json.loads((tmp_path / f"4-{rank}.json").read_text())["losses"] == first["losses"]
