@@ -10,28 +10,23 @@ belongs to is void, and `settle` says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from cordee.core.errors import WorkersLost
 from cordee.core.events import WarningEvent
 from cordee.core.mesh import Mesh
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.comm import Handle, Meter
-from cordee.group.lines import SLICE_LOST, Lines
+from cordee.group.lines import Lines
 from cordee.group.membership import Membership
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
 from cordee.group.protocol import Go
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-NOTICE_S = 2.0
-"""How long after a failed collective the coordinator may take to say that a worker was lost."""
 
 
 class Team:
@@ -162,16 +157,6 @@ class Team:
         After a regrouping it is of no use any more, and this gives another one.
         """
         return self.lines.device_mesh()
-
-    @contextmanager
-    def holding_together(self) -> Iterator[None]:
-        """Around what runs torch's own collectives: a loss within them is `WorkersLost`, not what gloo says of it."""
-        try:
-            yield
-        except RuntimeError as error:
-            if self.sliced and self.channel.await_break(self.membership.generation, NOTICE_S):
-                raise WorkersLost(SLICE_LOST) from error
-            raise
 
     def finish(self) -> bool:
         """Leave together: True when no member has anything left to agree on, False after a regrouping."""

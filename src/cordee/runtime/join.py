@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cordee.core.errors import RendezvousError, SecurityError, UsageError, WaitedTooLong
+from cordee.core.errors import PlanError, RendezvousError, SecurityError, UsageError, WaitedTooLong
 from cordee.core.events import PlanEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.core.world import World
@@ -77,7 +77,10 @@ class Entry:
         """What a loop or a session trains with, by the launcher's plan if by no other."""
         chosen = plan or self.plan
         chosen.check(self.world.size)
-        return Stepper(self.meet(chosen), plan=chosen, seed=seed, device=self.device)
+        team = self.meet(chosen)
+        if chosen.tensor != team.lines.per_replica:
+            raise PlanError(f"tensor={chosen.tensor} comes too late: the first session connected the workers otherwise")
+        return Stepper(team, plan=chosen, seed=seed, device=self.device)
 
     def _too_few(self, error: WaitedTooLong) -> Exception:
         """Our own launcher sees by itself whose process has not come."""

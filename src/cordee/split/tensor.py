@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Union
 
 from torch import Tensor, nn
 
-from cordee.core.errors import ModelError
+from cordee.core.errors import ModelError, WorkersLost
 from cordee.core.words import did_you_mean
+from cordee.group.lines import SLICE_LOST
 from cordee.group.team import Team
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 TensorPlan = Mapping[str, Union[str, "ParallelStyle"]]
 """For names of layers, which may hold `*`: `"colwise"`, `"rowwise"`, or a `ParallelStyle` of torch."""
 
+NOTICE_S = 2.0
+"""How long after a failed collective the coordinator may take to say that a worker was lost."""
 CUT = {"colwise": 0, "rowwise": 1}
 """Which dimension of a linear layer's weight is cut."""
 
@@ -42,6 +46,17 @@ class TensorSlices:
     def run(self, objective: Callable[[], Tensor], backward: Callable[[Tensor], None]) -> None:
         """Forward, backward; the layers that are cut communicate within them."""
         backward(objective())
+
+
+@contextmanager
+def holding_together(team: Team) -> Iterator[None]:
+    """Around what runs torch's own collectives: a loss within them is `WorkersLost`, not what gloo says of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if team.sliced and team.channel.await_break(team.membership.generation, NOTICE_S):
+            raise WorkersLost(SLICE_LOST) from error
+        raise
 
 
 def check(model: nn.Module, plan: TensorPlan, slices: int) -> dict[str, str | ParallelStyle]:

@@ -15,6 +15,8 @@ from cordee.core.events import EpochEvent, WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.share import Shares
 from cordee.feed.source import Source
+from cordee.split.choose import split_of
+from cordee.split.tensor import holding_together
 from cordee.state.naming import Snapshot, capture, restore
 from cordee.train.best import Best
 from cordee.train.compiling import Loss, training_loss
@@ -42,7 +44,7 @@ def run_job(
     best = Best(job)
     saver = Saver(out / "checkpoints", replace(job.save, keep_best=best.metric), stepper.team.channel)
     stepper.team.channel.before_end = partial(_part, stepper, saver)
-    with stepper.team.holding_together():
+    with holding_together(stepper.team):
         if receive is None:
             setup, snapshot = set_up(job, stepper, saver, resume=resume)
         else:
@@ -119,7 +121,7 @@ class Training:
             stepper.reporter.tell(WarningEvent("the model is compiled in the first step, which takes longer"))
         alone = stepper.team.alone and not stepper.team.grows
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
-        split = stepper.split()
+        split = split_of(stepper.team)
         for batch in batches:
             split.run(partial(self._loss, loss_of, batch), stepper.backward)
             self.saver.before_update()

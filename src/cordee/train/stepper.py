@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core import heap
-from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.diagnose.diverged import explain_divergence
@@ -29,9 +28,8 @@ from cordee.feed.loader import Batch
 from cordee.feed.order import Order
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.team import Team
-from cordee.split.seam import Split
-from cordee.split.tensor import TensorPlan, TensorSlices
-from cordee.split.whole import Whole
+from cordee.split.choose import split_of
+from cordee.split.tensor import TensorPlan
 from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points
@@ -70,12 +68,8 @@ class Stepper:
         self, team: Team | None = None, *, plan: Plan | None = None, seed: int = 0, device: str = "cpu"
     ) -> None:
         """`team` is None for one process alone."""
-        self.team = team or Team()
-        self.plan = plan or Plan()
-        if self.plan.tensor != self.team.lines.per_replica:
-            raise PlanError(f"tensor={self.plan.tensor} comes too late: the first session connected the workers")
-        self.seed = seed
-        self.device = device
+        self.team, self.plan = team or Team(), plan or Plan()
+        self.seed, self.device = seed, device
         self.ledger = Ledger()
         self.reporter = Reporter(self.team)
         self.last: Committed | None = None
@@ -135,14 +129,10 @@ class Stepper:
     def place(self, model: nn.Module, tensor_plan: TensorPlan | None = None) -> nn.Module:
         """The local part of `prepare`, for a model that is the same on every worker already."""
         fit_to_plan(model, self.team, self.plan, self._state)
-        model = self.split(tensor_plan).place(model)
+        model = split_of(self.team, tensor_plan).place(model)
         self.models.append(model)
         self._buffers.watch(model)
         return model
-
-    def split(self, tensor_plan: TensorPlan | None = None) -> Split:
-        """How a replica lies over workers."""
-        return TensorSlices(self.team, tensor_plan) if self.team.sliced else Whole()
 
     def batches(
         self,
