@@ -136,8 +136,8 @@ def _at_agreements(kind: type[Team], at: Places) -> None:
 def _at_regroupings(kind: type[Team], at: Places) -> None:
     advance, connect, hand_over = Membership.advance, Lines._connect, kind._hand_over
 
-    def placed_advance(who: Membership, committed: int) -> Any:
-        go = advance(who, committed)
+    def placed_advance(who: Membership, committed: int, *, admits: bool = False) -> Any:
+        go = advance(who, committed, admits=admits)
         at.leave(who, f"go-{go.generation}", json.dumps(dataclasses.asdict(go)))
         return go
 
