@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from cordee.runtime.join import session as session
     from cordee.state.load import load as load
     from cordee.train.callbacks import Callback as Callback
+    from cordee.train.evaluate import predict as predict
     from cordee.train.gathering import gather as gather
     from cordee.train.job import Job as Job
     from cordee.train.job import Save as Save
     from cordee.train.job import Stop as Stop
-    from cordee.train.predict import predict as predict
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _PUBLIC = {
     "gather": ("cordee.train.gathering", "gather"),
     "load": ("cordee.state.load", "load"),
     "metrics": ("cordee.metrics", ""),
-    "predict": ("cordee.train.predict", "predict"),
+    "predict": ("cordee.train.evaluate", "predict"),
     "session": ("cordee.runtime.join", "session"),
     "train": ("cordee.runtime.api", "train"),
 }

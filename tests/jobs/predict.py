@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import cordee
-from cordee.feed.data import as_source
 from cordee.train.evaluate import predict
-from cordee.train.session import stepper_of
 
 folder = Path(sys.argv[1])
 seen: list[float] = []
@@ -26,6 +24,6 @@ class Model(nn.Module):
 
 with cordee.session() as s:
     numbers = np.arange(1003, dtype=np.float64)[:, None]
-    outputs = predict(s.prepare(Model()), as_source(numbers), stepper_of(s).team, batch=97)
+    outputs = predict(s.prepare(Model()), numbers, s, batch=97)
     np.save(folder / f"{s.rank}.npy", outputs.numpy())
     np.save(folder / f"seen-{s.rank}.npy", np.asarray(seen))

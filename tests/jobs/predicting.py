@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import cordee
-from cordee.feed.data import as_source
 from cordee.group.team import Team
 from cordee.train.evaluate import predict
 from cordee.train.session import stepper_of
@@ -22,5 +21,5 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 with cordee.session() as s:
     numbers = np.arange(1003, dtype=np.float64)[:, None] / np.array([7.0, 100.0, 1000.0])
-    outputs = predict(s.prepare(model), as_source(numbers), stepper_of(s).team, batch=97)
+    outputs = predict(s.prepare(model), numbers, s, batch=97)
     np.save(folder / f"{stepper_of(s).team.membership.worker}.npy", outputs.numpy())

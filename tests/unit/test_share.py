@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cordee.core.errors import PlanError
-from cordee.feed.share import Share, Shares, table
+from cordee.feed.share import Share, Shares
 
 SHARES = [
     Share(),
@@ -86,17 +86,6 @@ def test_sampled_owners_by_proportions() -> None:
 def test_a_meaningless_share_is_refused(fields: dict, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         Share(**fields)
-
-
-def test_the_table_adds_up() -> None:
-    lines = table(Share("proportional", (5, 3, 2)), [10, 10, 3], (0, 1, 2)).splitlines()
-    assert lines[0].split() == ["chunk", "worker", "0", "worker", "1", "worker", "2", "all"]
-    assert [line.split() for line in lines[1:]] == [
-        ["0", "5", "3", "2", "10"],
-        ["1", "5", "3", "2", "10"],
-        ["2", "1", "1", "1", "3"],
-        ["all", "11", "7", "5", "23"],
-    ]
 
 
 def test_shares_change_at_their_first_step() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from cordee.feed.batch import Batch
+from cordee.feed.fields import named_tensors
 from cordee.feed.permute import mix, random_bits
-from cordee.feed.source import Fields
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio: neighbouring ids begin far from each other
 _DROPPED_BITS = np.uint64(64 - 24)  # a float32 below 1 holds 24 bits evenly
@@ -30,14 +28,5 @@ def draws(batch: Batch, count: int, *, seed: int = 0) -> Tensor:
     places = (np.asarray(batch.ids).astype(np.uint64) + np.uint64(1)) * _SPREAD
     bits = mix(places[:, None] + keys) >> _DROPPED_BITS
     numbers = torch.from_numpy(bits.astype(np.float32) * np.float32(2**-24))
-    device = next((tensor.device for tensor in _tensors(batch.fields)), "cpu")
+    device = next((tensor.device for _, tensor in named_tensors(batch.fields)), "cpu")
     return numbers.to(device)
-
-
-def _tensors(fields: Fields) -> Iterator[Tensor]:
-    """Every tensor of a batch."""
-    if isinstance(fields, Tensor):
-        yield fields
-    elif isinstance(fields, Mapping | tuple | list):
-        for part in fields.values() if isinstance(fields, Mapping) else fields:
-            yield from _tensors(part)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cordee.feed.loader import Batch, Loader
+from cordee.feed.batch import Batch
+from cordee.feed.loader import Loader
 from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids

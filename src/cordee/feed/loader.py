@@ -17,8 +17,6 @@ from cordee.feed.overdue import Overdue
 from cordee.feed.permute import Ids
 from cordee.feed.source import Source, kind_of
 
-__all__ = ["Batch", "Loader"]
-
 _WORTH_A_THREAD_S = 0.0005  # handing a batch from thread to thread costs about a tenth of this
 _SLOW_IN_A_ROW, _SLOW_S = 5, 0.1
 """So many slow gathers, which take so long together, are the source's own; fewer may be those of a busy machine."""

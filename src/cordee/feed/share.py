@@ -128,14 +128,3 @@ def _largest_remainder(size: int, weights: tuple[float, ...]) -> tuple[int, ...]
     for index in by_remainder[: size - sum(sizes)]:
         sizes[index] += 1
     return tuple(sizes)
-
-
-def table(share: Share, chunks: Sequence[int], workers: Sequence[int], key: tuple[int, ...] = ()) -> str:
-    """A text table of samples by chunk and worker; `chunks` are sizes, chunk i is cut with the key `(*key, i)`."""
-    rows = [share.sizes(size, workers, (*key, number)) for number, size in enumerate(chunks)]
-    totals = [sum(column) for column in zip(*rows, strict=True)] if rows else [0] * len(workers)
-    lines = [["chunk", *(f"worker {worker}" for worker in workers), "all"]]
-    lines += [[str(number), *map(str, row), str(sum(row))] for number, row in enumerate(rows)]
-    lines.append(["all", *map(str, totals), str(sum(totals))])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

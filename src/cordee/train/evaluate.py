@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import DataError
+from cordee.feed.batch import Batch
+from cordee.feed.data import as_source
 from cordee.feed.feeder import Feeder, Slot
-from cordee.feed.loader import Batch
 from cordee.feed.order import Order
 from cordee.feed.share import Shares
 from cordee.feed.source import Source
@@ -19,6 +20,7 @@ from cordee.sync.batchnorm import StepState, together
 from cordee.train.gather import Regrouped
 from cordee.train.gathering import gathering
 from cordee.train.metrics import Tally, tally_of
+from cordee.train.session import Session, stepper_of
 
 Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any, Any]"]
 """For one batch: loss (a mean over the batch, or None), output of the model, and what metrics compare it with."""
@@ -53,8 +55,12 @@ def evaluate(
     return result | {name: tally.value() for name, tally in tallies.items()}
 
 
-def predict(model: nn.Module, source: Source, team: Team, *, batch: int = 256) -> Tensor:
-    """The model's outputs for all samples, in the order of the input, on every worker."""
+def predict(model: nn.Module, data: Any, session: Session | None = None, *, batch: int = 256) -> Tensor:
+    """The model's outputs for all samples of `data`, in their order, on every worker.
+
+    With a session every worker calls it and computes a share of each batch; without one this process computes all.
+    """
+    source, team = as_source(data), stepper_of(session).team if session is not None else Team()
     order = Order(len(source), batch, shuffle="none")
     pieces = []
     state = StepState()

@@ -176,22 +176,6 @@ class Loop:
         return Committed(number, *at, record.mean_loss, int(record.samples), *wishes, grad_norm, rate)
 
 
-class Held:
-    """A key that is a thing itself, whatever it holds, and keeps it, so that no other one gets its place in memory."""
-
-    def __init__(self, thing: object) -> None:
-        """Hold it."""
-        self._thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it is the same one."""
-        return isinstance(other, Held) and other._thing is self._thing
-
-    def __hash__(self) -> int:
-        """By its place in memory."""
-        return id(self._thing)
-
-
 class Loops:
     """The open loops, the innermost last, and the epoch with which the next loop over some data goes on."""
 
@@ -201,6 +185,7 @@ class Loops:
         self.shares: Shares | None = None
         """What the workers agreed on for the outermost loop; None: what the plan says."""
         self._next: dict[Hashable, int] = {}
+        self._kept: dict[int, object] = {}
 
     @property
     def now(self) -> Loop | None:
@@ -285,6 +270,11 @@ class Loops:
         for outer in self._open[:-1]:
             outer.trained_inside = True
             outer.guard.trained_inside()
+
+    def key_of(self, data: object) -> int:
+        """A key that is this very object, which is kept, so that no other one gets its place in memory."""
+        self._kept[id(data)] = data
+        return id(data)
 
     def first(self, keys: Sequence[Hashable], start: Start | None, epochs: int | None) -> tuple[Start, int | None]:
         """Where a loop over the data with these `keys` begins, and before which epoch it ends.

@@ -22,9 +22,9 @@ from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.diagnose.diverged import explain_divergence
 from cordee.diagnose.statistical import warn_statistical
+from cordee.feed.batch import Batch
 from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
-from cordee.feed.loader import Batch
 from cordee.feed.order import Order
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.team import Team
@@ -38,7 +38,7 @@ from cordee.train.agreement import of_loop
 from cordee.train.buffers import BufferKeeper
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.living import Living
-from cordee.train.loops import Held, Loop, Loops, Start
+from cordee.train.loops import Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.precision import Precision
 from cordee.train.prepare import fit_to_plan, share_model
@@ -147,7 +147,7 @@ class Stepper:
         """My share of each global batch; see `Session.batches`."""
         source = as_source(data)
         order = order or Order(len(source), batch, seed=self.seed)
-        keys = (source.fingerprint, Held(data))
+        keys = (source.fingerprint, self.loops.key_of(data))
         first, end = self.loops.first(keys, start, epochs)
         self._reducers.loop = of_loop(source, order, epochs, first)
         loop = Loop.over(source, order, weigh, self.team, self.plan, self.device, keys, self.loops.shares)
