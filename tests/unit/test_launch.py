@@ -13,10 +13,12 @@ import pytest
 from cordee.core.errors import SecurityError, UsageError
 from cordee.core.plan import Plan
 from cordee.runtime.api import Options, train
+from cordee.runtime.join import session
 from cordee.runtime.launch import Launch
 from cordee.runtime.rendezvous import Rendezvous
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import COMMAND, PYTHON
+from harness import JOBS
 
 
 def launch(out: Path = Path("runs/a b"), **more: object) -> Launch:
@@ -81,6 +83,18 @@ def test_a_network_that_is_not_trusted_is_refused_in_the_users_words() -> None:
     for wording, message in ((COMMAND, "--trusted-network"), (PYTHON, "trusted_network=True")):
         with pytest.raises(SecurityError, match=f"say so: {message}$"):
             meeting.address(wording)
+
+
+def test_a_deadline_is_above_zero_wherever_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "^deadline=0: a number of seconds above 0"
+    with pytest.raises(UsageError, match=message):
+        session(deadline=0)
+    with pytest.raises(UsageError, match=message):
+        train(JOBS / "mlp.py", deadline=0, out=tmp_path / "ours", progress=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=message):
+        train(JOBS / "mlp.py", deadline=0, out=tmp_path / "torchrun", progress=False)
 
 
 def test_settings_are_for_job_files(tmp_path: Path) -> None:

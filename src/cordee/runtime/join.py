@@ -21,8 +21,9 @@ from cordee.group.team import Team
 from cordee.group.token import read_token
 from cordee.group.wire import LOOPBACK, Address, Message, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.launch import DEADLINE_S, JOBS_ALONE
+from cordee.runtime.launch import DEADLINE_S, JOBS_ALONE, check_deadline
 from cordee.runtime.resources import devices
+from cordee.runtime.wording import PYTHON
 from cordee.train.jobfile import refuse_session
 from cordee.train.session import Session
 from cordee.train.stepper import Stepper
@@ -110,6 +111,7 @@ def session(*, plan: Plan | str | None = None, seed: int = 0, deadline: float | 
     """
     refuse_session()
     chosen = Plan.parse(plan) if plan is not None else None
+    check_deadline(DEADLINE_S if deadline is None else deadline, PYTHON)
     entry = _current or enter(World.from_env(), Asked(DEADLINE_S if deadline is None else deadline, chosen))
     entry.deadline_s = entry.deadline_s if deadline is None else deadline
     stepper = entry.assemble(chosen, seed=seed)

@@ -70,9 +70,7 @@ class Launch:
         """Refuse what cannot be started, before anything is."""
         if self.plan.replace and self.target.kind == "script":
             raise UsageError(JOBS_ALONE)
-        if self.deadline_s <= 0:
-            given = self.wording.option("deadline", _short(self.deadline_s))
-            raise UsageError(f"{given}: a number of seconds above 0 is needed")
+        check_deadline(self.deadline_s, self.wording)
         Room.here(self.cores or usable_cores()).check(self.workers, self.wording)
         allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False, wording=self.wording)
         devices(self.workers, self.device, self.wording)
@@ -164,6 +162,12 @@ class Launch:
             joins=seat.joins,
             search=tuple(map(os.path.abspath, sys.path)) if self.target.kind == "sent" else (),
         )
+
+
+def check_deadline(seconds: float, wording: Wording) -> None:
+    """Refuse what leaves workers no time to wait for each other."""
+    if seconds <= 0:
+        raise UsageError(f"{wording.option('deadline', _short(seconds))}: a number of seconds above 0 is needed")
 
 
 def _short(seconds: float) -> float:

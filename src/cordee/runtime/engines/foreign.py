@@ -15,7 +15,7 @@ from cordee.core.world import World
 from cordee.runtime.coordinator.controller import GOES_ON
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.folder import saved_step
-from cordee.runtime.launch import Launch
+from cordee.runtime.launch import Launch, check_deadline
 from cordee.runtime.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
         raise UsageError(
             f"{world.source} started this process already: give it the script itself, without `cordee run`"
         )
+    check_deadline(launch.deadline_s, launch.wording)
     launch.plan.check(world.size)
     if launch.plan.replace:
         raise UsageError(
