@@ -35,6 +35,10 @@ def lost(run: Run) -> list[int]:
     return [event["worker"] for event in run.of("failure")]
 
 
+CLOSED: dict[str, Any] = {"admits": False, "newcomers": []}
+"""Of a generation that lets no other worker in."""
+
+
 def told(folder: Path, generation: int) -> list[dict[str, Any]]:
     """What the workers of a generation were told, each once if they were told the same."""
     found = [json.loads(path.read_text()) for path in (folder / "words").glob(f"go-{generation}.*")]
@@ -71,8 +75,8 @@ def test_a_second_worker_dies_in_the_hand_over(
     (victim,) = second
     left = [worker for worker in range(3) if worker != victim]
     assert lost(run) == [3, victim]
-    assert told(tmp_path, 2) == [{"generation": 2, "members": [0, 1, 2], "target": AT + 1, "giver": 0}]
-    assert told(tmp_path, 3) == [{"generation": 3, "members": left, "target": AT + 1, "giver": giver}]
+    assert told(tmp_path, 2) == [{"generation": 2, "members": [0, 1, 2], "target": AT + 1, "giver": 0, **CLOSED}]
+    assert told(tmp_path, 3) == [{"generation": 3, "members": left, "target": AT + 1, "giver": giver, **CLOSED}]
     assert_same(run, reference("placed"))
 
 
@@ -83,7 +87,7 @@ def test_the_giver_dies_when_one_of_three_has_it(optimizer: str, reference: Refe
     ahead = one_dies_ahead(4, [0], [1, 2, 3])
     run = struck(ahead, second, tmp_path, workers=5, optimizer=optimizer)
     assert lost(run) == [4, 0]
-    assert told(tmp_path, 3) == [{"generation": 3, "members": [1, 2, 3], "target": AT + 1, "giver": 2}]
+    assert told(tmp_path, 3) == [{"generation": 3, "members": [1, 2, 3], "target": AT + 1, "giver": 2, **CLOSED}]
     assert_same(run, reference("placed", optimizer=optimizer))
 
 

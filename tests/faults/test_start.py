@@ -212,5 +212,6 @@ def test_a_sharing_ends_on_nobody_before_all_take_part(stopped: Path, reference:
     run = begun(tmp_path, acts, workers=4, resume=True)
     assert lost(run) == [1]
     go = json.loads((tmp_path / "words" / "go-2.3").read_text())
-    assert go == {"generation": 2, "members": [0, 2, 3], "target": 1, "giver": None}
+    expected = {"generation": 2, "members": [0, 2, 3], "target": 1, "giver": None}
+    assert go == {**expected, "admits": False, "newcomers": []}
     assert_same(run, reference("placed"))
