@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from cordee.core.errors import UsageError
-from harness import DEADLINE_S, Run, assert_same, command, job_file, train
+from cordee.core.events import Event, FailureEvent
+from harness import DEADLINE_S, Run, assert_same, command, job_file, start, train
 
 NOTEBOOK = """
 import os, signal, time, torch
@@ -135,7 +137,40 @@ def test_a_job_that_was_sent_is_there_for_newcomers_too(tmp_path: Path) -> None:
     assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
 
 
-def test_scripts_and_several_hosts_are_refused(tmp_path: Path) -> None:
+def test_every_host_replaces_its_own_workers(alone: Run, tmp_path: Path) -> None:
+    """Two launchers meet, and a worker of the one that follows is lost."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = ("--rendezvous", f"127.0.0.1:{free.getsockname()[1]}", "--nodes", "2")
+    settings = ("--set", f"starts={tmp_path / 'starts'}", "--set", "fates=3:6:SIGKILL", "--set", "waits=9")
+    asked = ("train", job_file("replaced"), *settings, "--replace", "--workers", "2", "--threads", "1", *meeting)
+    hosts = [start(*asked, "--out", tmp_path / name, cwd=tmp_path) for name in ("one", "two")]
+    said = [host.communicate(timeout=DEADLINE_S) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    coordinator = next(tmp_path / name for name in ("one", "two") if (tmp_path / name / "result.json").exists())
+    run = Run(coordinator)
+    assert joined(run) == [(4, 3)] and last_workers(run) == [0, 1, 2, 4]
+    assert_same(run, alone)
+
+
+def test_a_newcomer_whose_job_was_changed_meanwhile_leaves_again(alone: Run, tmp_path: Path) -> None:
+    """A newcomer reads the job's file anew."""
+    file = tmp_path / "edited.py"
+    text = job_file("replaced").read_text()
+    file.write_text(text)
+
+    def edit(event: Event) -> None:
+        if isinstance(event, FailureEvent):
+            file.write_text(text.replace("batch=101", "batch=99"))
+
+    settings = {"starts": tmp_path / "starts", "fates": "1:4:SIGKILL", "waits": "6 9 12"}
+    run = train(file, tmp_path / "run", workers=2, plan="replace=true", listen=edit, **settings)
+    assert joined(run) == [(2, 1), (3, 2), (4, 3)] and last_workers(run) == [0]
+    reasons = [event["reason"] for event in run.of("failure")[1:]]
+    assert reasons == ["the job has changed since the run began: batch 101 then, batch 99 now"] * 3
+    assert_same(run, alone)
+
+
+def test_scripts_are_refused(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import cordee\nwith cordee.session(plan='replace=true') as s:\n    pass\n")
     done = command("run", script, "--plan", "replace=true", cwd=tmp_path)

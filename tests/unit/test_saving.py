@@ -78,7 +78,7 @@ def test_a_checkpoint_is_told_of_when_it_stands(tmp_path: Path, disk: Disk, hub:
     channel.flush()
     channel.post(WarningEvent("x"))
     channel.flush()
-    assert hub.notices.get(timeout=DEADLINE_S)[0] == "joined"
+    assert hub.notices.get(timeout=DEADLINE_S)[0] == "connected"
     assert hub.notices.get(timeout=DEADLINE_S)[0] == "warning"  # and nothing of a checkpoint before it
     disk.go.set()
     assert heard(hub, "checkpoint")["step"] == 6

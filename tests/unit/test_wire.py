@@ -28,7 +28,7 @@ def with_token(address: Address, token: str) -> Address:
 def test_the_right_token_is_let_in_and_the_message_comes_through(hub: Hub) -> None:
     connection, welcome = connect(hub.address, WHO)
     assert welcome == {"welcome": 1, "brief": {}}
-    assert hub.notices.get(timeout=DEADLINE_S) == ("joined", 0, {"host": "here", "pid": 1})
+    assert hub.notices.get(timeout=DEADLINE_S) == ("connected", 0, {"host": "here", "pid": 1})
     connection.send({"warning": {"message": "hello"}})
     assert hub.notices.get(timeout=DEADLINE_S) == ("warning", 0, {"message": "hello"})
     connection.close()
