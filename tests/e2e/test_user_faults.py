@@ -198,7 +198,7 @@ def test_a_function_that_makes_what_does_not_fit(fields: str, words: tuple[str, 
     [
         ("shar=equal", ("shar", "share", "Allowed keys")),
         ("share=even", ("share", "even", "equal")),
-        ("tensor=2", ("tensor=2", "not built yet", "tensor=1")),
+        ("pipeline=2", ("pipeline=2", "not built yet", "pipeline=1")),
         ("sync=server", ("not built yet", "sync=allreduce")),
         ("proportions=5:3:2", ("3", "2 start")),
         ("equal", ("key=value",)),

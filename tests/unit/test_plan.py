@@ -77,7 +77,6 @@ def test_errors_name_the_key_the_value_and_what_is_allowed(text: str, words: lis
 
 LATER = [
     "share=balanced",
-    "tensor=2",
     "pipeline=2",
     "shard=params",
     "sync=server",
@@ -96,7 +95,7 @@ def test_what_is_not_built_yet_says_so_and_what_works(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"tensor": 2}, {"accumulate": True}, {"share": None}, {"overlap": 1}, {"proportions": 3}]
+    "values", [{"pipeline": 2}, {"accumulate": True}, {"share": None}, {"overlap": 1}, {"proportions": 3}]
 )
 def test_python_callers_are_checked_too(values: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=next(iter(values))):
@@ -128,6 +127,9 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(graphs="true"), 2, "graphs=true needs compile=true"),
         (Plan(local_steps=4), 2, "local_steps=4 means nothing under sync=allreduce; set sync=local"),
         (Plan(sync="local", precision="fp16"), 2, "sync=local does not work with precision=fp16"),
+        (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
+        (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
+        (Plan(tensor=2, compile=True, sync="local"), 4, "tensor=2 does not work with sync=local or compile=true yet"),
     ],
 )
 def test_refusals(plan: Plan, workers: int, reason: str) -> None:
@@ -140,8 +142,9 @@ def test_plans_that_run() -> None:
     Plan().check(1)
     Plan().check(7)
     Plan.parse("proportions=5:3:2").check(3)
+    Plan.parse("tensor=2").check(4)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 6
+    assert len(REFUSALS) == 9
 
 
 def test_faithfulness() -> None:

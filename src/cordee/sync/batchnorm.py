@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cordee.core.errors import ModelError
 from cordee.group.comm import Comm
+from cordee.sync.meeting_points import output_like
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,9 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(x, weight, mean, invstd)
         ctx.count, ctx.comm, ctx.state, ctx.has_bias = statistics.count, comm, state, bias is not None
         scale = invstd if weight is None else invstd * weight
-        return _scaled(x, mean, scale.to(mean.dtype), None if bias is None else bias.to(mean.dtype))
+        output = _scaled(x, mean, scale.to(mean.dtype), None if bias is None else bias.to(mean.dtype))
+        ctx.output = output_like(output)
+        return output
 
     @staticmethod
     @once_differentiable

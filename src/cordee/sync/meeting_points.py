@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import CheckpointFunction
 
+from cordee.core.errors import ModelError
+
 
 def meeting_points(loss: Tensor) -> list[GradientEdge]:
     """Where the backward pass of `loss` meets that of other shares: what is computed over the global batch.
@@ -34,8 +36,25 @@ def backward_from(points: Sequence[GradientEdge]) -> None:
 
     It begins behind the loss, whose own gradient may be NaN (0/0, a mean over nothing).
     """
-    nothing = []
-    for point in points:
-        like = point.node._input_metadata[0]  # of the output, whose gradient comes in
-        nothing.append(torch.zeros(like.shape, dtype=like.dtype, device=like.device))
-    torch.autograd.backward(points, nothing)
+    torch.autograd.backward(points, [_nothing(point) for point in points])
+
+
+def output_like(output: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    """What a function of ours keeps as `ctx.output`: torch before 2.12 does not tell it of functions in Python."""
+    return output.shape, output.dtype, output.device
+
+
+def _nothing(point: GradientEdge) -> Tensor:
+    """A gradient of zeros for the output of a node."""
+    kept = getattr(point.node, "output", None)
+    if kept is None:
+        try:
+            output = point.node._input_metadata[0]
+        except RuntimeError as error:
+            raise ModelError(
+                "this version of torch cannot go back through reentrant checkpointing for a share without samples: use "
+                "checkpoint(..., use_reentrant=False), or torch 2.12 or later"
+            ) from error
+        kept = output.shape, output.dtype, output.device
+    shape, dtype, device = kept
+    return torch.zeros(shape, dtype=dtype, device=device)

@@ -116,6 +116,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, comm: Comm, state: StepState, place: _Place) -> Tensor:
         ctx.comm, ctx.state, ctx.place, ctx.rows = comm, state, place, len(rows)
+        ctx.output = torch.Size((place.size, *rows.shape[1:])), rows.dtype, rows.device
         if rows.numel() == 0:
             return rows.new_empty((place.size, *rows.shape[1:]))
         whole = torch.zeros((place.size, *rows.shape[1:]), dtype=rows.dtype)
