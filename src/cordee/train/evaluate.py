@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def evaluate(
     while True:
         tallies = {name: tally_of(name, metric) for name, metric in metrics.items()}
         losses = torch.zeros(3, dtype=torch.float64)  # weighted sum of losses, weight, samples
-        with _Evaluating(model):
+        with _evaluating(model):
             void = _walk(model, source, team, batch, judge, tallies, losses, weigh)
         try:
             for tally in tallies.values() if not void else ():
@@ -69,7 +70,7 @@ def predict(model: nn.Module, data: Any, session: Session | None = None, *, batc
         for step in range(order.steps):
             while True:
                 mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
-                with _Evaluating(model), together(model, team.layers) as of_layers:
+                with _evaluating(model), together(model, team.layers) as of_layers:
                     of_layers.silent = state.silent = mine.borrowed
                     state.void = False
                     output = model(mine.x)
@@ -87,20 +88,16 @@ def predict(model: nn.Module, data: Any, session: Session | None = None, *, batc
     return torch.cat(pieces)
 
 
-class _Evaluating:
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; the former mode afterwards."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._no_grad = model, torch.no_grad()
-        self._modes = [(module, module.training) for module in model.modules()]
-
-    def __enter__(self) -> None:
-        self._model.eval()
-        self._no_grad.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._no_grad.__exit__(*error)
-        for module, training in self._modes:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
             module.training = training
 
 
