@@ -19,10 +19,10 @@ class GpuTurns(Turns):
         print(f"peak {torch.cuda.max_memory_allocated()} {torch.cuda.max_memory_reserved()}", flush=True)
 
 
-def job(task: str, turns: str) -> cordee.Job:
+def job(task: str, turns: str, side: str = "cordee") -> cordee.Job:
     """The task of this name; `turns` is the socket on which we are told when to compute."""
     chosen = TASKS[task]
-    callback = GpuTurns(turns, settle=torch.cuda.synchronize)
+    callback = GpuTurns(turns, side, settle=torch.cuda.synchronize)
     own, weigh = chosen.objective, chosen.weigh
     return cordee.Job(
         model=chosen.model,

@@ -9,10 +9,10 @@ import cordee
 from cordee.train.job import Save, Stop
 
 
-def job(task: str, turns: str) -> cordee.Job:
+def job(task: str, turns: str, side: str = "cordee") -> cordee.Job:
     """The task of this name; `turns` is the socket on which we are told when to compute."""
     chosen = TASKS[task]
-    callback = Turns(turns)
+    callback = Turns(turns, side)
     return cordee.Job(
         model=chosen.model,
         loss=chosen.loss,

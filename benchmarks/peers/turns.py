@@ -13,14 +13,14 @@ from cordee.train.session import Session
 class Turns(Callback):
     """Blocks between two steps while it is not our turn."""
 
-    def __init__(self, path: str, *, settle: Callable[[], object] | None = None) -> None:
+    def __init__(self, path: str, side: str, *, settle: Callable[[], object] | None = None) -> None:
         """Connect at the start of the training; `settle` waits for a device that computes behind our back."""
-        self._path, self._settle = path, settle
+        self._path, self._side, self._settle = path, side, settle
         self._pace: Pace | None = None
 
     def on_start(self, session: Session) -> None:
         """Everything is ready for the first step."""
-        self._pace = Pace(self._path, "cordee", session.rank, settle=self._settle)
+        self._pace = Pace(self._path, self._side, session.rank, settle=self._settle)
 
     def on_step(self, session: Session, step: object) -> None:
         """A step was committed."""
