@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cordee.core.errors import UsageError
+from cordee.core.errors import UsageError, WorkersLost
 from cordee.core.events import Event, FailureEvent
 from harness import DEADLINE_S, Run, assert_same, command, job_file, start, train
 
@@ -98,6 +98,24 @@ def test_those_that_stay_are_lost_later_and_the_newcomer_goes_on(alone: Run, tmp
     assert joined(run) == [(2, 1), (3, 0)]
     assert last_workers(run) == [2, 3]
     assert_same(run, alone)
+
+
+def test_the_one_that_gives_its_state_is_lost_meanwhile(alone: Run, tmp_path: Path) -> None:
+    run = replaced(tmp_path, workers=3, fates="1:4:SIGKILL", waits="6 12", giver=0)
+    assert joined(run) == [(3, 1), (4, 0)] and last_workers(run) == [2, 3, 4]
+    assert_same(run, alone)
+
+
+def test_one_is_lost_as_soon_as_it_is_let_in(alone: Run, tmp_path: Path) -> None:
+    run = replaced(tmp_path, workers=3, fates="1:4:SIGKILL", waits="6 12", newcomer=3)
+    assert joined(run) == [(3, 1), (4, 3)] and last_workers(run) == [0, 2, 4]
+    assert run.result["failures"] == 2
+    assert_same(run, alone)
+
+
+def test_all_that_have_the_state_are_lost_meanwhile(tmp_path: Path) -> None:
+    with pytest.raises(WorkersLost, match="no worker is left"):
+        replaced(tmp_path, workers=2, fates="1:4:SIGKILL", waits="6", giver=0)
 
 
 def test_one_is_lost_while_it_starts(alone: Run, tmp_path: Path) -> None:

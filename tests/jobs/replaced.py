@@ -7,11 +7,14 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 import cordee
+from cordee.group.team import Team
+from cordee.train import newcomers
 from cordee.train.ledger import Committed
 from cordee.train.session import stepper_of
 
@@ -55,7 +58,36 @@ def model(starts: Path, dying: str) -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
-def job(starts: str, fates: str = "", waits: str = "", dying: str = "", many: int = 0) -> cordee.Job:
+def die_while_coming_in(giver: int, newcomer: int) -> None:
+    """The one dies when it is to give its state, the other as soon as it is let in."""
+    share, enter = newcomers.share_snapshot, Team.enter
+
+    def placed_share(team: Team, read: Callable[[], Any]) -> Any:
+        def placed_read() -> Any:
+            if team.membership.worker == giver:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return read()
+
+        return share(team, placed_read)
+
+    def placed_enter(team: Team) -> None:
+        enter(team)
+        if team.membership.worker == newcomer:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    newcomers.share_snapshot, Team.enter = placed_share, placed_enter  # type: ignore[assignment, method-assign]
+
+
+def job(
+    starts: str,
+    fates: str = "",
+    waits: str = "",
+    dying: str = "",
+    many: int = 0,
+    giver: int = -1,
+    newcomer: int = -1,
+) -> cordee.Job:
+    die_while_coming_in(giver, newcomer)
     data = cordee.data.digits(validation=0.1)
     return cordee.Job(
         model=lambda: model(Path(starts), dying),
