@@ -24,7 +24,7 @@ class Fate(cordee.Callback):
         team = stepper_of(session).team
         if (team.membership.worker, done.steps) == (1, 3):
             os.kill(os.getpid(), signal.SIGKILL)
-        while done.steps == 6 and not team.channel.newcomers:
+        while done.steps == 6 and not (team.channel.newcomers or team.membership.size == 2):
             time.sleep(0.002)
 
 job = cordee.Job(

@@ -34,6 +34,7 @@ def let_in(job: Job, stepper: Stepper, capture: Callable[[], Snapshot]) -> None:
     if not stepper.team.awaited:
         return
     stepper.merge()
+    stepper.reporter.write()  # the record holds all steps before it
     if stepper.team.admit():
         share_snapshot(stepper.team, lambda: capture().with_extra(asks=_asks(job)).copied())
 

@@ -149,7 +149,7 @@ def best(result: Mapping[str, Any]) -> str:
 
 def describe(incident: Incident) -> str:
     """What happened, and how long a new group took."""
-    took = f" (after {duration(incident.ms / 1e3)})" if incident.kind == "regroup" and incident.ms is not None else ""
+    took = f" (after {duration(incident.ms / 1e3)})" if incident.kind == "regroup" and incident.ms else ""
     return incident.text + took
 
 
