@@ -79,7 +79,7 @@ def main() -> None:
             take_turns(task, given.other.resolve(), chunk, given.pairs, gpu=given.gpu) for _ in range(given.starts)
         ]
         figures = summary(chunk, turns)
-        result[task] = {**described("cordee"), **figures}
+        result[task] = {**described(), **figures}
         low, high = figures["ratio_median_95"]
         print(
             f"{task:>9}: other {figures['peer_step_ms']:.3f} ms, this {figures['cordee_step_ms']:.3f} ms per step;"
