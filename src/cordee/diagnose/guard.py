@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
@@ -131,9 +131,9 @@ class Guard:
             seal, gradient = self._seals.get(id(parameter)), parameter.grad
             if seal is not None and seal.changed not in (None, parameter._version):
                 raise _moved()
-            if gradient is None or (gradient.layout is torch.strided and not gradient.any()):
+            if gradient is None or _is_ours(seal, gradient):
                 continue
-            if seal is None or seal.gradient != gradient._cdata or seal.written not in (None, gradient._version):
+            if gradient.layout is not torch.strided or gradient.any():  # asked last: on a GPU it is a wait
                 raise UsageError(
                     "gradients were written to by something else than s.backward(): a plain loss.backward(), or a "
                     "change between s.backward() and s.step(), such as clip_grad_norm_. They are those of this "
@@ -142,6 +142,11 @@ class Guard:
                     "use optimizer.register_step_pre_hook, which sees the global ones. What an evaluation left: "
                     "zero_grad() before the loop"
                 )
+
+
+def _is_ours(seal: _Seal | None, gradient: Tensor) -> bool:
+    """Whether a gradient is where the backward pass left it, and as it left it."""
+    return seal is not None and seal.gradient == gradient._cdata and seal.written in (None, gradient._version)
 
 
 def _moved() -> UsageError:
