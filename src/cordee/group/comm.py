@@ -143,7 +143,10 @@ class Comm:
         return self.membership.broken
 
     def _handle(self, offers: Iterable[Work | None]) -> Handle:
-        return Handle(self, next(work for work in offers if work is not None))
+        for work in offers:
+            if work is not None:
+                return Handle(self, work)
+        raise RuntimeError("a member was lost: the transports of this generation are gone")
 
 
 class Handle:

@@ -15,7 +15,6 @@ from cordee.core.events import EpochEvent, WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.share import Shares
 from cordee.feed.source import Source
-from cordee.split.choose import split_of
 from cordee.split.tensor import holding_together
 from cordee.state.naming import Snapshot, capture, restore
 from cordee.train.best import Best
@@ -121,9 +120,8 @@ class Training:
             stepper.reporter.tell(WarningEvent("the model is compiled in the first step, which takes longer"))
         alone = stepper.team.alone and not stepper.team.grows
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
-        split = split_of(stepper.team)
         for batch in batches:
-            split.run(partial(self._loss, loss_of, batch), stepper.backward)
+            stepper.split.run(partial(self._loss, loss_of, batch), stepper.backward)
             self.saver.before_update()
             if not stepper.step(setup.optimizer, clip=job.clip):
                 continue

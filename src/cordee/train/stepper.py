@@ -70,11 +70,10 @@ class Stepper:
         """`team` is None for one process alone."""
         self.team, self.plan = team or Team(), plan or Plan()
         self.seed, self.device = seed, device
-        self.ledger = Ledger()
-        self.reporter = Reporter(self.team)
+        self.ledger, self.reporter = Ledger(), Reporter(self.team)
         self.last: Committed | None = None
         """The step that was committed last; None before the first."""
-        self.wish = Wishes()
+        self.wish, self.split = Wishes(), split_of(self.team)
         self._state = StepState()
         self.models: list[nn.Module] = []
         """What `prepare` was given, in that order."""
@@ -129,7 +128,8 @@ class Stepper:
     def place(self, model: nn.Module, tensor_plan: TensorPlan | None = None) -> nn.Module:
         """The local part of `prepare`, for a model that is the same on every worker already."""
         fit_to_plan(model, self.team, self.plan, self._state)
-        model = split_of(self.team, tensor_plan).place(model)
+        self.split = split_of(self.team, tensor_plan)
+        model = self.split.place(model)
         self.models.append(model)
         self._buffers.watch(model)
         return model
