@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cordee.core.errors import WaitedTooLong
+from cordee.core.errors import WaitedTooLong, WorkersLost
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import read_header
 from cordee.state.naming import Slice, Snapshot
@@ -61,3 +61,11 @@ def test_an_owner_waits_for_the_folder_of_the_first(tmp_path: Path) -> None:
     second.save(snapshot(1, 2), step=3)
     with pytest.raises(WaitedTooLong, match="which the first owner makes"):
         second._pending.result(30)  # type: ignore[union-attr]
+
+
+def test_a_lost_owner_is_not_waited_for(tmp_path: Path) -> None:
+    first = Checkpoints(tmp_path, owners=Owners(0, 2, "run", lost=lambda: True))
+    first.save(snapshot(0, 2), step=3)
+    with pytest.raises(WorkersLost, match=r"the slices of owner 1 of 2"):
+        first._pending.result(30)  # type: ignore[union-attr]
+    assert not list(tmp_path.iterdir())

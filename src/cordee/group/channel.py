@@ -26,6 +26,7 @@ class Unconnected:
     recorded = -1
     stop_reason: str | None = None
     newcomers = joining = False
+    lost: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         """Nothing to connect to."""
@@ -80,6 +81,8 @@ class Channel:
         self._values: dict[str, str] = {}
         self._go: Go | None = None
         self._broken = -1
+        self.lost: set[int] = set()
+        """The workers that were lost so far."""
         self._farewell = False
         self._aborted = threading.Event()
         self._parting = threading.Lock()
@@ -215,6 +218,7 @@ class Channel:
         with self._turn:
             if "break" in message:
                 self._broken = max(self._broken, int(message["break"]))
+                self.lost |= {worker} if (worker := message.get("lost")) is not None else set()
                 self._values.clear()
                 self.on_break()
             elif "go" in message:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from cordee.core.errors import WaitedTooLong
+from cordee.core.errors import WaitedTooLong, WorkersLost
 from cordee.state.layout import Part, leave_part, take_part, write_part
 from cordee.state.naming import Snapshot
 from cordee.state.places import hidden_name
@@ -27,6 +27,9 @@ class Owners:
     token: str = ""
     """The same for all owners, and for no other run: by it they find the folder of a checkpoint under way."""
 
+    lost: Callable[[], bool] = field(default=lambda: False, compare=False)
+    """Whether one of the owners was lost: then its slices never come."""
+
     @property
     def first(self) -> bool:
         """Whether this one commits."""
@@ -37,7 +40,7 @@ class Owners:
     ) -> int:
         """Of an owner that does not commit: its slices, into the folder that the first owner has made."""
         folder = hidden_name(final, "new", self.token)
-        _await(lambda: folder.is_dir() or None, f"the folder {folder}, which the first owner makes", deadline_s)
+        self._await(lambda: folder.is_dir() or None, f"the folder {folder}, which the first owner makes", deadline_s)
         prefix = f"slice-{self.number:05d}-"
         part = write_part(folder, snapshot.own(self.number), shard_bytes=shard_bytes, on_read=on_read, prefix=prefix)
         leave_part(folder, self.number, part)
@@ -47,17 +50,20 @@ class Owners:
         """Of the first owner: what the others have written, as it comes."""
         for number in range(1, self.count):
             what = f"the slices of owner {number} of {self.count} in {folder}"
-            yield _await(partial(take_part, folder, number), what, deadline_s)
+            yield self._await(partial(take_part, folder, number), what, deadline_s)
 
-
-def _await(look: Callable[[], Found | None], what: str, deadline_s: float) -> Found:
-    """What `look` gives once it gives something."""
-    deadline = time.monotonic() + deadline_s
-    while (found := look()) is None:
-        if time.monotonic() > deadline:
-            raise WaitedTooLong(
-                f"a checkpoint waited {deadline_s:g} s for {what}. All workers that hold slices of a model write into "
-                "the folder of the run: let them see the same one."
-            )
-        time.sleep(LOOK_S)
-    return found
+    def _await(self, look: Callable[[], Found | None], what: str, deadline_s: float) -> Found:
+        """What `look` gives once it gives something."""
+        deadline = time.monotonic() + deadline_s
+        while True:
+            lost = self.lost()  # asked before the look: what a lost owner has left is taken
+            if (found := look()) is not None:
+                return found
+            if lost:
+                raise WorkersLost(f"a worker that holds slices of the model was lost before this was there: {what}")
+            if time.monotonic() > deadline:
+                raise WaitedTooLong(
+                    f"a checkpoint waited {deadline_s:g} s for {what}. All workers that hold slices of a model write "
+                    "into the folder of the run: let them see the same one."
+                )
+            time.sleep(LOOK_S)
