@@ -94,6 +94,7 @@ def test_a_lost_slice_ends_the_run_and_says_how_to_continue(warm: int, tmp_path:
         ({"3": "colwise"}, "BatchNorm1d"),
         ({"4": "colwise"}, "cannot be cut into 4"),
         ({}, "it names none"),
+        ({"0": "colwise"}, "tensor_plan does not fit the model: whole, the loss"),
     ],
 )
 def test_a_cut_that_does_not_fit_is_refused(warm: int, tmp_path: Path, plan: dict[str, str], told: str) -> None:

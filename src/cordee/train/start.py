@@ -6,6 +6,7 @@ others made theirs before it came.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from cordee.core.errors import CheckpointError
+from cordee.core.errors import CheckpointError, ModelError
 from cordee.core.events import JobEvent, WarningEvent
 from cordee.core.world import World
+from cordee.feed.batch import Batch
 from cordee.feed.order import Order
+from cordee.feed.source import map_tensors
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot
@@ -31,6 +34,9 @@ from cordee.train.prepare import share_model
 from cordee.train.saving import Saver, owners_of
 from cordee.train.stepper import Stepper
 from cordee.train.stopping import last_step
+
+CUT_TOLERANCE = 1e-3
+"""By how much the loss of a model in slices may differ from that of the whole one: rounding, in any format."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,10 @@ def make_optimizer(
     """Place the model, and make its optimizer and schedule; local, but that all workers `agree` on the optimizer."""
     resolved = _resolved(job, snapshot)
     stepper.updates = 1
+    before = _sample_loss(job, stepper, order, model) if stepper.team.sliced else 0.0
     model = stepper.place(model, job.tensor_plan)
+    if stepper.team.sliced:
+        _check_cut(before, job, stepper, order, model)
     optimizer = job.make_optimizer(model)
     if untrained := _untrained(model, optimizer):
         stepper.reporter.tell(WarningEvent(untrained))
@@ -123,6 +132,33 @@ def make_optimizer(
     schedule = job.make_schedule(optimizer)
     stepper.sync_of(optimizer, agree=agree)
     return Setup(resolved, order, model, optimizer, schedule, settings)
+
+
+def _check_cut(before: float, job: Job, stepper: Stepper, order: Order, model: nn.Module) -> None:
+    """Refuse a cut with which the model computes another loss than it did whole."""
+    try:
+        found = f"the loss of two samples is {(after := _sample_loss(job, stepper, order, model)):g}"
+        if math.isclose(before, after, rel_tol=CUT_TOLERANCE, abs_tol=CUT_TOLERANCE):
+            return
+    except (IndexError, ValueError, TypeError, RuntimeError) as error:
+        found = f"it fails ({str(error).splitlines()[0]})"
+    raise ModelError(
+        f"tensor_plan does not fit the model: whole, the loss of two samples was {before:g}; cut, {found}. Cut linear "
+        "layers in pairs, the first colwise, the one that takes its output rowwise, with nothing but functions of "
+        "single elements between them; leave out layers that share their weight with another"
+    )
+
+
+@torch.no_grad()
+def _sample_loss(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> float:
+    """Of the first two samples, in evaluation mode; the same on all workers that hold a replica together."""
+    ids, training = order.ids(0, 0, slice(0, min(2, order.size(0)))), model.training
+    batch = Batch(ids, map_tensors(lambda tensor: tensor.to(stepper.device), job.data.train.gather(ids)))
+    model.eval()
+    torch.manual_seed(job.seed)
+    loss = float(job.compute(model, batch)[0])
+    model.train(training)
+    return loss
 
 
 def _resolved(job: Job, snapshot: Snapshot | None) -> Resolved:
