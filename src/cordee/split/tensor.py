@@ -83,7 +83,22 @@ def check(model: nn.Module, plan: TensorPlan, slices: int) -> dict[str, str | Pa
         for name in names if isinstance(how, str) else ():
             _check_layer(name, layers[name], str(how), slices)
         cuts.update(dict.fromkeys(names, how))
+    _refuse_tied(model, layers, list(cuts))
     return cuts
+
+
+def _refuse_tied(model: nn.Module, layers: Mapping[str, nn.Module], cut: list[str]) -> None:
+    """A parameter that two layers share would become two parameters, each trained by itself."""
+    places: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(name)
+    for name in cut:
+        for parameter in layers[name].parameters():
+            if len(shared := places[id(parameter)]) > 1:
+                raise ModelError(
+                    f"tensor_plan names {name!r}, whose weight is shared: {' and '.join(shared)} are one parameter; "
+                    "only whole parameters can be shared. Leave that layer out of tensor_plan"
+                )
 
 
 def _check_layer(name: str, layer: nn.Module, how: str, slices: int) -> None:
