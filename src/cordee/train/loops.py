@@ -194,9 +194,10 @@ class Loops:
 
     def current(self) -> tuple[Loop, Batch]:
         """The same, and its batch; there has to be one."""
-        if self.now is None or self.now.batch is None:
+        loop = self.now
+        if loop is None or loop.batch is None:
             raise UsageError("backward() and step() belong inside a loop over batches()")
-        return self.now, self.now.batch
+        return loop, loop.batch
 
     @property
     def nested(self) -> bool:
