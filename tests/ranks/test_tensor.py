@@ -13,7 +13,7 @@ import pytest
 
 from cordee.core.errors import ModelError, PlanError, WorkersLost
 from cordee.core.plan import Plan
-from cordee.state.layout import read_header
+from cordee.state.layout import read_index
 from harness import JOBS, Run, run_script, train
 
 
@@ -63,7 +63,7 @@ def test_resumes_whole_on_three_workers_and_in_slices_again(warm: int, tmp_path:
 def test_every_owner_writes_its_slices(warm: int, tmp_path: Path) -> None:
     run = train("sliced", tmp_path / "run", workers=4, plan="tensor=2", kind="blocks", stop_steps=3)
     [folder] = (run.out / "checkpoints").iterdir()
-    index = read_header(folder).body
+    index = read_index(folder)
     slices = {name: [piece["offset"] for piece in entry["slices"]] for name, entry in index["tensors"].items()}
     assert slices["model.1.up.weight"] == slices["optim.main.1.up.weight.exp_avg"] == [[0, 0], [48, 0]]
     assert slices["model.1.down.weight"] == [[0, 0], [0, 48]]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from cordee.core.errors import WaitedTooLong, WorkersLost
+from cordee.core.errors import CheckpointError, WaitedTooLong, WorkersLost
 from cordee.state.checkpoint import Checkpoints
-from cordee.state.layout import read_header
+from cordee.state.layout import _seal, read_index
 from cordee.state.naming import Slice, Snapshot
 from cordee.state.owners import Owners
 
@@ -44,8 +45,26 @@ def test_slices_of_all_owners_make_the_whole(tmp_path: Path, count: int) -> None
     assert [step for step, _ in reader.list()] == [3, 5]
     found = reader.read(5)
     assert torch.equal(found.tensors["model.w"], WHOLE) and torch.equal(found.tensors["model.b"], BIAS)
-    assert len(read_header(tmp_path / "step-00000005").body["tensors"]["model.w"]["slices"]) == count
+    assert len(read_index(tmp_path / "step-00000005")["tensors"]["model.w"]["slices"]) == count
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(("part-", "."))]
+
+
+def test_slices_of_any_form_are_put_together_and_a_missing_one_is_seen(tmp_path: Path) -> None:
+    cuts = [(slice(0, 4), slice(0, 2)), (slice(0, 3), slice(2, 6)), (slice(3, 4), slice(2, 6))]
+    with ThreadPoolExecutor() as pool:
+        for number, cut in enumerate(cuts):
+            place = Slice([part.start for part in cut], [4, 6])
+            held = Snapshot({"w": WHOLE[cut].contiguous()}, {}, {"w": place})
+            pool.submit(owner(tmp_path, number, 3).save, held, step=1, wait=True)
+    checkpoints = Checkpoints(tmp_path)
+    assert torch.equal(checkpoints.read(1).tensors["w"], WHOLE)
+    path = tmp_path / "step-00000001" / "checkpoint.json"
+    body = json.loads(path.read_text())
+    del body["sha256"]
+    body["tensors"]["w"]["slices"].pop()
+    path.write_text(json.dumps({"sha256": _seal(body), **body}))
+    with pytest.raises(CheckpointError, match="slices hold 20 of 24 elements"):
+        checkpoints.read(1)
 
 
 def test_without_one_owner_nothing_is_committed(tmp_path: Path) -> None:

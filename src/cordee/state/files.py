@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -62,19 +61,13 @@ def storage_errors(path: Path, needed: int) -> Iterator[None]:
     """Turn what the system says about a failed write of about `needed` bytes into a `StorageError`."""
     try:
         yield
-    except (OSError, SafetensorError) as problem:
-        code = problem.errno if isinstance(problem, OSError) else _code_in(str(problem))
-        advice = _ADVICE.get(code or 0, "Check that the folder can be written, or choose another one for the run.")
+    except OSError as problem:
+        code = problem.errno or 0
+        advice = _ADVICE.get(code, "Check that the folder can be written, or choose another one for the run.")
         said = os.strerror(code) if code else str(problem)
         raise StorageError(
             f"cannot write {path.absolute()}: {said} ({needed:,} bytes needed, {free_bytes(path):,} free). {advice}"
         ) from problem
-
-
-def _code_in(text: str) -> int | None:
-    """The errno that the safetensors library passes on in words, as `(os error 28)`."""
-    found = re.search(r"os error (\d+)", text)
-    return int(found.group(1)) if found else None
 
 
 def free_bytes(path: Path) -> int:

@@ -55,7 +55,7 @@ def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], 
     """Weights by name, and tied names, from a run, a checkpoint or safetensors files; our own are checked."""
     path = Path(run)
     if (path / INDEX).is_file():
-        snapshot = read_folder(path, check=True)
+        snapshot = read_folder(path)
         return snapshot.weights(), snapshot.aliases
     if path.name == SHARDS or (path / SHARDS).is_file():
         return _read_shards(path if path.name == SHARDS else path / SHARDS), {}

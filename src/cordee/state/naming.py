@@ -57,10 +57,9 @@ class Snapshot:
         added = {name: encode(value, f"extra.{name}", tensors) for name, value in values.items()}
         return replace(self, tensors=tensors, meta={**self.meta, "extra": {**self.meta.get("extra", {}), **added}})
 
-    def own(self, owner: int) -> Snapshot:
-        """What this owner of several writes: the first one all that it holds, the others their slices alone."""
-        kept = {name: tensor for name, tensor in self.tensors.items() if owner == 0 or name in self.slices}
-        return replace(self, tensors=kept)
+    def slices_alone(self) -> Snapshot:
+        """Without the tensors that are whole here: of several owners, the first one writes these."""
+        return replace(self, tensors={name: self.tensors[name] for name in self.slices})
 
     def copied(self) -> Snapshot:
         """The same with copies of all tensors in main memory."""

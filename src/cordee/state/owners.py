@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+from cordee.core.damage import write_whole
 from cordee.core.errors import WaitedTooLong, WorkersLost
-from cordee.state.layout import Part, leave_part, take_part, write_part
+from cordee.state.layout import write_part
 from cordee.state.naming import Snapshot
-from cordee.state.places import hidden_name
 
 LOOK_S = 0.01
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -35,35 +34,32 @@ class Owners:
         """Whether this one commits."""
         return self.number == 0
 
-    def write(
-        self, snapshot: Snapshot, final: Path, shard_bytes: int, deadline_s: float, on_read: Callable[[], None]
-    ) -> int:
+    def write(self, snapshot: Snapshot, folder: Path, deadline_s: float, on_read: Callable[[], None]) -> None:
         """Of an owner that does not commit: its slices, into the folder that the first owner has made."""
-        folder = hidden_name(final, "new", self.token)
-        self._await(lambda: folder.is_dir() or None, f"the folder {folder}, which the first owner makes", deadline_s)
-        prefix = f"slice-{self.number:05d}-"
-        part = write_part(folder, snapshot.own(self.number), shard_bytes=shard_bytes, on_read=on_read, prefix=prefix)
-        leave_part(folder, self.number, part)
-        return part.bytes
+        self._await(folder, "which the first owner makes", deadline_s)
+        part = write_part(folder, snapshot.slices_alone(), self.number, on_read)
+        write_whole(folder / f"part-{self.number:05d}.json", json.dumps(part))
 
-    def parts(self, folder: Path, deadline_s: float) -> Iterator[Part]:
+    def parts(self, folder: Path, deadline_s: float) -> Iterator[dict[str, Any]]:
         """Of the first owner: what the others have written, as it comes."""
         for number in range(1, self.count):
-            what = f"the slices of owner {number} of {self.count} in {folder}"
-            yield self._await(partial(take_part, folder, number), what, deadline_s)
+            path = folder / f"part-{number:05d}.json"
+            self._await(path, f"the slices of owner {number} of {self.count}", deadline_s)
+            yield json.loads(path.read_text(encoding="utf-8"))
+            path.unlink()
 
-    def _await(self, look: Callable[[], Found | None], what: str, deadline_s: float) -> Found:
-        """What `look` gives once it gives something."""
+    def _await(self, path: Path, what: str, deadline_s: float) -> None:
+        """Wait until `path` is there."""
         deadline = time.monotonic() + deadline_s
         while True:
             lost = self.lost()  # asked before the look: what a lost owner has left is taken
-            if (found := look()) is not None:
-                return found
+            if path.exists():
+                return
             if lost:
-                raise WorkersLost(f"a worker that holds slices of the model was lost before this was there: {what}")
+                raise WorkersLost(f"a worker that holds slices of the model was lost before {path} came: {what}")
             if time.monotonic() > deadline:
                 raise WaitedTooLong(
-                    f"a checkpoint waited {deadline_s:g} s for {what}. All workers that hold slices of a model write "
-                    "into the folder of the run: let them see the same one."
+                    f"a checkpoint waited {deadline_s:g} s for {path}, {what}. All workers that hold slices of a model "
+                    "write into the folder of the run: let them see the same one."
                 )
             time.sleep(LOOK_S)

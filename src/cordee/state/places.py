@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cordee.core.locks import lock
 from cordee.state.files import sync
 
 STEP = re.compile(r"step-(\d{8,})")
-_OLD = re.compile(r"\.(step-\d{8,})\.old")
-_HIDDEN = re.compile(r"\.step-\d{8,}\.(?:new|gone)-.*")
+_HIDDEN = re.compile(r"\.(step-\d{8,})\.(old|(?:new|gone)-.*)")
 
 
 def folder_name(step: int) -> str:
@@ -22,25 +22,42 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def hidden_name(final: Path, purpose: str, token: str) -> Path:
-    """A folder beside `final` that no reader takes for a checkpoint."""
-    return final.parent / f".{final.name}.{purpose}-{token}"
+def unfinished(final: Path, token: str) -> Path:
+    """Where the owners that share `token` write the checkpoint `final`: no reader takes this folder for one."""
+    return final.with_name(f".{final.name}.new-{token}")
 
 
-def hidden(final: Path, purpose: str, token: str = "") -> Path:
-    """Make such a folder, by default one that none has had before."""
-    path = hidden_name(final, purpose, token or secrets.token_hex(4))
-    path.mkdir()
-    return path
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool | None]:
+    """Lock a folder; gives what `lock` says. The system releases it when the process ends, however it ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield lock(handle)
+    finally:
+        os.close(handle)
 
 
-def put_in_place(hidden: Path, final: Path) -> None:
+@contextmanager
+def writing(final: Path, token: str) -> Iterator[Path]:
+    """The unfinished folder of `final`, put into its place at the end of the block, and removed if that fails."""
+    folder = unfinished(final, token or secrets.token_hex(4))
+    folder.mkdir()
+    with _locked(folder):
+        try:
+            yield folder
+            put_in_place(folder, final)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def put_in_place(folder: Path, final: Path) -> None:
     """Rename a whole checkpoint to its name; one that was written at the same step before steps aside."""
-    old = final.parent / f".{final.name}.old"
+    old = final.with_name(f".{final.name}.old")
     if final.exists():
         final.rename(old)
     try:
-        hidden.rename(final)
+        folder.rename(final)
     except OSError:
         if old.exists():
             old.rename(final)
@@ -53,42 +70,22 @@ def put_in_place(hidden: Path, final: Path) -> None:
 def discard(path: Path) -> None:
     """Delete a checkpoint so that no half of it is ever taken for a whole one."""
     name = path.name.lstrip(".").removesuffix(".old")
-    gone = hidden(path.parent / name, "gone")
-    path.rename(gone / name)
+    gone = path.with_name(f".{name}.gone-{secrets.token_hex(4)}")
+    path.rename(gone)
     shutil.rmtree(gone)
-
-
-def lock(folder: Path) -> int | None:
-    """Hold a folder as its living writer: the system lets go when the process dies, however it dies."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as problem:
-        os.close(handle)
-        if problem.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.ENOSYS):
-            return None  # a file system without locks: leftovers stay, which only costs space
-        raise
-    return handle
 
 
 def sweep(folder: Path) -> None:
     """Remove what dead writers left behind, and give back its name to a checkpoint that was just being replaced."""
-    if not folder.is_dir():
-        return
-    for path in list(folder.iterdir()):
-        replaced = _OLD.fullmatch(path.name)
-        if not replaced and not _HIDDEN.fullmatch(path.name):
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        found = _HIDDEN.fullmatch(path.name)
+        if not found:
             continue
-        try:
-            handle = lock(path)
-        except OSError:
-            continue  # its writer lives, or it is gone by now
-        if handle is None:
-            continue
-        try:
-            if replaced and not (folder / replaced.group(1)).exists():
-                path.rename(folder / replaced.group(1))
+        with suppress(FileNotFoundError), _locked(path) as mine:
+            if not mine:  # its writer lives; or there are no locks here, and leftovers only cost space
+                continue
+            final = folder / found.group(1)
+            if found.group(2) == "old" and not final.exists():
+                path.rename(final)
             else:
                 shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(handle)
