@@ -26,44 +26,26 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives; an empty attribute is the module itself. Names are imported when they are first
-# asked for, because importing torch takes seconds and `cordee --help` must not.
+# Where each public name lives, in the order a reader meets them; an empty attribute is the module itself. Names
+# are imported when they are first asked for, because importing torch takes seconds and `cordee --help` must not.
 _PUBLIC = {
-    "Batch": ("cordee.feed.batch", "Batch"),
-    "Callback": ("cordee.train.callbacks", "Callback"),
     "Job": ("cordee.train.job", "Job"),
-    "Plan": ("cordee.core.plan", "Plan"),
-    "Save": ("cordee.train.job", "Save"),
     "Stop": ("cordee.train.job", "Stop"),
+    "Save": ("cordee.train.job", "Save"),
+    "Callback": ("cordee.train.callbacks", "Callback"),
+    "Batch": ("cordee.feed.batch", "Batch"),
+    "Plan": ("cordee.core.plan", "Plan"),
     "World": ("cordee.core.world", "World"),
-    "data": ("cordee.data", ""),
-    "errors": ("cordee.errors", ""),
+    "train": ("cordee.runtime.api", "train"),
+    "session": ("cordee.runtime.join", "session"),
     "gather": ("cordee.train.gathering", "gather"),
     "load": ("cordee.state.load", "load"),
-    "metrics": ("cordee.metrics", ""),
     "predict": ("cordee.train.evaluate", "predict"),
-    "session": ("cordee.runtime.join", "session"),
-    "train": ("cordee.runtime.api", "train"),
+    "data": ("cordee.data", ""),
+    "metrics": ("cordee.metrics", ""),
+    "errors": ("cordee.errors", ""),
 }
-
-__all__ = [  # noqa: RUF022  (the order in which a reader meets them)
-    "Job",
-    "Stop",
-    "Save",
-    "Callback",
-    "Batch",
-    "Plan",
-    "World",
-    "train",
-    "session",
-    "gather",
-    "load",
-    "predict",
-    "data",
-    "metrics",
-    "errors",
-    "__version__",
-]
+__all__ = [*_PUBLIC, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,35 +1,13 @@
 """`cordee.feed.data` and `cordee.feed.draws` under their public name."""
 
-from cordee.feed.data import (
-    Data as Data,
-)
-from cordee.feed.data import (
-    arrays as arrays,
-)
-from cordee.feed.data import (
-    as_data as as_data,
-)
-from cordee.feed.data import (
-    as_source as as_source,
-)
-from cordee.feed.data import (
-    dataset as dataset,
-)
-from cordee.feed.data import (
-    digits as digits,
-)
-from cordee.feed.data import (
-    idx as idx,
-)
-from cordee.feed.data import (
-    npy as npy,
-)
-from cordee.feed.data import (
-    npz as npz,
-)
-from cordee.feed.data import (
-    text as text,
-)
-from cordee.feed.draws import (
-    draws as draws,
-)
+from cordee.feed.data import Data as Data
+from cordee.feed.data import arrays as arrays
+from cordee.feed.data import as_data as as_data
+from cordee.feed.data import as_source as as_source
+from cordee.feed.data import dataset as dataset
+from cordee.feed.data import digits as digits
+from cordee.feed.data import idx as idx
+from cordee.feed.data import npy as npy
+from cordee.feed.data import npz as npz
+from cordee.feed.data import text as text
+from cordee.feed.draws import draws as draws

@@ -12,6 +12,11 @@ class CordeeError(Exception):
     title = "unexpected failure"
     """Two or three words for the exit-code table."""
 
+    def __init_subclass__(cls, code: int | None = None, title: str = "") -> None:
+        """A class without a `code` has that of its parent."""
+        if code is not None:
+            cls.code, cls.title = code, title
+
     def __init__(self, message: str = "", *, next_step: str = "") -> None:
         """`message` says what happened, `next_step` what the user can do now, where that is known only later."""
         super().__init__(message)
@@ -23,60 +28,36 @@ class CordeeError(Exception):
         return f"{self.message.rstrip('.')}; {self.next_step}" if self.next_step else self.message
 
 
-class UsageError(CordeeError):
+class UsageError(CordeeError, code=2, title="usage"):
     """The command line, or a call of the public functions, does not make sense."""
 
-    code = 2
-    title = "usage"
 
-
-class JobError(CordeeError):
+class JobError(CordeeError, code=10, title="job"):
     """The job file or a field of the job is wrong."""
 
-    code = 10
-    title = "job"
 
-
-class DataError(CordeeError):
+class DataError(CordeeError, code=11, title="data"):
     """The data is missing, unreadable, or not of the form that the job needs."""
 
-    code = 11
-    title = "data"
 
-
-class PlanError(CordeeError):
+class PlanError(CordeeError, code=12, title="plan"):
     """The plan is misspelt, contradicts itself, or asks for something that is not built."""
 
-    code = 12
-    title = "plan"
 
-
-class ModelError(CordeeError):
+class ModelError(CordeeError, code=13, title="model does not fit"):
     """The model or the loss does not accept a batch of the data."""
 
-    code = 13
-    title = "model does not fit"
 
-
-class MixingError(CordeeError):
+class MixingError(CordeeError, code=14, title="loss mixes samples"):
     """The loss of a batch is not the mean over its samples, so shares of it cannot be added up."""
 
-    code = 14
-    title = "loss mixes samples"
 
-
-class DivergedError(CordeeError):
+class DivergedError(CordeeError, code=15, title="diverged"):
     """The loss or the gradient became NaN or infinite."""
 
-    code = 15
-    title = "diverged"
 
-
-class WorkerFailed(CordeeError):
+class WorkerFailed(CordeeError, code=20, title="worker failed"):
     """The user's code raised an exception on a worker."""
-
-    code = 20
-    title = "worker failed"
 
     def __init__(
         self, message: str = "", *, next_step: str = "", rank: int = -1, host: str = "", traceback: str = ""
@@ -98,67 +79,40 @@ class WorkerTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-class WorkersLost(CordeeError):
+class WorkersLost(CordeeError, code=21, title="workers lost"):
     """So many workers died that the run cannot go on."""
 
-    code = 21
-    title = "workers lost"
 
-
-class WaitedTooLong(CordeeError):
+class WaitedTooLong(CordeeError, code=22, title="deadline"):
     """A wait reached its deadline."""
 
-    code = 22
-    title = "deadline"
 
-
-class CoordinatorLost(CordeeError):
+class CoordinatorLost(CordeeError, code=23, title="coordinator lost"):
     """A worker lost its connection to the launcher and ended itself."""
 
-    code = 23
-    title = "coordinator lost"
 
-
-class Evicted(CordeeError):
+class Evicted(CordeeError, code=24, title="evicted"):
     """This worker was silent for so long that the others continued without it."""
 
-    code = 24
-    title = "evicted"
 
-
-class RendezvousError(CordeeError):
+class RendezvousError(CordeeError, code=30, title="rendezvous"):
     """The hosts or processes of a run did not find each other (a port in use, a host that is not there)."""
 
-    code = 30
-    title = "rendezvous"
 
-
-class SecurityError(CordeeError):
+class SecurityError(CordeeError, code=31, title="security"):
     """A connection off loopback without what protects it, or a peer that could not show the token."""
 
-    code = 31
-    title = "security"
 
-
-class StorageError(CordeeError):
+class StorageError(CordeeError, code=40, title="storage"):
     """A file of the run could not be written (disk full, no permission)."""
 
-    code = 40
-    title = "storage"
 
-
-class CheckpointError(CordeeError):
+class CheckpointError(CordeeError, code=41, title="checkpoint"):
     """A checkpoint is missing, damaged, or belongs to another job or data set."""
 
-    code = 41
-    title = "checkpoint"
 
-
-class Interrupted(CordeeError):
+class Interrupted(CordeeError, code=130, title="interrupted"):
     """Ctrl-C, SIGTERM or a closed terminal: the run ended early, with a checkpoint."""
-
-    code = 130
-    title = "interrupted"
 
 
 def all_errors() -> list[type[CordeeError]]:
