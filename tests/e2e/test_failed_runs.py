@@ -159,7 +159,7 @@ def test_a_disk_that_fills_up_leaves_a_way_on(small_disk: Path, tmp_path: Path) 
                 while file.write(bytes(1024)):
                     pass
 
-    with pytest.raises(errors.StorageError, match=r"events\.jsonl could not be written.*; to go on after step \d+: "):
+    with pytest.raises(errors.StorageError, match=r"cannot write .*events\.jsonl: .*; to go on after step \d+: "):
         train("steady", out, workers=2, listen=fill, delay=0.02, epochs=5)
 
 

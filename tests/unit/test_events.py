@@ -6,6 +6,7 @@ import resource
 import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from harness import DEADLINE_S
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     before = time.time()
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
         log.write(StepEvent(1, epoch=0, loss=0.5, samples=250, ms=3.25))
         # Readable at once, while the run goes on.
         assert len(list(read_events(path))) == 1
@@ -34,8 +35,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_records_of_a_kind_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    assert count_events(path, FailureEvent) == 0
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
         for message in ("a", '{"event":"failure","b"'):
             log.write(WarningEvent(message))
             log.write(FailureEvent(1, "h", "r", left=1))
@@ -64,7 +64,7 @@ class Scalar:
 )
 def test_values_become_plain_json(given: Any, read: Any, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
         log.write(ResultEvent({"it": given}))
 
     def never(constant: str) -> None:
@@ -75,7 +75,7 @@ def test_values_become_plain_json(given: Any, read: Any, tmp_path: Path) -> None
 
 def test_a_value_that_is_none_of_these_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with EventLog(path) as log, pytest.raises(TypeError, match="JSON cannot hold"):
+    with closing(EventLog(path)) as log, pytest.raises(TypeError, match="JSON cannot hold"):
         log.write(ResultEvent({"it": object()}))
     assert path.read_bytes() == b""
 
@@ -89,12 +89,12 @@ def test_every_event_and_field_is_documented() -> None:
 @pytest.mark.parametrize("size", [10, 5000, 4096])
 def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(size: int, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
         log.write(WarningEvent("kept"))
     with path.open("ab") as file:
         file.write(b'{"event": "warning", "message": "' + b"x" * size)
     assert [event.message for event in read_events(path) if isinstance(event, WarningEvent)] == ["kept"]
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
         log.write(WarningEvent("after"))
     assert [event.message for event in read_events(path) if isinstance(event, WarningEvent)] == ["kept", "after"]
 
@@ -121,7 +121,7 @@ END = b'{"event":"end","time":1.5,"reason":"completed","code":0,"message":""}\n'
         ),
         (b"[]", "Expected `object`, got `array`"),
         (b'{"time":1.5}', "missing required field `event`"),
-        (b'{"event":"warning","message":"no time"}', "missing required field `time`"),
+        (b'{"event":"of another version","time":1.5}', "Invalid value 'of another version'"),
         (b'{"event":"warning","time":1.5}', "missing required field `message`"),
         (b'{"event":"warning","time":1.5,"message":3}', r"Expected `str`, got `int` - at `\$.message`"),
         (b'{"event":"warning","time":1.5,"message":"a","mesage":"b"}', "unknown field `mesage`"),
@@ -137,7 +137,7 @@ def test_damage_in_the_middle_is_named_with_what_was_expected(line: bytes, expec
         list(read_events(path))
 
 
-def test_records_of_other_versions_are_read(tmp_path: Path) -> None:
+def test_fields_with_a_default_may_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     former = [
         b'{"event":"step","time":1.5,"step":3,"epoch":0,"loss":null,"samples":4,"ms":2}',
@@ -145,7 +145,7 @@ def test_records_of_other_versions_are_read(tmp_path: Path) -> None:
         b'"waited_ms":[0],"samples":[4],"arrived":[5]}',
         b'{"event":"end","time":1.5,"reason":"completed","code":0}',
     ]
-    path.write_bytes(b"\n".join([*former, b'{"event":"of a later version","time":1.5,"more":[]}', b""]))
+    path.write_bytes(b"\n".join([*former, b""]))
     step, times, end = read_events(path)
     assert isinstance(step, StepEvent) and (step.loss, step.lr, step.moment) == (None, None, 1.5)
     assert isinstance(times, TimesEvent) and (times.first, times.callbacks_ms) == (7, [0.0])
@@ -154,7 +154,7 @@ def test_records_of_other_versions_are_read(tmp_path: Path) -> None:
 
 def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
 
         def write(number: int) -> None:
             for _ in range(50):
@@ -172,8 +172,8 @@ def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     with (
-        EventLog("/dev/full") as log,
-        pytest.raises(StorageError, match=r"/dev/full could not be written: No space left"),
+        closing(EventLog("/dev/full")) as log,
+        pytest.raises(StorageError, match="cannot write /dev/full: No space left"),
     ):
         log.write(WarningEvent("x"))
 
@@ -183,7 +183,7 @@ def test_a_line_that_the_disk_took_half_of_is_taken_back(tmp_path: Path) -> None
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with EventLog(path) as log:
+        with closing(EventLog(path)) as log:
             log.write(WarningEvent("kept"))
             resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
             with pytest.raises(StorageError, match="File too large"):
@@ -197,5 +197,5 @@ def test_a_line_that_the_disk_took_half_of_is_taken_back(tmp_path: Path) -> None
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"gone/events\.jsonl could not be written: No such file"):
+    with pytest.raises(StorageError, match=r"cannot write .*gone/events\.jsonl: No such file"):
         EventLog(tmp_path / "gone" / "events.jsonl")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import mmap
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
+from cordee.core.damage import writing
 from cordee.core.errors import StorageError
-from cordee.core.events import ANY_EVENT, EVENTS, Event, encode
+from cordee.core.events import ANY_EVENT, Event, encode
+
+parse_event: Callable[[bytes], Event] = msgspec.json.Decoder(ANY_EVENT).decode
+"""The event of one line; `ValueError` says what was expected."""
 
 
 def append_event(path: str | os.PathLike[str], event: Event) -> None:
@@ -41,12 +44,13 @@ class EventLog:
         self.path = Path(path)
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque()
-        try:
+        with writing(self.path):
             # Without a buffer: what the disk refused once is not tried again when the file is closed.
             self._file = self.path.open("ab+", buffering=0)
-            _cut_torn_line(self._file)
-        except OSError as error:
-            raise self._storage_error(error) from None
+            if os.fstat(self._file.fileno()).st_size:
+                with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    end = content.rfind(b"\n") + 1
+                self._file.truncate(end)
 
     def write(self, event: Event, *, later: bool = False) -> None:
         """Append the record of `event` and hand it to the system, or `later`, with the next one."""
@@ -55,13 +59,18 @@ class EventLog:
             self.flush()
 
     def flush(self) -> None:
-        """Hand to the system what was to be written later."""
-        with self._lock:
+        """Hand to the system what was to be written later: all of it, or the file stays as it was."""
+        with self._lock, writing(self.path):
             lines = b"".join(self._waiting.popleft() for _ in range(len(self._waiting)))
+            end = self._file.seek(0, os.SEEK_END)
+            written = 0
             try:
-                self._append(lines)
-            except OSError as error:
-                raise self._storage_error(error) from None
+                while written < len(lines):
+                    written += self._file.write(lines[written:])
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(end)
+                raise
 
     def forget(self) -> None:
         """Drop what was to be written later."""
@@ -75,46 +84,9 @@ class EventLog:
         with self._lock:
             self._file.close()
 
-    def __enter__(self) -> EventLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _append(self, line: bytes) -> None:
-        """Write the whole line, or leave the file as it was."""
-        end = self._file.seek(0, os.SEEK_END)
-        written = 0
-        try:
-            while written < len(line):
-                written += self._file.write(line[written:])
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._file.truncate(end)
-            raise
-
-    def _storage_error(self, error: OSError) -> StorageError:
-        """The error for a log that cannot be written."""
-        return StorageError(
-            f"{self.path.absolute()} could not be written: {error.strerror}. Free or choose another disk."
-        )
-
-
-class _Head(msgspec.Struct):
-    """What every record has, of whatever version."""
-
-    event: str
-    time: float
-
-
-_decode: Callable[[bytes], Event] = msgspec.json.Decoder(ANY_EVENT).decode
-_decode_head = msgspec.json.Decoder(_Head).decode
-
 
 def read_events(path: str | os.PathLike[str]) -> Iterator[Event]:
-    """The events of `path` in order; kinds of other versions and a last line that is still being written are left out.
+    """The events of `path` in order; a last line that is still being written is left out.
 
     A line that is no record of an event is a `StorageError` that says what was expected.
     """
@@ -127,44 +99,11 @@ def read_events(path: str | os.PathLike[str]) -> Iterator[Event]:
             except (ValueError, RecursionError) as problem:
                 where = f"{Path(path).absolute()} is damaged: line {number} is no record of an event"
                 raise StorageError(f"{where} ({problem}). Restore the file, or remove it") from None
-            if event is not None:
-                yield event
-
-
-def parse_event(line: bytes) -> Event | None:
-    """The event of one line, None for a kind of another version; `ValueError` says what was expected."""
-    try:
-        event = _decode(line)
-    except msgspec.ValidationError:
-        if _decode_head(line).event not in EVENTS:
-            return None
-        raise
-    if not event.time:
-        _decode_head(line)  # refuses a record without one
-    return event
+            yield event
 
 
 def count_events(path: str | os.PathLike[str], kind: type[Event]) -> int:
-    """How many records of a kind a log holds; 0 if there is none. The log may be long: no line is taken apart."""
+    """How many records of a kind a log holds. The log may be long: no line is taken apart."""
     begins = f'{{"event":"{kind.__struct_config__.tag}",'.encode()
-    try:
-        with open(path, "rb") as file:
-            return sum(line.startswith(begins) for line in file)
-    except FileNotFoundError:
-        return 0
-
-
-def _cut_torn_line(file: io.FileIO) -> None:
-    """Cut `file` after its last newline, reading backwards in blocks."""
-    end = file.seek(0, os.SEEK_END)
-    keep = end
-    while keep > 0:
-        start = max(0, keep - 4096)
-        file.seek(start)
-        newline = file.read(keep - start).rfind(b"\n")
-        if newline >= 0:
-            keep = start + newline + 1
-            break
-        keep = start
-    if keep < end:
-        file.truncate(keep)
+    with open(path, "rb") as file:
+        return sum(line.startswith(begins) for line in file)

@@ -158,25 +158,17 @@ def without_start(blocks: Mapping[int, Block]) -> dict[int, Block]:
     }
 
 
-class TimeTotals:
+class TimeTotals(Breakdown):
     """Seconds by worker and part, from the `times` records of one start."""
 
     def __init__(self) -> None:
         """Nothing was reported yet."""
+        super().__init__(self._add_block)
         self._totals: dict[int, dict[str, float]] = {}
-        self._breakdown = Breakdown(self._add_block)
-
-    def expect(self, workers: Iterable[int]) -> None:
-        """From here on these are the workers of a step."""
-        self._breakdown.expect(workers)
-
-    def add(self, event: TimesEvent) -> None:
-        """One worker's times of some consecutive steps."""
-        self._breakdown.add(event)
 
     def totals(self) -> dict[str, dict[str, float]]:
         """Of all that was reported."""
-        self._breakdown.finish()
+        self.finish()
         return {
             str(worker): {part: round(seconds, 4) for part, seconds in parts.items()}
             for worker, parts in sorted(self._totals.items())

@@ -7,16 +7,36 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cordee.core.errors import UsageError
-from cordee.core.hostlist import expand_hosts
 
 Env = Mapping[str, str]
 Address = tuple[str, int]
+
+
+class _Names(NamedTuple):
+    """The variables of a launcher, each place before its count; empty where it has none."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    node: str = ""
+    nodes: str = ""
+
+
+_CORDEE = _Names(*(f"CORDEE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "NODE", "NODES")))
+_TORCHRUN = _Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+"""Also of another launcher that sets what torch calls `env://`."""
+_MPIRUN = (
+    _Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""Of Open MPI; of MPICH and Intel MPI."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +53,6 @@ class World:
     host: str = field(default_factory=socket.gethostname)
     source: str = "alone"
     """Whose variables said so: cordee, torchrun, mpirun, slurm, tf_config, or alone."""
-    hub: str | None = None
-    """`host:port` of our launcher's channel, when our launcher started this process."""
     master: Address | None = None
     """Where rank 0 listens, when another launcher started this process."""
     run: str = ""
@@ -42,8 +60,7 @@ class World:
 
     def __post_init__(self) -> None:
         """Refuse places that cannot be."""
-        for index, count in (("rank", "size"), ("local_rank", "local_size"), ("node", "nodes")):
-            _require_index(index, getattr(self, index), count, getattr(self, count))
+        _check(_Names._fields, [getattr(self, name) for name in _Names._fields])
 
     @property
     def is_foreign(self) -> bool:
@@ -54,117 +71,64 @@ class World:
     def from_env(cls, env: Env | None = None) -> World:
         """My place by the first launcher whose variables are there; alone when there are none."""
         env = os.environ if env is None else env
-        found = (reader(env) for reader in _READERS)
-        return next((world for world in found if world is not None), cls())
+        if _both(env, _CORDEE.rank, _CORDEE.size):
+            return _placed(env, _CORDEE, source="cordee")
+        if _both(env, _TORCHRUN.rank, _TORCHRUN.size):
+            job = [env[name] for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT") if name in env]
+            return _foreign(env, _TORCHRUN, "torchrun", ", ".join(job))
+        for names in _MPIRUN:
+            # srun may set PMI_* too, without the local ones: then Slurm's own variables know more.
+            if names.rank in env and names.size in env and ("SLURM_PROCID" not in env or names.local_rank in env):
+                return _foreign(env, names, "mpirun", _mpi_job(env, names.rank))
+        return _from_slurm(env) or _from_tf_config(env) or cls()
 
     def to_env(self) -> dict[str, str]:
         """The variables that `from_env` reads as this place, for a process that our launcher starts."""
-        values = {name: str(getattr(self, one)) for one, name in _OURS.items()}
-        if self.hub is not None:
-            values["CORDEE_HUB"] = self.hub
-        return values
+        return {variable: str(getattr(self, name)) for name, variable in _CORDEE._asdict().items()}
 
 
-_OURS = {
-    "rank": "CORDEE_RANK",
-    "size": "CORDEE_SIZE",
-    "local_rank": "CORDEE_LOCAL_RANK",
-    "local_size": "CORDEE_LOCAL_SIZE",
-    "node": "CORDEE_NODE",
-    "nodes": "CORDEE_NODES",
-}
-
-
-def _from_cordee(env: Env) -> World | None:
-    """Our own launcher."""
-    if not _both(env, "CORDEE_RANK", "CORDEE_SIZE"):
-        return None
-    rank, size = _index_of(env, "CORDEE_RANK", "CORDEE_SIZE")
-    hub = env.get("CORDEE_HUB")
-    if hub is not None:
-        _address("CORDEE_HUB", hub)
-    return _placed(env, rank, size, tuple(_OURS.values())[2:], source="cordee", hub=hub)
-
-
-def _from_torchrun(env: Env) -> World | None:
-    """`torchrun`, or another launcher that sets what torch calls `env://`."""
-    if not _both(env, "RANK", "WORLD_SIZE"):
-        return None
-    rank, size = _index_of(env, "RANK", "WORLD_SIZE")
-    master = _master(env)
-    if master is None and size > 1:
-        raise UsageError(
-            f"WORLD_SIZE={size} but MASTER_ADDR and MASTER_PORT are not set; set them to rank 0's address."
-        )
-    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-    more = [env[name] for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT") if name in env]
-    return _placed(env, rank, size, names, source="torchrun", master=master, run=_run_of(master, *more))
-
-
-def _from_mpirun(env: Env) -> World | None:
-    """Open MPI, or the launchers of MPICH and Intel MPI."""
-    open_mpi = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    for names in (open_mpi, ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")):
-        # srun may set PMI_* too, without the local ones: then Slurm's own variables know more.
-        if names[0] in env and names[1] in env and ("SLURM_PROCID" not in env or names[2] in env):
-            break
-    else:
-        return None
-    rank, size = _index_of(env, names[0], names[1])
-    master = _master(env)
-    jobs = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_PORT")
-    job = next((env[name] for name in jobs if name in env), "")
-    if not job and "PMI_FD" in env:  # MPICH's launcher gives its runs no name
-        job = f"the launcher {_launcher(names[0])}"
-    run = _run_of(master, *filter(None, [job]))
-    world = _placed(env, rank, size, (*names[2:], "", ""), source="mpirun", master=master, run=run)
-    if world.master is not None or size == 1:
-        return world
-    if world.local_size < size:
-        raise UsageError(
-            f"{names[1]}={size} over several hosts, but no variable says where rank 0 is; "
-            "export MASTER_ADDR=<host of rank 0> and MASTER_PORT=<free port> to every process (mpirun -x)."
-        )
-    return replace(world, master=("127.0.0.1", _port_for(job)))
+def _mpi_job(env: Env, variable: str) -> str:
+    """What a launcher of MPI calls the run; empty if it does not say."""
+    names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_PORT")
+    job = next((env[name] for name in names if name in env), "")
+    if job or "PMI_FD" not in env:
+        return job
+    # MPICH's launcher gives its runs no name. It is the nearest ancestor without our variables: not a shell between.
+    pid = os.getppid()
+    try:
+        while f"{variable}=".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # another user's: it was not started with our variables
+        pass
+    return f"the launcher {pid}"
 
 
 def _from_slurm(env: Env) -> World | None:
     """Slurm's `srun`."""
-    if "SLURM_PROCID" not in env:
-        return None
-    count_name = _first(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    size = _first(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     # A batch script has rank 0 of all its tasks too, but is one process until it calls srun.
     started_by_srun = "SLURM_STEP_ID" in env or "SLURM_STEPID" in env
-    if not started_by_srun and (env.get("ENVIRONMENT") == "BATCH" or _count(env, count_name, 1) == 1):
+    alone = env.get("ENVIRONMENT") == "BATCH" or _number(env, size, 1, least=1) == 1
+    if "SLURM_PROCID" not in env or (alone and not started_by_srun):
         return None
-    rank, size = _index_of(env, "SLURM_PROCID", count_name)
-    nodes_name = _first(env, "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-    nodes = _count(env, nodes_name, 1)
-    node = _index(env, "SLURM_NODEID", 0, nodes_name, nodes)
-    local_size = _slurm_local_size(env, node, -(-size // nodes))
-    local_rank = _index(env, "SLURM_LOCALID", 0, "tasks on this node", local_size)
-    master = _master(env) or (_slurm_master(env, nodes) if size > 1 else None)
-    step = f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
-    run = _run_of(_master(env), f"job {step}")
-    return World(rank, size, local_rank, local_size, node, nodes, source="slurm", master=master, run=run)
+    nodes = _first(env, "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    names = _Names("SLURM_PROCID", size, "SLURM_LOCALID", "tasks on this node", "SLURM_NODEID", nodes)
+    tasks = {"SLURM_LOCALID": "0", **env, names.local_size: str(_slurm_tasks(env, names))}
+    listed = env.get(_first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"), "")
+    # Of `n[01-03,7],m1` the first: n01.
+    first_host = re.sub(r"\[(\d+)[^\]]*\]", r"\1", listed).partition(",")[0]
+    if set(first_host) & set("[]"):
+        raise UsageError(f"host list {listed!r} is not understood; expected Slurm's form, such as n[01-03,7],m1.")
+    job = f"job {env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
+    return _foreign(tasks, names, "slurm", job, first_host)
 
 
-def _slurm_master(env: Env, nodes: int) -> Address:
-    """The first host of the step, and a port by the number of job and step."""
-    port = _port_for(f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}")
-    if nodes == 1:
-        return "127.0.0.1", port
-    name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    if name not in env:
-        raise UsageError(f"{nodes} Slurm nodes but no SLURM_JOB_NODELIST; set MASTER_ADDR and MASTER_PORT to rank 0's.")
-    return expand_hosts(env[name])[0], port
-
-
-def _slurm_local_size(env: Env, node: int, default: int) -> int:
-    """Tasks on my node by `2(x3),1`: two on each of three nodes, one on the fourth."""
+def _slurm_tasks(env: Env, names: _Names) -> int:
+    """Tasks on my node, by `2(x3),1`: two on each of three nodes, one on the fourth."""
     name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    node, nodes = _number(env, names.node, 0), _number(env, names.nodes, 1, least=1)
     if name not in env:
-        return default
+        return -(-_number(env, names.size, 1) // nodes)
     counts: list[int] = []
     for item in env[name].split(","):
         matched = re.fullmatch(r"([1-9]\d*)(?:\(x(\d+)\))?", item)
@@ -172,15 +136,13 @@ def _slurm_local_size(env: Env, node: int, default: int) -> int:
             raise UsageError(f"{name}={env[name]} is not understood; expected Slurm's form, such as 2(x3),1.")
         counts += [int(matched.group(1))] * int(matched.group(2) or 1)
     if node >= len(counts):
-        raise UsageError(f"{name}={env[name]} names {len(counts)} node(s), but SLURM_NODEID={node}.")
+        raise UsageError(f"{name}={env[name]} names {len(counts)} node(s), but {names.node}={node}.")
     return counts[node]
 
 
 def _from_tf_config(env: Env) -> World | None:
     """The cluster description that TensorFlow's launchers set; chief and workers are the ranks, in this order."""
-    if "TF_CONFIG" not in env:
-        return None
-    text = env["TF_CONFIG"]
+    text = env.get("TF_CONFIG", "{}")
     try:
         config = json.loads(text)
         cluster = {str(kind): [str(one) for one in addresses] for kind, addresses in config.get("cluster", {}).items()}
@@ -192,25 +154,16 @@ def _from_tf_config(env: Env) -> World | None:
         ) from None
     if not cluster:
         return None
-    return _tf_place(text, cluster, kind, index)
-
-
-def _tf_place(text: str, cluster: dict[str, list[str]], kind: str, index: int) -> World:
-    """My place in TensorFlow's cluster."""
-    if kind == "ps":
+    if kind in ("ps", "evaluator"):
         raise UsageError(
-            "TF_CONFIG makes this task a parameter server (ps); server plans come later: start workers only."
+            f"TF_CONFIG gives this process the task {kind}; start workers only: there are no parameter servers, and workers "
+            "evaluate by themselves."
         )
-    if kind == "evaluator":
-        raise UsageError(
-            "TF_CONFIG makes this task an evaluator; the workers evaluate by themselves: start workers only."
-        )
-    training = ("chief", "master", "worker")
-    if kind not in training or not 0 <= index < len(cluster.get(kind, [])):
+    ranks = [(one, place) for one in ("chief", "master", "worker") for place in range(len(cluster.get(one, [])))]
+    if (kind, index) not in ranks:
         raise UsageError(
             f"TF_CONFIG={text} has no address for its own task {kind} {index}; expected it in its cluster."
         )
-    ranks = [(one, place) for one in training for place in range(len(cluster.get(one, [])))]
     addresses = [_address("TF_CONFIG", cluster[one][place]) for one, place in ranks]
     rank = ranks.index((kind, index))
     hosts = [host for host, _ in addresses]
@@ -230,60 +183,40 @@ def _tf_place(text: str, cluster: dict[str, list[str]], kind: str, index: int) -
     )
 
 
-_READERS: tuple[Callable[[Env], World | None], ...] = (
-    _from_cordee,
-    _from_torchrun,
-    _from_mpirun,
-    _from_slurm,
-    _from_tf_config,
-)
+def _foreign(env: Env, names: _Names, source: str, job: str, first_host: str = "") -> World:
+    """My place by another launcher's variables, and where rank 0 is; `job` is that launcher's own word for the run."""
+    master = None
+    if _both(env, "MASTER_ADDR", "MASTER_PORT"):
+        master = _address("MASTER_ADDR:MASTER_PORT", f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}")
+    run = ", ".join([*([f"MASTER_PORT={master[1]}"] if master is not None else []), *filter(None, [job])])
+    world = _placed(env, names, source=source, master=master, run=run)
+    if master is not None or world.size == 1:
+        return world
+    host = "127.0.0.1" if world.nodes == 1 and source != "torchrun" else first_host
+    if not host:
+        raise UsageError(
+            f"{names.size}={world.size}, but no variable says where rank 0 is; export MASTER_ADDR=<host of rank 0> and "
+            "MASTER_PORT=<free port> to every process (mpirun -x)."
+        )
+    # A port that all processes of a job find without asking: below the range that kernels hand out by themselves.
+    return replace(world, master=(host, 15000 + zlib.crc32(job.encode()) % 15000))
 
 
-def _placed(env: Env, rank: int, size: int, names: tuple[str, ...], **more: Any) -> World:
-    """The world at this rank; what no variable says is read off ranks that fill one host after the other."""
-    local_rank_name, local_size_name, node_name, nodes_name = names
-    local_size = _count(env, local_size_name, 1) if _both(env, local_rank_name, local_size_name) else 1
+def _placed(env: Env, names: _Names, *, master: Address | None = None, **more: Any) -> World:
+    """The world by these variables; what none of them says is read off ranks that fill one host after the other."""
+    rank, size = _number(env, names.rank, 0), _number(env, names.size, 1, least=1)
+    local_size = _number(env, names.local_size, 1, least=1) if _both(env, names.local_rank, names.local_size) else 1
     if local_size > size:
-        raise UsageError(f"{local_size_name}={local_size} is more than all {size} processes of the run.")
-    nodes = _count(env, nodes_name, -(-size // local_size))
-    local_rank = _index(env, local_rank_name, rank % local_size, local_size_name, local_size)
-    node = _index(env, node_name, min(rank // local_size, nodes - 1), nodes_name or "nodes", nodes)
-    master = more.get("master")
-    if master is not None and _is_loopback(master[0]) and local_size_name not in env and nodes_name not in env:
+        raise UsageError(f"{names.local_size}={local_size} is more than all {size} processes of the run.")
+    nodes = _number(env, names.nodes, -(-size // local_size), least=1)
+    local_rank = _number(env, names.local_rank, rank % local_size)
+    node = _number(env, names.node, min(rank // local_size, nodes - 1))
+    on_loopback = master is not None and (master[0] in ("localhost", "::1") or master[0].startswith("127."))
+    if on_loopback and names.local_size not in env and names.nodes not in env:
         local_rank, local_size, node, nodes = rank, size, 0, 1  # started by hand: all that reach rank 0 are here
-    return World(rank, size, local_rank, local_size, node, nodes, **more)
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _run_of(master: Address | None, *more: str) -> str:
-    """What names a run: rank 0's port, if the variables say it, and the launcher's own words for the run."""
-    return ", ".join([*([f"MASTER_PORT={master[1]}"] if master is not None else []), *more])
-
-
-def _launcher(variable: str) -> str:
-    """The nearest ancestor that was not given the variable: the launcher, not a shell or `timeout` between."""
-    pid = os.getppid()
-    try:
-        while f"{variable}=".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # another user's: it was not started with our variables
-        pass
-    return str(pid)
-
-
-def _port_for(job: str) -> int:
-    """A port that all processes of a job find without asking: below the range that kernels hand out by themselves."""
-    return 15000 + zlib.crc32(job.encode()) % 15000
-
-
-def _master(env: Env) -> Address | None:
-    """Rank 0's address by torch's variables."""
-    if not _both(env, "MASTER_ADDR", "MASTER_PORT"):
-        return None
-    return _address("MASTER_ADDR:MASTER_PORT", f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}")
+    place = rank, size, local_rank, local_size, node, nodes
+    _check(names, place)
+    return World(*place, master=master, **more)
 
 
 def _address(name: str, text: str) -> Address:
@@ -308,38 +241,22 @@ def _first(env: Env, *names: str) -> str:
     return next((name for name in names if name in env), names[-1])
 
 
-def _whole(env: Env, name: str, default: int) -> int:
+def _number(env: Env, name: str, default: int, *, least: int = 0) -> int:
     """The whole number in a variable."""
-    if name not in env:
-        return default
     try:
-        return int(env[name])
+        value = int(env.get(name, default))
     except ValueError:
         raise UsageError(f"{name}={env[name]!r} is not a whole number; the launcher of this process sets it.") from None
-
-
-def _count(env: Env, name: str, default: int) -> int:
-    """A number of processes or hosts, at least 1."""
-    value = _whole(env, name, default)
-    if value < 1:
-        raise UsageError(f"{name}={value}; expected at least 1.")
+    if value < least:
+        raise UsageError(f"{name}={value}; expected at least {least}.")
     return value
 
 
-def _index(env: Env, name: str, default: int, count_name: str, count: int) -> int:
-    """A place below `count`."""
-    value = _whole(env, name, default)
-    _require_index(name, value, count_name, count)
-    return value
-
-
-def _index_of(env: Env, name: str, count_name: str) -> tuple[int, int]:
-    """A place and the count it is below."""
-    count = _count(env, count_name, 1)
-    return _index(env, name, 0, count_name, count), count
-
-
-def _require_index(name: str, value: int, count_name: str, count: int) -> None:
-    """Refuse a place that is not below its count."""
-    if not 0 <= value < count:
-        raise UsageError(f"{name}={value} with {count_name}={count}; expected 0 to {count - 1}.")
+def _check(names: Sequence[str], values: Sequence[int]) -> None:
+    """Refuse a place that is not below its count: of ranks, of ranks on a host, of hosts."""
+    for place, count in ((0, 1), (2, 3), (4, 5)):
+        if not 0 <= values[place] < values[count]:
+            raise UsageError(
+                f"{names[place]}={values[place]} with {names[count]}={values[count]}; "
+                f"expected 0 to {values[count] - 1}."
+            )

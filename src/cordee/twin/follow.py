@@ -49,8 +49,7 @@ class RunFollower:
             self._read += len(new)
             *lines, self._rest = (self._rest + new).split(b"\n")
             for line in lines:
-                if (event := parse_event(line)) is not None:
-                    self._take(event)
+                self._take(parse_event(line))
 
     def skip(self) -> None:
         """What is there now belongs to a former start."""
