@@ -156,8 +156,8 @@ def _from_tf_config(env: Env) -> World | None:
         return None
     if kind in ("ps", "evaluator"):
         raise UsageError(
-            f"TF_CONFIG gives this process the task {kind}; start workers only: there are no parameter servers, and workers "
-            "evaluate by themselves."
+            f"TF_CONFIG gives this process the task {kind}; start workers only: there are no parameter servers, "
+            "and workers evaluate by themselves."
         )
     ranks = [(one, place) for one in ("chief", "master", "worker") for place in range(len(cluster.get(one, [])))]
     if (kind, index) not in ranks:
