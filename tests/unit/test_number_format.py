@@ -9,32 +9,22 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cordee.core.errors import UsageError
 from cordee.diagnose import number_format as module
-from cordee.diagnose.child import Ended
-from cordee.diagnose.number_format import (
-    FP32_WORKS,
-    UNSUPPORTED,
-    NumberFormat,
-    judge,
-    processor,
-    recall_format,
-    try_format,
-)
+from cordee.diagnose.child import Ended, run_child
+from cordee.diagnose.number_format import NumberFormat, judge, processor, recall_format, try_format
 from harness import stat_of
 
 VARIABLE = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
 # What a child may do, as programs of their own.
-WELL = f"print({FP32_WORKS!r}); print('{{\"speed\": 1.5}}')"
-CRASH = f"import os, signal; print({FP32_WORKS!r}, flush=True); os.kill(os.getpid(), signal.SIGILL)"
-HANG = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-CRASH_UNLESS_SET = f"""
+WELL = "print('hello'); print(1.5)"
+CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+HANG = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+CRASH_UNLESS_SET = """
 import os, signal
-print({FP32_WORKS!r}, flush=True)
 if os.environ.get("ONEDNN_MAX_CPU_ISA") != "AVX512_CORE_BF16":
     os.kill(os.getpid(), signal.SIGILL)
-print('{{"speed": 0.5}}')
+print(0.5)
 """
 
 
@@ -68,15 +58,15 @@ def child(monkeypatch: pytest.MonkeyPatch, program: str, count: Path | None = No
         ),
         (
             NumberFormat("fp16", "cpu", True, 0.04),
-            "fp16 on this CPU works and takes 25 times as long as fp32: precision=fp32 is the faster choice",
+            "fp16 on this CPU works and takes 25.0 times as long as fp32: precision=fp32 is the faster choice",
         ),
         (
             NumberFormat("fp16", "cpu", True, 1.01),
             "fp16 on this CPU works and takes as long as fp32: precision=fp16 saves memory, not time",
         ),
         (
-            NumberFormat("bf16", "cpu", True, 0.5, VARIABLE, "killed by SIGILL, an illegal instruction"),
-            "bf16 crashes this CPU's oneDNN (killed by SIGILL, an illegal instruction) unless "
+            NumberFormat("bf16", "cpu", True, 0.5, VARIABLE, "killed by SIGILL"),
+            "bf16 crashes this CPU's oneDNN (killed by SIGILL) unless "
             "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 is set before the start; with it, it works and takes 2.0 times "
             "as long as fp32: precision=fp32 is the faster choice",
         ),
@@ -93,23 +83,20 @@ def test_a_user_reads_what_it_means(found: NumberFormat, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("ended", "works", "reason"),
     [
-        (Ended(0, f'{FP32_WORKS}\n{{"speed": 2.5}}\n'), True, "it ended well"),
-        (Ended(0, f"{FP32_WORKS}\n"), False, "its answer makes no sense: 'fp32 works\\n'"),
-        (Ended(0, f'{FP32_WORKS}\n{{"speed": 0}}'), False, "its answer makes no sense"),
-        (Ended(-4, FP32_WORKS), False, "killed by SIGILL, an illegal instruction"),
-        (Ended(-9, ""), False, "not even fp32 could be computed: killed by SIGKILL"),
-        (Ended(1, FP32_WORKS, "Traceback\nRuntimeError: no Half\n\n"), False, "RuntimeError: no Half"),
-        (Ended(1, FP32_WORKS, ""), False, "it ended with exit code 1 and without a word"),
-        (Ended(UNSUPPORTED, FP32_WORKS, "this GPU has no bf16\n"), False, "this GPU has no bf16"),
-        (Ended(None, FP32_WORKS, "", 7.0), False, "it did not end within 7 s"),
-        (Ended(None, error="python: No such file"), False, "it could not begin: python: No such file"),
+        (Ended(0, "a warning\n2.5\n"), True, ""),
+        (Ended(0, "hello\n"), False, "its answer makes no sense: 'hello\\n'"),
+        (Ended(0, "0.0"), False, "its answer makes no sense"),
+        (Ended(-4), False, "killed by SIGILL"),
+        (Ended(1, "", "Traceback\nRuntimeError: no Half\n\n"), False, "RuntimeError: no Half"),
+        (Ended(1), False, "it ended with exit code 1 and without a word"),
+        (Ended(None, error="it did not end within 7 s"), False, "it did not end within 7 s"),
     ],
 )
 def test_the_end_of_a_child_is_judged(ended: Ended, works: bool, reason: str) -> None:
     found = judge("bf16", "cpu", ended)
     assert found.works is works
     assert found.speed == (2.5 if works else 0.0)
-    assert reason in found.reason
+    assert reason in found.reason and (works or found.reason)
 
 
 # ------------------------------------------------------------- children
@@ -117,9 +104,7 @@ def test_the_end_of_a_child_is_judged(ended: Ended, works: bool, reason: str) ->
 
 def test_a_child_killed_by_an_illegal_instruction_is_tried_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     child(monkeypatch, CRASH_UNLESS_SET)
-    assert try_format("bf16") == NumberFormat(
-        "bf16", "cpu", True, 0.5, VARIABLE, "killed by SIGILL, an illegal instruction"
-    )
+    assert try_format("bf16") == NumberFormat("bf16", "cpu", True, 0.5, VARIABLE, "killed by SIGILL")
 
 
 def test_a_variable_that_is_set_already_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,35 +117,24 @@ def test_a_child_that_always_crashes_leaves_us_alive(monkeypatch: pytest.MonkeyP
     starts = tmp_path / "starts"
     child(monkeypatch, CRASH, starts)
     found = try_format("fp16")
-    assert not found.works and found.speed == 0 and "SIGILL" in found.reason and "AVX512_CORE_FP16" in found.reason
+    assert not found.works and found.speed == 0 and "SIGILL" in found.reason
     assert len(starts.read_text()) == 3, "without, and with each of two variables"
     assert try_format("fp16") == found
     assert len(starts.read_text()) == 3, "a processor does not learn instructions: it is remembered"
 
 
-def test_a_hanging_child_is_ended_at_its_deadline(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    seen: list[Ended] = []
-    judged = module.judge
-    monkeypatch.setattr(module, "judge", lambda *given: seen.append(given[2]) or judged(*given))
-    child(monkeypatch, HANG)
+def test_a_hanging_child_is_ended_at_its_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
+    pid = tmp_path / "pid"
+    monkeypatch.setattr(module, "command", lambda *given: [sys.executable, "-c", HANG, str(pid)])
     found = try_format("bf16", timeout_s=2.0)
-    assert (found.works, found.reason) == (False, "not even fp32 could be computed: it did not end within 2 s")
-    if said := seen[0].output:  # a machine so busy that the child never spoke has nothing to compare
-        assert stat_of(int(said)) is None, "the child still lives"
+    assert (found.works, found.reason) == (False, "it did not end within 2 s")
+    if pid.exists() and (number := pid.read_text()):  # on a very busy machine it never came so far
+        assert stat_of(int(number)) is None, "the child still lives"
     assert not list(cache.glob("*")), "another time it may answer: nothing is remembered"
 
 
-@pytest.mark.parametrize(
-    ("given", "word"),
-    [
-        ({"precision": "fp8"}, "expected one of bf16, fp16"),
-        ({"precision": "bf16", "device": "cuda"}, "cuda:0"),
-        ({"precision": "bf16", "threads": 0}, "at least 1"),
-    ],
-)
-def test_what_cannot_be_tried_is_refused(given: dict[str, object], word: str) -> None:
-    with pytest.raises(UsageError, match=word):
-        try_format(**given)  # type: ignore[arg-type]
+def test_a_program_that_is_not_there_is_an_answer_too() -> None:
+    assert run_child(["no-such-program"], timeout_s=1.0).words.startswith("it could not begin: no-such-program")
 
 
 # ------------------------------------------------------------- the cache
@@ -171,12 +145,7 @@ def test_a_result_is_remembered_until_a_fresh_one_is_wanted(monkeypatch: pytest.
     child(monkeypatch, WELL, starts)
     assert recall_format("bf16") is None
     first = try_format("bf16")
-    assert (
-        first
-        == try_format("bf16")
-        == recall_format("bf16")
-        == NumberFormat("bf16", "cpu", True, 1.5, reason="it ended well")
-    )
+    assert first == try_format("bf16") == recall_format("bf16") == NumberFormat("bf16", "cpu", True, 1.5)
     assert len(starts.read_text()) == 1
     try_format("bf16", fresh=True)
     assert len(starts.read_text()) == 2
@@ -216,7 +185,7 @@ def test_a_cached_value_of_another_form_is_not_believed(
     try_format("bf16")
     (file,) = cache.glob("format-*.json")
     content = json.loads(file.read_text())
-    content["found"].update(change)
+    content.update(change)
     file.write_text(json.dumps(content))
     assert recall_format("bf16") is None
 
@@ -229,12 +198,16 @@ def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPa
     assert recall_format("bf16") is None
 
 
-def test_the_processor_is_told_by_its_model_and_flags() -> None:
+def test_the_processor_is_told_by_what_does_not_change(tmp_path: Path) -> None:
     one = "processor\t: 0\nmodel name\t: Abacus 3\ncpu MHz\t\t: 2000\nflags\t\t: fpu amx\n"
+
+    def told(cpuinfo: str) -> str:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+        return processor(tmp_path / "cpuinfo")
+
     other = one.replace("2000", "2100").replace(": 0", ": 1")
-    assert processor(f"{one}\n{other}") == "model name: Abacus 3\nflags: fpu amx"
-    assert processor(one) == processor(other), "the clock's speed changes by the second"
-    assert processor(one.replace("amx", "")) != processor(one)
+    assert told(f"{one}\n{other}") == told(other), "the clock's speed changes by the second"
+    assert told(one.replace("amx", "")) != told(one)
 
 
 # ------------------------------------------------------------- the real thing
@@ -253,4 +226,4 @@ def test_formats_on_a_gpu_are_tried_for_real() -> None:
     for precision in ("bf16", "fp16"):
         found = try_format(precision, "cuda:0")
         assert found.works, found.sentence
-        assert replace(found, speed=1.0) == NumberFormat(precision, "cuda:0", True, 1.0, reason="it ended well")
+        assert replace(found, speed=1.0) == NumberFormat(precision, "cuda:0", True, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,17 +28,16 @@ def doctor(
     token_file: TokenFile = None,
 ) -> None:
     """Look at this machine: what helps a run, what hinders it, and what to do about it."""
-    from cordee.diagnose.doctor import Examination, examine, exit_code
-    from cordee.runtime.engines.warm import connect_warm
+    from cordee.diagnose.doctor import examine, exit_code
 
-    examination = Examination(quick, port, token_file, connect_warm)
+    look = partial(examine, quick=quick, port=port, token_file=token_file)
     if sys.stderr.isatty():  # some looks take seconds: show the name of the current one
         from rich.console import Console
 
         with Console(stderr=True).status("looking") as status:
-            checks = examine(examination, lambda name: status.update(f"looking at {name}"))
+            checks = look(tell=lambda name: status.update(f"looking at {name}"))
     else:
-        checks = examine(examination)
+        checks = look()
     if as_json:
         print(json.dumps([one.to_dict() for one in checks], indent=1, ensure_ascii=False))
     else:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import resource
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -19,56 +17,35 @@ from cordee.diagnose.check import Check, warning
 Look = Callable[[], Check | list[Check]]
 
 
-@dataclass(frozen=True)
-class Examination:
-    """What is asked of the doctor."""
+def examine(
+    *, quick: bool, port: int | None, token_file: Path | None, tell: Callable[[str], None] = lambda name: None
+) -> list[Check]:
+    """Every check, in the order of the report; `tell` hears the name of each look before it begins.
 
-    quick: bool = False
-    """Measure nothing that takes seconds."""
-    port: int | None = None
-    token_file: Path | None = None
-    connect_warm: software.ConnectWarm = lambda say: None
-    """Connects to the warm server, which belongs to a higher row of folders: the caller hands it in."""
-
-    @cached_property
-    def torch(self) -> torch_look.TorchLook:
-        """What torch says; asked once, when a look first needs it."""
-        return torch_look.ask()
-
-    def looks(self) -> Iterator[tuple[str, Look]]:
-        """Every look with the name under which it is announced, in the order of the report."""
-        yield "python", software.check_python
-        yield "packages", software.check_packages
-        yield "torch", lambda: software.judge_torch(self.torch)
-        yield "devices", lambda: software.judge_devices(self.torch, gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        yield "cores", lambda: machine.judge_cores(len(usable_cores()), cpu_quota())
-        yield "memory", lambda: machine.judge_memory(psutil.virtual_memory().available, memory_limit())
-        yield "shared memory", machine.check_shared_memory
-        yield "open files", lambda: machine.judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-        yield "disk", machine.check_disk
-        yield "number formats", lambda: software.check_formats(self.torch, self.quick)
-        yield "C++ compiler", machine.check_compiler
-        yield "warm server", lambda: software.check_warm_server(self.connect_warm)
-        yield "interfaces", lambda: network.judge_interfaces(network.find_interfaces())
-        yield "host name", network.check_host_name
-        yield "loopback", network.check_loopback
-        if self.port is not None:
-            yield "port", partial(network.check_port, self.port)
-        yield "encryption", network.describe_protection
-        yield "token", self._token
-        yield "twin: namespaces", twin.check_namespaces
-        yield "twin: CPU shares", twin.check_cpu_shares
-
-    def _token(self) -> Check:
-        if self.torch.problem:  # our channel's modules load torch, which may end this very process
-            return warning("token", "not checked", "Fix torch first.")
-        return network.check_token(self.token_file)
-
-
-def examine(examination: Examination, tell: Callable[[str], None] = lambda name: None) -> list[Check]:
-    """Every check, in order; `tell` hears the name of each look before it begins."""
+    `quick`: measure nothing that takes seconds.
+    """
+    torch = cache(torch_look.ask)
+    looks: dict[str, Look] = {
+        "packages": software.check_packages,
+        "torch": lambda: software.judge_torch(torch()),
+        "devices": lambda: software.judge_devices(torch(), gpus()),
+        "cores": lambda: machine.judge_cores(len(usable_cores()), cpu_quota()),
+        "memory": lambda: machine.judge_memory(psutil.virtual_memory().available, memory_limit()),
+        "shared memory": machine.check_shared_memory,
+        "open files": lambda: machine.judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        "disk": machine.check_disk,
+        "number formats": lambda: software.check_formats(torch(), quick),
+        "C++ compiler": machine.check_compiler,
+        "interfaces": lambda: network.judge_interfaces(network.find_interfaces()),
+        "port": lambda: [] if port is None else network.check_port(port),
+        "encryption": network.describe_protection,
+        # Our channel's modules load torch, which may end this very process.
+        "token": lambda: [] if torch().problem else network.check_token(token_file),
+        "twin": twin.check_network,
+        "twin: CPU shares": twin.check_cpu_shares,
+    }
     checks: list[Check] = []
-    for name, look in examination.looks():
+    for name, look in looks.items():
         tell(name)
         checks += run_look(name, look)
     return checks

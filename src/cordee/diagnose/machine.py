@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import tempfile
 from pathlib import Path
 
 from cordee.core.cgroup import MemoryLimit
@@ -51,18 +50,10 @@ def judge_memory(available: int, limit: MemoryLimit | None) -> Check:
 
 
 def check_shared_memory() -> Check:
-    """The size of /dev/shm."""
-    try:
-        usage = shutil.disk_usage("/dev/shm")
-    except OSError as problem:
-        return warning("shared memory", f"/dev/shm: {problem.strerror}", "Mount a tmpfs there: NCCL needs it.")
-    return judge_shared_memory(usage.total, usage.free)
-
-
-def judge_shared_memory(total: int, free: int) -> Check:
     """Whether /dev/shm is as large as NCCL on one host, and data loaders of a script's own, need it."""
-    state = f"/dev/shm: {gib(free)} free of {gib(total)}"
-    if free >= ENOUGH_SHARED:
+    usage = shutil.disk_usage("/dev/shm")
+    state = f"/dev/shm: {gib(usage.free)} free of {gib(usage.total)}"
+    if usage.free >= ENOUGH_SHARED:
         return ok("shared memory", state)
     return warning(
         "shared memory",
@@ -72,32 +63,24 @@ def judge_shared_memory(total: int, free: int) -> Check:
     )
 
 
-def judge_open_files(soft: int, hard: int) -> Check:
-    """The limit in force, and how far a user may raise it."""
-    if soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES:
-        return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} per process")
-    most = ENOUGH_FILES * 4 if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES * 4)
-    way = f": `ulimit -n {most}` before the start."
-    if most < ENOUGH_FILES:
-        way = f", and only root can allow more than {most}: limits.conf, or --ulimit nofile=4096 for a container."
-    return warning("open files", f"at most {soft} per process", f"Every pair of workers has sockets between them{way}")
+def judge_open_files(limit: int) -> Check:
+    """The limit in force."""
+    if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
+        return ok("open files", "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit} per process")
+    return warning(
+        "open files",
+        f"at most {limit} per process",
+        "Every pair of workers has sockets between them: `ulimit -n 4096` before the start, or as root in limits.conf; "
+        "for a container --ulimit nofile=4096.",
+    )
 
 
 def check_disk() -> Check:
-    """Whether a run's folder can be written below the current one."""
+    """Whether a run's folder can be written below the current one, where runs/ is made unless --out says otherwise."""
     folder = Path.cwd()
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            problem = ""
-    except OSError as failure:
-        problem = failure.strerror or str(failure)
-    return judge_disk(str(folder), problem, shutil.disk_usage(folder).free)
-
-
-def judge_disk(folder: str, problem: str, free: int) -> Check:
-    """The place where runs/ is made unless --out says otherwise."""
-    if problem:
-        return warning("disk", f"{folder} cannot be written: {problem}", "Go elsewhere, or give --out a folder.")
+    free = shutil.disk_usage(folder).free
+    if not os.access(folder, os.W_OK):
+        return warning("disk", f"{folder} cannot be written", "Go elsewhere, or give --out a folder.")
     if free < ENOUGH_DISK:
         return warning("disk", f"{folder}: {gib(free)} free", "Checkpoints need room: free some, or give --out.")
     return ok("disk", f"{folder} can be written, {gib(free)} free")

@@ -6,22 +6,15 @@ import contextlib
 import errno
 import ipaddress
 import os
-import queue
 import socket
-import threading
 from pathlib import Path
 
 import psutil
 
 from cordee.core.errors import RendezvousError, SecurityError
 from cordee.core.machine import listeners
-from cordee.diagnose.check import Check, error, ok, warning
+from cordee.diagnose.check import Check, error, ok
 from cordee.group.token import default_token_file, read_token
-
-NAME_S = 3.0
-"""A name that is not resolved by then is as good as unknown."""
-ANSWER_S = 2.0
-"""How long our own socket on loopback may take to answer."""
 
 
 def find_interfaces() -> dict[str, str]:
@@ -48,59 +41,6 @@ def judge_interfaces(addresses: dict[str, str]) -> Check:
         )
     advice = "Between hosts gloo takes the address that leads to --rendezvous HOST." if outer else ""
     return ok("interfaces", f"a run on one host stays on {inner[0]}; {offered}", advice)
-
-
-def check_host_name() -> Check:
-    """Whether this host knows its own name."""
-    name = socket.gethostname()
-    answers: queue.SimpleQueue[list[str] | str] = queue.SimpleQueue()
-
-    def resolve() -> None:
-        try:
-            answers.put(sorted(socket.gethostbyname_ex(name)[2]))
-        except OSError as problem:
-            answers.put(str(problem))
-
-    threading.Thread(target=resolve, name="cordee-resolve", daemon=True).start()  # the resolver knows no deadline
-    try:
-        return judge_host_name(name, answers.get(timeout=NAME_S))
-    except queue.Empty:
-        return judge_host_name(name, f"no answer within {NAME_S:g} s")
-
-
-def judge_host_name(name: str, answer: list[str] | str) -> Check:
-    """The addresses of the name, or why there are none."""
-    if isinstance(answer, str):
-        return warning(
-            "host name",
-            f"{name} has no address here: {answer}",
-            "For several hosts, give --rendezvous an address, or put the name into /etc/hosts.",
-        )
-    advice = ""
-    if all(ipaddress.ip_address(one).is_loopback for one in answer):
-        advice = "For several hosts, give --rendezvous this host's address: its name leads to loopback here."
-    return ok("host name", f"{name} is {', '.join(answer)}", advice)
-
-
-def check_loopback() -> Check:
-    """Whether a connection to ourselves works: workers need one to their launcher."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            server.settimeout(ANSWER_S)
-            with socket.create_connection(server.getsockname()[:2], ANSWER_S) as there:
-                here, _ = server.accept()
-                with here:
-                    here.sendall(b"!")
-                    if there.recv(1) != b"!":
-                        raise OSError("something else answered")
-    except OSError as problem:
-        return error(
-            "loopback",
-            f"no connection to 127.0.0.1: {problem}",
-            "A firewall or a sandbox forbids it; no run can begin before it works.",
-            RendezvousError.code,
-        )
-    return ok("loopback", "a port can be opened and reached")
 
 
 # ------------------------------------------------------------- ports

@@ -1,38 +1,40 @@
 """Does a number format work on this device, and is it faster than fp32? Measured in a child process, and remembered.
 
 In a child, because a processor may promise an instruction that kills the process that uses it: virtual machines on
-Intel processors with AMX are known for it, where bf16 works only after oneDNN was told to leave AMX alone.
+Intel processors with AMX are known for it, where bf16 works only after oneDNN was told to leave AMX alone. Run as a
+program this module is that child; only there torch is loaded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
+import resource
+import signal
+import statistics
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from cordee.core.errors import UsageError
 from cordee.core.interpreter import python_module
 from cordee.core.machine import usable_cores
 from cordee.diagnose import cache
 from cordee.diagnose.child import Ended, run_child
 
-MEASURE = "3"
+MEASURE = "4"
 """Counted up when the way of measuring changes, so that what was measured otherwise is forgotten."""
 PRECISIONS = ("bf16", "fp16")
-FP32_WORKS = "fp32 works"
-"""The child's first word: what fails later is the format's doing."""
-UNSUPPORTED = 3
-"""The child's exit code when the device does not know the format at all."""
+TRIAL_S = 60.0
 
-REMEDIES: dict[str, tuple[dict[str, str], ...]] = {
-    "bf16": ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},),
-    "fp16": ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}),
-}
+REMEDIES = tuple({"ONEDNN_MAX_CPU_ISA": one} for one in ("AVX512_CORE_FP16", "AVX512_CORE_BF16"))
 """Variables under which a format that crashed a CPU may work; oneDNN reads them when torch is loaded."""
 
 QUIETLY = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
@@ -40,6 +42,16 @@ QUIETLY = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 NOTABLE = 1.05
 """A smaller factor than this is within the noise of the measurement."""
+
+# Of the child:
+PAIRS = 5
+"""Passes in fp32 and in the format, in turn; their medians are compared."""
+TOO_LONG_S = 2.0
+"""After so long only the pair that is under way: an emulated format may take seconds for one pass."""
+SCALE = 1024.0
+"""The loss is scaled as a gradient scaler does: tiny fp16 gradients are denormal, and slow for that reason alone."""
+NEAR = 0.1
+"""The loss of a 16-bit format may differ by so much, relatively; beyond that it does not compute what it should."""
 
 
 class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +65,7 @@ class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: dict[str, str] = {}
     """Variables that must be set before torch is loaded; empty if it works without, or not at all."""
     reason: str = ""
-    """How the child ended that tried it without these variables, in words."""
+    """How the child ended that tried it without these variables, in words; empty if that went well."""
 
     @property
     def sentence(self) -> str:
@@ -62,138 +74,164 @@ class NumberFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.works:
             return f"{self.precision} does not work on {where}: {self.reason}; precision=fp32 remains"
         if not self.environment:
-            return f"{self.precision} on {where} works and {_pace(self.precision, self.speed)}"
+            return f"{self.precision} on {where} works and {self._pace()}"
         variables = " ".join(f"{name}={value}" for name, value in self.environment.items())
         return (
             f"{self.precision} crashes {where}'s oneDNN ({self.reason}) unless {variables} is set before the start; "
-            f"with it, it works and {_pace(self.precision, self.speed)}"
+            f"with it, it works and {self._pace()}"
         )
 
-
-class _Remembered(msgspec.Struct):
-    """What the cache holds of a trial."""
-
-    key: dict[str, str]
-    found: NumberFormat
-
-
-def _pace(precision: str, speed: float) -> str:
-    """How fast it is, and which format to take."""
-    if speed >= NOTABLE:
-        return f"is {_times(speed)} times as fast as fp32: precision={precision} is the faster choice"
-    if speed * NOTABLE <= 1:
-        return f"takes {_times(1 / speed)} times as long as fp32: precision=fp32 is the faster choice"
-    return f"takes as long as fp32: precision={precision} saves memory, not time"
-
-
-def _times(factor: float) -> str:
-    return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
+    def _pace(self) -> str:
+        """How fast it is, and which format to take."""
+        if self.speed >= NOTABLE:
+            return f"is {self.speed:.1f} times as fast as fp32: precision={self.precision} is the faster choice"
+        if self.speed * NOTABLE <= 1:
+            return f"takes {1 / self.speed:.1f} times as long as fp32: precision=fp32 is the faster choice"
+        return f"takes as long as fp32: precision={self.precision} saves memory, not time"
 
 
 def try_format(
-    precision: str, device: str = "cpu", *, threads: int | None = None, timeout_s: float = 60.0, fresh: bool = False
+    precision: str, device: str = "cpu", *, threads: int | None = None, timeout_s: float = TRIAL_S, fresh: bool = False
 ) -> NumberFormat:
     """Try a number format on `cpu` or `cuda:N` with so many threads (default: one per usable core).
 
     What was found is remembered in the user's cache folder; `fresh` measures anew.
     """
+    threads = threads or len(usable_cores())
     if not fresh and (remembered := recall_format(precision, device, threads=threads)) is not None:
         return remembered
-    found, settled = _try_all(precision, device, threads or len(usable_cores()), timeout_s)
-    key = _key(precision, device, threads)
-    if settled and key["hardware"]:
-        cache.store(_file(key), _Remembered(key, found))
+    line = command(precision, device, threads)
+    ended = run_child(line, timeout_s=timeout_s, environment=QUIETLY)
+    found = judge(precision, device, ended)
+    remedies = REMEDIES if device == "cpu" and ended.killed_by in ("SIGILL", "SIGSEGV", "SIGBUS") else ()
+    for environment in remedies:
+        again = judge(precision, device, run_child(line, timeout_s=timeout_s, environment={**QUIETLY, **environment}))
+        if again.works:
+            found = replace(again, environment=environment, reason=found.reason)
+            break
+    # Out of memory, a busy GPU, a deadline: another time it may work.
+    if found.works or ended.killed_by == "SIGILL":
+        cache.store(_file(precision, device, threads), found)
     return found
 
 
 def recall_format(precision: str, device: str = "cpu", *, threads: int | None = None) -> NumberFormat | None:
     """What an earlier trial found; None if there was none, or it cannot be read. Measures nothing."""
-    key = _key(precision, device, threads)
-    remembered = cache.recall(_file(key), _Remembered)
-    # The whole key is compared, so that a file never speaks for another machine.
-    return remembered.found if remembered is not None and remembered.key == key else None
+    return cache.recall(_file(precision, device, threads or len(usable_cores())), NumberFormat)
 
 
-def command(precision: str, device: str, threads: int, timeout_s: float) -> list[str]:
+def command(precision: str, device: str, threads: int) -> list[str]:
     """The command of the child that tries a format."""
-    return python_module("cordee.diagnose.number_format_child", precision, device, str(threads), str(timeout_s))
+    return python_module("cordee.diagnose.number_format", precision, device, str(threads))
 
 
 def judge(precision: str, device: str, ended: Ended) -> NumberFormat:
     """What the end of one child says about the format."""
-    speed = (ended.answer(dict[str, float]) or {}).get("speed", 0.0)
-    if speed > 0:
-        return NumberFormat(precision, device, True, speed, reason=ended.words)
-    reason = ended.failure
-    if FP32_WORKS not in ended.output.splitlines() and ended.code != UNSUPPORTED:
-        reason = f"not even fp32 could be computed: {reason}"
-    return NumberFormat(precision, device, False, 0.0, reason=reason)
+    speed = ended.answer(float) or 0.0
+    return NumberFormat(precision, device, speed > 0, speed, reason="" if speed > 0 else ended.words)
 
 
-def _try_all(precision: str, device: str, threads: int, timeout_s: float) -> tuple[NumberFormat, bool]:
-    """Without variables first, then with each that may help; and whether another look would find the same."""
-    line = command(precision, device, threads, timeout_s)
-    ended = run_child(line, timeout_s=timeout_s, environment=QUIETLY)
-    first = judge(precision, device, ended)
-    remedies = REMEDIES[precision] if device == "cpu" and ended.killed_by in ("SIGILL", "SIGSEGV", "SIGBUS") else ()
-    for environment in remedies:
-        again = judge(precision, device, run_child(line, timeout_s=timeout_s, environment={**QUIETLY, **environment}))
-        if again.works:
-            return replace(again, environment=environment, reason=first.reason), True
-    if remedies:
-        tried = " or ".join(f"{name}={value}" for one in remedies for name, value in one.items())
-        first = replace(first, reason=f"{first.reason}, and no better with {tried}")
-    # Out of memory, a busy GPU, a deadline: another time it may work.
-    return first, first.works or ended.killed_by == "SIGILL" or ended.code == UNSUPPORTED
+def _file(precision: str, device: str, threads: int) -> str:
+    """One small file for everything that a measurement depends on: machine, format and setting."""
+    variable = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    versions = [MEASURE, importlib.metadata.version("torch"), os.uname().release]
+    key = [precision, device, str(threads), variable, *versions, processor() if device == "cpu" else _graphics()]
+    return f"format-{hashlib.sha256(json.dumps(key).encode()).hexdigest()}"
 
 
-def _key(precision: str, device: str, threads: int | None) -> dict[str, str]:
-    """Everything that a measurement depends on."""
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision {precision!r}: expected one of {', '.join(PRECISIONS)}")
-    if device != "cpu" and not (device.startswith("cuda:") and device[5:].isdigit()):
-        raise UsageError(f"device {device!r}: expected cpu or cuda:N, such as cuda:0")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads {threads}: at least 1 is needed")
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = ""
-    return {
-        "precision": precision,
-        "device": device,
-        "threads": str(threads or len(usable_cores())),
-        "variable": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
-        "measure": MEASURE,
-        "torch": torch,
-        "kernel": os.uname().release,
-        "hardware": processor(_text(Path("/proc/cpuinfo"))) if device == "cpu" else _graphics(),
-    }
-
-
-def _file(key: dict[str, str]) -> str:
-    """One small file per machine, format and setting."""
-    return f"format-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
-
-
-def processor(cpuinfo: str) -> str:
-    """Model and flags of the first processor of /proc/cpuinfo; ARM calls them by other names."""
-    wanted = ("model name", "cpu family", "model", "flags", "features", "cpu implementer", "cpu part")
-    pairs = (line.partition(":") for line in cpuinfo.split("\n\n")[0].splitlines())
-    return "\n".join(f"{name.strip()}: {value.strip()}" for name, _, value in pairs if name.strip().lower() in wanted)
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What the kernel says of the first processor, without what changes by the second."""
+    lines = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if not line.lower().startswith(("processor", "cpu mhz", "bogomips")))
 
 
 def _graphics() -> str:
-    """The GPUs of this host and their driver; nothing is loaded to find out, and nothing is known without the files."""
+    """The GPUs of this host and their driver; nothing is loaded to find out. Without the files: this host."""
     driver = Path("/proc/driver/nvidia")
-    texts = [_text(file) for file in sorted(driver.glob("gpus/*/information"))]
-    models = [line[6:].strip() for text in texts for line in text.splitlines() if line.startswith("Model:")]
-    visible = f"visible: {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
-    return "\n".join([*models, _text(driver / "version").partition("\n")[0], visible]) if models else ""
+    files = [one for pattern in ("version", "gpus/*/information") for one in sorted(driver.glob(pattern))]
+    hardware = [one.read_text(encoding="utf-8") for one in files] or [os.uname().nodename]
+    return "\n".join([*hardware, os.environ.get("CUDA_VISIBLE_DEVICES", "all")])
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+# ------------------------------------------------------------- the child
+
+
+class Bench:
+    """A model and its input on a device, made from a fixed seed, so that every format computes the same."""
+
+    def __init__(self, device: str) -> None:
+        """The four kinds of layer that take most time in most models: convolution, attention, linear, norm.
+
+        About 1 GFLOP per pass and thread on a CPU (25 ms), 1 TFLOP on a GPU, which is far above a kernel's fixed costs.
+        With 16 threads and the work of two, threads only wait for each other.
+        """
+        import torch
+        from torch import nn
+
+        self._torch, self._device = torch, torch.device(device)
+        count, width = (4 * max(2, torch.get_num_threads()), 256) if device == "cpu" else (64, 2048)
+        torch.manual_seed(0)
+        self._model = nn.Sequential(  # (count, 16, 32, 32) → (count, 32, 32, 32) → (count, 32 tokens, width)
+            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()),
+            *(nn.Flatten(2), nn.Linear(1024, width)),
+            nn.TransformerEncoderLayer(
+                width, width // 64, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            ),
+        ).to(self._device)
+        self._images = torch.randn(count, 16, 32, 32).to(self._device)
+
+    def run(self, precision: str) -> tuple[float, float]:
+        """Seconds of one forward and backward pass (on a CPU: of processor time) and its loss, NaN if a gradient is."""
+        self._model.zero_grad(set_to_none=True)
+        autocast: Any = contextlib.nullcontext()  # autocast refuses float32
+        if precision != "fp32":
+            dtype = {"bf16": self._torch.bfloat16, "fp16": self._torch.float16}[precision]
+            autocast = self._torch.autocast(self._device.type, dtype)
+        began = self._clock()
+        with autocast:
+            loss = self._model(self._images).float().square().mean() * SCALE
+        loss.backward()
+        spent = self._clock() - began
+        finite = all(bool(one.grad.isfinite().all()) for one in self._model.parameters() if one.grad is not None)
+        return spent, loss.item() / SCALE if finite else math.nan
+
+    def _clock(self) -> float:
+        if self._device.type == "cuda":
+            self._torch.cuda.synchronize(self._device)
+            return time.perf_counter()
+        # Processor time of all threads, which do not spin (`QUIETLY`): on a busy machine the wall clock measures other
+        # processes too, and gave a factor between 0.5 and 2.3 where this one gives 1.6 every time.
+        return time.process_time()
+
+
+def measure(precision: str, device: str) -> float:
+    """How many times as fast as fp32 the format is: medians over passes of the two in turn."""
+    bench = Bench(device)
+    _, reference = bench.run("fp32")
+    began = time.perf_counter()
+    _, loss = bench.run(precision)
+    if not abs(loss - reference) <= NEAR * abs(reference):
+        sys.exit(f"it computes wrong numbers: a loss of {loss:.4g} where fp32 gives {reference:.4g}")
+    times: dict[str, list[float]] = {"fp32": [], precision: []}
+    while len(times[precision]) < PAIRS:
+        for one in times:
+            times[one].append(bench.run(one)[0])
+        if time.perf_counter() - began > TOO_LONG_S:
+            break
+    return statistics.median(times["fp32"]) / statistics.median(times[precision])
+
+
+def main() -> None:
+    """`python -m cordee.diagnose.number_format PRECISION DEVICE THREADS`: prints the factor."""
+    import torch
+
+    precision, device, threads = sys.argv[1:]
+    # A crash is expected here: no core file of it. The alarm ends a pass that hangs after the parent is gone.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.alarm(round(TRIAL_S) + 5)
+    torch.set_num_threads(int(threads))
+    sys.stdout.write(f"{measure(precision, device)}\n")
+
+
+if __name__ == "__main__":
+    main()

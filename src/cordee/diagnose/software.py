@@ -1,96 +1,43 @@
-"""The doctor looks at the software: Python, packages, torch and what it finds, number formats, the warm server."""
+"""The doctor looks at the software: packages, torch and the devices that it finds, number formats."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import platform
-import socket
-from collections.abc import Callable
+from functools import partial
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from cordee.core.words import plural
 from cordee.diagnose.check import Check, error, ok, warning
 from cordee.diagnose.machine import gib
-from cordee.diagnose.number_format import NumberFormat, recall_format, try_format
+from cordee.diagnose.number_format import PRECISIONS, NumberFormat, recall_format, try_format
 from cordee.diagnose.torch_look import TorchLook
 
-NOT_FOR_USERS = ("dev",)
-"""Extras that only those who work on Cordée itself need."""
-EXTRAS = {
-    "bench": "for benchmarks against other systems",
-    "docs": "to build these pages as a site",
-    "metrics": "for metrics of torchmetrics",
-    "tensorboard": "for `cordee report --tensorboard`",
-}
-"""What each extra is for."""
 
-ConnectWarm = Callable[[Callable[[str], None]], socket.socket | None]
-"""Given a function that takes the reason of a refusal: a connection to the warm server, or None."""
-
-
-def check_python() -> Check:
-    """The interpreter."""
-    try:
-        wanted = str(importlib.metadata.metadata("cordee").json.get("requires_python", ""))
-    except importlib.metadata.PackageNotFoundError:  # the next check says so
-        wanted = ""
-    version = platform.python_version()
-    if SpecifierSet(wanted).contains(version, prereleases=True):
-        return ok("python", f"{platform.python_implementation()} {version}")
-    return error("python", f"Python {version}", f"Cordée needs Python {wanted}: make an environment with that version.")
-
-
-def check_packages() -> list[Check]:
-    """What is installed of what Cordée needs, and of what it can use."""
-    try:
-        metadata = importlib.metadata.metadata("cordee")
-    except importlib.metadata.PackageNotFoundError:
-        state = "Cordée runs from a folder and is not installed, so its requirements are not known"
-        return [warning("packages", state, "pip install the folder, then look again.")]
-    extras = [one for one in metadata.get_all("Provides-Extra") or [] if one not in NOT_FOR_USERS]
-    needed = group_requirements(metadata.get_all("Requires-Dist") or [], extras)
+def check_packages() -> Check:
+    """What is installed of what Cordée needs."""
+    needed = [Requirement(text) for text in importlib.metadata.requires("cordee") or []]
+    always = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
     installed = {}
-    for name in {one.name for group in needed.values() for one in group}:
+    for one in always:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            installed[name] = importlib.metadata.version(name)
-    return judge_packages(needed, installed)
+            installed[one.name] = importlib.metadata.version(one.name)
+    return judge_packages(always, installed)
 
 
-def group_requirements(texts: list[str], extras: list[str]) -> dict[str, list[Requirement]]:
-    """What each extra adds on this Python, by its name; under the empty name what is always needed."""
-    parsed = [Requirement(text) for text in texts]
-    always = [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    more = [one for one in parsed if one.marker is not None and one not in always]
-    return {"": always} | {
-        extra: [one for one in more if one.marker and one.marker.evaluate({"extra": extra})] for extra in sorted(extras)
-    }
-
-
-def judge_packages(needed: dict[str, list[Requirement]], installed: dict[str, str]) -> list[Check]:
-    """One line for what is always needed, one for each extra."""
-    checks = []
-    for extra, group in needed.items():
-        versions = [(one, installed.get(one.name)) for one in group]
-        missing = [one for one, version in versions if version is None]
-        unfit = [one for one, version in versions if version and not one.specifier.contains(version, prereleases=True)]
-        present = ", ".join(f"{one.name} {version}" for one, version in versions if version)
-        absent = f"not installed: {', '.join(one.name for one in missing)}" if missing else ""
-        found = "; ".join(filter(None, [present, absent]))
-        name = f"optional: {extra}" if extra else "packages"
-        wrong = [one for one in group if one in missing or one in unfit]
-        fix = "pip install " + " ".join(f"'{one.name}{one.specifier}'" for one in wrong)
-        if not wrong:
-            checks.append(ok(name, found))
-        elif not extra:
-            checks.append(error(name, found, f"Cordée does not work without: {fix}"))
-        elif not unfit:
-            checks.append(ok(name, found, f"Only {EXTRAS.get(extra, 'if you want it')}: pip install 'cordee[{extra}]'"))
-        else:
-            checks.append(warning(name, found, f"Too old or too new: {fix}"))
-    return checks
+def judge_packages(needed: list[Requirement], installed: dict[str, str]) -> Check:
+    """The versions; an error if a package is missing, too old or too new."""
+    there = [one for one in needed if one.name in installed]
+    right = [one for one in there if one.specifier.contains(installed[one.name], prereleases=True)]
+    parts = [f"{one.name} {installed.get(one.name, 'is not installed')}" for one in needed]
+    found = f"{platform.python_implementation()} {platform.python_version()}, {', '.join(parts)}"
+    if len(right) == len(needed):
+        return ok("packages", found)
+    fix = "pip install " + " ".join(f"'{one.name}{one.specifier}'" for one in needed if one not in right)
+    return error("packages", found, f"Cordée does not work without: {fix}")
 
 
 def judge_torch(look: TorchLook) -> Check:
@@ -105,7 +52,7 @@ def judge_torch(look: TorchLook) -> Check:
     return ok("torch", found)
 
 
-def judge_devices(look: TorchLook, there: int, visible: str | None = None) -> Check:
+def judge_devices(look: TorchLook, there: int) -> Check:
     """What torch sees, beside the number of NVIDIA device files that this process may use."""
     if look.gpus:
         names = ", ".join(f"cuda:{number} {name} ({gib(size)})" for number, (name, size) in enumerate(look.gpus))
@@ -121,7 +68,7 @@ def judge_devices(look: TorchLook, there: int, visible: str | None = None) -> Ch
         fix = "Install a torch build for CUDA, or give --device cpu."
         return error("devices", f"{count}, but this torch is built for CPUs", fix)
     advice = "Compare the driver that nvidia-smi names with the CUDA version of torch, or give --device cpu."
-    if visible is not None:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         advice = f"CUDA_VISIBLE_DEVICES={visible} may name a GPU that is not there: unset it. {advice}"
     problem = look.cuda_problem or "it gives no reason"
     return error("devices", f"{count}, but torch cannot use them: {problem}", advice)
@@ -131,13 +78,10 @@ def check_formats(look: TorchLook, quick: bool) -> list[Check]:
     """Number formats, on a CPU and on the first GPU; measured, or with `quick` what is remembered."""
     if look.problem:
         return []
+    ask = recall_format if quick else partial(try_format, fresh=True)
     places = ["cpu", "cuda:0"] if look.gpus else ["cpu"]
-    checks = []
-    for place in places:
-        for precision in ("bf16", "fp16"):
-            found = recall_format(precision, place) if quick else try_format(precision, place, fresh=True)
-            checks.append(judge_format(f"{precision} on {place}", found))
-    return checks
+    pairs = [(precision, place) for place in places for precision in PRECISIONS]
+    return [judge_format(f"{precision} on {place}", ask(precision, place)) for precision, place in pairs]
 
 
 def judge_format(name: str, found: NumberFormat | None) -> Check:
@@ -150,15 +94,3 @@ def judge_format(name: str, found: NumberFormat | None) -> Check:
         variables = " ".join(f"{key}={value}" for key, value in found.environment.items())
         return warning(name, found.sentence, f"Before the start: export {variables}")
     return ok(name, found.sentence)
-
-
-def check_warm_server(connect: ConnectWarm) -> Check:
-    """Whether workers start from a process that is ready."""
-    refused: list[str] = []
-    server = connect(refused.append)
-    if refused:
-        return warning("warm server", refused[0], "Runs begin without one, some seconds later.")
-    if server is None:
-        return ok("warm server", "not running", "`cordee warm` makes the next runs start in milliseconds.")
-    server.close()
-    return ok("warm server", "running")

@@ -30,14 +30,14 @@ class TorchLook(msgspec.Struct, frozen=True):
     """Why torch could not be asked at all."""
 
 
-def ask(timeout_s: float = ASK_S) -> TorchLook:
+def ask() -> TorchLook:
     """Start the child and read its answer."""
-    return read(run_child(python_module("cordee.diagnose.torch_look"), timeout_s=timeout_s))
+    return read(run_child(python_module("cordee.diagnose.torch_look"), timeout_s=ASK_S))
 
 
 def read(ended: Ended) -> TorchLook:
     """The answer of a child that has ended."""
-    return ended.answer(TorchLook) or TorchLook(problem=ended.failure)
+    return ended.answer(TorchLook) or TorchLook(problem=ended.words)
 
 
 def look() -> TorchLook:
