@@ -20,7 +20,7 @@ from cordee.state.files import replace_file, write_tensors
 from cordee.state.layout import tensor_bytes
 from cordee.state.naming import Snapshot, fingerprint
 from cordee.state.program import Program
-from cordee.state.recipe import Node, Recipe, Ref, verb_name
+from cordee.state.recipe import Recipe, Ref, verb_name
 
 WEIGHTS = "model.safetensors"
 """The weights' file in a run's folder."""
@@ -64,7 +64,7 @@ def trace_program(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     with _evaluation(model), torch.no_grad():
         try:
             example = _rows((tuple(args), dict(kwargs or {})), _ROWS)
-            return Traced(*trace(model, *example), example)
+            return _trace(model, example)
         except Exception as problem:
             raise _not_saved(problem) from problem
 
@@ -132,23 +132,21 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Recipe, dict[str, torch.Tensor]]:
-    """Turn a model into a recipe and the constant tensors that are not in its `state_dict`."""
+def _trace(model: nn.Module, example: Any) -> Traced:
     from torch import export  # takes more than a second to import, and only the end of a run needs it
     from torch.export.graph_signature import InputKind
 
     with _quiet():
-        program = export.export(model, args, kwargs, dynamic_shapes=_batch_shapes(export, (args, kwargs)), strict=False)
+        program = export.export(model, *example, dynamic_shapes=_batch_shapes(export, example), strict=False)
     state: dict[str, str] = {}
     constants: dict[str, torch.Tensor] = {}
     inputs: list[Any] = []
     places = [node for node in program.graph.nodes if node.op == "placeholder"]
     for place, spec in zip(places, program.graph_signature.input_specs, strict=True):
         if spec.kind == InputKind.USER_INPUT:
-            example = place.meta.get("val")
-            inputs.append(
-                Ref(place.name, _free_sizes(example)) if isinstance(example, torch.Tensor) else spec.arg.value
-            )
+            shape = getattr(place.meta.get("val"), "shape", None)
+            sizes = None if shape is None else tuple(size if type(size) is int else None for size in shape)
+            inputs.append(spec.arg.value if sizes is None else Ref(place.name, sizes))
         elif spec.target in program.state_dict:
             state[place.name] = spec.target
         elif isinstance(tensor := program.constants.get(spec.target), torch.Tensor):
@@ -163,17 +161,13 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     recipe = Recipe(
         args=given_args,
         kwargs=given_kwargs,
-        nodes=tuple(Node(node.name, verb_name(node.target), _refer(node.args), _refer(node.kwargs)) for node in nodes),
+        nodes=[(node.name, verb_name(node.target), _refer(node.args), _refer(node.kwargs)) for node in nodes],
         output=pytree.tree_unflatten(flat, program.call_spec.out_spec),
         state=state,
-        parameters=tuple(name for name, _ in model.named_parameters(remove_duplicate=False)),
-        constants=tuple(constants),
+        parameters=[name for name, _ in model.named_parameters(remove_duplicate=False)],
+        constants=list(constants),
     )
-    return Recipe.from_json(json.loads(json.dumps(recipe.to_json()))), constants
-
-
-def _free_sizes(example: torch.Tensor) -> tuple[int | None, ...]:
-    return tuple(size if type(size) is int else None for size in example.shape)
+    return Traced(Recipe.from_json(json.loads(json.dumps(recipe.to_json()))), constants, example)
 
 
 def _refer(value: Any) -> Any:

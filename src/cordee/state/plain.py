@@ -14,9 +14,6 @@ from cordee.core.errors import CheckpointError
 
 # A JSON object whose first key begins with "$" stands for something that JSON has no word for.
 _TENSOR, _FLOAT, _TUPLE, _ITEMS, _COUNTER = "$tensor", "$float", "$tuple", "$items", "$counter"
-_FORMER_ITEMS = "$dict"
-"""What programs of former versions hold in the place of `$items`."""
-
 
 Take = Callable[[torch.Tensor, str], torch.Tensor]
 """What becomes of a tensor with a name."""
@@ -115,7 +112,7 @@ def from_json(value: Any, leaf: Callable[[str, Mapping[str, Any]], Any]) -> Any:
         return float(content)
     if tag == _TUPLE:
         return tuple(from_json(item, leaf) for item in content)
-    if tag in (_ITEMS, _FORMER_ITEMS, _COUNTER):
+    if tag in (_ITEMS, _COUNTER):
         pairs = {from_json(key, leaf): from_json(item, leaf) for key, item in content}
         return Counter(pairs) if tag == _COUNTER else pairs
     return leaf(tag, value)

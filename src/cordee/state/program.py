@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.recipe import Here, Recipe, Ref, verb_named
@@ -36,25 +36,25 @@ class Program(nn.Module):
         for name in recipe.constants:
             self.register_buffer(f"_constant_{name}", constants[name], persistent=False)
         self._recipe = recipe
-        uses = zip(recipe.nodes, _last_uses(recipe), strict=True)
-        self._steps = [(node, verb_named(node.verb), last) for node, last in uses]
+        self._verbs = [verb_named(verb) for _, verb, _, _ in recipe.nodes]
+        self._last_uses = _last_uses(recipe)
+        self._defaults = {name: form for name, form in recipe.kwargs.items() if not _refs(form)}
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model as it was called when it was traced, with a batch of any size."""
-        values: dict[str, Any] = {}
-        _bind(self._recipe.args, args, values, "the arguments")
-        _bind(self._recipe.kwargs, kwargs, values, "the named arguments")
-        device = next((value.device for value in values.values() if isinstance(value, torch.Tensor)), None)
-        for node, name in self._recipe.state.items():
+        recipe = self._recipe
+        values: dict[str, Any] = dict(_bind((recipe.args, recipe.kwargs), (args, {**self._defaults, **kwargs})))
+        device = next((value.device for value in values.values()), None)
+        for node, name in recipe.state.items():
             values[node] = getattr(_home(self, name), name.rpartition(".")[2])
-        for name in self._recipe.constants:
+        for name in recipe.constants:
             values[name] = getattr(self, f"_constant_{name}")
-        for step, verb, last in self._steps:
-            values[step.name] = verb(*_fill(step.args, values, device), **_fill(step.kwargs, values, device))
+        for (result, _, given, named), verb, last in zip(recipe.nodes, self._verbs, self._last_uses, strict=True):
+            values[result] = verb(*_fill(given, values, device), **_fill(named, values, device))
             for name in last:
                 del values[name]
-        return _fill(self._recipe.output, values, device)
+        return _fill(recipe.output, values, device)
 
 
 def _home(module: nn.Module, name: str) -> nn.Module:
@@ -69,12 +69,12 @@ def _home(module: nn.Module, name: str) -> nn.Module:
 def _last_uses(recipe: Recipe) -> list[list[str]]:
     """For every node the values that nothing later needs, so that memory is freed as in the model itself."""
     needed = _refs(recipe.output)
-    result: list[list[str]] = []
-    for node in reversed(recipe.nodes):
-        used = _refs(node.args) | _refs(node.kwargs) | {node.name}
-        result.append(sorted(used - needed))
+    last: list[list[str]] = []
+    for name, _, args, kwargs in reversed(recipe.nodes):
+        used = _refs((args, kwargs)) | {name}
+        last.append(sorted(used - needed))
         needed |= used
-    return result[::-1]
+    return last[::-1]
 
 
 def _refs(value: Any) -> set[str]:
@@ -92,42 +92,32 @@ def _fill(value: Any, values: Mapping[str, Any], device: torch.device | None) ->
     return device if isinstance(value, Here) else value
 
 
-def _bind(form: Any, given: Any, values: dict[str, Any], where: str) -> None:
-    """Give the inputs their names, refusing a call of another form than the traced one."""
-    if isinstance(form, Ref):
-        shape = tuple(given.shape) if isinstance(given, torch.Tensor) else None
-        if shape is None or form.shape is None or len(shape) != len(form.shape):
-            raise _misfit(where, given, form)
-        if any(size not in (None, actual) for size, actual in zip(form.shape, shape, strict=True)):
-            raise _misfit(where, given, form)
-        values[form.name] = given
-    elif isinstance(form, dict):
-        optional = {key for key, item in form.items() if not _refs(item)}
-        if not isinstance(given, Mapping) or not set(form) - optional <= set(given) <= set(form):
-            raise _misfit(where, given, form)
-        for key, item in given.items():
-            _bind(form[key], item, values, f"{where}, {key!r}")
-    elif isinstance(form, (list, tuple)):
-        if not isinstance(given, (list, tuple)) or len(given) != len(form):
-            raise _misfit(where, given, form)
-        for index, (part, item) in enumerate(zip(form, given, strict=True)):
-            _bind(part, item, values, f"{where}, {index}")
-    elif given != form:
-        raise _misfit(where, given, form)
+def _bind(form: Any, given: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Inputs by the names of their nodes; `UsageError` for a call of another form than the traced one."""
+    entries, spec = tree_flatten_with_path(form)
+    try:
+        leaves = spec.flatten_up_to(given)
+    except ValueError as problem:
+        shown, expected = tree_map(_show, given), tree_map(_show, form)
+        raise UsageError(f"arguments: got {shown}, expected {expected}, as when the model was saved.") from problem
+    for (path, wanted), leaf in zip(entries, leaves, strict=True):
+        if not _fits(leaf, wanted):
+            expected = f"{_show(wanted)}, as when the model was saved"
+            raise UsageError(f"argument {keystr(path[1:])}: got {_show(leaf)}, expected {expected}.")
+        if isinstance(wanted, Ref):
+            yield wanted.name, leaf
 
 
-def _misfit(where: str, given: Any, form: Any) -> UsageError:
-    """The error for a call of another form than the traced one."""
+def _fits(given: Any, wanted: Any) -> bool:
+    if not isinstance(wanted, Ref):
+        return bool(given == wanted)
+    sizes = wanted.shape or ()
+    if not isinstance(given, torch.Tensor) or given.dim() != len(sizes):
+        return False
+    return all(size in (None, actual) for size, actual in zip(sizes, given.shape, strict=True))
 
-    def show(value: Any) -> str:
-        if isinstance(value, Ref):
-            return f"a tensor of shape ({', '.join('n' if size is None else str(size) for size in value.shape or ())})"
-        if isinstance(value, torch.Tensor):
-            return f"a tensor of shape {tuple(value.shape)}"
-        if isinstance(value, Mapping):
-            return "{" + ", ".join(f"{key!r}: {show(item)}" for key, item in value.items()) + "}"
-        if isinstance(value, (list, tuple)):
-            return "(" + ", ".join(show(item) for item in value) + ")"
-        return repr(value)
 
-    return UsageError(f"{where}: got {show(given)}, expected {show(form)}, as when the model was saved.")
+def _show(value: Any) -> str:
+    if isinstance(value, (Ref, torch.Tensor)):
+        return f"a tensor of shape ({', '.join('n' if size is None else str(size) for size in value.shape or ())})"
+    return repr(value)

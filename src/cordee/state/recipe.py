@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch.fx.immutable_collections import immutable_dict
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from cordee.core.errors import CheckpointError
 from cordee.state.plain import from_json, to_json
@@ -52,7 +52,8 @@ _TEXT_ARGUMENTS = {
     "pad_mode", "padding", "padding_side", "reduce", "rounding_mode", "side",
 }  # fmt: skip
 
-_PLAIN = (bool, int, float, str, tuple, dict)
+_PLAIN = (type(None), bool, int, float, str, tuple, dict, list, immutable_dict, immutable_list)
+_NAMES = {function: name for name, function in _FUNCTIONS.items()}
 _NAMED_CONSTANTS = {"$dtype": torch.dtype, "$layout": torch.layout, "$memory_format": torch.memory_format}
 
 
@@ -70,63 +71,35 @@ class Here:
 
 
 @dataclass(frozen=True)
-class Node:
-    """One operation: its result's name, the operation, and arguments that may hold `Ref` and `Here`."""
-
-    name: str
-    verb: str
-    args: Any
-    kwargs: Any
-
-
-@dataclass(frozen=True)
 class Recipe:
-    """A traced model without its weights."""
+    """A traced model without its weights; values in it may hold `Ref` and `Here`."""
 
     args: Any
     kwargs: Any
-    nodes: tuple[Node, ...]
+    nodes: list[tuple[str, str, Any, Any]]
+    """Operations: the name of the result, that of the operation, its arguments by place and by name."""
     output: Any
     state: dict[str, str]
     """Names of nodes that are parameters and buffers, each with its name in the model's `state_dict`."""
-    parameters: tuple[str, ...]
+    parameters: list[str]
     """Which names of the `state_dict` are parameters."""
-    constants: tuple[str, ...]
+    constants: list[str]
     """Names of nodes whose tensors are kept with the recipe."""
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as JSON."""
-        return {
-            "format": FORMAT,
-            "args": pack(self.args),
-            "kwargs": pack(self.kwargs),
-            "nodes": [[node.name, node.verb, pack(node.args), pack(node.kwargs)] for node in self.nodes],
-            "output": pack(self.output),
-            "state": self.state,
-            "parameters": list(self.parameters),
-            "constants": list(self.constants),
-        }
+        packed = {one.name: to_json(getattr(self, one.name), "the program", _pack_leaf) for one in fields(self)}
+        return {"format": FORMAT, **packed}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Recipe:
-        """Read what `to_json` wrote; every operation is checked, none is run."""
+        """Read what `to_json` wrote; nothing is run."""
         if content.get("format") != FORMAT:
             raise CheckpointError(
                 f"the program has format {content.get('format')!r}; this version of Cordée reads format {FORMAT}. "
                 "Pass model= instead, or read it with the version that wrote it."
             )
-        nodes = tuple(Node(name, verb, unpack(args), unpack(kwargs)) for name, verb, args, kwargs in content["nodes"])
-        for node in nodes:
-            verb_named(node.verb)
-        return Recipe(
-            args=unpack(content["args"]),
-            kwargs=unpack(content["kwargs"]),
-            nodes=nodes,
-            output=unpack(content["output"]),
-            state=dict(content["state"]),
-            parameters=tuple(content["parameters"]),
-            constants=tuple(content["constants"]),
-        )
+        return Recipe(**{one.name: from_json(content[one.name], _unpack_leaf) for one in fields(Recipe)})
 
 
 def verb_named(name: str) -> Callable[..., Any]:
@@ -146,9 +119,7 @@ def verb_named(name: str) -> Callable[..., Any]:
 
 def verb_name(target: Any) -> str:
     """The name under which a program may call `target`; `CheckpointError` if it may not."""
-    name = str(target) if isinstance(target, torch._ops.OpOverload) else ""
-    if not name:
-        name = next((known for known, function in _FUNCTIONS.items() if function is target), str(target))
+    name = _NAMES.get(target, str(target))
     verb_named(name)
     return name
 
@@ -161,11 +132,6 @@ def _is_plain(found: torch._ops.OpOverload) -> bool:
     return texts <= _TEXT_ARGUMENTS and torch._C._dispatch_has_kernel(full)
 
 
-def pack(value: Any) -> Any:
-    """An argument or a structure of inputs as JSON."""
-    return to_json(value, "the program", _pack_leaf)
-
-
 def _pack_leaf(value: Any, name: str) -> Any:
     if isinstance(value, Ref):
         return {"$ref": value.name} if value.shape is None else {"$ref": value.name, "shape": list(value.shape)}
@@ -174,19 +140,10 @@ def _pack_leaf(value: Any, name: str) -> Any:
     for tag, kind in _NAMED_CONSTANTS.items():
         if isinstance(value, kind):
             return {tag: str(value).removeprefix("torch.")}
-    if (
-        value is None
-        or isinstance(value, (list, immutable_dict))
-        or type(value) in (bool, int, float, str, tuple, dict)
-    ):
+    if type(value) in _PLAIN:
         return None
     raise CheckpointError(f"a saved model cannot hold {type(value).__name__} ({value!r}): only tensors, numbers, text, "
                           "tuples, lists and dicts go in and out of it.")  # fmt: skip
-
-
-def unpack(value: Any) -> Any:
-    """Undo `pack`."""
-    return from_json(value, _unpack_leaf)
 
 
 def _unpack_leaf(tag: str, value: Mapping[str, Any]) -> Any:
