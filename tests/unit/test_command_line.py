@@ -11,8 +11,7 @@ from cordee.cli import main
 from cordee.cli.usage import find_misspelt
 from cordee.core.errors import JobError, PlanError, UsageError
 from cordee.core.events import StartEvent, StepEvent
-from cordee.core.plan import Plan, plan_keys
-from cordee.core.plan_key import written
+from cordee.core.plan import Plan, plan_keys, written
 from cordee.watch.report import Reported
 
 Read = pytest.CaptureFixture[str]

@@ -129,7 +129,14 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(sync="local", precision="fp16"), 2, "sync=local does not work with precision=fp16"),
         (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
         (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
-        (Plan(tensor=2, compile=True, sync="local"), 4, "tensor=2 does not work with sync=local or compile=true yet"),
+        (Plan(tensor=2, sync="local"), 4, "tensor=2 does not work with sync=local yet"),
+        (Plan(tensor=2, compile=True), 4, "tensor=2 does not work with compile=true yet"),
+        (Plan(tensor=2, precision="fp16"), 4, "tensor=2 does not work with precision=fp16 yet"),
+        (
+            Plan(tensor=2, share="proportional", proportions=(1, 1, 1, 1)),
+            4,
+            "does not work with share=proportional yet",
+        ),
     ],
 )
 def test_refusals(plan: Plan, workers: int, reason: str) -> None:
@@ -144,7 +151,7 @@ def test_plans_that_run() -> None:
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 9
+    assert len(REFUSALS) == 12
 
 
 def test_faithfulness() -> None:

@@ -16,7 +16,6 @@ from cordee.twin.twin import Twin, missing
 
 TREE = {
     "proc/self/cgroup": "0::/\n",
-    "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
 }
 
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from cordee.core.errors import PlanError, UsageError
-from cordee.core.plan import Plan, plan_keys
-from cordee.core.plan_key import written
+from cordee.core.plan import Plan, plan_keys, written
 
 
 def plan(

@@ -6,18 +6,97 @@ shows and what help and docs say is read from the fields' metadata.
 
 from __future__ import annotations
 
+import math
 import os
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from cordee.core.damage import DAMAGE
 from cordee.core.errors import PlanError
-from cordee.core.plan_key import Key, shown, written
 from cordee.core.words import did_you_mean
 
 Faithfulness = Literal["exact", "same", "statistical"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What is known of one key of a plan."""
+
+    name: str
+    part: str
+    """The part of the plan it belongs to: feed, split, sync or device."""
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    """The allowed words; empty for numbers and switches."""
+    built: tuple[Any, ...] = ()
+    """The values that work in this version; empty when all allowed ones do."""
+    minimum: float = -math.inf
+
+    @property
+    def allowed(self) -> str:
+        """What may be written after `name=`, in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if isinstance(self.default, bool):
+            return "true or false"
+        if isinstance(self.default, tuple):
+            return "numbers of at least 0, not all 0, separated by colons, such as 5:3:2"
+        kind = "a whole number" if isinstance(self.default, int) else "a number"
+        return f"{kind} of at least {self.minimum:g}"
+
+    def read(self, given: Any) -> Any:
+        """The value meant by `given` (text from a command line, or a value from YAML or Python)."""
+        try:
+            value = _converted(given, type(self.default))
+            fits = value in self.choices if self.choices else isinstance(value, tuple) or value >= self.minimum
+        except (TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            hint = did_you_mean(given, self.choices, f"{self.name}={{}}") if isinstance(given, str) else ""
+            raise PlanError(f"plan key {self.name} was given {_shown(given)}; expected {self.allowed}.{hint}")
+        if self.built and value not in self.built:
+            works = " or ".join(f"{self.name}={written(one)}" for one in self.built)
+            raise PlanError(
+                f"plan key {self.name}={written(value)} is not built yet in this version; what works is {works}."
+            )
+        return value
+
+
+def _converted(given: Any, kind: type) -> Any:
+    """`given`, which may be text, as a value of the type of a key's default; `ValueError` if it is none."""
+    if kind is tuple:
+        values = tuple(_converted(one, float) for one in (given.split(":") if isinstance(given, str) else given))
+        if values and (min(values) < 0 or sum(values) == 0):
+            raise ValueError
+        return values
+    if kind is str and isinstance(given, bool):  # YAML reads true and false so, where words are meant
+        return written(given)
+    if kind in (int, float) and isinstance(given, str):
+        given = kind(given)
+    value: Any = msgspec.convert(given, kind, strict=not isinstance(given, str))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def written(value: Any) -> str:
+    """The text that `Key.read` reads as `value`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return ":".join(written(one) for one in value)
+    return f"{value!r}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _shown(given: Any) -> str:
+    """What was given, for a message: cut where it is long, nested deeply or holds itself."""
+    return repr(written(given)) if isinstance(given, (bool, float)) else reprlib.repr(given)
 
 
 def _key(default: Any, part: str, help: str, **more: Any) -> Any:
@@ -117,14 +196,13 @@ class Plan:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """The plan with these keys, the others at their defaults; `proportions` alone imply `share=proportional`."""
-        known = {key.name: key for key in plan_keys()}
+        known = [key.name for key in plan_keys()]
         for name in values:
             if name not in known:
-                raise _unknown(name if isinstance(name, str) else shown(name), list(known))
-        read = {name: known[name].read(value) for name, value in values.items()}
-        if read.get("proportions") and "share" not in read:
-            read["share"] = "proportional"
-        return cls(**read)
+                hint = did_you_mean(name, known, "{!r}") if isinstance(name, str) else ""
+                raise PlanError(f"plan key {_shown(name)} is not known.{hint} Allowed keys: {', '.join(known)}.")
+        implied = {"share": "proportional"} if values.get("proportions") else {}
+        return cls(**{**implied, **values})
 
     def to_dict(self) -> dict[str, Any]:
         """Every key with its value, ready for JSON; `from_dict` gives the same plan back."""
@@ -153,113 +231,78 @@ class Plan:
         """Over what BatchNorm normalises: `exact`, the global batch, or `replica`, which local steps imply."""
         return "replica" if self.sync == "local" else self.batchnorm
 
-    def refusals(self, world_size: int) -> list[str]:
-        """Why this plan cannot run on `world_size` workers; empty when it can."""
-        reasons = (rule(self, world_size) for rule in REFUSALS)
-        return [reason for reason in reasons if reason is not None]
+    def refusals(self, workers: int) -> list[str]:
+        """Why this plan cannot run on so many workers; empty when it can."""
+        words = {name: written(value) for name, value in self.to_dict().items()}
+        found = [rule.reason for rule in REFUSALS if rule.applies(self, workers)]
+        return [reason.format(workers=workers, named=len(self.proportions), **words) for reason in found]
 
-    def check(self, world_size: int) -> None:
-        """Raise `PlanError` with every reason why this plan cannot run on `world_size` workers."""
-        reasons = self.refusals(world_size)
-        if reasons:
-            raise PlanError(f"plan {self} cannot run on {world_size} worker(s): " + " ".join(reasons))
-
-
-def _refuse_idle_proportions(plan: Plan, world_size: int) -> str | None:
-    """Proportions that the share does not look at."""
-    if not plan.proportions or plan.share != "equal":
-        return None
-    return f"proportions={written(plan.proportions)} mean nothing under share=equal; set share=proportional."
+    def check(self, workers: int) -> None:
+        """Raise `PlanError` with every reason why this plan cannot run on so many workers."""
+        if reasons := self.refusals(workers):
+            raise PlanError(f"plan {self} cannot run on {workers} worker(s): " + " ".join(reasons))
 
 
-def _refuse_missing_proportions(plan: Plan, world_size: int) -> str | None:
-    """A proportional share of unknown proportions."""
-    if plan.share != "proportional" or plan.proportions:
-        return None
-    return "share=proportional needs proportions, one number a worker, such as proportions=5:3:2."
+class Refusal(NamedTuple):
+    """A rule of `Plan.check`."""
+
+    applies: Callable[[Plan, int], bool]
+    """Whether a plan cannot run on a number of workers by this rule."""
+    reason: str
+    """With the plan's keys in braces; `workers` is the number of workers, `named` that of the proportions."""
 
 
-def _refuse_miscounted_proportions(plan: Plan, world_size: int) -> str | None:
-    """Proportions for more or fewer workers than there are."""
-    if not plan.proportions or len(plan.proportions) == world_size:
-        return None
-    return f"proportions={written(plan.proportions)} name {len(plan.proportions)} worker(s), but {world_size} start."
-
-
-def _refuse_graphs_of_nothing(plan: Plan, world_size: int) -> str | None:
-    """Graphs are made of compiled kernels."""
-    if plan.graphs != "true" or plan.compile:
-        return None
-    return "graphs=true needs compile=true: graphs are made of what it compiles."
-
-
-def _refuse_steps_without_merges(plan: Plan, world_size: int) -> str | None:
-    """Local steps where replicas agree on every step."""
-    if plan.local_steps == 1 or plan.sync == "local":
-        return None
-    return f"local_steps={plan.local_steps} means nothing under sync={plan.sync}; set sync=local."
-
-
-def _refuse_local_fp16(plan: Plan, world_size: int) -> str | None:
-    """A scale of the loss that each replica would choose for itself."""
-    if plan.sync != "local" or plan.precision != "fp16":
-        return None
-    return "sync=local does not work with precision=fp16, whose scale all replicas share; use precision=bf16 or fp32."
-
-
-def _refuse_replaced_slices(plan: Plan, world_size: int) -> str | None:
-    """A replica over several workers does not continue without one of them."""
-    if not plan.replace or plan.tensor * plan.pipeline == 1:
-        return None
-    return "replace=true works where every worker holds the whole model: not with tensor or pipeline above 1."
-
-
-def _refuse_incomplete_replicas(plan: Plan, world_size: int) -> str | None:
-    """Workers that are not enough for one more replica."""
-    if world_size % plan.tensor == 0:
-        return None
-    return (
-        f"tensor={plan.tensor} puts each replica on {plan.tensor} workers; start a multiple of {plan.tensor} workers."
-    )
-
-
-def _refuse_sliced(plan: Plan, world_size: int) -> str | None:
+def _refuse_sliced(key: str, value: Any) -> Refusal:
     """What does not work yet where a replica is cut into slices."""
-    refused = {
-        f"sync={plan.sync}": plan.sync != "allreduce",
-        "compile=true": plan.compile,
-        "precision=fp16": plan.precision == "fp16",
-        f"share={plan.share}": plan.share == "proportional",
-    }
-    names = [name for name, given in refused.items() if given and plan.tensor > 1]
-    return (
-        f"tensor={plan.tensor} does not work with {' or '.join(names)} yet; leave one of them out." if names else None
+    return Refusal(
+        lambda plan, workers: plan.tensor > 1 and getattr(plan, key) == value,
+        f"tensor={{tensor}} does not work with {key}={written(value)} yet; leave one of them out.",
     )
 
 
-REFUSALS: tuple[Callable[[Plan, int], str | None], ...] = (
-    _refuse_idle_proportions,
-    _refuse_missing_proportions,
-    _refuse_miscounted_proportions,
-    _refuse_graphs_of_nothing,
-    _refuse_steps_without_merges,
-    _refuse_local_fp16,
-    _refuse_replaced_slices,
-    _refuse_incomplete_replicas,
-    _refuse_sliced,
+REFUSALS = (
+    Refusal(
+        lambda plan, workers: bool(plan.proportions) and plan.share == "equal",
+        "proportions={proportions} mean nothing under share=equal; set share=proportional.",
+    ),
+    Refusal(
+        lambda plan, workers: not plan.proportions and plan.share == "proportional",
+        "share=proportional needs proportions, one number a worker, such as proportions=5:3:2.",
+    ),
+    Refusal(
+        lambda plan, workers: len(plan.proportions) not in (0, workers),
+        "proportions={proportions} name {named} worker(s), but {workers} start.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.graphs == "true" and not plan.compile,
+        "graphs=true needs compile=true: graphs are made of what it compiles.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.local_steps > 1 and plan.sync != "local",
+        "local_steps={local_steps} means nothing under sync={sync}; set sync=local.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.sync == "local" and plan.precision == "fp16",
+        "sync=local does not work with precision=fp16, whose scale all replicas share; use precision=bf16 or fp32.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.replace and plan.tensor > 1,
+        "replace=true works where every worker holds the whole model: not with tensor above 1.",
+    ),
+    Refusal(
+        lambda plan, workers: workers % plan.tensor > 0,
+        "tensor={tensor} puts each replica on {tensor} workers; start a multiple of {tensor} workers.",
+    ),
+    _refuse_sliced("sync", "local"),
+    _refuse_sliced("compile", True),
+    _refuse_sliced("precision", "fp16"),
+    _refuse_sliced("share", "proportional"),
 )
-"""The rules of `Plan.check`: each gives the reason why a plan cannot run on a number of workers, or None."""
 
 
 def plan_keys() -> tuple[Key, ...]:
     """The table of keys, in the order in which a plan prints them."""
     return tuple(Key(name=one.name, default=one.default, **one.metadata) for one in fields(Plan))
-
-
-def _unknown(name: str, known: list[str]) -> PlanError:
-    """The error for a key that no plan has."""
-    hint = did_you_mean(name, known, "{!r}")
-    return PlanError(f"plan key {shown(name)} is not known.{hint} Allowed keys: {', '.join(known)}.")
 
 
 def _read_pairs(text: str) -> dict[str, str]:
@@ -287,6 +330,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise PlanError(f"plan file {path.absolute()} is not YAML: {str(error)[:500]}") from None
     if not isinstance(values, dict):
         raise PlanError(
-            f"plan file {path.absolute()} holds {shown(values)}; expected a mapping of keys, such as share: equal."
+            f"plan file {path.absolute()} holds {_shown(values)}; expected a mapping of keys, such as share: equal."
         )
     return values
