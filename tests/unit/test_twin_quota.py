@@ -166,13 +166,14 @@ def test_without_control_groups_it_says_so(tmp_path: Path) -> None:
             change("b", 0.5)
 
 
-def test_a_tree_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    tree(tmp_path, V1)  # what is mounted there is not to be seen from here
-    quotas = Quotas("t", tmp_path)
-    mount = tmp_path / "sys/fs/cgroup/cpu"
-    assert quotas.missing == f"{mount} cannot be written"
-    with pytest.raises(CordeeError, match="cordee-t-b cannot be made: No such file or directory"):
+def test_a_tree_that_cannot_be_written_is_named(version_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quotas = Quotas("t", version_1)
+    mount = version_1 / "sys/fs/cgroup/cpu"
+    (mount / "cordee-t-b").write_text("in its place")
+    with pytest.raises(CordeeError, match="cordee-t-b cannot be made: File exists"):
         quotas.make("b", 0.5)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert quotas.missing == f"{mount} cannot be written"
 
 
 def test_the_kernels_own() -> None:
