@@ -6,10 +6,9 @@ were drawn anew there, would train something else without any sign of it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,8 @@ from cordee.core.errors import JobError
 from cordee.core.plan import Plan
 from cordee.feed.order import Order
 from cordee.feed.source import Source, digest_of
+from cordee.group.alike import alike
+from cordee.group.comm import Comm
 from cordee.group.team import Team
 from cordee.train.job import Job
 
@@ -32,35 +33,50 @@ def agree_on(team: Team, given: Mapping[str, Any]) -> None:
     """Go on if all workers were given the same; every one of them calls this. Else raise `JobError` on all of them."""
     if team.alone:
         return
-    words = {name: json.dumps(value, default=str) for name, value in given.items()}
-    digest = torch.frombuffer(bytearray(hashlib.sha256(repr(words).encode()).digest()), dtype=torch.uint8).double()
+    own = json.dumps([socket.gethostname(), given], default=str).encode()
     while True:
-        sums = torch.cat([digest, digest**2, torch.ones(1, dtype=torch.float64)])
-        if team.agree([sums]):
+        sides = gather_bytes(team.world, own)
+        # A worker may have received all sides and another one not: what follows makes it one agreement.
+        if team.settle([team.world.sum(torch.zeros(1))] if sides else [], (), void=sides is None):
             break
-    of_digest, of_square = sums[:-1].chunk(2)
-    if not torch.equal(of_square * sums[-1], of_digest**2):  # equal, and only then, if all numbers are
-        raise JobError(_difference(team, words))
+    table = [json.loads(side) for side in sides or ()]
+    at, first = table[0]
+    for rank, (place, other) in enumerate(table):
+        if other == first:
+            continue
+        pairs = {name: (first.get(name, "nothing"), other.get(name, "nothing")) for name in {**first, **other}}
+        told = [f"{name}: {' and '.join(differing(*pair))}" for name, pair in pairs.items() if pair[0] != pair[1]]
+        more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+        raise JobError(
+            f"worker 0 on {at} and worker {rank} on {place} were not given the same: {'; '.join(told[:MOST_TOLD])}"
+            f"{more}. Give the same job, options and data to all of them; data that are drawn at random need a seed, "
+            "such as np.random.default_rng(0)"
+        )
+
+
+def gather_bytes(comm: Comm, raw: bytes) -> list[bytes] | None:
+    """Those of all members, of any length; None if one was lost."""
+    lengths = comm.gather(torch.tensor([len(raw)])).wait()
+    if lengths is None:
+        return None
+    padded = raw.ljust(int(max(lengths)))
+    parts = comm.gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8)).wait()
+    if parts is None:
+        return None
+    return [part.numpy().tobytes()[: int(length)] for part, length in zip(parts, lengths, strict=True)]
 
 
 def of_job(job: Job, *, resume: bool) -> dict[str, Any]:
-    """What a job asks for, as far as it can be told by looking at it."""
-    names = ("batch_per", "batch", "scale_lr", "epochs", "seed", "schedule_per", "clip", "eval_batch")
-    stop = {name: callable(value) or value for name, value in vars(job.stop).items()}
-    own = {name: getattr(job, name) is not None for name in ("objective", "schedule", "weigh", "start_from")}
-    data = {
-        f"{part} data": of_data(source)
-        for part in ("train", "validation", "test")
-        if (source := getattr(job.data, part)) is not None
-    }
+    """What a job asks for, as far as it can be told by looking at it: of functions, whether there are any."""
+    aside = ("data", "name", "callbacks", "tensor_plan")
+    parts = {f"{part} data": of_data(source) for part, source in vars(job.data).items() if source is not None}
     return {
         "--resume": resume,
-        **{name: getattr(job, name) for name in names},
-        "keep_best": job.save.keep_best,
-        **data,
-        **own,
+        **{name: callable(value) or value for name, value in vars(job).items() if name not in aside},
+        **parts,
+        "start_from": job.start_from is not None,
         "metrics": sorted(job.metrics),
-        "stop": stop,
+        "stop": {name: callable(value) or value for name, value in vars(job.stop).items()},
         "save": vars(job.save),
     }
 
@@ -88,7 +104,8 @@ def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """Its class, and the numbers of each group of parameters."""
     groups = []
     for group in optimizer.param_groups:
-        numbers = {name: _plain(value) for name, value in group.items() if name not in _BY_MACHINE}
+        own = {name: value for name, value in group.items() if name not in _BY_MACHINE}
+        numbers = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in own.items()}
         groups.append({**numbers, "parameters": len(group["params"])})
     return {"optimizer": type(optimizer).__name__, "optimizer's settings": groups[0] if len(groups) == 1 else groups}
 
@@ -97,50 +114,26 @@ def state_of(model: nn.Module) -> list[Tensor]:
     """All that a model holds: buffers too that it does not save, except for what has no memory of its own (expand)."""
     held = [*model.state_dict(keep_vars=True).values(), *model.buffers()]
     tensors = {id(one): one for one in held if isinstance(one, Tensor)}
-    return [one for one in tensors.values() if not any(step == 0 < size - 1 for step, size in _strides(one))]
+    return [one for one in tensors.values() if not any(map(_is_expanded, one.stride(), one.shape))]
+
+
+def _is_expanded(step: int, size: int) -> bool:
+    return step == 0 < size - 1
 
 
 def share(team: Team, tensors: Sequence[Tensor]) -> bool:
     """Give all workers the first one's tensors; whether some worker had others. Every one of them calls this."""
-    if team.alone or not tensors:
-        return False
-    before = [tensor.detach().clone() for tensor in tensors]
-    team.share_from_first(tensors)
-    others = float(any(not torch.equal(one, two) for one, two in zip(before, tensors, strict=True)))
-    while not team.agree([differing := torch.tensor([others])]):
-        pass
-    return bool(differing)
+    # Made from one seed they are mostly alike, and slow links are spared; of a replica in slices that is not known.
+    differ = team.sliced or not alike(tensors, team)
+    if differ:
+        team.share_from_first(tensors)
+    return differ
 
 
-def _strides(tensor: Tensor) -> Iterator[tuple[int, int]]:
-    return zip(tensor.stride(), tensor.shape, strict=True)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
-
-
-def _difference(team: Team, words: dict[str, str]) -> str:
-    """Told with the first worker's side and that of the first who differs from it."""
-    advice = (
-        "Give the same job, options and data to all of them; data that are drawn at random need a seed, such as "
-        "np.random.default_rng(0)"
-    )
-    table = _gathered(team, {"at": socket.gethostname(), **words})
-    if table is None:
-        return f"the workers were not given the same. {advice}"
-    first = table[0]
-    rank, other = next((rank, one) for rank, one in enumerate(table) if {**one, "at": ""} != {**first, "at": ""})
-    names = [name for name in {**first, **other} if name != "at" and first.get(name) != other.get(name)]
-    told = [_both(name, first.get(name, "nothing"), other.get(name, "nothing")) for name in names[:MOST_TOLD]]
-    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
-    who = (f"worker 0 on {first['at']}", f"worker {rank} on {other['at']}")
-    return f"{who[0]} and {who[1]} were not given the same: {'; '.join(told)}{more}. {advice}"
-
-
-def _both(name: str, first: str, other: str) -> str:
-    sides = [side if side == "nothing" else json.loads(side) for side in (first, other)]
-    return f"{name}: {' and '.join(differing(*sides))}"
+def share_model(model: nn.Module, team: Team, plan: Plan) -> None:
+    """Make the model the same on every worker, which all have to have been given alike; every worker calls this."""
+    agree_on(team, of_model(model, plan))
+    share(team, state_of(model))
 
 
 def differing(first: Any, other: Any) -> tuple[str, str]:
@@ -158,14 +151,3 @@ def differing(first: Any, other: Any) -> tuple[str, str]:
 def settings_of(optimizer: Optimizer) -> Any:
     """Its numbers, in a form that a file gives back as it was."""
     return json.loads(json.dumps(of_optimizer(optimizer)["optimizer's settings"], default=str))
-
-
-def _gathered(team: Team, words: dict[str, str]) -> list[dict[str, str]] | None:
-    """Those of all workers; None if one was lost."""
-    raw = json.dumps(words).encode()
-    lengths = team.layers.gather(torch.tensor([len(raw)])).wait()
-    if lengths is None:
-        return None
-    longest = max(int(length) for length in lengths)
-    texts = team.layers.gather(torch.frombuffer(bytearray(raw.ljust(longest)), dtype=torch.uint8)).wait()
-    return None if texts is None else [json.loads(bytes(text.tolist())) for text in texts]

@@ -18,9 +18,8 @@ from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState, together
-from cordee.train.gather import Regrouped
 from cordee.train.gathering import gathering
-from cordee.train.metrics import Tally, tally_of
+from cordee.train.metrics import Lost, Tally, tally_of
 from cordee.train.session import Session, stepper_of
 
 Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any, Any]"]
@@ -46,9 +45,9 @@ def evaluate(
         try:
             for tally in tallies.values() if not void else ():
                 tally.merge(team)
-        except Regrouped:
-            continue
-        if _agree(team, [losses, *(tensor for tally in tallies.values() for tensor in tally.tensors())], void=void):
+        except Lost:
+            void = True
+        if _agree(team, [losses], void=void):
             break
     if int(losses[2]) != len(source):
         raise DataError(f"evaluated {int(losses[2])} samples of {len(source)}: a defect of Cordée, please report it")

@@ -8,15 +8,16 @@ objects are taken too; their states are merged the way each declares.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from cordee.core.errors import JobError
 from cordee.feed.source import map_tensors
 from cordee.group.team import Team
-from cordee.train.gather import gather_any
+from cordee.train.agreement import gather_bytes
 
 MetricFunction = Callable[[Any, Any], "Tensor | tuple[Tensor | float, Tensor | float]"]
 """Per-sample values, or their (sum, count)."""
@@ -54,24 +55,8 @@ def _per_sample(values: Tensor) -> Tensor:
     return values.flatten(1).mean(1) if values.dim() > 1 else values
 
 
-class Tally(Protocol):
-    """Something that watches outputs and targets, and whose state adds up over workers."""
-
-    def update(self, output: Any, target: Any) -> None:
-        """One more (part of a) batch."""
-        ...
-
-    def merge(self, team: Team) -> None:
-        """Agree with the other workers on what sums cannot carry; may raise `Regrouped`."""
-        ...
-
-    def tensors(self) -> list[Tensor]:
-        """The rest of the state as tensors that are summed over all workers, in place."""
-        ...
-
-    def value(self) -> float:
-        """The metric, from the merged state."""
-        ...
+class Lost(Exception):
+    """A worker was lost before all had merged what they counted: the caller begins anew."""
 
 
 class SumTally:
@@ -94,11 +79,11 @@ class SumTally:
             self._state += torch.stack([values.sum(), torch.tensor(float(len(target))).double()])
 
     def merge(self, team: Team) -> None:
-        """Nothing: sums say it all."""
-
-    def tensors(self) -> list[Tensor]:
-        """Sum and count."""
-        return [self._state]
+        """Add up over all workers; may raise `Lost`."""
+        parts = team.layers.gather(self._state).wait()
+        if parts is None:
+            raise Lost
+        self._state = torch.stack(parts).sum(0)
 
     def value(self) -> float:
         """Sum over count."""
@@ -118,14 +103,9 @@ class SumTally:
         if shape == (samples,):
             return
         given = f"values of shape {shape} for {samples} samples" if shape else f"one number for {samples} samples"
-        if not shape:
-            advice = "leave out the mean over the batch, or give its two parts"
-        elif shape == (samples, 1):
-            advice = "add .squeeze(1)"
-        elif shape[0] == samples:
-            advice = "average within each sample: .flatten(1).mean(1)"
-        else:
-            advice = "keep the dimension of the samples"
+        advice = "leave out the mean over the batch, or give its two parts"
+        if shape:
+            advice = "add .squeeze(1)" if shape == (samples, 1) else "average within each sample: .flatten(1).mean(1)"
         raise JobError(f"metric {self._name!r} gives {given}: return one value per sample, or (sum, count); {advice}")
 
 
@@ -145,9 +125,9 @@ class TorchmetricsTally:
         self._metric.update(output, target)
 
     def merge(self, team: Team) -> None:
-        """Let the metric merge, over our own team."""
+        """Let the metric merge, over our own team; may raise `Lost`."""
         metric = self._metric
-        metric.dist_sync_fn = lambda tensor, group=None: _filled(gather_any(team, tensor))
+        metric.dist_sync_fn = lambda tensor, group=None: _gathered(team, tensor)
         metric.distributed_available_fn = lambda: team.replicas > 1
         metric._update_count = max(metric._update_count, 1)  # an empty share is no reason for a warning
         value = metric.compute()
@@ -158,18 +138,24 @@ class TorchmetricsTally:
             )
         self._value = float(value)
 
-    def tensors(self) -> list[Tensor]:
-        """Nothing is left to add up."""
-        return []
-
     def value(self) -> float:
         """What the merged metric gave."""
         return self._value
 
 
-def _filled(parts: list[Tensor]) -> list[Tensor]:
-    """Without the empty ones, whose type (float) would become that of the labels they are put together with."""
+def _gathered(team: Team, tensor: Tensor) -> list[Tensor]:
+    """Those of all workers, of any shape and type.
+
+    Without the empty ones, whose type (float) would become that of the labels they are put together with.
+    """
+    raw = gather_bytes(team.layers, save({"state": tensor.detach().cpu().contiguous()}))
+    if raw is None:
+        raise Lost
+    parts = [load(one)["state"] for one in raw]
     return [part for part in parts if part.numel()] or parts
+
+
+Tally = SumTally | TorchmetricsTally
 
 
 def tally_of(name: str, metric: Any) -> Tally:

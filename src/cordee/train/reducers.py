@@ -106,7 +106,9 @@ class Reducers:
         """Give all workers the first one's parameters, where no prepared model holds them."""
         known = {id(one) for model in self._models for one in model.parameters()} | self._shared.keys()
         strays = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in known]
-        if strays and (owner := owner_of(strays)) is not None:
+        if not strays:
+            return
+        if (owner := owner_of(strays)) is not None:
             raise UsageError(
                 f"{type(optimizer).__name__} was given parameters of a {type(owner).__name__} that was never prepared: "
                 "they would begin with other numbers on every worker, and its layers and buffers would know its share "

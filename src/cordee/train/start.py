@@ -26,11 +26,10 @@ from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot
 from cordee.state.start import take_weights
-from cordee.train.agreement import agree_on, of_job, settings_of
+from cordee.train.agreement import agree_on, of_job, settings_of, share_model
 from cordee.train.checks import check_job, materialise
 from cordee.train.devices import fuse
 from cordee.train.job import Job, Resolved
-from cordee.train.prepare import share_model
 from cordee.train.saving import Saver, owners_of
 from cordee.train.stepper import Stepper
 from cordee.train.stopping import last_step

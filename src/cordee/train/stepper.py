@@ -21,7 +21,7 @@ from cordee.core import heap
 from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.diagnose.diverged import explain_divergence
-from cordee.diagnose.statistical import warn_statistical
+from cordee.diagnose.statistical import by_micro_batch, warn_statistical
 from cordee.feed.batch import Batch
 from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
@@ -30,18 +30,18 @@ from cordee.group.channel import Channel, Unconnected
 from cordee.group.team import Team
 from cordee.split.choose import split_of
 from cordee.split.tensor import TensorPlan
-from cordee.sync.batchnorm import StepState
+from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
-from cordee.train.agreement import of_loop
+from cordee.train.agreement import of_loop, share_model
 from cordee.train.buffers import BufferKeeper
+from cordee.train.devices import lay_out
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.living import Living
 from cordee.train.loops import Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.precision import Precision
-from cordee.train.prepare import fit_to_plan, share_model
 from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
 from cordee.train.trail import Trail
@@ -127,7 +127,11 @@ class Stepper:
 
     def place(self, model: nn.Module, tensor_plan: TensorPlan | None = None) -> nn.Module:
         """The local part of `prepare`, for a model that is the same on every worker already."""
-        fit_to_plan(model, self.team, self.plan, self._state)
+        plan, team = self.plan, self.team
+        lay_out(model, plan.layout)
+        bind(model, plan.statistics, team.layers, self._state, compiled=plan.compile, grows=team.grows)
+        if (why := by_micro_batch(model, plan)) and team.speaks:
+            warn_statistical(team, plan, why)
         self.split = split_of(self.team, tensor_plan)
         model = self.split.place(model)
         self.models.append(model)
