@@ -12,13 +12,12 @@ from torch import nn
 import cordee
 from cordee.core.errors import CheckpointError
 from cordee.group.team import Team
-from cordee.train.best import Best
 from cordee.train.job import Job, Save, Stop
-from cordee.train.loop import Training, run_job
-from cordee.train.progress import Progress
+from cordee.train.loop import Training, refuse_another, run_job
 from cordee.train.saving import Saver
 from cordee.train.start import set_up, set_up_from
 from cordee.train.stepper import Stepper
+from cordee.train.stopping import Evaluations
 
 
 def job(steps: int, **changed: Any) -> Job:
@@ -40,7 +39,7 @@ def trained(folder: Path, steps: int) -> Training:
     wanted, stepper = job(steps), Stepper()
     saver = Saver(folder / "checkpoints", wanted.save, stepper.team.channel)
     setup, _ = set_up(wanted, stepper, saver, resume=False)
-    training = Training(wanted, stepper, setup, saver, Best(wanted), folder)
+    training = Training(wanted, stepper, setup, saver, Evaluations(wanted.stop, None), folder)
     training.train()
     return training
 
@@ -69,12 +68,10 @@ def test_entering_calls_no_collective(tmp_path: Path, monkeypatch: pytest.Monkey
         set_up(job(20), stepper, Saver(tmp_path, Save(), stepper.team.channel), resume=False)
 
 
-def test_progress_is_a_value_that_a_snapshot_keeps(tmp_path: Path) -> None:
-    training = trained(tmp_path, 5)
-    progress = training.progress()
-    assert (progress.epoch, progress.step) == training.next == (0, 5)
-    assert Progress.of(training.handed()) == progress.__class__(**{**vars(progress), "living": []})
-    with pytest.raises(CheckpointError, match="another batch: batch 100 → 50"):
-        progress.check(data=progress.data, asked={**progress.asked, "batch": 50}, order=progress.order)
-    assert progress.changed_settings(progress.settings) == ""
-    assert "lr 0.5" in progress.changed_settings({**progress.settings, "lr": 0.5})
+def test_a_run_does_not_go_on_with_another_batch(tmp_path: Path) -> None:
+    kept = trained(tmp_path, 5).handed().extra
+    assert (kept["next"], kept["living"]) == ([0, 5], [])
+    refuse_another(kept["trained_on"], kept["trained_on"])
+    other = {**kept["trained_on"], "batch": {**kept["trained_on"]["batch"], "batch": 50}}
+    with pytest.raises(CheckpointError, match="another batch: saved batch 100, now batch 50"):
+        refuse_another(kept["trained_on"], other)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
+from typing import Any
 
-import cordee
-from cordee.train.best import Best
-from cordee.train.job import Save, Stop
-from cordee.train.stopping import Ending, Patience
+import pytest
+
+from cordee.train.job import Stop
+from cordee.train.stopping import Evaluations, tell_cause
 
 
 @pytest.mark.parametrize(
@@ -27,51 +26,47 @@ from cordee.train.stopping import Ending, Patience
 def test_it_stops_after_two_evaluations_without_progress(
     metric: str, least_gain: float, values: list[float], stops_after: int | None
 ) -> None:
-    patience = Patience(metric, 2, least_gain)
+    evaluations = Evaluations(Stop(metric=metric, patience=2, least_gain=least_gain), None)
     seen = None
     for count, value in enumerate(values, start=1):
-        patience.see({metric.lstrip("-"): value})
-        if patience.exhausted:
+        evaluations.see(count, count, {metric.lstrip("-"): value})
+        if evaluations.exhausted:
             seen = count
             break
     assert seen == stops_after
 
 
 def test_without_a_metric_it_never_stops() -> None:
-    patience = Patience(None, 1, 0.0)
-    for _ in range(5):
-        patience.see({})
-    assert not patience.exhausted
+    evaluations = Evaluations(Stop(patience=1), None)
+    for count in range(5):
+        evaluations.see(count, count, {})
+    assert not evaluations.exhausted
 
 
 def test_it_goes_on_from_a_checkpoint() -> None:
-    first = Patience("loss", 2, 0.0)
-    first.see({"loss": 1.0})
-    first.see({"loss": 2.0})
-    second = Patience("loss", 2, 0.0)
+    first = Evaluations(Stop(metric="loss", patience=2), None)
+    first.see(1, 1, {"loss": 1.0})
+    first.see(2, 2, {"loss": 2.0})
+    second = Evaluations(Stop(metric="loss", patience=2), None)
     second.take_up(first.to_dict())
     assert not second.exhausted
-    second.see({"loss": 1.5})
+    second.see(3, 3, {"loss": 1.5})
     assert second.exhausted
 
 
-def best_of(values: list[float], *, keep_best: str | None, metric: str | None = None) -> Best:
-    def measured(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return output
+def test_a_passing_evaluation_is_not_kept() -> None:
+    evaluations = Evaluations(Stop(metric="loss", patience=1), None)
+    evaluations.see(1, 1, {"loss": 2.0})
+    kept = evaluations.to_dict()
+    evaluations.see(2, 1, {"loss": 1.0}, passing=True)
+    assert (evaluations.step, evaluations.exhausted, evaluations.to_dict()) == (2, False, kept)
 
-    job = cordee.Job(
-        model=lambda: torch.nn.Linear(1, 1),
-        loss=torch.nn.functional.mse_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        data={"train": torch.zeros(3, 1), "validation": torch.zeros(3, 1)},
-        metrics={"score": measured},
-        stop=Stop(metric=metric),
-        save=Save(keep_best=keep_best),
-    )
-    best = Best(job)
+
+def best_of(values: list[float], *, keep_best: str | None, metric: str | None = None) -> Evaluations:
+    evaluations = Evaluations(Stop(metric=metric), keep_best)
     for epoch, value in enumerate(values):
-        best.see(10 * (epoch + 1), epoch, {"loss": -value, "score": value})
-    return best
+        evaluations.see(10 * (epoch + 1), epoch, {"loss": -value, "score": value})
+    return evaluations
 
 
 NAN, INF = float("nan"), float("inf")
@@ -96,17 +91,15 @@ def test_the_best_is_the_first_of_the_highest_finite_values(
 ) -> None:
     best = best_of(values, **asked)  # type: ignore[arg-type]
     assert best.step == step
-    assert (best.told() is None) == (step < 0)
+    assert (best.best() is None) == (step < 0)
     other = best_of([], **asked)  # type: ignore[arg-type]
     other.take_up(best.to_dict())
-    assert other.told() == best.told()
+    assert other.best() == best.best()
 
 
 def test_the_best_by_another_metric_is_not_taken_up() -> None:
     best = best_of([], keep_best="-loss")
     best.take_up(best_of([1, 2], keep_best="score").to_dict())
-    assert best.step == -1
-    best.take_up(None)  # of a checkpoint that does not know it
     assert best.step == -1
 
 
@@ -114,23 +107,26 @@ EVERYTHING = Stop(steps=90, minutes=2.5, metric="loss", patience=2, when=lambda 
 
 
 @pytest.mark.parametrize(
-    ("ending", "stop", "epochs", "cause"),
+    ("steps", "epochs", "more", "stop", "last_epoch", "cause"),
     [
-        (Ending(60, 5), EVERYTHING, 5, "all 5 epochs are done"),
-        (Ending(60, 1), Stop(), 1, "its epoch is done"),
-        (Ending(90, 4), EVERYTHING, 5, "Stop(steps=90)"),
-        (Ending(60, 4), Stop(when=lambda step: True), None, "Stop(when=...)"),
-        (Ending(60, 4, wish="Stop(when=...)"), EVERYTHING, None, "Stop(when=...)"),
-        (Ending(60, 4), EVERYTHING, None, "Stop(minutes=2.5) or Stop(when=...)"),
-        (Ending(60, 4), Stop(), 5, "a callback wished to stop"),
+        (60, 5, {}, EVERYTHING, 5, "all 5 epochs are done"),
+        (60, 1, {}, Stop(), 1, "its epoch is done"),
+        (90, 4, {}, EVERYTHING, 5, "Stop(steps=90)"),
+        (60, 4, {}, Stop(when=lambda step: True), None, "Stop(when=...)"),
+        (60, 4, {"wish": "Stop(when=...)"}, EVERYTHING, None, "Stop(when=...)"),
+        (60, 4, {}, EVERYTHING, None, "Stop(minutes=2.5) or Stop(when=...)"),
+        (60, 4, {}, Stop(), 5, "a callback wished to stop"),
         (
-            Ending(60, 4, exhausted=True),
+            60,
+            4,
+            {"exhausted": True},
             EVERYTHING,
             5,
             "Stop(metric='loss', patience=2), after 2 evaluations without progress",
         ),
-        (Ending(60, 5, "interrupted", exhausted=True, wish="Stop(when=...)"), EVERYTHING, 5, "interrupted"),
     ],
 )
-def test_why_it_ended_is_told_in_words(ending: Ending, stop: Stop, epochs: int | None, cause: str) -> None:
-    assert ending.told(stop, epochs) == f"after step {ending.steps}: {cause}"
+def test_why_it_ended_is_told_in_words(
+    steps: int, epochs: int, more: dict[str, Any], stop: Stop, last_epoch: int | None, cause: str
+) -> None:
+    assert tell_cause(stop, last_epoch, steps=steps, epochs=epochs, **more) == cause

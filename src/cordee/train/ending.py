@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from cordee.core.errors import CheckpointError
 from cordee.core.events import ResultEvent, WarningEvent
-from cordee.feed.permute import Ids
-from cordee.state.export import WEIGHTS, save_model
-from cordee.state.naming import capture, restore
-from cordee.train.exporting import Exporter
-from cordee.train.saving import Saver
-from cordee.train.stopping import Ending
+from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program, trace_program
+from cordee.state.handover import share_snapshot
+from cordee.state.naming import Snapshot, capture, restore
+from cordee.train.start import first_batch
+from cordee.train.stopping import tell_cause
 
 if TYPE_CHECKING:
     from cordee.train.loop import Training
@@ -28,21 +30,19 @@ class Outcome:
 
 def end(training: Training) -> Outcome:
     """Test, write what is left, and leave together; a worker that takes over as speaker does it anew."""
-    job, stepper, model = training.job, training.stepper, training.setup.model
+    job, stepper = training.job, training.stepper
     interrupted = training.interrupted
     brought_back = interrupted is None and _bring_back_best(training)
     test: dict[str, float] = {}
     if job.data.test is not None and interrupted is None:
         test = training.evaluate("test", job.data.test)
-    exporter = Exporter(job, stepper, _first_ids(training, 3), training.saver)
-    if interrupted is None and not stepper.team.sliced:
-        exporter.trace(model)
-    with stepper.reporter.aside("saving"):
-        training.saver.before_update()
-    training.call("on_end")
+    if job.callbacks:  # they may change the model
+        with stepper.reporter.aside("saving"):
+            training.saver.before_update()
+        training.call("on_end")
     stepper.merge()
     while True:
-        checksum = _write_files(training, exporter, brought_back=brought_back) if stepper.team.replica == 0 else ""
+        checksum = _write_files(training, brought_back=brought_back) if stepper.team.replica == 0 else ""
         result = {**_result(training, test, brought_back=brought_back), "params_sha256": checksum}
         if stepper.ledger.lost or stepper.ledger.repeated:
             stepper.reporter.tell(WarningEvent(stepper.ledger.told()))
@@ -51,30 +51,36 @@ def end(training: Training) -> Outcome:
             return Outcome(result, interrupted)
 
 
-def _first_ids(training: Training, count: int) -> Ids:
-    order = training.setup.order
-    return order.ids(0, 0, slice(0, min(count, order.size(0))))
-
-
 def _bring_back_best(training: Training) -> bool:
-    """Put the best model in the place of the last, of which a checkpoint stands before: a run goes on with that."""
-    stepper = training.stepper
-    if training.best.step in (-1, stepper.done):
+    """Put the best model in the place of the last, of which a checkpoint stands before: a run goes on with that.
+
+    Only the worker that speaks for all reads it: others may not see the folder. False, and a note, if it cannot.
+    """
+    stepper, saver, step = training.stepper, training.saver, training.evaluations.step
+    if step in (-1, stepper.done):
         return False
 
-    def write_last() -> Saver:
+    def read() -> Snapshot | None:
         training.write_checkpoint()
-        training.saver.close()
-        return training.saver
+        saver.close()
+        try:
+            return saver.model_of(step)
+        except CheckpointError as error:
+            message = f"the model of this run is the last one, not the best, of step {step}: {error}"
+            stepper.reporter.tell(WarningEvent(message))
+            return None
 
     stepper.merge()
     with stepper.reporter.aside("saving"):
         if stepper.team.sliced:  # of which all owners write their part
             training.write_checkpoint()
-        return training.best.bring_back(stepper, training.setup.model, write_last)
+        snapshot = share_snapshot(stepper.team, read)
+        if snapshot is not None:
+            restore(snapshot, training.setup.model)
+    return snapshot is not None
 
 
-def _write_files(training: Training, exporter: Exporter, *, brought_back: bool) -> str:
+def _write_files(training: Training, *, brought_back: bool) -> str:
     """The last checkpoint, the model and its program; the checksum of its weights."""
     aside, model = training.stepper.reporter.aside, training.setup.model
     if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
@@ -85,31 +91,50 @@ def _write_files(training: Training, exporter: Exporter, *, brought_back: bool) 
         if not training.stepper.team.speaks:
             return ""
         model = training.job.make_model().to(training.stepper.device)
-        restore(training.saver.model_of(training.best.step if brought_back else training.stepper.done), model)
+        step = training.evaluations.step if brought_back else training.stepper.done
+        restore(training.saver.model_of(step), model)
     if training.interrupted is None:
-        exporter.write(model, training.out)
+        with aside("tracing"):  # seconds for a large model, while its checkpoint is written
+            _write_program(training, model)
     with aside("saving"):
         training.saver.close()
         return save_model(training.out / WEIGHTS, capture(model, live=True))
 
 
+def _write_program(training: Training, model: nn.Module) -> None:
+    """The model as its job calls it, for those who do not have its code; why that cannot be done is on record."""
+    job, batch = training.job, first_batch(training.job, training.setup.order, training.stepper.device, 3)
+    try:
+        call = called_with(model, lambda: job.compute(model, batch), lambda: model(batch.x))
+        save_program(training.out / PROGRAM, model, trace_program(model, *call))
+    except CheckpointError as error:
+        training.stepper.reporter.tell(WarningEvent(str(error)))
+
+
 def _result(training: Training, test: dict[str, float], *, brought_back: bool) -> dict[str, Any]:
-    stepper, best, job = training.stepper, training.best, training.job
+    stepper, evaluations, job = training.stepper, training.evaluations, training.job
     timing, epochs = stepper.reporter.timing, training.next[0]
     samples = stepper.ledger.samples - training.samples_before
-    is_best = brought_back or best.step == stepper.done
-    ending = Ending(stepper.done, epochs, training.interrupted, training.patience.exhausted, training.wish)
+    is_best = brought_back or evaluations.step == stepper.done
+    cause = training.interrupted or tell_cause(
+        job.stop,
+        job.epochs,
+        steps=stepper.done,
+        epochs=epochs,
+        exhausted=evaluations.exhausted,
+        wish=training.wish,
+    )
     return {
         "steps": stepper.done,
         "epochs": epochs,
-        "ended": ending.told(job.stop, job.epochs),
+        "ended": f"after step {stepper.done}: {cause}",
         "samples": stepper.ledger.samples,
         "workers": stepper.team.membership.size,
         "loss": stepper.last.loss if stepper.last is not None else None,
-        "validation": best.validation if is_best else training.validation,
+        "validation": evaluations.validation if is_best else training.validation,
         "test": test,
         "model": "best" if is_best else "last",
-        "best": best.told(),
+        "best": evaluations.best(),
         "throughput": round(samples / timing.total_s, 2) if timing.total_s else 0.0,
         "step_ms": timing.percentiles(),
         "order_sha256": stepper.ledger.order_sha256,

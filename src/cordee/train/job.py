@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from cordee.core.errors import JobError
-from cordee.core.events import JobEvent
 from cordee.core.words import did_you_mean
 from cordee.feed.batch import Batch
 from cordee.feed.data import Data, as_data
@@ -242,16 +241,11 @@ class Job:
         refuse_unknown(type(self), fields)
         return dataclasses.replace(self, **fields)
 
-    def describe(
-        self, resolved: Resolved, steps_per_epoch: int, steps: int, parameters: int, last_step: int | None
-    ) -> JobEvent:
-        """What the record says of it; `steps` were committed before."""
-        parts = {part: getattr(self.data, part) for part in ("train", "validation", "test")}
-        samples = {part: len(source) for part, source in parts.items() if source is not None}
-        settings = {name: getattr(self, name) for name in ("batch_per", "seed", "shuffle")}
-        settings |= {"lr_factor": resolved.lr_factor, "metrics": sorted(self.metrics)}
-        known = (self.name, resolved.batch, self.epochs, steps_per_epoch, steps, parameters, samples, last_step)
-        return JobEvent(*known, settings)
+    def last_step(self, steps_per_epoch: int) -> int | None:
+        """The step after which a run ends if nothing else ends it; None where only something else does."""
+        ends = [self.epochs * steps_per_epoch] if self.epochs is not None else []
+        ends += [self.stop.steps] if self.stop.steps is not None else []
+        return min(ends, default=None)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from cordee.feed.digest import chain
 
@@ -73,7 +72,3 @@ class Ledger:
             f"{self.lost} samples were lost and {self.repeated} repeated: this is not what one process would have "
             "trained. A defect of Cordée, please report it"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return asdict(self)

@@ -11,13 +11,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cordee.core.errors import CheckpointError
 from cordee.core.events import EpochEvent, WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.split.tensor import holding_together
 from cordee.state.naming import Snapshot, capture, restore
-from cordee.train.best import Best
+from cordee.train.agreement import differing
 from cordee.train.compiling import Loss, training_loss
 from cordee.train.ending import Outcome, end
 from cordee.train.evaluate import evaluate
@@ -25,12 +26,11 @@ from cordee.train.job import Job
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.newcomers import let_in
 from cordee.train.precision import widened
-from cordee.train.progress import Progress
 from cordee.train.saving import Saver
 from cordee.train.session import Session
 from cordee.train.start import Setup, set_up, set_up_from
 from cordee.train.stepper import Stepper
-from cordee.train.stopping import Patience, last_step, wishes
+from cordee.train.stopping import Evaluations, wishes
 
 
 def run_job(
@@ -40,18 +40,18 @@ def run_job(
 
     A worker that enters in mid-run gets a snapshot of the others by `receive`; they take it with `Training.handed`.
     """
-    best = Best(job)
-    saver = Saver(out / "checkpoints", replace(job.save, keep_best=best.metric), stepper.team.channel)
+    evaluations = Evaluations(job.stop, job.save.keep_best)
+    saver = Saver(out / "checkpoints", replace(job.save, keep_best=evaluations.metric), stepper.team.channel)
     stepper.team.channel.before_end = partial(_part, stepper, saver)
     with holding_together(stepper.team):
         if receive is None:
             setup, snapshot = set_up(job, stepper, saver, resume=resume)
         else:
             setup, snapshot = set_up_from(job, stepper, receive)
-        training = Training(job, stepper, setup, saver, best, out)
+        training = Training(job, stepper, setup, saver, evaluations, out)
         if snapshot is not None:
             training.take_up(snapshot)
-        job.check_schedule(setup.schedule, last_step(job, setup.order.steps), setup.order.steps)
+        job.check_schedule(setup.schedule, job.last_step(setup.order.steps), setup.order.steps)
         if receive is None:
             training.announce()
         else:  # no checkpoint of this moment was written
@@ -70,10 +70,12 @@ def _part(stepper: Stepper, saver: Saver) -> None:
 class Training:
     """A training on its way: what it trains, and how far it has come."""
 
-    def __init__(self, job: Job, stepper: Stepper, setup: Setup, saver: Saver, best: Best, out: Path) -> None:
+    def __init__(
+        self, job: Job, stepper: Stepper, setup: Setup, saver: Saver, evaluations: Evaluations, out: Path
+    ) -> None:
         """At its beginning; `take_up` moves it to where a snapshot was taken."""
-        self.job, self.stepper, self.setup, self.saver, self.best, self.out = job, stepper, setup, saver, best, out
-        self.patience = Patience(job.stop.metric, job.stop.patience, job.stop.least_gain)
+        self.job, self.stepper, self.setup, self.saver, self.out = job, stepper, setup, saver, out
+        self.evaluations = evaluations
         self.validation: dict[str, float] = {}
         self.next = (0, 0)
         """The step that comes next: its epoch, and its place there."""
@@ -105,7 +107,7 @@ class Training:
         """Step by step, until something says that it is enough."""
         job, stepper, setup = self.job, self.stepper, self.setup
         self.call("on_start")
-        if self.patience.exhausted or self._enough(self.steps):
+        if self.evaluations.exhausted or self._enough(self.steps):
             return
         batches = stepper.batches(
             job.data.train,
@@ -152,13 +154,12 @@ class Training:
             self._save()
         if done.asked:  # agreed with the step: the launcher's own word may not have reached every worker yet
             self.interrupted = self.stepper.team.channel.stop_reason or "interrupted"
-        return done.stop or self.patience.exhausted or self._enough(done.steps)
+        return done.stop or self.evaluations.exhausted or self._enough(done.steps)
 
     def _end_epoch(self, done: Committed) -> None:
         self.call("on_epoch", done.epoch)
         before = self.stepper.reporter.aside_s.get("evaluation", 0.0)
-        if self._validate(done.epoch):
-            self.patience.see(self.validation)
+        self._validate(done.epoch)
         ms = round((self.stepper.reporter.aside_s.get("evaluation", 0.0) - before) * 1e3, 3)
         self.stepper.reporter.tell(EpochEvent(done.epoch, done.steps, done.loss, self.validation, ms))
 
@@ -176,7 +177,7 @@ class Training:
     def _due(self, done: Committed, end_of_epoch: bool) -> bool:
         save = self.job.save
         by_step = save.steps is not None and done.steps % save.steps == 0
-        best = self.best.step == done.steps  # measured at this moment: kept, to be brought back at the end
+        best = self.evaluations.step == done.steps  # measured at this moment: kept, to be brought back at the end
         return by_step or best or (end_of_epoch and save.epochs is not None and (done.epoch + 1) % save.epochs == 0)
 
     def call(self, name: str, *args: Any) -> None:
@@ -192,7 +193,7 @@ class Training:
         if (source := self.job.data.validation) is not None:
             self.validation = self.evaluate("validation", source)
             self._validated_at = self.stepper.done
-            self.best.see(self._validated_at, epoch, self.validation, passing=passing)
+            self.evaluations.see(self._validated_at, epoch, self.validation, passing=passing)
         return source is not None
 
     def evaluate(self, part: str, source: Source) -> dict[str, float]:
@@ -234,53 +235,65 @@ class Training:
 
     def _capture(self) -> Snapshot:
         """This moment, between two steps; its large tensors are those of the training itself."""
-        setup = self.setup
-        return self.progress().kept_in(capture(setup.model, {"main": setup.optimizer}, setup.schedules, live=True))
+        stepper, setup = self.stepper, self.setup
+        tensors = capture(setup.model, {"main": setup.optimizer}, setup.schedules, live=True)
+        return tensors.with_extra(
+            next=list(self.next),
+            resolved=asdict(setup.resolved),
+            trained_on=self._trained_on(),
+            settings=setup.settings,
+            ledger=asdict(stepper.ledger),
+            last=asdict(stepper.last) if stepper.last is not None else None,
+            evaluations=self.evaluations.to_dict(),
+            validation=self.validation,
+            precision=stepper.precision.to_dict(),
+        )
 
     def handed(self) -> Snapshot:
-        """What a worker that enters now is to receive: this moment, which buffers live, and the agreed shares."""
+        """What a worker that enters now is to receive: this moment, which buffers live, and the agreed shares.
+
+        A checkpoint keeps neither: living buffers are found again, and a resumed run begins with the plan's shares.
+        """
         shares = self.stepper.loops.shares
         return self._capture().with_extra(
             living=self.stepper.living.names(), shares=None if shares is None else shares.to_list()
         )
 
-    def progress(self) -> Progress:
-        """How far it has come."""
-        stepper, setup = self.stepper, self.setup
-        return Progress(
-            *self.next,
-            resolved=asdict(setup.resolved),
-            data=self.job.data.train.fingerprint,
-            order=setup.order.describe(),
-            asked=self._asked(),
-            ledger=stepper.ledger.to_dict(),
-            patience=self.patience.to_dict(),
-            validation=self.validation,
-            last=asdict(stepper.last) if stepper.last is not None else None,
-            best=self.best.to_dict(),
-            precision=stepper.precision.to_dict(),
-            settings=setup.settings,
-        )
-
     def take_up(self, snapshot: Snapshot) -> None:
         """Continue where the snapshot was taken."""
-        stepper, setup, progress = self.stepper, self.setup, Progress.of(snapshot)
-        progress.check(data=self.job.data.train.fingerprint, asked=self._asked(), order=setup.order.describe())
+        stepper, setup, kept = self.stepper, self.setup, snapshot.extra
+        refuse_another(kept["trained_on"], self._trained_on())
         restore(snapshot, setup.model, {"main": setup.optimizer}, setup.schedules)
-        self.next = (progress.epoch, progress.step)
+        self.next = tuple(kept["next"])
         self.saver.step = self.steps
-        stepper.ledger = Ledger(**progress.ledger)
+        stepper.ledger = Ledger(**kept["ledger"])
         self.samples_before = stepper.ledger.samples
-        self.patience.take_up(progress.patience)
-        self.best.take_up(progress.best)
-        self.validation = progress.validation
-        stepper.precision.take_up(progress.precision)
-        stepper.last = Committed(**progress.last) if progress.last is not None else None
-        stepper.living.take_up(progress.living or ())
-        stepper.loops.shares = None if progress.shares is None else Shares.from_list(progress.shares)
-        if message := progress.changed_settings(setup.settings):
+        self.evaluations.take_up(kept["evaluations"])
+        self.validation = kept["validation"]
+        stepper.precision.take_up(kept["precision"])
+        stepper.last = Committed(**kept["last"]) if kept["last"] is not None else None
+        stepper.living.take_up(kept.get("living", ()))
+        stepper.loops.shares = Shares.from_list(kept["shares"]) if kept.get("shares") else None
+        if kept["settings"] != setup.settings:
+            before, asked = differing(kept["settings"], setup.settings)
+            message = (
+                f"the job asks for {asked}, but the run goes on with {before}, which it began with: an optimizer is "
+                "resumed as it was saved. start_from= takes only the weights"
+            )
             stepper.reporter.tell(WarningEvent(message))
 
-    def _asked(self) -> dict[str, Any]:
-        """What the batch and the learning rate were resolved from: frozen with them."""
-        return {"batch": self.job.batch, "batch_per": self.job.batch_per, "scale_lr": self.job.scale_lr}
+    def _trained_on(self) -> dict[str, Any]:
+        """What a run cannot change when it goes on, and what its batch and learning rate were resolved from."""
+        asked = {name: getattr(self.job, name) for name in ("batch", "batch_per", "scale_lr")}
+        return {"data": self.job.data.train.fingerprint, "batch": asked, "order": self.setup.order.describe()}
+
+
+def refuse_another(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise if a checkpoint was trained on another data set, batch or order than what is asked for now."""
+    for what in now:
+        if saved[what] != now[what]:
+            before, after = differing(saved[what], now[what])
+            raise CheckpointError(
+                f"the checkpoint belongs to another {what}: saved {before}, now {after}. Resume with the same job and "
+                "data, or start a new run in another folder (start_from= takes only the weights)"
+            )

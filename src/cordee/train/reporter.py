@@ -7,7 +7,7 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -161,8 +161,8 @@ class Reporter:
         self._blocked_before, self._waited_before = self._team.meter.blocked_s, self._team.meter.waited_s
 
     @contextmanager
-    def aside(self, kind: str | Callable[[], str]) -> Iterator[None]:
-        """What happens in here belongs to no step; of what kind it was, may be known at its end only."""
+    def aside(self, kind: str) -> Iterator[None]:
+        """What happens in here belongs to no step."""
         self.write()  # it may take a while
         began = time.perf_counter()
         blocked, waited = self._team.meter.blocked_s, self._team.meter.waited_s
@@ -170,8 +170,7 @@ class Reporter:
             yield
         finally:
             spent = time.perf_counter() - began
-            name = kind if isinstance(kind, str) else kind()
-            self.aside_s[name] = self.aside_s.get(name, 0.0) + spent
+            self.aside_s[kind] = self.aside_s.get(kind, 0.0) + spent
             self._began += spent
             self._blocked_before += self._team.meter.blocked_s - blocked
             self._waited_before += self._team.meter.waited_s - waited

@@ -83,11 +83,6 @@ class Saver:
         say = self._post if self.owners.first else (lambda record: None)
         self._checkpoints.save(snapshot, step=step, metrics=metrics, on_saved=lambda saved: say(record))
 
-    @property
-    def busy(self) -> bool:
-        """Whether a checkpoint is being written: what is done meanwhile takes no time of its own."""
-        return self._made is not None and self._made.under_way is not None
-
     def before_update(self) -> None:
         """Wait until the checkpoint under way has read all that the next update changes."""
         if self._live:

@@ -32,7 +32,6 @@ from cordee.train.devices import fuse
 from cordee.train.job import Job, Resolved
 from cordee.train.saving import Saver, owners_of
 from cordee.train.stepper import Stepper
-from cordee.train.stopping import last_step
 
 CUT_TOLERANCE = 1e-3
 """By how much the loss of a model in slices may differ from that of the whole one: rounding, in any format."""
@@ -57,18 +56,38 @@ class Setup:
 
     def describe(self, job: Job, steps: int) -> JobEvent:
         """What the record says of a start after so many steps."""
-        parameters, per_epoch = sum(one.numel() for one in self.model.parameters()), self.order.steps
-        return job.describe(self.resolved, per_epoch, steps, parameters, last_step(job, per_epoch))
+        return JobEvent(
+            job.name,
+            self.resolved.batch,
+            job.epochs,
+            self.order.steps,
+            steps,
+            parameters=sum(one.numel() for one in self.model.parameters()),
+            samples={part: len(source) for part, source in vars(job.data).items() if source is not None},
+            last_step=job.last_step(self.order.steps),
+            settings={
+                **{name: getattr(job, name) for name in ("batch_per", "seed", "shuffle")},
+                "lr_factor": self.resolved.lr_factor,
+                "metrics": sorted(job.metrics),
+            },
+        )
 
 
 def set_up(job: Job, stepper: Stepper, saver: Saver, *, resume: bool) -> tuple[Setup, Snapshot | None]:
     """Make what is trained, and agree on it with all workers; and read what a former start has saved."""
-    agree_on(stepper.team, of_job(job, resume=resume))
-    saver.owners = owners_of(stepper.team)
-    snapshot = share_snapshot(stepper.team, saver.latest) if resume else None
-    order, model = make_model(job, stepper, snapshot)
-    agree_on_model(job, stepper, order, model, shared=job.start_from is not None and snapshot is None)
-    return make_optimizer(job, stepper, order, model, snapshot), snapshot
+    team, tell = stepper.team, stepper.reporter.tell
+    agree_on(team, of_job(job, resume=resume))
+    saver.owners = owners_of(team)
+    snapshot = share_snapshot(team, saver.latest) if resume else None
+    first = team.membership.members[0]
+    order, model = _make_model(job, stepper, snapshot)
+    if job.preflight:
+        for message in check_job(job, model, order, team, stepper.device):
+            tell(WarningEvent(message))
+    share_model(model, team, stepper.plan)
+    if job.start_from is not None and snapshot is None and team.membership.members[0] != first:
+        raise CheckpointError("the worker that read start_from was lost before all workers had it: start again")
+    return _make_optimizer(job, stepper, order, model, snapshot), snapshot
 
 
 def set_up_from(job: Job, stepper: Stepper, receive: Callable[[], Snapshot]) -> tuple[Setup, Snapshot]:
@@ -76,13 +95,13 @@ def set_up_from(job: Job, stepper: Stepper, receive: Callable[[], Snapshot]) -> 
 
     It calls no collective. The model is made before: the others wait for what follows.
     """
-    _, model = make_model(job, stepper, None)
+    _, model = _make_model(job, stepper, None)
     snapshot = receive()
     order = job.order(_resolved(job, snapshot))
-    return make_optimizer(job, stepper, order, model, snapshot, agree=False), snapshot
+    return _make_optimizer(job, stepper, order, model, snapshot, agree=False), snapshot
 
 
-def make_model(job: Job, stepper: Stepper, snapshot: Snapshot | None) -> tuple[Order, nn.Module]:
+def _make_model(job: Job, stepper: Stepper, snapshot: Snapshot | None) -> tuple[Order, nn.Module]:
     """The order of the data, and the model on its device as the job makes it; local."""
     stepper.seed = job.seed
     order = job.order(_resolved(job, snapshot))
@@ -96,21 +115,7 @@ def make_model(job: Job, stepper: Stepper, snapshot: Snapshot | None) -> tuple[O
     return order, model
 
 
-def agree_on_model(job: Job, stepper: Stepper, order: Order, model: nn.Module, *, shared: bool) -> None:
-    """Check the model before the first step, and make it the same on all workers; every worker calls this.
-
-    `shared`: only the worker that speaks for all has read its weights.
-    """
-    first = stepper.team.membership.members[0]
-    if job.preflight:
-        for message in check_job(job, model, order, stepper.team, stepper.device):
-            stepper.reporter.tell(WarningEvent(message))
-    share_model(model, stepper.team, stepper.plan)
-    if shared and stepper.team.membership.members[0] != first:
-        raise CheckpointError("the worker that read start_from was lost before all workers had it: start again")
-
-
-def make_optimizer(
+def _make_optimizer(
     job: Job, stepper: Stepper, order: Order, model: nn.Module, snapshot: Snapshot | None, *, agree: bool = True
 ) -> Setup:
     """Place the model, and make its optimizer and schedule; local, but that all workers `agree` on the optimizer."""
@@ -151,13 +156,18 @@ def _check_cut(before: float, job: Job, stepper: Stepper, order: Order, model: n
 @torch.no_grad()
 def _sample_loss(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> float:
     """Of the first two samples, in evaluation mode; the same on all workers that hold a replica together."""
-    ids, training = order.ids(0, 0, slice(0, min(2, order.size(0)))), model.training
-    batch = Batch(ids, map_tensors(lambda tensor: tensor.to(stepper.device), job.data.train.gather(ids)))
+    training = model.training
     model.eval()
     torch.manual_seed(job.seed)
-    loss = float(job.compute(model, batch)[0])
+    loss = float(job.compute(model, first_batch(job, order, stepper.device, 2))[0])
     model.train(training)
     return loss
+
+
+def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
+    """The first samples of a run, at most `count` of them."""
+    ids = order.ids(0, 0, slice(0, min(count, order.size(0))))
+    return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
 
 
 def _resolved(job: Job, snapshot: Snapshot | None) -> Resolved:

@@ -127,11 +127,11 @@ class Stepper:
 
     def place(self, model: nn.Module, tensor_plan: TensorPlan | None = None) -> nn.Module:
         """The local part of `prepare`, for a model that is the same on every worker already."""
-        plan, team = self.plan, self.team
-        lay_out(model, plan.layout)
-        bind(model, plan.statistics, team.layers, self._state, compiled=plan.compile, grows=team.grows)
-        if (why := by_micro_batch(model, plan)) and team.speaks:
-            warn_statistical(team, plan, why)
+        lay_out(model, self.plan.layout)
+        compiled, grows = self.plan.compile, self.team.grows
+        bind(model, self.plan.statistics, self.team.layers, self._state, compiled=compiled, grows=grows)
+        if (why := by_micro_batch(model, self.plan)) and self.team.speaks:
+            warn_statistical(self.team, self.plan, why)
         self.split = split_of(self.team, tensor_plan)
         model = self.split.place(model)
         self.models.append(model)
@@ -222,10 +222,7 @@ class Stepper:
         return True
 
     def merge(self) -> None:
-        """Make parameters and running statistics equal on all replicas, before they are measured or saved.
-
-        They differ with `sync=local` and `batchnorm=replica` only: then all get their mean, by samples.
-        """
+        """Make all replicas equal before they are measured or saved; see `Session.agree`."""
         self._norms.late()
         self._reducers.merge()
         if self.plan.statistics == "replica":
@@ -237,8 +234,6 @@ class Stepper:
         self._state.void |= not sound
         self._trail.least = self._reducers.least if self.updates is None else 1
         return sync
-
-    # ------------------------------------------------------------- inside a step
 
     def _one_step(self, loop: Loop, slot: Slot) -> Iterator[Batch]:
         """Yield the micro-batches of one step; afterwards `redo` says whether it has to be done again."""

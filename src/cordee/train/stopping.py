@@ -1,102 +1,108 @@
-"""Why a training ends, as values: early stopping, and the cause in words."""
+"""What evaluations decide: which model is the best, and when to stop early; and why a training ended, in words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from cordee.train.job import Job, Stop
+from cordee.train.job import Stop
 
 
-@dataclass(frozen=True)
-class Ending:
-    """What was the case when a training ended."""
+class Evaluations:
+    """The best validation so far, the first of equal ones, and how many came since there was progress.
 
-    steps: int
-    """Committed by then, over all starts of the run."""
-    epochs: int
-    """Completed by then."""
-    asked: str | None = None
-    """Why it was asked to end from outside; None if it was not."""
-    exhausted: bool = False
-    """Whether early stopping had run out of patience."""
-    wish: str = ""
-    """What this worker itself wished to end it for; another worker's wish is not known here."""
+    Fed with agreed values, it decides the same on every worker.
+    """
 
-    def told(self, stop: Stop, epochs: int | None) -> str:
-        """Why it ended, in words, if it was to `stop` so, or after so many epochs."""
-        return f"after step {self.steps}: {self._cause(stop, epochs)}"
+    def __init__(self, stop: Stop, keep_best: str | None) -> None:
+        """The best is that by `keep_best`, else by the metric of early stopping; without either there is none."""
+        self._stop = stop
+        self.metric = _signed(keep_best or stop.metric)
+        """What the best goes by, with a leading minus if less is better."""
+        self.step = -1
+        """Steps that were committed when the best was measured; -1: nothing finite was measured yet."""
+        self.validation: dict[str, float] = {}
+        self._epoch = 0
+        self._progress: float | None = None
+        """How good the evaluation was that made progress last, by the metric of early stopping."""
+        self._waited = 0
+        self._lasting: dict[str, Any] | None = None
+        """What a checkpoint gets, where it is not what is known now."""
 
-    def _cause(self, stop: Stop, epochs: int | None) -> str:
-        if self.asked is not None:
-            return self.asked
-        if epochs is not None and self.epochs >= epochs:
-            return f"all {epochs} epochs are done" if epochs > 1 else "its epoch is done"
-        if stop.steps is not None and self.steps >= stop.steps:
-            return f"Stop(steps={stop.steps})"
-        if self.exhausted:
-            evaluations = f"{stop.patience} evaluations" if stop.patience > 1 else "an evaluation"
-            return f"Stop(metric={stop.metric!r}, patience={stop.patience}), after {evaluations} without progress"
-        return self.wish or " or ".join(wishes(stop)) or "a callback wished to stop"
+    @property
+    def exhausted(self) -> bool:
+        """Whether early stopping has run out of patience."""
+        return self._stop.metric is not None and self._waited >= self._stop.patience
+
+    def see(self, step: int, epoch: int, validation: Mapping[str, float], *, passing: bool = False) -> None:
+        """One more evaluation, after so many steps; it is the best so far if `step` is this one now.
+
+        A `passing` one, of a run that was stopped within an epoch, counts for this ending only: a run that goes on, or
+        that was never stopped, does not have it.
+        """
+        self._lasting = self.to_dict() if passing else None
+        value = _score(self.metric, validation)
+        if value is not None and (self.step < 0 or value > (_score(self.metric, self.validation) or 0.0)):
+            self.step, self._epoch, self.validation = step, epoch, dict(validation)
+        if passing or self._stop.metric is None:
+            return
+        value = _score(_signed(self._stop.metric), validation)
+        if value is not None and (self._progress is None or value > self._progress + self._stop.least_gain):
+            self._progress, self._waited = value, 0
+        else:
+            self._waited += 1
+
+    def best(self) -> dict[str, Any] | None:
+        """For the result; None if there is no best."""
+        if self.metric is None or self.step < 0:
+            return None
+        name = self.metric.lstrip("-")
+        return {"metric": name, "value": self.validation[name], "step": self.step, "epoch": self._epoch}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        best = {"metric": self.metric, "step": self.step, "epoch": self._epoch, "validation": self.validation}
+        return self._lasting or {**best, "progress": self._progress, "waited": self._waited}
+
+    def take_up(self, kept: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was; one that went by another metric does not say what was the best by this one."""
+        self._progress, self._waited = kept["progress"], kept["waited"]
+        if kept["metric"] == self.metric:
+            self.step, self._epoch, self.validation = kept["step"], kept["epoch"], dict(kept["validation"])
+
+
+def _signed(metric: str | None) -> str | None:
+    """A metric with a leading minus if less is better, as of `loss`."""
+    return "-loss" if metric == "loss" else metric
+
+
+def _score(metric: str | None, metrics: Mapping[str, float]) -> float | None:
+    """How good an evaluation is: more is better. None: by no metric, or by a value that is not finite."""
+    value = math.nan if metric is None else metrics[metric.lstrip("-")]
+    if metric is None or not math.isfinite(value):
+        return None
+    return -value if metric.startswith("-") else value
+
+
+def tell_cause(
+    stop: Stop, last_epoch: int | None, *, steps: int, epochs: int, exhausted: bool = False, wish: str = ""
+) -> str:
+    """Why a training ended after so many steps and epochs, if it was to `stop` so, or after its last epoch.
+
+    `wish` is what this worker itself wished to end it for; another worker's wish is not known here.
+    """
+    if last_epoch is not None and epochs >= last_epoch:
+        return f"all {last_epoch} epochs are done" if last_epoch > 1 else "its epoch is done"
+    if stop.steps is not None and steps >= stop.steps:
+        return f"Stop(steps={stop.steps})"
+    if exhausted:
+        evaluations = f"{stop.patience} evaluations" if stop.patience > 1 else "an evaluation"
+        return f"Stop(metric={stop.metric!r}, patience={stop.patience}), after {evaluations} without progress"
+    return wish or " or ".join(wishes(stop)) or "a callback wished to stop"
 
 
 def wishes(stop: Stop) -> list[str]:
     """The conditions that each worker looks at by itself, in words."""
     minutes = [f"Stop(minutes={stop.minutes:g})"] if stop.minutes is not None else []
     return minutes + (["Stop(when=...)"] if stop.when is not None else [])
-
-
-def score(metric: str, metrics: Mapping[str, float]) -> float | None:
-    """How good an evaluation is: more is better, except of `loss` or with a leading minus. None: it is not finite."""
-    name = metric.lstrip("-")
-    value = metrics[name]
-    if not math.isfinite(value):
-        return None
-    return -value if is_falling(metric) else value
-
-
-def is_falling(metric: str) -> bool:
-    """Whether less of it is better."""
-    return metric.startswith("-") or metric == "loss"
-
-
-class Patience:
-    """Counts evaluations without progress. Fed with agreed values, it decides the same on every worker."""
-
-    def __init__(self, metric: str | None, patience: int, least_gain: float) -> None:
-        """`metric` as in `score`. None: never exhausted."""
-        self._metric, self._patience, self._least_gain = metric, patience, least_gain
-        self._best: float | None = None
-        self._waited = 0
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether it is time to stop."""
-        return self._metric is not None and self._waited >= self._patience
-
-    def see(self, metrics: Mapping[str, float]) -> None:
-        """One more evaluation."""
-        if self._metric is None:
-            return
-        value = score(self._metric, metrics)
-        if value is not None and (self._best is None or value > self._best + self._least_gain):
-            self._best, self._waited = value, 0
-        else:
-            self._waited += 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {"best": self._best, "waited": self._waited}
-
-    def take_up(self, kept: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was."""
-        self._best, self._waited = kept["best"], kept["waited"]
-
-
-def last_step(job: Job, steps_per_epoch: int) -> int | None:
-    """The step after which a run ends if nothing else ends it; None where only something else does."""
-    ends = [job.epochs * steps_per_epoch] if job.epochs is not None else []
-    ends += [job.stop.steps] if job.stop.steps is not None else []
-    return min(ends, default=None)
