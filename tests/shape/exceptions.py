@@ -6,7 +6,6 @@ from __future__ import annotations
 FOLDER_ORDER: dict[tuple[str, str], str] = {
     ("cordee.runtime.api", "cordee.watch.progress"): "cordee.train() shows progress, as the command does",
     ("cordee.runtime.api", "cordee.watch.report"): "cordee.train() leaves a report, as the command does",
-    ("cordee.twin.probing", "cordee"): "is a script as users write them, started by `cordee run`: it opens a session",
 }
 
 # path from the repository's root: (lines it may have, reason)

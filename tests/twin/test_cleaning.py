@@ -139,16 +139,6 @@ def test_a_run_that_is_stopped_before_its_workers_start_removes_all(job: Path, t
         assert not entry.folder.exists(), "by itself: no other command was needed"
 
 
-def test_a_probe_that_is_stopped_removes_all(able: None) -> None:
-    process = start("twin", "probe", "--hosts", "2")
-    with ended(process):
-        name = await_entry(process).name
-        process.terminate()
-        _, complaints = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 130 and complaints.endswith("cordee: stopped by SIGTERM\n")
-        assert left(name) == {}, "by itself: no other command was needed"
-
-
 def test_a_host_that_dies_before_they_meet_ends_the_run(job: Path, tmp_path: Path) -> None:
     process = start("twin", "run", job, "--hosts", "2", "--processes", "--port", free_port(), "--out", tmp_path / "run")
     with ended(process):

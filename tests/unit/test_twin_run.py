@@ -17,15 +17,13 @@ from cordee.core.eventlog import EventLog
 from cordee.core.interpreter import python_module
 from cordee.twin import enter
 from cordee.twin.cluster import Cluster
-from cordee.twin.collect import collect_files
 from cordee.twin.commands import RunRequest, commands, threads_of
 from cordee.twin.enter import MARK
 from cordee.twin.faults import Faults
 from cordee.twin.follow import RunFollower, follow_run
 from cordee.twin.registry import Registry
-from cordee.twin.rules import Action
-from cordee.twin.run import check_possible
-from cordee.twin.schedule import Schedule
+from cordee.twin.run import check_possible, collect_files
+from cordee.twin.schedule import Action, Schedule
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, stat_of, until
 from records import T0, event, read, start, step, worker, write
@@ -208,20 +206,18 @@ def test_the_run_that_a_twin_runs_is_known(tmp_path: Path) -> None:
 def test_a_schedule_is_held_against_the_cluster() -> None:
     cluster = Cluster.parse("2")
     Schedule.parse("at step 3: cut b and kill worker 1").check(cluster)
-    with pytest.raises(UsageError, match="schedule, line 2, word 5 'c': expected one of the hosts a, b"):
+    with pytest.raises(UsageError, match="schedule, line 2, 'at step 3: cut c': there is no host 'c'"):
         Schedule.parse("at step 3: cut b\nat step 3: cut c").check(cluster)
-    with pytest.raises(UsageError, match="line 1, word 6 '2': expected a worker from 0 to 1"):
+    with pytest.raises(UsageError, match="there is no worker 2: expected one from 0 to 1"):
         Schedule.parse("at step 3: kill worker 2").check(cluster)
-    with pytest.raises(UsageError, match="line 1, word 6 'link=10': link=10: expected a speed"):
-        Schedule.parse("at step 3: set b link=10").check(cluster)
 
 
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("at step 3: kill worker 1 and cut b", "line 1, word 8 'cut'"),
-        ("\nat step 3: mend b", "line 2, word 4 'mend'"),
-        ("at step 3: set b link=1mbit", "line 1, word 4 'set'"),
+        ("at step 3: kill worker 1 and cut b", "line 1, 'at step 3: kill worker 1 and cut b'"),
+        ("\nat step 3: mend b", "line 2, 'at step 3: mend b'"),
+        ("at step 3: set b link=1mbit", "line 1, 'at step 3: set b link=1mbit'"),
     ],
 )
 def test_mere_processes_have_no_links(text: str, where: str, tmp_path: Path) -> None:
@@ -299,8 +295,6 @@ def test_what_mere_processes_do_not_have_is_refused(processes: Twin, tmp_path: P
             UsageError, match=f"no link can be changed: the hosts of twin {processes.name} are mere processes"
         ):
             faults.do(action)
-    with pytest.raises(UsageError, match="workers of a host cannot be changed while it is up; link and cpu can"):
-        processes.set("b", {"workers": 2})
     with pytest.raises(UsageError, match="there is no host 'z'"):
         processes.set("z", {"cpu": 0.5})
     registry = Registry(tmp_path / "twins")

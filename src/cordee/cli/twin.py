@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,7 +25,6 @@ from cordee.core.errors import (
 from cordee.core.text import plain
 
 if TYPE_CHECKING:
-    from cordee.twin.rules import Verb
     from cordee.twin.twin import Twin
 
 app = typer.Typer(name="twin", help="A cluster emulated on this machine.", no_args_is_help=True)
@@ -37,11 +35,9 @@ HOSTS_HELP = 'The hosts, such as "2 x cpu=0.75 link=100mbit, 1 x cpu=0.25 link=1
 Hosts = Annotated[str | None, typer.Option(help=HOSTS_HELP, show_default=False)]
 Name = Annotated[str | None, typer.Option(help="Which twin. Default: the only one.", show_default=False)]
 HostName = Annotated[str, typer.Argument(help="Name of a host, such as b.", show_default=False)]
-Worker = Annotated[str, typer.Argument(help="Number of a worker, from 0.", show_default=False)]
+Worker = Annotated[int, typer.Argument(min=0, help="Number of a worker, from 0.", show_default=False)]
 RunFolder = Annotated[Path | None, typer.Option("--run", help="Folder of the run. Default: that of `twin run`.")]
 Processes = Annotated[bool, typer.Option("--processes", help="Hosts that are mere processes: no links, no root.")]
-MORE_WORDS = {"allow_extra_args": True}
-"""They are refused in our own words."""
 
 
 @app.callback()
@@ -126,73 +122,59 @@ def set_(
     name: Name = None,
 ) -> None:
     """Change a host's link or CPU share while it works; `max` takes a limit away."""
-    pairs = [text.partition("=") for text in settings]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise UsageError(f"{key!r} is not key=value; expected such as link=10mbit or cpu=0.1")
-        if [one for one, _, _ in pairs].count(key) > 1:
-            raise UsageError(f"{key} is given twice. Keep one of them.")
-    twin = _do("set", name, host, settings=tuple((key, value) for key, _, value in pairs))
-    print(twin.cluster.host(host))
+    print(_do(f"set {host} {' '.join(settings)}", name).cluster.host(host))
 
 
 @app.command()
 def cut(host: HostName, name: Name = None) -> None:
     """Pull a host's cable."""
-    _do("cut", name, host)
+    _do(f"cut {host}", name)
 
 
 @app.command()
 def mend(host: HostName, name: Name = None) -> None:
     """Put a host's cable back."""
-    _do("mend", name, host)
+    _do(f"mend {host}", name)
 
 
-@app.command(context_settings=MORE_WORDS)
-def kill(context: typer.Context, worker: Worker, name: Name = None, run: RunFolder = None) -> None:
+@app.command()
+def kill(worker: Worker, name: Name = None, run: RunFolder = None) -> None:
     """Kill a worker of the current run, with SIGKILL."""
-    _signal("kill", [worker, *context.args], name, run)
+    _do(f"kill worker {worker}", name, run)
 
 
-@app.command(context_settings=MORE_WORDS)
-def pause(context: typer.Context, worker: Worker, name: Name = None, run: RunFolder = None) -> None:
+@app.command()
+def pause(worker: Worker, name: Name = None, run: RunFolder = None) -> None:
     """Stop a worker without ending it (SIGSTOP)."""
-    _signal("pause", [worker, *context.args], name, run)
+    _do(f"pause worker {worker}", name, run)
 
 
-@app.command(context_settings=MORE_WORDS)
-def resume(context: typer.Context, worker: Worker, name: Name = None, run: RunFolder = None) -> None:
+@app.command()
+def resume(worker: Worker, name: Name = None, run: RunFolder = None) -> None:
     """Let a paused worker continue (SIGCONT)."""
-    _signal("resume", [worker, *context.args], name, run)
+    _do(f"resume worker {worker}", name, run)
 
 
 @app.command()
 def down(
     name: Annotated[str | None, typer.Argument(help="Which twin. Default: the only one.", show_default=False)] = None,
-    option: Annotated[str | None, typer.Option("--name", help="The same, as an option.", show_default=False)] = None,
     everything: Annotated[bool, typer.Option("--all", help="All twins of this user.")] = False,
 ) -> None:
     """End everything that runs on a twin, and remove it."""
     from cordee.twin.registry import Registry
     from cordee.twin.twin import Twin
 
-    given = [one for one in (name, option, "--all" if everything else None) if one is not None]
-    if len(set(given)) > 1:
-        raise UsageError(f"{' and '.join(given)}: expected one of them")
-    registry = Registry()
-    twins = Twin.all(registry) if everything else [Twin.find(name or option)]
-    errors: list[CordeeError] = []
-    for twin in twins:
+    if name is not None and everything:
+        raise UsageError(f"{name} and --all: expected one of them")
+    errors = []
+    for twin in Twin.all(Registry()) if everything else [Twin.find(name)]:
         try:
             twin.down()
             print(f"twin {twin.name} is gone")
         except CordeeError as error:  # the others go nevertheless
             errors.append(error)
-    errors += registry.damaged() if everything else []
-    if len(errors) == 1:
-        raise errors[0]
     if errors:
-        raise CordeeError("; ".join(map(str, errors)))
+        raise errors[0] if len(errors) == 1 else CordeeError("; ".join(map(str, errors)))
 
 
 @app.command(name="list")
@@ -201,51 +183,24 @@ def list_(as_json: AsJson = False) -> None:
     from cordee.twin.registry import Registry
     from cordee.twin.twin import Twin
 
-    registry = Registry()
-    twins, damaged = Twin.all(registry), registry.damaged()
-    for one in damaged:
-        _say(str(one))
+    twins = Twin.all(Registry())
     if as_json:
         print(json.dumps([{"name": twin.name, **asdict(twin.cluster)} for twin in twins]))
         return
     for twin in twins:
         print(f"{twin.name}: {twin.cluster}")
-    if not twins and not damaged:
+    if not twins:
         print("there is no twin; make one with `cordee twin up --hosts ...`")
 
 
-@app.command()
-def probe(hosts: Hosts = None, name: Name = None, as_json: AsJson = False) -> None:
-    """Measure speed and latency of all links, both ways at once, and of an all-reduce."""
-    from cordee.twin.probe import check, probe, table
-    from cordee.twin.twin import NoLinks, chosen
-
-    try:
-        with chosen(hosts, name, check=check) as twin:
-            measured = probe(twin, _say)
-            print(json.dumps(measured) if as_json else table(measured, twin.cluster))
-    except NoLinks as error:  # without the advice to do without links, which are the point
-        raise UsageError(error.reason) from error
-
-
-def _signal(verb: Verb, words: list[str], name: str | None, folder: Path | None) -> None:
-    """`words`: what stands behind the verb."""
-    if not re.fullmatch("[0-9]{1,9}", " ".join(words)):
-        scheduled = f"{verb} {words[0]}" in ("kill host", "kill random", "pause random")
-        only = f"; `{verb} {words[0]}` is for schedules alone" if scheduled else ""
-        expected = f"expected the number of a worker, such as `cordee twin {verb} 1`"
-        raise UsageError(f"{verb} {' '.join(words)}: {expected}{only}")
-    _do(verb, name, worker=int(words[0]), folder=folder)
-
-
-def _do(verb: Verb, name: str | None, host: str = "", *, folder: Path | None = None, **details: Any) -> Twin:
-    """Do an action to the twin of this name."""
+def _do(action: str, name: str | None, folder: Path | None = None) -> Twin:
+    """Do to the twin of this name what a statement of a schedule would do."""
     from cordee.twin.faults import do_by_hand
-    from cordee.twin.rules import Action
+    from cordee.twin.schedule import Action
     from cordee.twin.twin import Twin
 
     twin = Twin.find(name)
-    do_by_hand(twin, Action(verb, host, **details), folder, _say)
+    do_by_hand(twin, Action.parse(action), folder, _say)
     return twin
 
 

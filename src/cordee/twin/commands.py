@@ -1,4 +1,4 @@
-"""The commands of a run or a probe: what is started on each host of a twin, and the processes that come of it."""
+"""What is started on each host of a twin for a run, and the processes that come of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
 
 from cordee.core.errors import UsageError
 from cordee.core.interpreter import python_module
@@ -88,14 +87,11 @@ def threads_of(cluster: Cluster, host: str) -> int:
     return max(1, int(own / chosen.workers))
 
 
-# ------------------------------------------------------------- the processes
-
-
 class HostProcesses:
-    """The processes of one command on the hosts, told from others there: the first of each host, its descendants."""
+    """The processes of one run on the hosts, told from others there: the first of each host, its descendants."""
 
     def __init__(self, folder: Path) -> None:
-        """None yet; what they print goes to files in `folder`."""
+        """None yet; what those of other hosts than the first print goes to files in `folder`."""
         # In the environment: workers have sessions of their own, and parents that may have ended.
         self._mark = secrets.token_hex(16)
         self._folder = folder
@@ -106,27 +102,27 @@ class HostProcesses:
         """That of the host which coordinates."""
         return next(iter(self.hosts.values()))
 
-    def start(self, host: str, command: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-        """Start a host's command; its output goes to `log`, or where ours goes."""
-        # A session of its own: Ctrl-C is for us to pass on, to the first host alone, as it would be with machines.
-        self.hosts[host] = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, RUN: self._mark},
-        )
+    def start(self, host: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a host's command; the first host prints where we do."""
+        with self._log(host).open("wb") if self.hosts else contextlib.nullcontext() as log:
+            # A session of its own: Ctrl-C is for us to pass on, to the first host alone, as it would be with machines.
+            self.hosts[host] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, RUN: self._mark},
+            )
         return self.hosts[host]
 
-    def log(self, host: str) -> Path:
-        """What a host other than the first has printed."""
-        return self._folder / f"{host}.log"
-
     def last_line(self, host: str) -> str:
-        """The last line that it has printed."""
-        lines = [line for line in self.log(host).read_text(errors="replace").splitlines() if line.strip()]
+        """The last line that a host other than the first has printed."""
+        lines = [line for line in self._log(host).read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1] if lines else "it printed nothing"
+
+    def _log(self, host: str) -> Path:
+        return self._folder / f"{host}.log"
 
     def wait(self, seconds: float, but: Collection[str] = ()) -> None:
         """Until the first process of each host, `but` these, has ended, or so long."""
@@ -143,51 +139,39 @@ class HostProcesses:
 
 
 @contextlib.contextmanager
-def started(twin: Twin, request: RunRequest, log: IO[bytes] | None = None) -> Iterator[HostProcesses]:
-    """The command on every host, until the end of the block.
-
-    The first host prints where we do and the others into a file each, or all of them into `log`.
-    """
+def started(twin: Twin, request: RunRequest) -> Iterator[HostProcesses]:
+    """The command on every host, until the end of the block."""
     processes = HostProcesses(twin.entry.folder)
     one_address = len(twin.cluster.hosts) > 1 and not twin.entry.namespaces
     if one_address and listeners(request.port):
         raise UsageError(f"port {request.port} of this machine is in use: choose another with --port")
-    with contextlib.ExitStack() as stack:
-        stack.callback(processes.end)
+    try:
         for host, command in commands(twin, request).items():
-            if log is None and processes.hosts:
-                processes.start(host, command, stack.enter_context(processes.log(host).open("wb")))
-                continue
-            first = processes.start(host, command, log)
-            if one_address:  # the host that listens first coordinates
+            process = processes.start(host, command)
+            if one_address and process is processes.first:  # the host that listens first coordinates
                 deadline = time.monotonic() + _LISTENING_S
-                while first.poll() is None and not listeners(request.port) and time.monotonic() < deadline:
+                while process.poll() is None and not listeners(request.port) and time.monotonic() < deadline:
                     time.sleep(0.02)
-                if first.poll() is not None:  # the next host would coordinate in its place
+                if process.poll() is not None:  # the next host would coordinate in its place
                     break
         yield processes
-
-
-# ------------------------------------------------------------- one at a time
+    finally:
+        processes.end()
 
 
 @contextlib.contextmanager
-def occupied(twin: Twin, kind: Literal["run", "probe"]) -> Iterator[None]:
-    """Occupy a twin: one run or probe at a time."""
-    path = twin.entry.folder / _BUSY
+def occupied(twin: Twin) -> Iterator[None]:
+    """Occupy a twin: one run at a time."""
     try:
-        lock = take_lock(path)
+        lock = take_lock(twin.entry.folder / _BUSY)
     except OSError as error:
         raise UsageError(f"twin {twin.name} does not exist any more ({error.strerror})") from error
     if lock is None:
-        other = path.read_text() or "run"
-        folder = f" ({last_run(twin)})" if other == "run" and last_run(twin) else ""
         raise UsageError(
-            f"a {other}{folder} is in progress on twin {twin.name}: wait for its end, or make another twin with "
+            f"a run ({last_run(twin)}) is in progress on twin {twin.name}: wait for its end, or make another twin with "
             "`cordee twin up`"
         )
     try:
-        path.write_text(kind)
         yield
     finally:
         os.close(lock)
@@ -195,8 +179,7 @@ def occupied(twin: Twin, kind: Literal["run", "probe"]) -> Iterator[None]:
 
 def is_running(twin: Twin) -> bool:
     """Whether a run is in progress there."""
-    path = twin.entry.folder / _BUSY
-    return is_locked(path) and path.read_text() == "run"
+    return is_locked(twin.entry.folder / _BUSY)
 
 
 def last_run(twin: Twin) -> Path | None:

@@ -20,7 +20,7 @@ PARENT_DEATH = 1
 TIED = "--tied="
 MARK = "CORDEE_TWIN_HOST"
 RUN = "CORDEE_TWIN_RUN"
-"""In the environment of what `cordee twin run` and `probe` start: whose it is."""
+"""In the environment of what `cordee twin run` starts: whose it is."""
 
 
 def mark_of(hosts: Path, hostname: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from cordee.core.errors import UsageError
 from cordee.core.eventlog import append_event
@@ -13,18 +14,12 @@ from cordee.core.events import FaultEvent
 from cordee.twin.cluster import read_setting
 from cordee.twin.commands import is_running, last_run
 from cordee.twin.follow import RunFollower, follow_run
-from cordee.twin.processes import lives
-from cordee.twin.rules import Action
-from cordee.twin.schedule import choose
+from cordee.twin.schedule import Action, choose
 from cordee.twin.twin import Twin
 
 _SIGNALS = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "resume": signal.SIGCONT}
 
 Say = Callable[[str], None]
-
-
-class NotThere(UsageError):
-    """The worker that a signal is meant for is not in the run, or not any more."""
 
 
 def do_by_hand(twin: Twin, action: Action, folder: Path | None, say: Say) -> None:
@@ -56,7 +51,7 @@ class Faults:
         if not action.host:
             try:
                 what = self._signal(action)
-            except NotThere as error:
+            except UsageError as error:
                 what = str(error)
         else:
             if action.verb in ("cut", "kill"):
@@ -70,7 +65,7 @@ class Faults:
             raise UsageError(f"{action}: the run in {self._run.folder} has ended")
         try:
             self.record(self._signal(action))
-        except NotThere as error:
+        except UsageError as error:
             there = ", ".join(map(str, sorted(self._run.workers))) or "none"
             raise UsageError(f"{error}. Workers of the run in {self._run.folder}: {there}") from None
 
@@ -80,26 +75,27 @@ class Faults:
         append_event(self._run.folder / "events.jsonl", FaultEvent(what))
 
     def _signal(self, action: Action) -> str:
+        """Send a worker its signal; `UsageError` if it is not in the run, or not any more."""
         workers = self._run.workers
         number = action.worker
         if number is None:
             self._drawn += 1
             if not workers:
-                raise NotThere(f"{action.verb} random worker: there is none")
+                raise UsageError(f"{action.verb} random worker: there is none")
             number = choose(self._seed, self._drawn, sorted(workers))
         if number not in workers:
-            raise NotThere(f"{action.verb} worker {number}: it is not there any more")
-        reported, pid = workers[number]
-        # A host that is no namespace goes by the machine's name; the number alone could be another process's by now.
-        names = sorted(self._twin.cluster.names, key=lambda name: name != reported)
-        host = next((name for name in names if pid in self._twin.processes(name)), None)
-        gone = NotThere(f"{action.verb} worker {number}: process {pid} is not there any more")
-        if host is None or not lives(pid):
-            raise gone
+            raise UsageError(f"{action.verb} worker {number}: it is not there any more")
+        # By its host's processes: the number alone could be another process's by now.
+        _, pid = workers[number]
+        host = next((name for name in self._twin.cluster.names if pid in self._twin.processes(name)), None)
         try:
-            os.kill(pid, _SIGNALS[action.verb])
-        except ProcessLookupError:  # it ended since we looked
-            raise gone from None
+            process = psutil.Process(pid)
+            if host is None or process.status() == psutil.STATUS_ZOMBIE:
+                raise psutil.NoSuchProcess(pid)
+            process.send_signal(_SIGNALS[action.verb])
+        except psutil.NoSuchProcess:
+            gone = f"{action.verb} worker {number}: process {pid} is not there any more"
+            raise UsageError(gone) from None
         self.struck.add(host)
         return f"{action.verb} worker {number} (process {pid} on {host})"
 

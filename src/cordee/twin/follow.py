@@ -11,12 +11,8 @@ from cordee.core import events
 from cordee.core.errors import UsageError
 from cordee.core.eventlog import parse_event
 from cordee.twin.commands import last_run
-from cordee.twin.rules import Action
-from cordee.twin.schedule import Progress, Schedule
+from cordee.twin.schedule import Action, Progress, Schedule
 from cordee.twin.twin import Twin
-
-_HEAD = 200
-"""So many bytes hold the time of the first event, which tells two files apart."""
 
 
 @dataclass
@@ -35,28 +31,30 @@ class RunFollower:
     workers: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Host and process of each worker that is in the run."""
     _head: bytes = b""
-    """How the file of a former start begins."""
+    """The first line, with its time: it tells the file of a former start from that of this one."""
     _read: int = 0
-    _rest: bytes = b""
+    """Bytes of whole lines that were read."""
 
     def look(self) -> None:
         """Read what is new."""
-        with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as file:
-            if file.read(len(self._head)) != self._head:  # the former start came to nothing: its file was replaced
-                self._head, self._read, self._rest = b"", 0, b""
-            file.seek(self._read)
-            new = file.read()
-            self._read += len(new)
-            *lines, self._rest = (self._rest + new).split(b"\n")
-            for line in lines:
-                self._take(parse_event(line))
+        for line in self._new_lines():
+            self._take(parse_event(line))
 
     def skip(self) -> None:
         """What is there now belongs to a former start."""
-        with contextlib.suppress(FileNotFoundError):
-            former = (self.folder / "events.jsonl").read_bytes()
-            self._read = former.rfind(b"\n") + 1  # a run that resumes cuts off a line that was left unfinished
-            self._head = former[: min(self._read, _HEAD)]
+        self._new_lines()
+
+    def _new_lines(self) -> list[bytes]:
+        """What was written since the last look, without a line that is still being written."""
+        with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as file:
+            if file.read(len(self._head)) != self._head:  # the former start came to nothing: its file was replaced
+                self._head, self._read = b"", 0
+            file.seek(self._read)
+            *lines, rest = file.read().split(b"\n")
+            self._read = file.tell() - len(rest)
+            self._head = self._head or b"".join(lines[:1])
+            return lines
+        return []
 
     def progress(self) -> Progress:
         """How far it has come."""

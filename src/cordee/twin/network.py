@@ -7,7 +7,6 @@ all may use the same addresses, and what a killed one leaves behind has names th
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,17 +117,6 @@ def namespaces(twin: str) -> dict[str, tuple[int, int]]:
         with contextlib.suppress(OSError):
             numbers[path.name] = number_of(path)
     return numbers
-
-
-def cut_off(twin: str, hosts: Sequence[str]) -> list[str]:
-    """The hosts whose cable is pulled, by what `ip` says of the switch; none if it says nothing."""
-    command = ("ip", "-j", "-n", switch_of(twin), "link", "show")
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=COMMAND_S, check=False)
-        flags = {one["ifname"]: one["flags"] for one in json.loads(done.stdout or "[]")}
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return []
-    return [host for host in hosts if "UP" not in flags.get(_port(host), ["UP"])]
 
 
 def execute(commands: Sequence[Command], *, check: bool = True) -> list[str]:

@@ -17,14 +17,6 @@ from cordee.core.errors import CordeeError
 _ENDING_S = 15.0
 
 
-def lives(pid: int) -> bool:
-    """Whether a process is more than an exit code that its parent has not asked for."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.Error:
-        return False
-
-
 def marked(mark: str) -> set[int]:
     """The processes that were started with this `NAME=value` in their environment, or forked from one that was."""
     name, _, value = mark.partition("=")
@@ -52,11 +44,11 @@ def number_of(namespace: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def end_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
-    """Send a signal to all of them; those that have gone do not matter."""
+def end_all(pids: Iterable[int]) -> None:
+    """Kill all of them; those that have gone do not matter."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
 
 
 def end_until_none(look: Callable[[], Collection[int]], whose: str) -> None:

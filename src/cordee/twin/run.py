@@ -7,20 +7,19 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.eventlog import append_event
 from cordee.core.events import WarningEvent
-from cordee.twin.collect import collect_files
 from cordee.twin.commands import ENDING_S, HostProcesses, RunRequest, last_run, occupied, started
 from cordee.twin.faults import Faults, Say
 from cordee.twin.follow import RunFollower
 from cordee.twin.processes import wait_for
 from cordee.twin.schedule import Progress, Schedule
-from cordee.twin.statements import position
 from cordee.twin.twin import Twin
 
 LOOK_EVERY_S = 0.02
@@ -40,7 +39,7 @@ def check_possible(schedule: Schedule, twin: Twin) -> None:
         for action in rule.actions:
             for what in ("link",) if action.verb in ("cut", "mend") else dict(action.settings):
                 if why := twin.lacking(what):
-                    raise UsageError(f"{position(rule.line, action.word, action.verb)}: {why}")
+                    raise UsageError(f"schedule, line {rule.line}, '{rule}': {why}")
 
 
 def run(twin: Twin, request: RunRequest, schedule: Schedule, *, seed: int = 0, say: Say) -> int:
@@ -48,7 +47,7 @@ def run(twin: Twin, request: RunRequest, schedule: Schedule, *, seed: int = 0, s
 
     If a host is lost before they meet, it is that host's exit code. One run at a time on a twin.
     """
-    with occupied(twin, "run"):
+    with occupied(twin):
         follower = RunFollower(request.out)
         follower.skip()
         if last_run(twin) == request.out.resolve():  # what other hosts wrote of it belongs to the run that is resumed
@@ -63,9 +62,32 @@ def run(twin: Twin, request: RunRequest, schedule: Schedule, *, seed: int = 0, s
 
 
 def _collect(twin: Twin, request: RunRequest, say: Say) -> None:
+    """Move what a run wrote on other hosts to where its user looks for it.
+
+    The worker that speaks for all writes on its own host. Usually that is the first one; once no worker of it is left,
+    it is another, whose folder ends with the twin.
+    """
     folders = [request.folder(twin, host) for host in twin.cluster.names[1:]]
     if names := collect_files(folders, request.out):
         say(f"other hosts wrote {', '.join(names)}: moved to {request.out}")
+
+
+def collect_files(folders: Iterable[Path], out: Path) -> list[str]:
+    """Move what is not there, or older there, into `out`; the names of what came."""
+    moved = []
+    for folder in folders:
+        for source in (*sorted(folder.glob("checkpoints/step-*")), *sorted(folder.glob("*.safetensors"))):
+            target = out / source.relative_to(folder)
+            if target.exists() and target.stat().st_mtime_ns >= source.stat().st_mtime_ns:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            hidden = target.with_name(f".brought-{target.name}")
+            shutil.move(source, hidden)  # into the same folder first: there it is put in place at once, or not at all
+            if target.is_dir():
+                shutil.rmtree(target)
+            hidden.replace(target)
+            moved.append(target.name)
+    return moved
 
 
 @dataclass
@@ -86,7 +108,7 @@ class _Run:
             absent = self._follow()
             if absent is None and signals and first.returncode == -PASSED_ON:  # it could not report it itself
                 raise Interrupted(_stopped(follower))
-            for message in missed(self.schedule, follower.first, self.reached) if follower.began is not None else ():
+            for message in self.schedule.missed(follower.first, self.reached) if follower.began is not None else ():
                 self.say(message)
                 append_event(follower.folder / "events.jsonl", WarningEvent(message))
             if absent is not None:
@@ -114,16 +136,6 @@ class _Run:
                     first.terminate()  # it would wait for ten minutes
             time.sleep(LOOK_EVERY_S)
         return absent
-
-
-def missed(schedule: Schedule, first: int, reached: Progress) -> list[str]:
-    """A sentence for each statement that never became due, in a start that went from step `first` to `reached`."""
-    sentences = []
-    for rule in schedule.missed(Progress(first), reached):
-        later = not rule.when.timed and rule.when.after(first) is None
-        why = f"this start began after step {first}" if later else "the run ended before"
-        sentences.append(f"did not happen, {why}: {rule}")
-    return sentences
 
 
 def tell_ends(processes: HostProcesses, struck: Collection[str], say: Say) -> None:

@@ -6,28 +6,8 @@
     at step 50: kill host b and cut c
 
 A schedule is a list of statements `WHEN: ACTION`, separated by `;` or a new line; it may be empty. `#` begins a comment
-that ends with the line. The case of the words of the language does not matter; names of hosts are taken as written.
-
-WHEN is one of
-
-- `at step N`, N at least 1: as soon as step N is on record;
-- `at T s`, `at T ms`, `at T min`, T at least 0: so long after training began (`at 0 s`: at the first look after that);
-- `every N steps`, N at least 1: at steps N, 2 N, 3 N, ...;
-- `every T s` (or `ms`, or `min`), T above 0: at T, 2 T, 3 T, ... after training began.
-
-The space before a unit may be left out (`5s`), and one step may be called a `step`.
-
-ACTION is one of these, or several of them joined by `and`:
-
-- `cut HOST`: the host's link carries nothing any more; `mend HOST`: it does again;
-- `set HOST link=RATE cpu=SHARE`, or only one of the two: the host's link and its part of the CPUs;
-- `kill worker N`, `pause worker N`, `resume worker N`: the worker of rank N, counted from 0;
-- `kill random worker`, `pause random worker`: a worker that the executor takes by `choose`;
-- `kill host HOST`: every process of the host.
-
-`Schedule.parse` reads the text, and `str` writes it again. `Schedule.check` compares it with the hosts and workers that
-there are. Both refuse with the line and the word, where
-words are counted along the line and a colon is none.
+that ends with the line. Case does not matter. Actions are joined by `and`. `every N steps` is at N, 2 N, 3 N, ...;
+times count from when training began.
 
 Nothing here acts: an executor looks at the run from time to time, and does what became `due` since its last look.
 """
@@ -35,15 +15,131 @@ Nothing here acts: an executor looks at the run from time to time, and does what
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from cordee.core.errors import UsageError
 from cordee.twin.cluster import Cluster, read_setting
-from cordee.twin.rules import Action, Rule, When
-from cordee.twin.statements import position, read_rules, refused
+
+Verb = Literal["cut", "mend", "set", "kill", "pause", "resume"]
+SETTINGS = ("link", "cpu")
+"""What `set` changes."""
+_UNITS = {"s": (1, 1), "ms": (1, 1000), "min": (60, 1)}
+_TIME = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII)
+_WHOLE = re.compile(r"[0-9]{1,15}")
+_WHENS = "`at step 30`, `at 12.5 s`, `every 20 steps` or `every 15 s` (or ms, or min)"
+_ACTIONS = (
+    "`cut HOST`, `mend HOST`, `set HOST link=RATE cpu=SHARE`, `kill host HOST`, `kill worker N`, `pause worker N`, "
+    "`resume worker N`, `kill random worker` or `pause random worker`"
+)
+
+
+@dataclass(frozen=True)
+class When:
+    """A moment, or with `every` each multiple of it: in steps, or if `timed` in seconds since training began."""
+
+    number: float
+    timed: bool = False
+    every: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> When:
+        """The moments that a text means, which is in small letters."""
+        match re.sub(r"(\d)(s|ms|min)\b", r"\1 \2", text).split():
+            case ["at", "step", number] if _WHOLE.fullmatch(number) and int(number):
+                return cls(int(number))
+            case ["every", number, "step" | "steps"] if _WHOLE.fullmatch(number) and int(number):
+                return cls(int(number), every=True)
+            case ["at" | "every" as word, number, ("s" | "ms" | "min") as unit] if _TIME.fullmatch(number):
+                times, parts = _UNITS[unit]
+                seconds = float(number) * times / parts
+                if seconds < math.inf and (seconds or word == "at"):
+                    return cls(seconds, True, word == "every")
+        raise UsageError(f"{text.strip()!r} is no moment: expected {_WHENS}, steps and periods above 0")
+
+    def after(self, now: float) -> float | None:
+        """The first moment after `now`; None when there is none."""
+        if not self.every:
+            # The least positive number stands for 0 s, which would not lie after the beginning.
+            moment = max(self.number, math.ulp(0.0))
+            return moment if moment > now else None
+        # Quotient and product round: the multiple itself is compared, so that nothing is due twice or left out. (A
+        # period that is too short for a float of this size to tell apart is due at the next one.)
+        since = max(0, now)
+        count = since // self.number
+        near = ((count + more) * self.number for more in (1, 2))
+        return next((moment for moment in near if since < moment < math.inf), math.nextafter(since, math.inf))
+
+    def __str__(self) -> str:
+        # The shortest text that is read as the same number.
+        number = f"{self.number!r}".removesuffix(".0")
+        if self.timed:
+            return f"{'every' if self.every else 'at'} {number} s"
+        return f"every {number} step{'s' if self.number > 1 else ''}" if self.every else f"at step {number}"
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is done to a host (its link, its CPU share, all its processes) or to the process of a worker."""
+
+    verb: Verb
+    host: str = ""
+    """The host of `cut`, `mend`, `set` and `kill host`; empty: a worker is meant."""
+    worker: int | None = None
+    """The rank to kill, pause or resume; None without a host: a random worker."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """What `set` changes: pairs of key and text, as written."""
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """The action that a text means, which is in small letters."""
+        match text.split():
+            case ["cut" | "mend" as verb, host]:
+                return cls(verb, host)
+            case ["set", host, *words] if words and all("=" in word for word in words):
+                settings = {key: value for key, _, value in (word.partition("=") for word in words)}
+                if odd := settings.keys() - set(SETTINGS):
+                    raise UsageError(f"{', '.join(sorted(odd))} cannot be set while a host is up; link and cpu can")
+                for key, value in settings.items():
+                    read_setting(key, value)
+                return cls("set", host, settings=tuple(settings.items()))
+            case ["kill", "host", host]:
+                return cls("kill", host)
+            case ["kill" | "pause" as verb, "random", "worker"]:
+                return cls(verb)
+            case ["kill" | "pause" | "resume" as verb, "worker", number] if _WHOLE.fullmatch(number):
+                return cls(verb, worker=int(number))
+        raise UsageError(f"{text.strip()!r} is no action: expected {_ACTIONS}")
+
+    def __str__(self) -> str:
+        if not self.host:
+            return f"{self.verb} random worker" if self.worker is None else f"{self.verb} worker {self.worker}"
+        host = f"host {self.host}" if self.verb == "kill" else self.host
+        return " ".join([self.verb, host, *(f"{key}={text}" for key, text in self.settings)])
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse a host or a worker that is not there."""
+        if self.host:
+            cluster.host(self.host)
+        elif self.worker is not None and self.worker >= cluster.workers:
+            raise UsageError(f"there is no worker {self.worker}: expected one from 0 to {cluster.workers - 1}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One statement: what happens when, and the line that says so (which does not make it another rule)."""
+
+    when: When
+    actions: tuple[Action, ...]
+    line: int = field(default=0, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.when}: {' and '.join(map(str, self.actions))}"
 
 
 @dataclass(frozen=True)
@@ -62,8 +158,19 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The schedule that `text` means; `UsageError` with line and word when it means none."""
-        return cls(read_rules(text))
+        """The schedule that `text` means; `UsageError` with the line and the statement when it means none."""
+        rules = []
+        for line, written in enumerate(text.splitlines(), start=1):
+            for statement in filter(str.strip, written.partition("#")[0].split(";")):
+                when, colon, what = statement.lower().partition(":")
+                try:
+                    if not colon:
+                        raise UsageError("expected `WHEN: ACTION`, such as `at step 30: cut b`")
+                    actions = tuple(map(Action.parse, re.split(r"\sand\s", what)))
+                    rules.append(Rule(When.parse(when), actions, line))
+                except UsageError as error:
+                    raise UsageError(f"schedule, line {line}, {statement.strip()!r}: {error}") from None
+        return cls(tuple(rules))
 
     def __str__(self) -> str:
         """One statement a line; `parse` reads it as the same schedule."""
@@ -72,25 +179,24 @@ class Schedule:
     @classmethod
     def read(cls, text: str) -> Schedule:
         """As `parse`, from a file if `text` is the name of one."""
-        such = "a statement such as `at step 30: cut b`"
-        if os.path.isdir(text):
-            raise UsageError(f"--schedule {text}: it is a folder; expected a file, or {such}")
-        if not os.path.isfile(text):  # unlike a Path's, it takes a text that is too long to be a name
-            looks_like_one = len(text.split()) == 1 or "/" in text
-            if looks_like_one and ":" not in text and not text.lstrip().startswith("#"):
-                raise UsageError(f"--schedule {text}: there is no such file, and it is not {such}")
-            return cls.parse(text)
-        try:  # with or without the mark that some editors begin with
-            content = Path(text).read_text(encoding="utf-8-sig")
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--schedule {text}: it cannot be read as text ({error})") from error
-        return cls.parse(content)
+        if os.path.isfile(text):  # unlike a Path's, it takes a text that is too long to be a name
+            try:  # with or without the mark that some editors begin with
+                return cls.parse(Path(text).read_text(encoding="utf-8-sig"))
+            except (OSError, ValueError) as error:
+                raise UsageError(f"--schedule {text}: it cannot be read as text ({error})") from error
+        if text.strip() and ":" not in text:
+            such = "a statement such as `at step 30: cut b`"
+            raise UsageError(f"--schedule {text}: there is no such file, and it is not {such}")
+        return cls.parse(text)
 
     def check(self, cluster: Cluster) -> None:
-        """Raise `UsageError` for the first host, worker or value that this cluster does not have."""
+        """Raise `UsageError` for the first host or worker that this cluster does not have."""
         for rule in self.rules:
-            for action in rule.actions:
-                _check(action, rule.line, cluster)
+            try:
+                for action in rule.actions:
+                    action.check(cluster)
+            except UsageError as error:
+                raise UsageError(f"schedule, line {rule.line}, '{rule}': {error}") from None
 
     def due(self, before: Progress, now: Progress) -> list[Action]:
         """The actions that became due after `before`, up to and with `now`, in the order in which they did.
@@ -104,18 +210,19 @@ class Schedule:
         passed = [(moment, rule) for rule in self.rules for moment in _passed(rule.when, before, now)]
         return [action for _, rule in sorted(passed, key=lambda one: one[0]) for action in rule.actions]
 
-    def missed(self, begin: Progress, end: Progress) -> list[Rule]:
-        """The rules that never became due on the way from `begin` to `end`."""
-        return [rule for rule in self.rules if not any(True for _ in _passed(rule.when, begin, end))]
+    def missed(self, first: int, end: Progress) -> list[str]:
+        """A sentence for each statement that never became due, in a start that went from step `first` to `end`."""
+        sentences = []
+        for rule in self.rules:
+            if not any(True for _ in _passed(rule.when, Progress(first), end)):
+                is_past = not rule.when.timed and rule.when.after(first) is None
+                why = f"this start began after step {first}" if is_past else "the run ended before"
+                sentences.append(f"did not happen, {why}: {rule}")
+        return sentences
 
 
 def choose(seed: int, count: int, candidates: Sequence[int]) -> int:
-    """The candidate for the random choice of number `count`: the same on every machine, in whatever order they stand.
-
-    An empty list of candidates is the caller's mistake (`ValueError`).
-    """
-    if not candidates:
-        raise ValueError("choose was given no candidates")
+    """The candidate for the random choice of number `count`, the same on every machine and in any order of them."""
     drawn = int.from_bytes(hashlib.sha256(f"{seed} {count}".encode()).digest(), "big")
     return sorted(candidates)[drawn % len(candidates)]
 
@@ -127,21 +234,3 @@ def _passed(when: When, before: Progress, now: Progress) -> Iterator[float]:
     while moment is not None and moment <= end:
         yield (moment - start) / (end - start)
         moment = None if when.timed else when.after(moment)
-
-
-def _check(action: Action, line: int, cluster: Cluster) -> None:
-    """Where a word of an action stands follows from its first one."""
-    if not action.host:
-        if action.worker is not None and action.worker >= cluster.workers:
-            there = f"a worker from 0 to {cluster.workers - 1}" if cluster.workers > 1 else "worker 0, the only one"
-            raise refused(position(line, action.word + 2, str(action.worker)), there)
-        return
-    at = action.word + (2 if action.verb == "kill" else 1)
-    if action.host not in cluster.names:
-        expected = f"one of the hosts {', '.join(cluster.names)}"
-        raise refused(position(line, at, action.host), expected, action.host, cluster.names)
-    for number, (key, text) in enumerate(action.settings, start=at + 1):
-        try:
-            read_setting(key, text)
-        except UsageError as error:
-            raise UsageError(f"{position(line, number, f'{key}={text}')}: {error}") from None

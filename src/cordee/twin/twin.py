@@ -22,22 +22,17 @@ from cordee.twin.quota import Quotas
 from cordee.twin.registry import Entry, Registry
 
 HOSTS_FILE = Path("/etc/hosts")
-Check = Callable[[Cluster], None]
-"""Raises `UsageError` for a cluster that does not fit."""
 
 
-class NoLinks(UsageError):
+def _refused(why: str, cluster: Cluster) -> UsageError:
     """Hosts with links of their own cannot be made here; the message says what is possible instead."""
-
-    def __init__(self, why: str, cluster: Cluster) -> None:
-        """Because of `why`."""
-        self.reason = f"hosts with links cannot be made here: {why}"
-        without = Quotas("x").missing
-        beyond = ["link="] if any(host.link is not None for host in cluster.hosts) else []
-        beyond += ["cpu="] if without and any(host.cpu is not None for host in cluster.hosts) else []
-        once = f", without {' and '.join(beyond)}" if beyond else ""
-        what = "mere processes, without CPU shares" if without else "processes with a CPU share each"
-        super().__init__(f"{self.reason}. What is possible{once}: hosts that are {what}, and no links: --processes")
+    without = Quotas("x").missing
+    beyond = ["link="] if any(host.link is not None for host in cluster.hosts) else []
+    beyond += ["cpu="] if without and any(host.cpu is not None for host in cluster.hosts) else []
+    once = f", without {' and '.join(beyond)}" if beyond else ""
+    what = "mere processes, without CPU shares" if without else "processes with a CPU share each"
+    possible = f"What is possible{once}: hosts that are {what}, and no links: --processes"
+    return UsageError(f"hosts with links cannot be made here: {why}. {possible}")
 
 
 def missing() -> list[str]:
@@ -75,9 +70,8 @@ class Twin:
         """Make it. It ends with this process unless it `stays`. `processes`: without namespaces and links."""
         with registry.locked():
             sweep(registry)
-            lacking = [] if processes else missing()
-            if lacking:
-                raise NoLinks("; ".join(lacking), cluster)
+            if lacking := [] if processes else missing():
+                raise _refused("; ".join(lacking), cluster)
             twin = None
             try:
                 with interrupts.held():  # once it is on record, a command can remove it
@@ -90,7 +84,7 @@ class Twin:
                     if twin is not None:
                         twin._remove()
                 if isinstance(error, network.NetworkError):
-                    raise NoLinks(str(error), cluster) from error
+                    raise _refused(str(error), cluster) from error
                 raise
         return twin
 
@@ -122,18 +116,7 @@ class Twin:
     def down(self) -> None:
         """End everything that runs there, and remove it; `CordeeError` if something of it stays, with its record."""
         with self._registry.locked():
-            stays = self.entry.stays and self.entry.folder.exists()
-            if stays:  # ours from now on: if we are killed on the way, the next command removes the rest
-                self._registry.own(self.entry)
-                self._write(stays=False)
-            try:
-                self._remove()
-            except CordeeError:
-                if stays and self.entry.folder.exists():
-                    self._write(stays=True)
-                raise
-
-    # ------------------------------------------------------------- what runs there
+            self._remove()
 
     def command(self, host: str, command: Sequence[str], *, tied: bool = True) -> list[str]:
         """What to start so that `command` runs on `host`; `tied`: it ends with this process."""
@@ -157,12 +140,8 @@ class Twin:
         """End everything on a host at once, as if it had lost its power."""
         end_until_none(lambda: self.processes(host), f"of host {host}")
 
-    # ------------------------------------------------------------- what can be done to it
-
     def set(self, host: str, settings: Mapping[str, Any]) -> None:
-        """Change a host's link or CPU share, while it works."""
-        if odd := sorted(set(settings) - {"link", "cpu"}):
-            raise UsageError(f"{', '.join(odd)} of a host cannot be changed while it is up; link and cpu can")
+        """Change a host's link or CPU share (keys `link`, `cpu`), while it works."""
         with self._registry.locked():
             # Read again: what another command has changed meanwhile, of another host, stays so.
             self.entry = self._registry.find(self.name)
@@ -172,7 +151,12 @@ class Twin:
             for key, value in settings.items():
                 changed = self.cluster.changed(host, {key: value})
                 if key == "cpu":
-                    self._quotas.limit(host, value)
+                    try:
+                        self._quotas.limit(host, value)
+                    except CordeeError:  # it keeps the share that it had
+                        with _tolerated():
+                            self._quotas.limit(host, self.cluster.host(host).cpu)
+                        raise
                 else:
                     network.execute(network.commands_to_limit(self.name, changed.host(host)))
                 self._write(cluster=changed)
@@ -195,23 +179,21 @@ class Twin:
     def _write(self, **changes: Any) -> None:
         """Change its record."""
         self.entry = replace(self.entry, **changes)
-        self._registry.write(self.entry)
-
-    # ------------------------------------------------------------- making and removing
+        self.entry.write()
 
     def _make(self) -> None:
         write_token(self.entry.token_file)
         self.entry.hosts_file.write_text(network.hosts_file(self.cluster))
         if self.entry.namespaces:
             network.execute(network.commands_to_make(self.name, self.cluster))
+        elif linked := [host.name for host in self.cluster.hosts if host.link is not None]:
+            raise UsageError(f"host {linked[0]} cannot have a link: it is a mere process. Leave link= out")
         for host in self.cluster.hosts:
             if host.cpu is not None and self._quotas.missing:
                 raise UsageError(f"host {host.name} cannot have cpu={host.cpu:g}: {self._quotas.missing}. Leave it out")
             # A group without a quota helps to find processes, but a twin can do without it.
             with contextlib.nullcontext() if host.cpu is not None else _tolerated():
                 self._quotas.make(host.name, host.cpu)
-            if host.link is not None and not self.entry.namespaces:
-                raise UsageError(f"host {host.name} cannot have a link: it is a mere process. Leave link= out")
 
     def _spaces(self) -> dict[str, tuple[int, int]]:
         """Its namespaces that exist. Mere processes have none: those of this name are another user's."""
@@ -226,6 +208,8 @@ class Twin:
 
         if os.getpid() in everything():
             raise UsageError(f"this command runs on a host of twin {self.name} and would end itself: give it outside")
+        if self.entry.stays and self.entry.folder.exists():
+            self._write(stays=False)  # if we are killed on the way, or fail, the next command removes the rest
         for host in self.cluster.names:
             self.end_processes(host)
         removing = network.commands_to_remove(self.name, self.cluster.names) if self.entry.namespaces else []
@@ -240,9 +224,7 @@ class Twin:
 
 
 @contextlib.contextmanager
-def chosen(
-    hosts: str | None, name: str | None, processes: bool = False, check: Check = lambda cluster: None
-) -> Iterator[Twin]:
+def chosen(hosts: str | None, name: str | None, processes: bool, check: Callable[[Cluster], None]) -> Iterator[Twin]:
     """A twin that is up, or a new one of these hosts for as long as this lasts; `check` refuses what does not fit."""
     if hosts is not None:
         check(Cluster.parse(hosts))

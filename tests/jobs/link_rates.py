@@ -1,4 +1,4 @@
-"""The script that `cordee twin probe` runs on all hosts, by the ordinary start: `probing.py FILE`."""
+"""What links between hosts really carry, one by one and in a sum over all hosts: `link_rates.py FILE`."""
 
 from __future__ import annotations
 
