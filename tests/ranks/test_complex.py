@@ -34,7 +34,7 @@ def test_a_run_that_is_resumed_equals_one_process(
     run = train("waves", out, workers=3 - workers % 3, plan=plan, resume=True, **settings)
     alone = reference("waves", **settings)
     assert_same(run, alone)
-    weights, _ = read_weights(run.out)
+    weights = read_weights(run.out)
     assert weights["filter"].dtype == torch.complex128 and float(weights["filter"].imag.abs().max()) > 0
     assert run.result["params_sha256"] == fingerprint(weights)
     x = cordee.data.digits().test.gather(np.arange(5))["x"]  # type: ignore[union-attr]

@@ -143,7 +143,7 @@ def test_weights_file_is_plain_safetensors(tmp_path: Path) -> None:
         assert file.get_tensor("embed.weight").dtype == torch.bfloat16
     assert [path.name for path in tmp_path.iterdir()] == [WEIGHTS]
     save_file({"w": torch.ones(2)}, str(tmp_path / "foreign.safetensors"))
-    assert list(read_weights(tmp_path / "foreign.safetensors")[0]) == ["w"]
+    assert list(read_weights(tmp_path / "foreign.safetensors")) == ["w"]
 
 
 def test_damage_and_absence_are_named(tmp_path: Path) -> None:

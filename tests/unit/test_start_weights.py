@@ -39,7 +39,7 @@ def hugging_face(model: nn.Module, *, without: tuple[str, ...] = ("lm_head.weigh
 
 
 def taken(path: Path, model: nn.Module, *, partly: bool = False) -> str:
-    return take_weights(model, *read_weights(path), where=path.name, partly=partly)
+    return take_weights(model, read_weights(path), where=path.name, partly=partly)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.export import PROGRAM, WEIGHTS
 from cordee.state.files import read_tensors
 from cordee.state.layout import INDEX, damaged, read_folder
-from cordee.state.naming import fingerprint, load_weights
+from cordee.state.naming import fingerprint, load_weights, under_all_names
 from cordee.state.program import Program
 from cordee.state.recipe import Recipe
 
@@ -30,14 +30,14 @@ def load(run: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module]
     With `model`, a module or a function that makes one, the run's weights are copied into it, strictly by name. Without
     it the run's own traced model is used: it takes batches of any size and needs none of the job's source code.
     """
-    weights, aliases = read_weights(run)
+    weights = read_weights(run)
     if model is not None:
         built = model if isinstance(model, nn.Module) else model()
         if not isinstance(built, nn.Module):
             raise UsageError(
                 f"model= gave a {type(built).__name__}; expected a torch.nn.Module or a function making one."
             )
-        load_weights(built, weights, aliases)
+        load_weights(built, weights)
         return built.eval()
     path = Path(run) / PROGRAM
     if not path.is_file():
@@ -47,18 +47,17 @@ def load(run: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module]
         )
     header, constants = _read(path)
     with named(lambda reason: damaged(path, f"its program cannot be read ({reason})")):
-        recipe = Recipe.from_json(json.loads(header["program"]))
-        return Program(recipe, {**weights, **{name: weights[kept] for name, kept in aliases.items()}}, constants)
+        return Program(Recipe.from_json(json.loads(header["program"])), weights, constants)
 
 
-def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Weights by name, and tied names, from a run, a checkpoint or safetensors files; our own are checked."""
+def read_weights(run: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """Weights from a run, a checkpoint or safetensors files, tied ones under each of their names; ours are checked."""
     path = Path(run)
     if (path / INDEX).is_file():
         snapshot = read_folder(path)
-        return snapshot.weights(), snapshot.aliases
+        return under_all_names(snapshot.weights(), snapshot.aliases)
     if path.name == SHARDS or (path / SHARDS).is_file():
-        return _read_shards(path if path.name == SHARDS else path / SHARDS), {}
+        return _read_shards(path if path.name == SHARDS else path / SHARDS)
     _refuse_pickles(path)
     path = path / WEIGHTS if path.is_dir() else path
     if not path.is_file():
@@ -69,22 +68,15 @@ def read_weights(run: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], 
     header, weights = _read(path)
     if "sha256" in header and header["sha256"] != fingerprint(weights):
         raise damaged(path, "its checksum does not match its content")
-    try:
-        aliases = {str(name): str(kept) for name, kept in json.loads(header.get("aliases", "{}")).items()}
-    except DAMAGE as problem:
-        raise damaged(path, f"its table of tied weights cannot be read ({problem})") from problem
-    if lost := [kept for kept in aliases.values() if kept not in weights]:
-        raise damaged(path, f"it says that a weight is tied to {lost[0]}, which it does not hold")
-    return weights, aliases
+    with named(lambda reason: damaged(path, f"its table of tied weights cannot be read ({reason})")):
+        return under_all_names(weights, json.loads(header.get("aliases", "{}")))
 
 
 def _read_shards(index: Path) -> dict[str, torch.Tensor]:
     """The weights of a large model, in several files beside a table of their names."""
-    try:
+    with named(lambda reason: damaged(index, f"its table of files cannot be read ({reason})")):
         table = json.loads(index.read_text())["weight_map"]
         files = sorted({str(file) for file in table.values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise damaged(index, f"its table of files cannot be read ({problem!r})") from problem
     if strange := [file for file in files if Path(file).name != file]:
         raise damaged(index, f"it names {strange[0]!r}, which is not a file of this folder")
     weights = {name: one for file in files for name, one in _read(index.parent / file)[1].items()}

@@ -127,40 +127,30 @@ def restore(
     schedules: Mapping[str, LRScheduler] | None = None,
 ) -> None:
     """Put a snapshot back; what does not fit is named by a `CheckpointError`, raised before anything is changed."""
+    kept, tensors = snapshot.meta, snapshot.tensors
+    optimizers, schedules = optimizers or {}, schedules or {}
     with named(lambda reason: CheckpointError(f"the checkpoint does not fit the job, or is damaged ({reason})")):
-        _restore(snapshot, model, optimizers or {}, schedules or {})
+        _same_names("optimizers", kept.get("optimizers", {}), optimizers)
+        _same_names("schedules", kept.get("schedules", {}), schedules)
+        for key, optimizer in optimizers.items():
+            _check_groups(key, kept["optimizers"][key], optimizer, model)
+        values = decode(kept.get("model", {}), tensors)
+        load_weights(model, {**under_all_names(snapshot.weights(), snapshot.aliases), **values})
+        for key, optimizer in optimizers.items():
+            _restore_optimizer(kept["optimizers"][key], optimizer, model, tensors)
+        for key, schedule in schedules.items():
+            schedule.load_state_dict(decode(kept["schedules"][key], tensors))
 
 
-def _restore(
-    snapshot: Snapshot,
-    model: nn.Module,
-    optimizers: Mapping[str, Optimizer],
-    schedules: Mapping[str, LRScheduler],
-) -> None:
-    kept = snapshot.meta
-    _same_names("optimizers", kept.get("optimizers", {}), optimizers)
-    _same_names("schedules", kept.get("schedules", {}), schedules)
-    for key, optimizer in optimizers.items():
-        _check_groups(key, kept["optimizers"][key], optimizer, model)
-    load_weights(model, snapshot.weights(), snapshot.aliases, decode(kept.get("model", {}), snapshot.tensors))
-    for key, optimizer in optimizers.items():
-        _restore_optimizer(kept["optimizers"][key], optimizer, model, snapshot.tensors)
-    for key, schedule in schedules.items():
-        schedule.load_state_dict(decode(kept["schedules"][key], snapshot.tensors))
+def under_all_names(weights: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """`weights` with tied ones under each of their names."""
+    return {**weights, **{name: weights[kept] for name, kept in aliases.items()}}
 
 
-def load_weights(
-    model: nn.Module,
-    weights: Mapping[str, torch.Tensor],
-    aliases: Mapping[str, str] | None = None,
-    values: Mapping[str, Any] | None = None,
-) -> None:
-    """Copy `weights` into `model` strictly by name, shape and dtype; `values` are those that are not tensors."""
-    aliases = aliases or {}
+def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Copy `weights` into `model` strictly by name, shape and dtype; some may be values that are not tensors."""
     own = model.state_dict(keep_vars=True)
-    given: dict[str, Any] = {**weights, **{name: weights[kept] for name, kept in aliases.items() if kept in weights}}
-    given = with_tied({name: one for name, one in own.items() if isinstance(one, torch.Tensor)}, given)
-    given.update(values or {})
+    given = with_tied(own, weights)
     _same_names("tensors of the model", given, own)
     for name, value in own.items():
         stored = given[name]
@@ -175,11 +165,12 @@ def load_weights(
     model.load_state_dict(given, strict=True)
 
 
-def with_tied(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_tied(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """`given` with all names of each tied tensor of `own`; files such as Hugging Face's hold it under one of them."""
     names: dict[int, list[str]] = {}
     for name, one in own.items():
-        names.setdefault(id(one), []).append(name)
+        if isinstance(one, torch.Tensor):
+            names.setdefault(id(one), []).append(name)
     full = dict(given)
     for group in names.values():
         held = [name for name in group if name in given]

@@ -10,17 +10,15 @@ from torch import nn
 from cordee.core.errors import CheckpointError
 from cordee.state.naming import few, with_tied
 
-Weights = Mapping[str, torch.Tensor]
 
-
-def take_weights(model: nn.Module, weights: Weights, aliases: Mapping[str, str], *, where: str, partly: bool) -> str:
+def take_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, where: str, partly: bool) -> str:
     """Copy into `model` what `weights` hold for it, and return what was not taken, in words; empty if all was.
 
     A tied tensor needs only one of its names in the file. Numbers of another precision are converted. Another shape is
     an error unless `partly`; so is a file of which nothing fits.
     """
     own = {name: one for name, one in model.state_dict(keep_vars=True).items() if isinstance(one, torch.Tensor)}
-    given = with_tied(own, {**weights, **{name: weights[kept] for name, kept in aliases.items()}})
+    given = with_tied(own, weights)
     misfits = {name: _misfit(given[name], one) for name, one in own.items() if name in given}
     misfits = {name: why for name, why in misfits.items() if why}
     if misfits and not partly:

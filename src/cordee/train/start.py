@@ -109,7 +109,7 @@ def _make_model(job: Job, stepper: Stepper, snapshot: Snapshot | None) -> tuple[
     model = job.make_model().to(stepper.device)
     if job.start_from is not None and snapshot is None and stepper.team.speaks:  # the others get them from it
         weights = read_weights(job.start_from)
-        if message := take_weights(model, *weights, where=job.start_from, partly=job.start_partly):
+        if message := take_weights(model, weights, where=job.start_from, partly=job.start_partly):
             stepper.reporter.tell(WarningEvent(message))
     materialise(job, model, order, stepper.device)
     return order, model
