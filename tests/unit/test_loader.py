@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,16 +50,21 @@ def ids_of(step: int, count: int = 8) -> np.ndarray:
     return np.arange(step * 10, step * 10 + count)
 
 
+def feed(loader: Loader, wanted: Iterable[np.ndarray]) -> Iterator[Batch]:
+    """Batches as the feeder takes them: where a thread reads, the next one is asked for when one was taken."""
+    request = None
+    for ids, following in pairwise([*wanted, None]):
+        assert ids is not None
+        yield loader.take(request) if request is not None else loader.take_now(ids)
+        request = loader.request(following) if loader.ahead and following is not None else None
+
+
 def test_batches_hold_what_was_asked_for(ahead: bool | None) -> None:
-    sizes = [8, 8, 3, 10, 0, 8, 1, 9]
+    wanted = [ids_of(step, size) for step, size in enumerate([8, 8, 3, 10, 0, 8, 1, 9])]
     with Loader(SOURCE, ahead=ahead) as loader:
-        loader.request(("e", 0), ids_of(0, sizes[0]))
-        for step, size in enumerate(sizes):
-            if step + 1 < len(sizes):
-                loader.request(("e", step + 1), ids_of(step + 1, sizes[step + 1]))
-            batch = loader.take(("e", step))
-            assert len(batch) == size
-            assert batch.y.tolist() == batch.ids.tolist() == ids_of(step, size).tolist()
+        for ids, batch in zip(wanted, feed(loader, wanted), strict=True):
+            assert len(batch) == len(ids)
+            assert batch.y.tolist() == batch.ids.tolist() == ids.tolist()
             assert torch.equal(batch.x, torch.from_numpy(batch.ids * 2.0))
             assert batch.x.dtype == torch.float64
 
@@ -66,23 +72,13 @@ def test_batches_hold_what_was_asked_for(ahead: bool | None) -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_batch_stays_valid_until_depth_more_were_taken(ahead: bool | None, depth: int) -> None:
     with Loader(SOURCE, ahead=ahead, depth=depth) as loader:
-        for step in range(12):
-            loader.request(step, ids_of(step))
         taken: list[Batch] = []
-        for step in range(12):
-            taken.append(loader.take(step))
+        for one in feed(loader, map(ids_of, range(12))):
+            taken.append(one)
             for batch in taken[-depth:]:
                 assert batch.y.tolist() == batch.ids.tolist()
         memory = {batch.y.data_ptr() for batch in taken}
         assert len(memory) <= depth + 1
-
-
-def test_batches_may_be_taken_in_another_order(ahead: bool | None) -> None:
-    with Loader(SOURCE, ahead=ahead, depth=1, deadline_s=DEADLINE_S) as loader:
-        for step in range(6):
-            loader.request(step, ids_of(step))
-        for step in (5, 3, 4, 0, 2, 1):
-            assert loader.take(step).y.tolist() == ids_of(step).tolist()
 
 
 def test_fast_gathers_stay_in_the_caller_and_slow_ones_move_to_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,39 +95,39 @@ def test_fast_gathers_stay_in_the_caller_and_slow_ones_move_to_a_thread(monkeypa
 
 def _after(batches: int) -> Loader:
     loader = Loader(SOURCE)
-    for step in range(batches):
-        loader.request(step, ids_of(step))
-        assert loader.take(step).y.tolist() == ids_of(step).tolist()
+    for step, batch in enumerate(feed(loader, map(ids_of, range(batches)))):
+        assert batch.y.tolist() == ids_of(step).tolist()
     return loader
 
 
 def test_the_thread_gathers_before_the_batch_is_taken() -> None:
     begun = threading.Event()
     with Loader(Hooked(lambda ids: begun.set()), ahead=True) as loader:
-        loader.request(0, ids_of(0))
+        request = loader.request(ids_of(0))
         assert begun.wait(DEADLINE_S)
-        assert len(loader.take(0)) == 8
+        assert len(loader.take(request)) == 8
 
 
-def test_an_error_of_the_source_comes_out_of_take_and_the_next_batch_works(ahead: bool | None) -> None:
+@pytest.mark.parametrize("error", [OSError, TimeoutError])
+def test_an_error_of_the_source_comes_out_of_take_and_the_next_batch_works(error: type[Exception]) -> None:
     def fail(ids: np.ndarray) -> None:
         if ids[0] == 0:
-            raise OSError("the disk is gone")
+            raise error("the disk is gone")
 
-    with Loader(Hooked(fail), ahead=ahead) as loader:
-        loader.request(0, ids_of(0))
-        loader.request(1, ids_of(1))
-        with pytest.raises(OSError, match="the disk is gone"):
-            loader.take(0)
-        assert loader.take(1).y.tolist() == ids_of(1).tolist()
+    with Loader(Hooked(fail)) as loader:
+        with pytest.raises(error, match="the disk is gone"):
+            loader.take_now(ids_of(0))
+        requests = [loader.request(ids_of(step)) for step in range(2)]
+        with pytest.raises(error, match="the disk is gone"):
+            loader.take(requests[0])
+        assert loader.take(requests[1]).y.tolist() == ids_of(1).tolist()
 
 
 def test_a_source_that_hangs_ends_in_an_error_with_a_name() -> None:
     release = threading.Event()
     with Loader(Hooked(lambda ids: void(release.wait(DEADLINE_S))), ahead=True, deadline_s=0.05) as loader:
-        loader.request((3, 7), ids_of(0))
-        with pytest.raises(WaitedTooLong, match=r"0.05 s for samples from a Hooked, those of \(3, 7\)"):
-            loader.take((3, 7))
+        with pytest.raises(WaitedTooLong, match=r"this process waited 0.05 s for samples from a Hooked"):
+            loader.take(loader.request(ids_of(0)))
         release.set()
 
 
@@ -139,47 +135,35 @@ def void(value: object) -> None:
     """Use a call for its effect in a lambda."""
 
 
-def test_cancel_forgets_what_was_requested_even_in_mid_gather(ahead: bool | None) -> None:
+def test_cancel_forgets_what_was_requested_even_in_mid_gather() -> None:
     inside, release = threading.Event(), threading.Event()
+    gathered: list[int] = []
 
     def hold(ids: np.ndarray) -> None:
+        gathered.append(int(ids[0]))
         if ids[0] == 0:
             inside.set()
             release.wait(DEADLINE_S)
 
-    with Loader(Hooked(hold), ahead=ahead) as loader:
-        for step in range(3):
-            loader.request(step, ids_of(step))
-        if ahead:
-            assert inside.wait(DEADLINE_S)
-        loader.cancel()
+    with Loader(Hooked(hold), ahead=True, depth=1) as loader:
+        requests = [loader.request(ids_of(step)) for step in range(2)]
+        assert inside.wait(DEADLINE_S)
+        for request in requests:
+            loader.cancel(request)
+        again = loader.request(ids_of(5))
         release.set()
-        with pytest.raises(ValueError, match="cancelled"):
-            loader.take(1)
-        loader.request(0, ids_of(5))  # the same key again, newly shared
-        assert loader.take(0).ids.tolist() == ids_of(5).tolist()
-        for step in range(1, 8):
-            loader.request(step, ids_of(step))
-            assert loader.take(step).y.tolist() == ids_of(step).tolist()
-
-
-def test_misuse_is_told(ahead: bool | None) -> None:
-    loader = Loader(SOURCE, ahead=ahead)
-    loader.request(0, ids_of(0))
-    with pytest.raises(ValueError, match="requested already"):
-        loader.request(0, ids_of(0))
-    with pytest.raises(ValueError, match="not requested"):
-        loader.take(1)
-    loader.close()
-    loader.close()
-    with pytest.raises(ValueError, match="closed"):
-        loader.request(2, ids_of(2))
+        assert loader.take(again).ids.tolist() == ids_of(5).tolist()
+        assert gathered == [0, 50]
+        taken = list(feed(loader, map(ids_of, range(1, 8))))
+        assert taken[-1].y.tolist() == ids_of(7).tolist()
+        assert len({batch.y.data_ptr() for batch in taken}) <= 2, "the memory of a cancelled one is used again"
 
 
 def test_close_ends_the_thread() -> None:
     before = threading.active_count()
     loader = Loader(SOURCE, ahead=True)
-    loader.request(0, ids_of(0))
+    loader.request(ids_of(0))
+    loader.close()
     loader.close()
     assert threading.active_count() == before
 
@@ -187,9 +171,7 @@ def test_close_ends_the_thread() -> None:
 def test_sources_that_make_their_own_tensors(ahead: bool | None) -> None:
     squares = [(torch.tensor(float(index)), index**2) for index in range(100)]
     with Loader(DatasetSource(squares), ahead=ahead) as loader:
-        for step in range(6):
-            loader.request(step, ids_of(step))
-        batches = [loader.take(step) for step in range(6)]
+        batches = list(feed(loader, map(ids_of, range(6))))
     for batch in batches:
         assert batch.y.tolist() == (batch.ids**2).tolist()
         assert batch.x.tolist() == batch.ids.tolist()
@@ -202,13 +184,11 @@ def test_batches_arrive_on_the_gpu_while_it_computes(kind: str) -> None:
     sources = {"stays there": SOURCE, "copied": Hooked(lambda ids: None), "makes its own tensors": DatasetSource(pairs)}
     with Loader(sources[kind], device="cuda") as loader:
         assert loader.ahead is (kind != "stays there"), "what has a way to go begins it early"
-        for step in range(50):
-            loader.request(step, ids_of(step))
         busy = torch.rand(2_000, 2_000, device="cuda")
         kept = []
-        for step in range(50):
+        for batch in feed(loader, map(ids_of, range(50))):
             busy = busy @ busy / 1_000
-            kept.append(loader.take(step))
+            kept.append(batch)
         for batch in kept:
             assert batch.y.device.type == "cuda"
             assert batch.y.tolist() == batch.ids.tolist()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cordee.feed.batch import Batch
-from cordee.feed.loader import Loader
+from cordee.feed.loader import Loader, Request
 from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids
@@ -63,7 +63,7 @@ class Feeder:
             who=f"worker {team.membership.worker} on {socket.gethostname()}",
             late=lambda awaited: team.channel.stuck(awaited, team.membership.deadline_s),
         )
-        self._asked: dict[Slot, _Mine] = {}
+        self._requested: dict[Slot, tuple[_Mine, Request]] = {}
         self._cuts: dict[tuple[Share, int], range] = {}
         """Where my share of a micro-batch of so many samples lies, as long as the members stay."""
         self._strip: dict[Slot, Batch] = {}
@@ -94,16 +94,14 @@ class Feeder:
         if found is not None:
             self.batch = found
             return found
-        mine = self._asked.pop(slot, None)
-        if mine is None:
-            mine = self._mine(slot)
-            if not self._loader.ahead:
-                batch = self._loader.take_now(mine.ids, slot.epoch)
-            else:  # its thread may still read what was asked for before the members changed
-                self._loader.request(slot, mine.ids, slot.epoch)
-                batch = self._loader.take(slot)
+        if self._loader.ahead:  # also if nothing is ready: the thread may still read what was cancelled
+            self._request(slot)
+        if slot in self._requested:
+            mine, request = self._requested.pop(slot)
+            batch = self._loader.take(request)
         else:
-            batch = self._loader.take(slot)
+            mine = self._mine(slot)
+            batch = self._loader.take_now(mine.ids, slot.epoch)
         batch.epoch, batch.step, batch.positions = slot.epoch, slot.step, mine.positions
         batch.borrowed = mine.borrowed
         batch.weight = 0.0 if mine.borrowed else float(len(mine.ids))
@@ -112,17 +110,16 @@ class Feeder:
             small = self._loader.plain and self._loader.quick and self.accumulate == 1
             self._at_once = steps_at_once(batch.fields) if small else 0
         if ahead and self._loader.ahead:
-            following = self.after(slot)
-            self._asked[following] = self._mine(following)
-            self._loader.request(following, self._asked[following].ids, following.epoch)
+            self._request(self.after(slot))
         return batch
 
     def forget(self) -> None:
         """The members have changed: what was gathered ahead is cut wrongly."""
-        self._asked.clear()
+        for _, request in self._requested.values():
+            self._loader.cancel(request)
+        self._requested.clear()
         self._cuts.clear()
         self._strip.clear()
-        self._loader.cancel()
 
     def reshare(self, shares: Shares) -> None:
         """Cut batches by another value of shares, from those on that were not taken yet."""
@@ -140,7 +137,13 @@ class Feeder:
 
     def close(self) -> None:
         """Stop reading ahead."""
+        self.forget()
         self._loader.close()
+
+    def _request(self, slot: Slot) -> None:
+        if slot not in self._requested:
+            mine = self._mine(slot)
+            self._requested[slot] = mine, self._loader.request(mine.ids, slot.epoch)
 
     def _from_strip(self, slot: Slot) -> Batch | None:
         """My share of this slot, gathered with those of the steps after it; None if it is cut in another way."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
+from cordee.feed.fields import named_tensors
 from cordee.feed.permute import Ids
 from cordee.feed.reading import reading
 from cordee.feed.resident import resident
@@ -55,17 +57,14 @@ class Memory:
         self.copies = self.on_gpu and self._resident is None
         """Whether batches have a way to go after they were gathered."""
 
-    def has_free(self) -> bool:
-        """Whether a batch can be gathered without making more sets than the usual number."""
-        return bool(self._free) or self._made <= self._depth
-
     def gather(self, ids: Ids, epoch: int = 0) -> Gathered:
         """Gather samples of an epoch, and begin their way to the device."""
         if self._resident is not None:
             return Gathered(ids, self._resident.gather(ids), None)
         buffers = self._acquire(len(ids))
         try:
-            fields = self._read(ids, epoch, buffers.fields)
+            with reading(self._seed, epoch, deadline_s=self._deadline_s) if self._runs_user_code else nullcontext():
+                fields = self._source.gather(ids, buffers.fields)
             if self.on_gpu:
                 fields = self._copy(fields, buffers)
             elif self._device.type != "cpu":
@@ -82,7 +81,8 @@ class Memory:
         if gathered.buffers.copied is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(gathered.buffers.copied)
-            map_tensors(lambda tensor: _used_on(tensor, stream), gathered.fields)
+            for _, tensor in named_tensors(gathered.fields):
+                tensor.record_stream(stream)  # the allocator must not reuse its memory before that
         self._handed_out.append(gathered.buffers)
         while len(self._handed_out) > self._depth:
             self.give_back(self._handed_out.popleft())
@@ -96,12 +96,6 @@ class Memory:
                 self._made -= 1
             else:
                 self._free.append(buffers)
-
-    def _read(self, ids: Ids, epoch: int, out: Fields | None) -> Fields:
-        if not self._runs_user_code:
-            return self._source.gather(ids, out)
-        with reading(self._seed, epoch, deadline_s=self._deadline_s):
-            return self._source.gather(ids, out)
 
     def _acquire(self, count: int) -> Buffers:
         with self._lock:
@@ -129,9 +123,3 @@ class Memory:
             buffers.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             buffers.copied.record(self._stream)
         return moved
-
-
-def _used_on(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    """Keep the allocator from reusing the tensor's memory before `stream` is done with it."""
-    tensor.record_stream(stream)
-    return tensor
