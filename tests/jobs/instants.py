@@ -21,7 +21,6 @@ is in the file go-G.WORKER.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -32,6 +31,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from cordee.group.comm import Comm
@@ -138,7 +138,7 @@ def _at_regroupings(kind: type[Team], at: Places) -> None:
 
     def placed_advance(who: Membership, committed: int, *, admits: bool = False) -> Any:
         go = advance(who, committed, admits=admits)
-        at.leave(who, f"go-{go.generation}", json.dumps(dataclasses.asdict(go)))
+        at.leave(who, f"go-{go.generation}", json.dumps(msgspec.structs.asdict(go)))
         return go
 
     def placed_connect(lines: Lines, comm: Comm, purpose: str) -> None:

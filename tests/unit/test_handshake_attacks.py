@@ -10,16 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError
+from cordee.group.messages import Hello, Who
 from cordee.group.tls import make_server_tls
 from cordee.group.wire import HEADER, Address, client_tls, connect, nonce, pack
 from cordee.runtime.coordinator import server
 from cordee.runtime.coordinator.hub import Hub
 
 TOKEN = "a" * 64
-WHO = {"role": "worker", "number": 0, "host": "here", "pid": 1}
+WHO = Who("worker", "here", 0)
 WAIT_S = 10.0
 
 
@@ -98,7 +100,8 @@ def test_a_man_in_the_middle_has_another_certificate() -> None:
         with listening(between) as port, pytest.raises(SecurityError, match="could not show that it knows the token"):
             connect(Address("127.0.0.1", port, TOKEN, tls=True), WHO)
         assert nobody_came_in(hub)
-    assert len(said) == 1 and set(json.loads(said[0][HEADER.size :])) == {"nonce"}
+    (hello,) = (json.loads(one[HEADER.size :]) for one in said)
+    assert set(hello) == {"message", "nonce", "proof"} and hello["proof"] == ""
 
 
 def test_a_certificate_of_another_run_is_refused() -> None:
@@ -136,7 +139,7 @@ def recorded(hub: Hub) -> tuple[list[bytes], list[bytes]]:
 
     with listening(between) as port:
         connection, welcome = connect(Address("127.0.0.1", port, TOKEN), WHO)
-        assert "welcome" in welcome
+        assert welcome.settings == {}
         connection.close()
     return worker_said, hub_said
 
@@ -165,9 +168,9 @@ def test_a_proof_is_not_sent_back_to_its_sender() -> None:
     """Whoever knows no token and repeats what the hub showed: a hub's proof is none of a worker."""
     with serving(tls=False) as hub:
         with socket.create_connection((hub.address.host, hub.address.port), timeout=WAIT_S) as raw:
-            raw.sendall(pack({"nonce": nonce()}))
+            raw.sendall(pack(Hello(nonce())))
             shown = json.loads(frame(raw)[HEADER.size :])
-            raw.sendall(pack({"proof": shown["proof"], "who": WHO}))
+            raw.sendall(pack(msgspec.structs.replace(WHO, proof=shown["proof"])))
             assert frame(raw) == b""
         assert nobody_came_in(hub)
 

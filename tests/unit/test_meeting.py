@@ -16,31 +16,33 @@ from cordee.core.events import Event, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.core.plan import Plan
 from cordee.core.world import World
+from cordee.group.messages import Lose, Seat, Welcome, Who
 from cordee.group.wire import Address, Connection, connect
 from cordee.runtime import rendezvous
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines import hosts
 from cordee.runtime.engines.hosts import Follower, HostsEngine, which_workers
-from cordee.runtime.engines.seam import Notices, Seat, seats
+from cordee.runtime.engines.seam import seats
 from cordee.runtime.launch import Launch
+from cordee.runtime.notices import Notices
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.rendezvous import await_hosts
 from cordee.runtime.spec import Target, WorkerSpec
 from harness import DEADLINE_S, until
 
-SETTINGS = {"settings": {"epochs": "40"}}
+SETTINGS = {"epochs": "40"}
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     """Of a run on three hosts, two workers on the first."""
-    made = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=0, nodes=3, workers_here=2, brief=SETTINGS)
+    made = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=0, nodes=3, workers_here=2, settings=SETTINGS)
     yield made
     made.close()
 
 
-def come(hub: Hub, workers: int) -> tuple[Connection, dict[str, Any]]:
-    return connect(hub.address, {"role": "node", "number": -1, "host": "there", "workers": workers})
+def come(hub: Hub, workers: int) -> tuple[Connection, Welcome]:
+    return connect(hub.address, Who("node", "there", workers=workers))
 
 
 def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub, tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub, tmp_path: Path) 
     waiting.start()
     wait(": 1 of 3 hosts are here")
     second, welcome = come(hub, 4)
-    assert welcome["brief"] == SETTINGS
+    assert welcome.settings == SETTINGS
     wait(": 2 of 3 hosts are here")
     second.close()
     wait(": 1 of 3 hosts are here")  # it left before the run began
@@ -91,7 +93,7 @@ class Workers:
     def wait(self, seconds: float) -> bool:
         return True
 
-    def exit_code(self, worker: int) -> None:
+    def how_it_ended(self, worker: int) -> None:
         pass
 
     def close(self) -> None:
@@ -128,9 +130,9 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     until(lambda: len(specs) == 4)
     assert said[-1] == "workers 2 to 5 are on this host, of 7 in all"
     assert [spec.worker for spec in specs] == [2, 3, 4, 5]
-    assert [World.from_env(spec.world).node for spec in specs] == [1] * 4
+    assert [World.from_env(spec.environment).node for spec in specs] == [1] * 4
     assert {spec.target.settings["epochs"] for spec in specs} == {"40"}  # which the coordinator said
-    follower._engine.notices.put(("exited", 4, {"status": -9}))  # type: ignore[attr-defined]
+    follower._engine.notices.put((4, Lose(4, "killed by SIGKILL")))  # type: ignore[attr-defined]
     until(lambda: hub.roster.lost)
     assert hub.roster.lost == ((4, "killed by SIGKILL"),)
     third.close()

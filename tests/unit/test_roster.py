@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cordee.group.protocol import Go
+from cordee.group.messages import Go
 from cordee.runtime.coordinator.policy import (
     MOST_SOON,
     STEADY_STEPS,

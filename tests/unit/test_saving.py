@@ -7,13 +7,14 @@ import secrets
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
-from cordee.core.events import WarningEvent
+from cordee.core.events import CheckpointEvent, WarningEvent
 from cordee.group.channel import Channel
+from cordee.group.messages import Saving, Who
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.hub import Hub
 from cordee.state import checkpoint, layout
@@ -21,6 +22,8 @@ from cordee.state.naming import Snapshot
 from cordee.train.job import Save
 from cordee.train.saving import Saver
 from harness import DEADLINE_S
+
+T = TypeVar("T")
 
 
 class Disk:
@@ -59,12 +62,11 @@ def channel(hub: Hub) -> Iterator[Channel]:
     made.close()
 
 
-def heard(hub: Hub, kind: str) -> dict[str, Any]:
+def heard(hub: Hub, kind: type[T]) -> T:
     """The next notice of this kind; those of other kinds are passed over."""
-    while True:
-        found, _, content = hub.notices.get(timeout=DEADLINE_S)
-        if found == kind:
-            return content
+    while not isinstance(notice := hub.notices.get(timeout=DEADLINE_S)[1], kind):
+        pass
+    return notice
 
 
 def begun(folder: Path, channel: Channel) -> Saver:
@@ -75,13 +77,13 @@ def begun(folder: Path, channel: Channel) -> Saver:
 
 def test_a_checkpoint_is_told_of_when_it_stands(tmp_path: Path, disk: Disk, hub: Hub, channel: Channel) -> None:
     saver = begun(tmp_path, channel)
-    channel.flush()
+    channel.send()
     channel.post(WarningEvent("x"))
-    channel.flush()
-    assert hub.notices.get(timeout=DEADLINE_S)[0] == "connected"
-    assert hub.notices.get(timeout=DEADLINE_S)[0] == "warning"  # and nothing of a checkpoint before it
+    channel.send()
+    assert isinstance(hub.notices.get(timeout=DEADLINE_S)[1], Who)
+    assert isinstance(hub.notices.get(timeout=DEADLINE_S)[1], WarningEvent)  # and nothing of a checkpoint before it
     disk.go.set()
-    assert heard(hub, "checkpoint")["step"] == 6
+    assert heard(hub, CheckpointEvent).step == 6
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000006"]
     saver.close()
 
@@ -91,8 +93,8 @@ def test_nobody_waits_for_a_checkpoint_that_stands(tmp_path: Path, disk: Disk, h
     saver = begun(tmp_path, channel)
     saver.close()
     saver.see_through()
-    channel.flush()
-    heard(hub, "checkpoint")
+    channel.send()
+    heard(hub, CheckpointEvent)
     with pytest.raises(queue.Empty):
         hub.notices.get(timeout=0.05)
 
@@ -100,10 +102,10 @@ def test_nobody_waits_for_a_checkpoint_that_stands(tmp_path: Path, disk: Disk, h
 def test_a_checkpoint_is_waited_for_within_a_bound(tmp_path: Path, disk: Disk, hub: Hub, channel: Channel) -> None:
     saver = begun(tmp_path, channel)
     saver.see_through(most_s=0.02, word_s=0.01)
-    saving = heard(hub, "saving")
-    assert saving["step"] == 6 and saving["seconds"] > 0.02  # the launcher hears how it ended
-    assert "waiting for the checkpoint of step 6" in heard(hub, "warning")["message"]
-    assert "the checkpoint of step 6 was not written within" in heard(hub, "warning")["message"]
+    saving = heard(hub, Saving)
+    assert saving.step == 6 and saving.seconds > 0.02  # the launcher hears how it ended
+    assert "waiting for the checkpoint of step 6" in heard(hub, WarningEvent).message
+    assert "the checkpoint of step 6 was not written within" in heard(hub, WarningEvent).message
 
 
 def test_a_checkpoint_that_fails_at_the_end_is_told_of(tmp_path: Path, disk: Disk, hub: Hub, channel: Channel) -> None:
@@ -111,7 +113,7 @@ def test_a_checkpoint_that_fails_at_the_end_is_told_of(tmp_path: Path, disk: Dis
     saver = begun(tmp_path, channel)
     threading.Timer(0.05, disk.go.set).start()
     saver.see_through()
-    message = heard(hub, "warning")["message"]
+    message = heard(hub, WarningEvent).message
     assert message.startswith("the checkpoint of step 6 was not written: ") and "No space left on device" in message
 
 

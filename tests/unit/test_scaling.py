@@ -14,12 +14,14 @@ import pytest
 
 from cordee.cli.bench import doubling, parse_counts
 from cordee.core.errors import JobError, PlanError, UsageError, WorkersLost
-from cordee.core.events import EndEvent, FailureEvent, StartEvent, StepEvent
+from cordee.core.events import EndEvent, FailureEvent, StartEvent, StepEvent, encode
 from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
 from cordee.core.scaling import Figures, Timed, estimate, figures, is_oversubscribed, order_of_runs, t_975
 from cordee.core.times import percentiles
 from cordee.feed.data import digits
+from cordee.group.wire import Address
+from cordee.runtime.engines.forkserver import Start, decode_request
 from cordee.runtime.scaling import Measurement, step_times
 from cordee.runtime.spec import Target, Trial, WorkerSpec
 from cordee.train.job import Job, Save, Stop
@@ -188,10 +190,11 @@ def test_every_run_gives_a_worker_the_same_threads(tmp_path: Path) -> None:
 
 
 def test_a_trial_reaches_the_worker() -> None:
+    hub = Address("127.0.0.1", 1, "token")
     for trial in (None, Trial(7, 3)):
         target = Target("job", "job.py", {"a": "1"}, ("b",), trial)
-        spec = WorkerSpec(0, target, {}, "out", False, {}, {}, "lo", 1, (0,), "folder", {}, 1.0, "cpu")
-        assert WorkerSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+        spec = WorkerSpec(0, target, Plan(), "out", False, hub, "lo", 1, (0,), "folder", {}, 1.0, "cpu")
+        assert decode_request(encode(Start(spec))) == Start(spec)
 
 
 def made_job(**fields: Any) -> Job:

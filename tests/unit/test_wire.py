@@ -2,16 +2,23 @@ from __future__ import annotations
 
 import socket
 import threading
+from unittest.mock import ANY
 
+import msgspec
 import pytest
 
-from cordee.core.errors import RendezvousError, SecurityError
+from cordee.core.errors import RendezvousError, SecurityError, WaitedTooLong
+from cordee.core.events import WarningEvent
+from cordee.group.channel import Channel
+from cordee.group.membership import Membership
+from cordee.group.messages import Hello, Posted, Saving, Stop, Welcome, Who
 from cordee.group.wire import Address, connect, nonce, pack, proof, proven
 from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.notices import KeptOut, Lost
 from harness import DEADLINE_S
 
 TOKEN = "a" * 64
-WHO = {"role": "worker", "number": 0, "host": "here", "pid": 1}
+WHO = Who("worker", "here", 0)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tls"])
@@ -27,13 +34,34 @@ def with_token(address: Address, token: str) -> Address:
 
 def test_the_right_token_is_let_in_and_the_message_comes_through(hub: Hub) -> None:
     connection, welcome = connect(hub.address, WHO)
-    assert welcome == {"welcome": 1, "brief": {}}
-    assert hub.notices.get(timeout=DEADLINE_S) == ("connected", 0, {"host": "here", "pid": 1})
-    connection.send({"warning": {"message": "hello"}})
-    assert hub.notices.get(timeout=DEADLINE_S) == ("warning", 0, {"message": "hello"})
+    assert welcome == Welcome({})
+    assert hub.notices.get(timeout=DEADLINE_S) == (0, msgspec.structs.replace(WHO, proof=ANY))
+    connection.send(Posted([WarningEvent("hello")]))
+    assert hub.notices.get(timeout=DEADLINE_S) == (0, WarningEvent("hello"))
+    connection.send(Saving(3, 1.0))
+    assert hub.notices.get(timeout=DEADLINE_S) == (0, Saving(3, 1.0))
     connection.close()
-    kind, worker, content = hub.notices.get(timeout=DEADLINE_S)
-    assert (kind, worker, content["left"]) == ("lost", 0, 0)
+    worker, lost = hub.notices.get(timeout=DEADLINE_S)
+    assert isinstance(lost, Lost) and (worker, lost.left) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param({"message": "ready", "committed": "many", "admits": False}, id="another type"),
+        pytest.param({"message": "ready", "committed": 1}, id="a field is missing"),
+        pytest.param({"message": "finish", "more": 1}, id="an unknown field"),
+        pytest.param({"message": "hurry"}, id="an unknown message"),
+        pytest.param({"message": "posted", "events": [{"event": "step", "step": -1}]}, id="an event out of bounds"),
+        pytest.param(Stop("x"), id="not for the coordinator"),
+    ],
+)
+def test_what_is_no_message_of_ours_is_a_defect(hub: Hub, message: object) -> None:
+    connection, _ = connect(hub.address, WHO)
+    connection.send(message)  # type: ignore[arg-type]
+    assert hub.notices.get(timeout=DEADLINE_S) == (0, msgspec.structs.replace(WHO, proof=ANY))
+    assert "a defect of Cordée" in str(hub.notices.get(timeout=DEADLINE_S)[1])
+    connection.close()
 
 
 def test_a_wrong_token_is_refused_by_the_worker_before_it_says_who_it_is(hub: Hub) -> None:
@@ -46,9 +74,9 @@ def test_the_hub_refuses_a_worker_that_does_not_know_the_token(hub: Hub) -> None
     if hub.address.tls:
         pytest.skip("the raw client below speaks no TLS")
     with socket.create_connection((hub.address.host, hub.address.port), timeout=DEADLINE_S) as raw:
-        raw.sendall(pack({"nonce": nonce()}))
+        raw.sendall(pack(Hello(nonce())))
         raw.recv(4096)
-        raw.sendall(pack({"proof": "0" * 64, "who": WHO}))
+        raw.sendall(pack(msgspec.structs.replace(WHO, proof="0" * 64)))
         assert raw.recv(4096) == b""
     assert hub.roster.alive == frozenset()
 
@@ -58,6 +86,17 @@ def test_a_number_comes_once(hub: Hub) -> None:
     with pytest.raises(RendezvousError, match="here already"):
         connect(hub.address, WHO)
     first.close()
+
+
+def test_a_newcomer_that_is_not_let_in_leaves_and_the_run_goes_on(hub: Hub) -> None:
+    hub.invite(3, 0)
+    member = Membership(Channel(hub.address, 3, "here", joins=True), deadline_s=0.01)
+    member.outside = True
+    with pytest.raises(WaitedTooLong, match="worker 3 on here waited 0 s for a place among the others"):
+        member.advance(0)
+    member.channel.close()
+    notices = [hub.notices.get(timeout=DEADLINE_S)[1] for _ in range(2)]
+    assert [type(notice) for notice in notices] == [Who, KeptOut]  # and no `Stuck`, which would end the run
 
 
 def test_a_port_in_use_is_named(hub: Hub) -> None:
@@ -86,7 +125,7 @@ def test_proofs_depend_on_token_side_certificate_and_nonces() -> None:
     ]
     assert base not in others
     assert proven(base, base)
-    assert not any(proven(other, base) for other in [*others, None, 7])
+    assert not any(proven(other, base) for other in [*others, "", "é"])
 
 
 def test_an_address_does_not_show_its_token() -> None:

@@ -305,11 +305,5 @@ def plain_value(value: Any) -> Any:
     raise TypeError(f"JSON cannot hold {value!r}")
 
 
-def received(kind: str, content: Mapping[str, Any]) -> Event:
-    """An event that came from another process, checked."""
-    event: Event = msgspec.convert({**content, "event": kind}, ANY_EVENT)
-    return event
-
-
 encode = msgspec.json.Encoder(enc_hook=plain_value).encode
 """A value as JSON; NaN and infinity become null."""

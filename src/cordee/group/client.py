@@ -10,14 +10,18 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from cordee.core.events import Event
-from cordee.group.messages import News
-from cordee.group.protocol import BEAT_S, HUB_SILENCE_S, STALL_S
-from cordee.group.wire import Address, Message, connect
+from cordee.group.messages import Beat, Clock, Message, Posted, Who
+from cordee.group.wire import Address, connect
 
+BEAT_S = 0.5
+"""How often workers and launchers say that they are there. Losses on one host are noticed without it, at once."""
+STALL_S = 1.5
+"""A beat that comes so late says that its own process did not run: that is not the others' silence."""
+HUB_SILENCE_S = 10.0
+"""On another host a lost coordinator may look like silence: a worker that hears nothing for so long ends itself."""
 SEND_S = 0.1
 """How often what has gathered for the record is sent."""
 CLOSE_S = 2.0
@@ -28,29 +32,26 @@ class Client:
     """One end of the wire; the other is the coordinator's."""
 
     def __init__(
-        self,
-        address: Address,
-        who: Mapping[str, Any],
-        hear: Callable[[Message], None],
-        lost: Callable[[str], None],
+        self, address: Address, who: Who, hear: Callable[[Message], None], lost: Callable[[str], None]
     ) -> None:
         """Connect. From `start` on a thread calls `hear` with each message, and `lost` with how the connection ended.
 
         `lost` is called once at most, and not after `close`.
         """
         self._connection, welcome = connect(address, who)
-        self.brief: Message = welcome.get("brief", {})
-        """What the coordinator tells all peers at the start."""
+        self.settings = welcome.settings
         self.at = "starting"
         """What this process is doing; sent with every beat."""
         self.clock_offset_s = 0.0
         """What to add to this host's clock to get the coordinator's."""
         self._hear, self._lost = hear, lost
         self._writing = threading.Lock()
-        self._outbox: deque[Message] = deque()
+        self._outbox: deque[Event] = deque()
         self._asked = 0.0
         self._best_round_trip = float("inf")
-        self._silence = Silence(HUB_SILENCE_S if address.tls else None)
+        # On this host a connection closes when its other end dies: silence means nothing there.
+        self._silence_s = HUB_SILENCE_S if address.tls else float("inf")
+        self._heard = time.monotonic()
         self._closed = threading.Event()
         self._ended = threading.Lock()
         self._threads = [
@@ -63,21 +64,17 @@ class Client:
         for thread in self._threads:
             thread.start()
 
-    def post(self, news: Event | News) -> None:
-        """Send something for the record or for the launcher, some time soon."""
-        self._outbox.append({str(news.__struct_config__.tag): news})
+    def post(self, event: Event) -> None:
+        """Send something for the record, some time soon."""
+        self._outbox.append(event)
 
-    def flush(self) -> None:
-        """Send now what `post` has gathered."""
-        with self._writing:  # held throughout: what is sent afterwards must not overtake it
-            said = [self._outbox.popleft() for _ in range(len(self._outbox))]
-            if said:
-                self._write({"said": said})
-
-    def send(self, message: Message) -> None:
-        """Send a message now."""
-        with self._writing:
-            self._write(message)
+    def send(self, *messages: Message) -> None:
+        """Send now: what `post` has gathered, and these after it."""
+        with self._writing, contextlib.suppress(OSError):  # the listener sees the end of the connection and acts on it
+            if events := [self._outbox.popleft() for _ in range(len(self._outbox))]:
+                self._connection.send(Posted(events))
+            for message in messages:
+                self._connection.send(message)
 
     def close(self) -> None:
         """Send what is left and hang up, once the coordinator has read it.
@@ -85,35 +82,33 @@ class Client:
         Closing at once could lose it: the answer to a beat that is not read any more resets the connection.
         """
         self._closed.set()
-        self.flush()
+        self.send()
         self._connection.close_writing()
         for thread in self._threads:
             thread.join(CLOSE_S)
         self._connection.close()
 
-    def _write(self, message: Message) -> None:
-        # Should it fail, the listener sees the end of the connection and acts on it.
-        with contextlib.suppress(OSError):
-            self._connection.send(message)
-
     def _beat(self) -> None:
-        next_beat = 0.0
+        next_beat, looked = 0.0, time.monotonic()
         while not self._closed.wait(SEND_S):
             if self._outbox:
-                self.flush()
-            if time.monotonic() < next_beat:
+                self.send()
+            now = time.monotonic()
+            if now < next_beat:
                 continue
-            next_beat = time.monotonic() + BEAT_S
+            if now - looked > STALL_S:  # this process did not run
+                self._heard = now
+            next_beat, looked = now + BEAT_S, now
             self._asked = time.time()
-            self.send({"beat": self.at})
-            if self._silence.too_long():
+            self.send(Beat(self.at))
+            if now - self._heard > self._silence_s:
                 self._end("hears nothing from")
 
     def _listen(self) -> None:
         while (message := self._connection.receive()) is not None:
-            self._silence.heard()
-            if "beat" in message:
-                self._set_clock(float(message["beat"]))
+            self._heard = time.monotonic()
+            if isinstance(message, Clock):
+                self._set_clock(message.seconds)
             else:
                 self._hear(message)
         self._end("lost")
@@ -129,24 +124,3 @@ class Client:
         if now - self._asked <= self._best_round_trip:
             self._best_round_trip = now - self._asked
             self.clock_offset_s = hub_time - (now + self._asked) / 2
-
-
-class Silence:
-    """How long the other end was silent, not counting the time in which this process itself did not run."""
-
-    def __init__(self, limit_s: float | None) -> None:
-        """None: a connection of this host, which closes when its other end dies; silence means nothing there."""
-        self._limit_s = limit_s
-        self._heard = self._looked = time.monotonic()
-
-    def heard(self) -> None:
-        """Something came."""
-        self._heard = time.monotonic()
-
-    def too_long(self) -> bool:
-        """Asked with every beat."""
-        now = time.monotonic()
-        if now - self._looked > STALL_S:
-            self._heard = now
-        self._looked = now
-        return self._limit_s is not None and now - self._heard > self._limit_s

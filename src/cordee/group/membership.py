@@ -6,11 +6,13 @@ import time
 
 from cordee.core.errors import CordeeError, WaitedTooLong
 from cordee.group.channel import Channel, Unconnected
-from cordee.group.protocol import Go
+from cordee.group.messages import Finish, Go, Ready, Torn
 from cordee.group.store import HubStore
 
 MOST_TEARS = 3
 """How often a collective may fail before the next agreement, though no worker was lost, until it is an error."""
+ENTER_DEADLINES = 12
+"""How many deadlines a newcomer waits: before the next step, the others may evaluate and save."""
 
 
 class Membership:
@@ -35,26 +37,41 @@ class Membership:
     @property
     def broken(self) -> bool:
         """Whether a member of this generation was lost."""
-        return self.channel.is_broken(self.generation)
+        return self.channel.broken >= self.generation
+
+    def await_break(self, deadline_s: float) -> bool:
+        """Give the hub a moment to say which member was lost; False if none was."""
+        return isinstance(self.channel, Channel) and self.channel.wait(lambda: self.broken, deadline_s)
 
     def advance(self, committed: int, *, admits: bool = False) -> Go:
         """Wait for the next generation, with so many agreements committed, and enter it.
 
         `admits`: workers that wait outside may come in with it.
         """
-        if self.outside and isinstance(self.channel, Channel):
-            go = self.channel.enter()
-            self.outside = False
-        else:
-            go = self.channel.next_generation(self.generation, committed, self.deadline_s, admits=admits)
+        go = Go(self.generation + 1, (self.worker,), committed, None)
+        if isinstance(channel := self.channel, Channel):
+            channel.send(Ready(committed, admits))
+            times, what = (
+                (ENTER_DEADLINES, "a place among the others") if self.outside else (1, "the other workers to regroup")
+            )
+            channel.require(lambda: self._is_next(channel.go), times * self.deadline_s, what)
+            assert channel.go is not None
+            go, self.outside = channel.go, False
         self.generation, self.members = go.generation, go.members
         self.rank, self.size = go.members.index(self.worker), len(go.members)
         self.stuck = False
         return go
 
+    def _is_next(self, go: Go | None) -> bool:
+        return go is not None and go.generation > self.generation and self.worker in go.members
+
     def leave(self) -> bool:
         """Say that this worker is done; True when all are, False if a member was lost before that."""
-        return self.channel.finish(self.generation, self.deadline_s)
+        if not isinstance(channel := self.channel, Channel):
+            return True
+        channel.send(Finish())
+        channel.require(lambda: channel.farewell or self.broken, self.deadline_s, "the other workers to finish")
+        return channel.farewell
 
     def store(self, purpose: str) -> HubStore:
         """Where the members of this generation leave values for each other."""
@@ -68,15 +85,15 @@ class Membership:
             raise WaitedTooLong(
                 f"worker {self.worker} waited {waited_s:.0f} s for its peers ({self.channel.at})"
             ) from error
-        if self.channel.await_break(self.generation, 2.0):
+        if self.await_break(2.0):
             return
         self.tears += 1
         if self.tears > MOST_TEARS:
             raise CordeeError(
                 f"worker {self.worker}: a collective keeps failing though no peer was lost: {error}"
             ) from error
-        self.channel.torn(self.generation)
-        self.channel.await_break(self.generation, self.deadline_s)
+        self.channel.send(Torn(self.generation))
+        self.await_break(self.deadline_s)
 
     def clock(self) -> float:
         """The time of day by the coordinator's clock."""

@@ -1,34 +1,225 @@
-"""What a worker tells the launcher besides events for the record."""
+"""What workers, launchers and their coordinator say to each other: one type per message, checked where it is read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, Union
+
 import msgspec
 
+from cordee.core.events import ANY_EVENT, Event
+from cordee.core.world import World
 
-class News(msgspec.Struct, tag_field="message", tag=str.lower, forbid_unknown_fields=True):
-    """Something that a worker tells; `message` holds its kind."""
+if TYPE_CHECKING:
+    AnyEvent = Event
+else:
+    AnyEvent = ANY_EVENT
 
 
-class Done(News):
-    """The worker has done its part, and will end."""
+class Message(msgspec.Struct, tag_field="message", tag=str.lower, forbid_unknown_fields=True):
+    """One message; `message` holds its kind."""
 
 
-class Failed(News):
+# ------------------------------------------------------------- the handshake
+
+
+class Hello(Message):
+    """Each end shows a fresh number first; the coordinator's proves that it knows the token."""
+
+    nonce: str
+    proof: str = ""
+
+
+class Who(Message):
+    """A peer has seen that the coordinator knows the token, and says who it is."""
+
+    role: Literal["worker", "node"]
+    host: str
+    number: int = -1
+    """A worker's; the coordinator numbers the hosts."""
+    workers: int = 0
+    """Of a host: how many it will start."""
+    proof: str = ""
+
+
+class Welcome(Message):
+    """The peer is let in."""
+
+    settings: dict[str, str]
+    """Of the run that is resumed."""
+
+
+# ------------------------------------------------------------- peers tell the coordinator
+
+
+class Beat(Message):
+    """This process is there."""
+
+    at: str
+    """What it is doing; named when others wait for it in vain."""
+
+
+class Posted(Message):
+    """Events for the record."""
+
+    events: list[AnyEvent]
+
+
+class Ready(Message):
+    """A worker waits for the next generation."""
+
+    committed: int
+    """Agreements behind it."""
+    admits: bool
+    """Whether others may come in with it."""
+
+
+class Finish(Message):
+    """A worker has nothing left to agree on."""
+
+
+class Value(Message):
+    """What a worker leaves for the peers of its generation; the coordinator passes it on to those that wait for it."""
+
+    key: str
+    value: bytes
+
+
+class Get(Message):
+    """A worker waits for a value of a peer."""
+
+    key: str
+
+
+class Torn(Message):
+    """A collective failed though no member was lost: all shall regroup."""
+
+    generation: int
+
+
+class Stuck(Message):
+    """A wait reached its deadline; the coordinator knows who did not come."""
+
+    awaited: str
+    seconds: float
+    others: dict[str, str] = {}
+    """What the other workers do, by name, as the coordinator adds."""
+
+
+class Failed(Message):
     """An error ends this worker, and with it the run."""
 
     error: str
     """Name of the error's class in `cordee.core.errors`."""
     text: str
     """What to tell the user."""
-    traceback: str
+    traceback: str = ""
     """Of the user's code; empty where the error says all there is to know."""
-    next_step: str
+    next_step: str = ""
     """What the user can do now; empty where the text says it."""
 
 
-class Saving(News):
+class Saving(Message):
     """A checkpoint is being written, though the run has failed."""
 
     step: int
     seconds: float
     """How long it may take."""
+
+
+class Lose(Message):
+    """A worker is gone, says its host, or it cannot take part, as it says itself: the others go on without it."""
+
+    worker: int
+    reason: str
+
+
+# ------------------------------------------------------------- the coordinator tells its peers
+
+
+class Clock(Message):
+    """The coordinator's clock, in answer to a beat."""
+
+    seconds: float
+
+
+class Go(Message):
+    """The next generation, decided: every member gets this same value."""
+
+    generation: int
+    members: tuple[int, ...]
+    """Worker ids in rank order; a worker's id never changes, its rank is its place in here."""
+    target: int
+    """How many agreements (steps, evaluations) every member has committed after the hand-over."""
+    giver: int | None
+    """The worker that hands the result of agreement number `target` to those behind; None if none is behind."""
+    admits: bool = False
+    """Whether all former members were ready to let others in; if some were not, nobody came in."""
+    newcomers: tuple[int, ...] = ()
+    """Members that have come in with this generation, and have no state yet."""
+    recorded: int = -1
+    """The last step that is on record."""
+
+
+class Break(Message):
+    """A generation is over."""
+
+    generation: int
+    lost: int | None
+    """The member that was lost; None if a collective failed though all are there."""
+
+
+class Newcomers(Message):
+    """Which workers wait to come in."""
+
+    workers: list[int]
+
+
+class Farewell(Message):
+    """All have finished."""
+
+
+class Stop(Message):
+    """End after this step, with a checkpoint."""
+
+    reason: str
+
+
+class Abort(Message):
+    """End at once."""
+
+    reason: str
+
+
+class Evicted(Message):
+    """This peer is not let in, or the others go on without it."""
+
+    reason: str
+
+
+class Present(Message):
+    """How many hosts are here, for those that wait for the others."""
+
+    here: int
+    of: int
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """A process to start: its number, which no other process of the run ever has, and its place among them."""
+
+    worker: int
+    world: World
+    """`world.node` says on which host; the process gets the cores and the device of `world.local_rank` there."""
+    joins: bool = False
+    """Whether it comes in while others train, in the place of one that was lost."""
+
+
+class Start(Message):
+    """A host is to start these workers."""
+
+    seats: list[Seat]
+
+
+ANY_MESSAGE: Any = Union[tuple(Message.__subclasses__())]  # noqa: UP007 - of a tuple
+decode_message: Callable[[bytes], Message] = msgspec.json.Decoder(ANY_MESSAGE).decode
+"""A message from JSON; `ValueError` for what is none."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cordee.group.channel import Channel
+from cordee.group.messages import Get, Value
 
 
 class HubStore(dist.Store):  # type: ignore[name-defined, misc]
@@ -23,14 +24,22 @@ class HubStore(dist.Store):  # type: ignore[name-defined, misc]
     def set(self, key: str, value: Any) -> None:
         """Publish a value."""
         raw = value.encode() if isinstance(value, str) else bytes(value)
-        self._channel.put(f"{self._prefix}/{key}", raw.hex())
+        self._channel.send(Value(f"{self._prefix}/{key}", raw))
 
     def get(self, key: str) -> bytes:
         """A value that a peer published, waiting for it."""
-        value = self._channel.get(f"{self._prefix}/{key}", self._generation, self._deadline_s)
+        name, channel = f"{self._prefix}/{key}", self._channel
+        if name not in channel.values:
+            channel.send(Get(name))
+            channel.require(
+                lambda: name in channel.values or channel.broken >= self._generation,
+                self._deadline_s,
+                f"a peer's address ({name})",
+            )
+        value = channel.values.get(name)
         if value is None:
             raise RuntimeError(f"generation {self._generation} broke while it was formed")
-        return bytes.fromhex(value)
+        return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Until all of these are there."""

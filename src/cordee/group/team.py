@@ -22,8 +22,8 @@ from cordee.group.channel import Channel, Unconnected
 from cordee.group.comm import Handle, Meter
 from cordee.group.lines import Lines
 from cordee.group.membership import Membership
+from cordee.group.messages import Go
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
-from cordee.group.protocol import Go
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

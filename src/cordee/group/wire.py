@@ -13,22 +13,22 @@ import secrets
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 from cordee.core.events import encode
+from cordee.group.messages import Evicted, Hello, Message, Welcome, Who, decode_message
 from cordee.group.tls import check_dates
 
-Message = dict[str, Any]
+T = TypeVar("T")
 HEADER = struct.Struct("!I")
 LOOPBACK = "127.0.0.1"
 MAX_FRAME = 64 << 20
 """Larger frames are refused: nothing of ours is near this size, so it is not one of us at the other end."""
-_decode: Callable[[bytes], Message] = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Address:
     __repr__ = __str__
 
 
-def pack(message: Mapping[str, Any]) -> bytes:
+def pack(message: object) -> bytes:
     """One message as a frame."""
     body = encode(message)
     return HEADER.pack(len(body)) + body
@@ -63,11 +63,11 @@ def length_of(head: bytes, limit: int = MAX_FRAME) -> int:
     return int(length)
 
 
-def unpack(head: bytes, body: bytes) -> Message:
+def unpack(head: bytes, body: bytes, decode: Callable[[bytes], T]) -> T:
     """The message of a frame; `ValueError` for what is none."""
     if len(body) != length_of(head):
         raise ValueError("the frame ended in its body")
-    return _decode(body)
+    return decode(body)
 
 
 def nonce() -> str:
@@ -81,9 +81,9 @@ def proof(token: str, side: str, certificate: bytes, *nonces: str) -> str:
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
 
 
-def proven(given: object, expected: str) -> bool:
+def proven(given: str, expected: str) -> bool:
     """Compare two proofs in constant time."""
-    return isinstance(given, str) and hmac.compare_digest(given, expected)
+    return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def client_tls() -> ssl.SSLContext:
@@ -103,7 +103,7 @@ class Connection:
         self.sock = sock
         self._reader = sock.makefile("rb")
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Send one message; the caller holds the writers' lock."""
         self.sock.sendall(pack(message))
 
@@ -111,7 +111,7 @@ class Connection:
         """The next message; None when the other end has gone."""
         try:
             head = self._reader.read(HEADER.size)
-            return unpack(head, self._reader.read(length_of(head)))
+            return unpack(head, self._reader.read(length_of(head)), decode_message)
         except (OSError, ValueError, RecursionError):
             return None
 
@@ -129,7 +129,7 @@ class Connection:
         self.sock.close()
 
 
-def connect(address: Address, who: Mapping[str, Any], timeout_s: float = 10.0) -> tuple[Connection, Message]:
+def connect(address: Address, who: Who, timeout_s: float = 10.0) -> tuple[Connection, Welcome]:
     """Reach the hub and introduce ourselves; returns the connection and the hub's welcome."""
     try:
         sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
@@ -157,21 +157,21 @@ def connect(address: Address, who: Mapping[str, Any], timeout_s: float = 10.0) -
     return connection, welcome
 
 
-def _introduce(connection: Connection, address: Address, who: Mapping[str, Any], certificate: bytes) -> Message:
+def _introduce(connection: Connection, address: Address, who: Who, certificate: bytes) -> Welcome:
     mine = nonce()
-    connection.send({"nonce": mine})
+    connection.send(Hello(mine))
     challenge = connection.receive()
-    if challenge is None:
+    if not isinstance(challenge, Hello):
         raise RendezvousError(f"{address} did not answer as a Cordée launcher does: is another program on this port?")
-    theirs = str(challenge.get("nonce"))
-    if not proven(challenge.get("proof"), proof(address.token, "hub", certificate, mine, theirs)):
+    nonces = (mine, challenge.nonce)
+    if not proven(challenge.proof, proof(address.token, "hub", certificate, *nonces)):
         raise SecurityError(f"{address} could not show that it knows the token; nothing was sent to it")
-    connection.send({"proof": proof(address.token, "worker", certificate, mine, theirs), "who": dict(who)})
-    welcome = connection.receive()
-    if welcome is None or "refused" in welcome:
-        reason = welcome["refused"] if welcome else "connection closed (a wrong token?)"
+    connection.send(msgspec.structs.replace(who, proof=proof(address.token, "worker", certificate, *nonces)))
+    answer = connection.receive()
+    if not isinstance(answer, Welcome):
+        reason = answer.reason if isinstance(answer, Evicted) else "connection closed (a wrong token?)"
         raise RendezvousError(f"the launcher at {address} refused this worker: {reason}")
-    return welcome
+    return answer
 
 
 def own_address_towards(host: str, port: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from cordee.group.channel import Channel
 from cordee.group.meeting import Meeting
 from cordee.group.team import Team
 from cordee.group.token import read_token
-from cordee.group.wire import LOOPBACK, Address, Message, own_address_towards
+from cordee.group.wire import LOOPBACK, Address, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.launch import DEADLINE_S, JOBS_ALONE, check_deadline
 from cordee.runtime.resources import devices
@@ -134,8 +134,8 @@ class Asked:
     device: str = "auto"
     record: bool = False
     """Rank 0 will read the hub's notices; otherwise they are dropped."""
-    brief: Message | None = None
-    """What rank 0 tells all others."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of a run that is resumed: rank 0 tells all others."""
 
 
 def enter(world: World, asked: Asked) -> Entry:
@@ -153,7 +153,7 @@ def enter(world: World, asked: Asked) -> Entry:
     try:
         if world.rank == 0:
             bind = Address(LOOPBACK, 0, secrets.token_hex(32)) if meeting else _off_host(world, _token_from_file())
-            hub = Hub(bind, expected=world.size, heard=asked.record, brief=asked.brief)
+            hub = Hub(bind, expected=world.size, heard=asked.record, settings=asked.settings)
             if meeting is not None:
                 meeting.open(hub.address)
         channel, address = _connect(world, asked.deadline_s, hub, meeting)

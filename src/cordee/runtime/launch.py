@@ -14,8 +14,8 @@ from cordee.core.errors import UsageError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
+from cordee.group.messages import Seat
 from cordee.group.wire import LOOPBACK, Address
-from cordee.runtime.engines.seam import Seat
 from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.formats import check_formats
 from cordee.runtime.recorder import Recorder
@@ -147,16 +147,15 @@ class Launch:
         return WorkerSpec(
             worker=seat.worker,
             target=self.target,
-            plan=self.plan.to_dict(),
+            plan=self.plan,
             out=str(self.out.absolute()),
             resume=self.resume,
-            world=seat.world.to_env(),
-            hub={"host": hub.host, "port": hub.port, "token": hub.token, "tls": hub.tls},
+            hub=hub,
             interface=interface,
             threads=allotment.threads,
             cores=allotment.cores,
             folder=os.getcwd(),
-            environment=dict(os.environ),
+            environment={**os.environ, **seat.world.to_env()},
             deadline_s=self.deadline_s,
             device=devices(self.workers, self.device)[local],
             joins=seat.joins,

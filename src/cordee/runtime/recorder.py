@@ -6,7 +6,7 @@ import contextlib
 import platform
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from msgspec import json, to_builtins
 from cordee.core import damage, events
 from cordee.core.errors import CordeeError, StorageError
 from cordee.core.eventlog import EventLog, count_events
-from cordee.core.events import EVENTS, Event, Listener, encode, received
+from cordee.core.events import Event, Listener, encode
 from cordee.core.plan import Plan
 from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
+from cordee.group.messages import Go
 from cordee.runtime.folder import UNKNOWN, Hold, check, identity, make
+from cordee.runtime.notices import Formed, KeptOut, Lost
 from cordee.runtime.wording import COMMAND, Wording
 
 
@@ -115,21 +117,21 @@ class Recorder:
         if not self._waits:
             self._events.flush()
 
-    def notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
-        """Something that the hub or a worker said."""
-        if kind in EVENTS:
-            self._posted(received(kind, content))
-        elif kind == "lost":
-            self.failures += 1
-            self._resources.left(worker)
-            self._lost_at = self._lost_at or content["at"]
-            at = _time_of_day(content["at"])
-            self.event(events.FailureEvent(worker, content["host"], content["reason"], content["left"], at))
-        elif kind == "kept_out":
-            self._resources.left(worker)
-            self.event(events.WarningEvent(content["message"]))
-        elif kind == "go":
-            self._go(content)
+    def notice(self, worker: int, notice: object, joined: Iterable[tuple[int, str, int]] = ()) -> None:
+        """Something that the hub or a worker said; of a generation, who `joined`, where, and in whose place."""
+        match notice:
+            case Event():
+                self._posted(notice)
+            case Lost(host, reason, left, at):
+                self.failures += 1
+                self._resources.left(worker)
+                self._lost_at = self._lost_at or at
+                self.event(events.FailureEvent(worker, host, reason, left, round(at, 6)))
+            case KeptOut(reason):
+                self._resources.left(worker)
+                self.event(events.WarningEvent(reason))
+            case Formed(go, at):
+                self._formed(go, round(at, 6), joined)
 
     def _posted(self, event: Event) -> None:
         """A worker has something for the record."""
@@ -167,17 +169,15 @@ class Recorder:
                 self.saved = event.step
             self.event(event)
 
-    def _go(self, content: dict[str, Any]) -> None:
-        """A group has formed."""
-        members = list(content["members"])
+    def _formed(self, go: Go, at: float, joined: Iterable[tuple[int, str, int]]) -> None:
+        members = list(go.members)
         self._times.expect(members)
-        if content["generation"] > 1:
+        if go.generation > 1:
             since, self._lost_at = self._lost_at, None
-            ms = 0.0 if since is None else round((content["at"] - since) * 1e3, 1)
-            at = _time_of_day(content["at"])
-            for number, host, replaces in content.get("joined", ()):
+            for number, host, replaces in joined:
                 self.event(events.JoinedEvent(number, host, replaces, at))
-            self.event(events.RegroupEvent(content["generation"], members, ms, at))
+            ms = 0.0 if since is None else round((at - since) * 1e3, 1)
+            self.event(events.RegroupEvent(go.generation, members, ms, at))
         self._first = members[0]
         self._see_who_writes()
 
@@ -233,11 +233,6 @@ class Recorder:
         path = self.out / name
         with damage.writing(path):
             damage.write_whole(path, json.format(encode(content), indent=2).decode() + "\n")
-
-
-def _time_of_day(moment: float) -> float:
-    """A moment of the hub's monotonic clock, as seconds since 1970."""
-    return round(time.time() - (time.monotonic() - moment), 6)
 
 
 def _version(name: str) -> str:

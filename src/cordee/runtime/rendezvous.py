@@ -19,6 +19,7 @@ from cordee.core import interrupts
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError, UsageError
 from cordee.core.events import WarningEvent
 from cordee.diagnose.network import find_holders, judge_port
+from cordee.group.messages import Present
 from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.hub import Hub
@@ -140,13 +141,13 @@ def await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> list[int]:
         interrupts.check()  # a signal leaves a notice, and so ends the wait below
         wait.tell(f"waiting at {hub.address} for the other hosts: {here} of {nodes} hosts are here")
         try:
-            kind, _, content = hub.notices.get(timeout=1.0)
+            _, notice = hub.notices.get(timeout=1.0)
         except queue.Empty:
             continue
-        if kind == "assigned":
-            return list(content["workers"])
-        if kind == "hosts" and content["here"] < nodes:
-            here = int(content["here"])
+        if isinstance(notice, Present):
+            here = notice.here
+            if here == nodes:
+                return hub.hosts.counts
     raise RendezvousError(
         f"only {here} of {nodes} hosts came to {hub.address} within {PATIENCE_S:.0f} s: start the same command on each "
         "of them"

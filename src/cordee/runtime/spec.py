@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
+from cordee.core.plan import Plan
+from cordee.group.wire import Address
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,19 @@ class WorkerSpec:
 
     worker: int
     target: Target
-    plan: dict[str, Any]
+    plan: Plan
     out: str
     resume: bool
-    world: dict[str, str]
-    hub: dict[str, Any]
+    hub: Address
     interface: str
     threads: int
     cores: tuple[int, ...]
     folder: str
     environment: dict[str, str]
+    """With its place among the workers, as `World.from_env` reads it."""
     deadline_s: float
     device: str
     joins: bool = False
     """It comes in while others train, and gets their state."""
     search: tuple[str, ...] = ()
     """Of a sent job: where its sender finds modules."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For the wire."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> WorkerSpec:
-        """From the wire."""
-        return msgspec.convert(values, cls)

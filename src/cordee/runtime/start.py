@@ -10,11 +10,12 @@ from cordee.core import interrupts
 from cordee.core.errors import RendezvousError, SecurityError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.world import World
+from cordee.group.messages import Seat
 from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.local import LocalEngine
-from cordee.runtime.engines.seam import Engine, Seat, seats
+from cordee.runtime.engines.seam import Engine, seats
 from cordee.runtime.launch import Launch
 from cordee.runtime.rendezvous import await_hosts, not_a_launcher
 from cordee.runtime.sent import pack_job
@@ -40,9 +41,14 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
         launch.check_formats(say := lambda message: listen(WarningEvent(message)))
         sent_job = None if job is None else pack_job(job)
         interrupts.check()
-        brief = {"settings": launch.taken_over}
         try:
-            hub = Hub(address, expected=launch.workers, nodes=nodes, workers_here=launch.workers, brief=brief)
+            hub = Hub(
+                address,
+                expected=launch.workers,
+                nodes=nodes,
+                workers_here=launch.workers,
+                settings=launch.taken_over,
+            )
         except RendezvousError as error:
             if nodes == 1:
                 raise

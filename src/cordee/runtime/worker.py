@@ -18,13 +18,11 @@ from cordee.core import heap
 from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import search_in, shadowed
-from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.feed.reading import begin_others
 from cordee.group.channel import Channel
-from cordee.group.messages import Done, Failed
+from cordee.group.messages import Failed, Lose
 from cordee.group.team import Team
-from cordee.group.wire import Address
 from cordee.runtime.join import Entry, set_current
 from cordee.runtime.sent import receive_job
 from cordee.runtime.spec import WorkerSpec
@@ -35,22 +33,20 @@ from cordee.train.newcomers import come_in
 from cordee.train.trial import run_trial
 
 
-def work(values: dict[str, Any], sent_job: int | None) -> int:
+def work(spec: WorkerSpec, sent_job: int | None) -> int:
     """Everything from the fork to the exit code."""
-    spec = WorkerSpec.from_dict(values)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears Ctrl-C and asks us to stop in good order
     os.environ.clear()
     os.environ.update(spec.environment)
-    os.environ.update(spec.world)
     os.chdir(spec.folder)
     _use(spec)
-    channel = Channel(Address(**spec.hub), spec.worker, socket.gethostname(), joins=spec.joins)
+    channel = Channel(spec.hub, spec.worker, socket.gethostname(), joins=spec.joins)
     entry = Entry(
         World.from_env(),
         channel,
         device=spec.device,
         interface=spec.interface,
-        plan=Plan.from_dict(spec.plan),
+        plan=spec.plan,
         deadline_s=spec.deadline_s,
     )
     set_current(entry)
@@ -61,7 +57,6 @@ def work(values: dict[str, Any], sent_job: int | None) -> int:
             return _fail(channel, JobError(f"the script ended with sys.exit({error.code!r})"))
     except BaseException as error:
         return _fail(channel, error)
-    channel.post(Done())
     channel.close()
     return 0
 
@@ -139,19 +134,19 @@ def _load(path: Path, settings: dict[str, str]) -> Job:
 def _fail(channel: Channel, error: BaseException) -> int:
     """Tell the launcher what happened; it speaks to the user, once."""
     if isinstance(error, CordeeError):
-        code, failed = error.code, Failed(type(error).__name__, error.message, "", error.next_step)
+        code, failed = error.code, Failed(type(error).__name__, error.message, next_step=error.next_step)
     else:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
         notes += shadowed(error, Path(sys.argv[0]).resolve().parent)
         trace = "".join(traceback.format_exception(type(error), error, _user_part(error)))
         text = f"{type(error).__name__}: {error}{notes}"
-        code, failed = WorkerFailed.code, Failed(WorkerFailed.__name__, text, trace, "")
-    if channel.joining:
-        channel.withdraw(str(error) if isinstance(error, CordeeError) else failed.text)
-        return code
-    channel.post(failed)
-    channel.flush()
-    channel.part()
+        code, failed = WorkerFailed.code, Failed(WorkerFailed.__name__, text, trace)
+    if channel.joining:  # the others go on without it
+        channel.farewell = True
+        channel.send(Lose(channel.worker, str(error) if isinstance(error, CordeeError) else failed.text))
+    else:
+        channel.send(failed)
+        channel.part()
     channel.close()
     return code
 

@@ -54,7 +54,7 @@ def holding_together(team: Team) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if team.sliced and team.channel.await_break(team.membership.generation, NOTICE_S):
+        if team.sliced and team.membership.await_break(NOTICE_S):
             raise WorkersLost(SLICE_LOST) from error
         raise
 

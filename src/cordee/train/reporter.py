@@ -152,7 +152,7 @@ class Reporter:
         worker, host, node = self._team.channel.worker, socket.gethostname(), World.from_env().node
         self._team.channel.post(WorkerEvent(worker, host, os.getpid(), device, threads, shared_cores(), node))
         self._send_usage()  # what was used until now, so that what comes is told from it
-        self._team.channel.flush()  # known before the run says what it trains
+        self._team.channel.send()  # known before the run says what it trains
 
     def start(self) -> None:
         """From here on the time belongs to the next step."""

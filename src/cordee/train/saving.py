@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from cordee.core.errors import CheckpointError
-from cordee.core.events import CheckpointEvent, Event, WarningEvent
+from cordee.core.events import CheckpointEvent, WarningEvent
 from cordee.group.channel import Channel, Unconnected
-from cordee.group.messages import News, Saving
+from cordee.group.messages import Saving
 from cordee.group.team import Team
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import tensor_bytes
@@ -80,7 +80,7 @@ class Saver:
         if not self._live:
             snapshot = snapshot.copied()
         record = CheckpointEvent(step, round((time.perf_counter() - began) * 1e3, 3), round(at, 6))
-        say = self._post if self.owners.first else (lambda record: None)
+        say = self._channel.post if self.owners.first else (lambda record: None)
         self._checkpoints.save(snapshot, step=step, metrics=metrics, on_saved=lambda saved: say(record))
 
     def before_update(self) -> None:
@@ -99,7 +99,7 @@ class Saver:
         if self._made is None or step is None:
             return
         what = f"the checkpoint of step {step}"
-        self._post(Saving(step, most_s + WORD_AFTER_S), now=True)  # and our last words
+        self._channel.send(Saving(step, most_s + WORD_AFTER_S))  # and our last words
         ended = self._made.await_end(word_s)
         if not ended:
             bound = f"at most {most_s:.0f} s; Ctrl-C gives it up"
@@ -111,12 +111,8 @@ class Saver:
             self._warn(f"{what} was not written: {self._made.problem}")
 
     def _warn(self, message: str) -> None:
-        self._post(WarningEvent(message), now=True)
-
-    def _post(self, news: Event | News, *, now: bool = False) -> None:
-        self._channel.post(news)
-        if now:
-            self._channel.flush()
+        self._channel.post(WarningEvent(message))
+        self._channel.send()
 
 
 def owners_of(team: Team) -> Owners:

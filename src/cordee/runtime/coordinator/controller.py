@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from cordee.core import interrupts
 from cordee.core.errors import (
     CordeeError,
@@ -18,14 +20,17 @@ from cordee.core.errors import (
     WorkerFailed,
     WorkersLost,
 )
-from cordee.core.events import EVENTS, WarningEvent
+from cordee.core.events import Event, JobEvent, StepEvent, WarningEvent
 from cordee.core.interrupts import Interrupts
+from cordee.group import messages
+from cordee.group.messages import Seat
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.coordinator.policy import MOST_SOON, how_it_ended, replacement, what_ends
+from cordee.runtime.coordinator.policy import MOST_SOON, replacement, what_ends
 from cordee.runtime.coordinator.state import Places
-from cordee.runtime.engines.seam import Engine, Seat
+from cordee.runtime.engines.seam import Engine
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
+from cordee.runtime.notices import Formed, Interrupt, KeptOut, Lost, NotStarted
 from cordee.runtime.recorder import Recorder
 
 IDLE_S = 0.5
@@ -47,7 +52,6 @@ class Controller:
         """Nothing happens before `watch`."""
         self._launch, self._hub, self._engine, self._recorder = launch, hub, engine, recorder
         self._hosts: dict[int, str] = {}
-        self._done: set[int] = set()
         self._begun = self._stepped = False
         """Whether the training is known to have begun, and a step of it to be done."""
         self._places = Places()
@@ -62,7 +66,7 @@ class Controller:
 
     def watch(self, begin: Callable[[], Sequence[Seat]], signals: Interrupts) -> dict[str, Any]:
         """Start the workers by `begin`, and stay until all have ended; whatever ends the run is on its record."""
-        signals.wake = lambda: self._hub.notices.put(("interrupt", -1, {}))
+        signals.wake = lambda: self._hub.notices.put((-1, Interrupt()))
         try:
             interrupts.check()  # what came before that
             self._places = Places.of(begin())
@@ -88,43 +92,47 @@ class Controller:
         except queue.Empty:
             pass
 
-    def _notice(self, kind: str, worker: int, content: dict[str, Any]) -> None:
-        self._stepped = self._stepped or kind == "step"
-        self._begun = self._begun or self._stepped or kind == "job"
-        if kind == "connected":
-            self._hosts[worker] = content["host"]
-        elif kind == "finished":
-            self._finished = True
-        elif kind == "done":
-            self._done.add(worker)
-        elif kind == "stopped":
-            self._hub.lose(worker, "it was stopped, and evicted")
-        elif kind == "exited" and worker not in self._done:
-            self._hub.lose(worker, how_it_ended(content["status"]))
-        elif kind == "lost":
-            self._lost(worker, content)
-        elif kind == "kept_out" or (kind == "not_started" and worker in self._places.replaces):
-            self._kept_out(worker, content["reason"], content.get("with_host", False))
-        elif kind == "go":
-            self._go(content)
-        elif kind == "interrupt":
-            self._interrupt()
-        elif (error := self._what_ends(kind, worker, content)) is not None:
-            self._error = error
-        elif kind != "look":  # which only wakes the loop
-            self._steps = content["step"] if kind == "step" else self._steps
-            self._recorder.notice(kind, worker, content)
+    def _notice(self, worker: int, notice: Any) -> None:
+        match notice:
+            case Event():
+                self._posted(worker, notice)
+            case messages.Who(host=host):
+                self._hosts[worker] = host
+            case messages.Farewell():
+                self._finished = True
+            case messages.Lose(_, reason):
+                self._hub.lose(worker, reason)
+            case Lost():
+                self._lost(worker, notice)
+            case KeptOut(reason, with_host):
+                self._kept_out(worker, reason, with_host)
+            case NotStarted(reason) if worker in self._places.replaces:
+                self._kept_out(worker, reason, False)
+            case Formed(go):
+                self._places = self._places.came(go.newcomers, self._steps)
+                joined = [(new, self._hosts[new], self._places.replaces[new]) for new in go.newcomers]
+                self._recorder.notice(worker, notice, joined)
+            case Interrupt():
+                self._interrupt()
+            case _:
+                self._error = self._what_ends(worker, notice)
 
-    def _what_ends(self, kind: str, worker: int, content: dict[str, Any]) -> CordeeError | None:
-        host = self._hosts.get(worker, "")
-        return what_ends(kind, worker, host, content, self._launch.wording)
+    def _posted(self, worker: int, event: Event) -> None:
+        """A worker has something for the record."""
+        if isinstance(event, StepEvent):
+            self._stepped, self._steps = True, event.step
+        self._begun = self._begun or isinstance(event, StepEvent | JobEvent)
+        self._recorder.notice(worker, event)
 
-    def _lost(self, worker: int, content: dict[str, Any]) -> None:
-        host = content["host"] or self._hosts.get(worker, "")
-        content = {**content, "host": host, "reason": self._reason(worker, content["reason"])}
-        self._recorder.notice("lost", worker, content)
-        self._error = self._what_ends("lost", worker, content)
-        if not content["with_host"]:
+    def _what_ends(self, worker: int, notice: object) -> CordeeError | None:
+        return what_ends(worker, self._hosts.get(worker, ""), notice, self._launch.wording)
+
+    def _lost(self, worker: int, lost: Lost) -> None:
+        host = lost.host or self._hosts.get(worker, "")
+        lost = msgspec.structs.replace(lost, host=host, reason=self._reason(worker, lost.reason))
+        self._recorder.notice(worker, lost)
+        self._error = self._what_ends(worker, lost)
+        if not lost.with_host:
             self._vacant.append(worker)
 
     def _reason(self, worker: int, seen: str) -> str:
@@ -132,23 +140,16 @@ class Controller:
         if "connection" not in seen:
             return seen
         deadline = time.monotonic() + 0.1
-        while self._engine.exit_code(worker) is None and time.monotonic() < deadline:
+        while (ended := self._engine.how_it_ended(worker)) is None and time.monotonic() < deadline:
             time.sleep(0.005)
-        status = self._engine.exit_code(worker)
-        return seen if status is None else how_it_ended(status)
+        return ended or seen
 
     def _kept_out(self, worker: int, reason: str, with_host: bool) -> None:
         """A worker that was to come in is gone before it could."""
         told = f"worker {worker} was to take the place of worker {self._places.replaces.get(worker)}, and was lost"
-        self._recorder.notice("kept_out", worker, {"message": f"{told}: {self._reason(worker, reason)}"})
+        self._recorder.notice(worker, KeptOut(f"{told}: {self._reason(worker, reason)}"))
         if not with_host:
             self._vacant.append(worker)
-
-    def _go(self, content: dict[str, Any]) -> None:
-        """A generation begins."""
-        self._places = self._places.came(content["newcomers"], self._steps)
-        joined = [(worker, self._hosts[worker], self._places.replaces[worker]) for worker in content["newcomers"]]
-        self._recorder.notice("go", 0, {**content, "joined": joined})
 
     def _fill_places(self) -> None:
         """Start a worker in the place of each that was lost, if the plan says so and the training has begun."""
@@ -200,17 +201,18 @@ class Controller:
         """What workers still say belongs to the record; a worker that writes a checkpoint is given time for it."""
         while True:
             try:
-                kind, worker, content = self._hub.notices.get_nowait()
+                worker, notice = self._hub.notices.get_nowait()
             except queue.Empty:
                 return
-            if kind in EVENTS:
-                self._stepped = self._stepped or kind == "step"
-                with contextlib.suppress(StorageError):  # the disk may be what the run failed for
-                    self._recorder.notice(kind, worker, content)
-            elif kind == "saving" and not isinstance(self._error, Interrupted):
-                self._ends_by = time.monotonic() + content["seconds"]
-            elif kind == "interrupt" and self._error is not None:
-                self._ends_by = 0.0
+            match notice:
+                case Event():
+                    self._stepped = self._stepped or isinstance(notice, StepEvent)
+                    with contextlib.suppress(StorageError):  # the disk may be what the run failed for
+                        self._recorder.notice(worker, notice)
+                case messages.Saving() if not isinstance(self._error, Interrupted):
+                    self._ends_by = time.monotonic() + notice.seconds
+                case Interrupt() if self._error is not None:
+                    self._ends_by = 0.0
 
     def _what_was_saved(self) -> str:
         if self._launch.target.kind == "script":

@@ -10,36 +10,17 @@ import dataclasses
 import queue
 import time
 
-from cordee.group.wire import Address, Message
+import msgspec
+
+from cordee.core.errors import CordeeError
+from cordee.core.events import StepEvent
+from cordee.group import messages
+from cordee.group.messages import Evicted, Message, Welcome, Who
+from cordee.group.wire import Address
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts, Roster
-
-Notices = queue.SimpleQueue[tuple[str, int, Message]]
-"""What happened, to which worker, and more about it."""
-
-
-class _Board:
-    """Values that the members of a generation leave for each other, and who waits for which."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-        self._askers: dict[str, list[Peer]] = {}
-
-    def put(self, values: dict[str, str]) -> list[tuple[Peer, str]]:
-        """Keep them; who waited for which of them."""
-        self._values.update(values)
-        return [(asker, key) for key in values for asker in self._askers.pop(key, [])]
-
-    def get(self, key: str, asker: Peer) -> str | None:
-        """A value; None if it has not come, and is waited for."""
-        if key not in self._values:
-            self._askers.setdefault(key, []).append(asker)
-        return self._values.get(key)
-
-    def clear(self) -> None:
-        """A new generation begins."""
-        self._values.clear()
+from cordee.runtime.notices import Formed, KeptOut, Lost, Notices
 
 
 class Hub:
@@ -53,19 +34,22 @@ class Hub:
         nodes: int = 1,
         workers_here: int = 0,
         heard: bool = True,
-        brief: Message | None = None,
+        settings: dict[str, str] | None = None,
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
         With several `nodes` it is the sum of the workers of all of them, known when all have come. `heard=False`:
-        `notices` are not read, so none are kept. `brief`: what all are told with the welcome.
+        `notices` are not read, so none are kept. All peers are told the `settings` of a run that is resumed.
         """
         self.notices: Notices = queue.SimpleQueue()
         self._heard = heard
-        self._brief = dict(brief or {})
+        self._settings = dict(settings or {})
         self.roster = Roster(expected=expected)
         self.hosts = Hosts(nodes, {0: workers_here})
-        self._board = _Board()
+        self._values: dict[str, bytes] = {}
+        """What members of this generation left for each other."""
+        self._askers: dict[str, list[Peer]] = {}
+        """Who waits for which of them."""
         self._recorded = -1
         self._ending = False
         self._server = Server(bind, self)
@@ -84,7 +68,7 @@ class Hub:
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
-        self._server.call(self._server.tell_all, {"stop": reason}, True)
+        self._server.call(self._server.tell_all, messages.Stop(reason), True)
 
     def abort(self, reason: str) -> None:
         """End all workers at once."""
@@ -106,12 +90,12 @@ class Hub:
 
     # ------------------------------------------------------------- peers; see `Host`
 
-    def admit(self, peer: Peer, who: Message) -> Message:
+    def admit(self, peer: Peer) -> Welcome | Evicted:
         """Let a worker in that was not here before, and hosts until all have come."""
         if peer.role == "node":
             peer.number = self.hosts.free()
         reason = self._refuse(peer)
-        return {"refused": reason} if reason else {"welcome": self.roster.expected, "brief": self._brief}
+        return Evicted(reason) if reason else Welcome(self._settings)
 
     def _refuse(self, peer: Peer) -> str | None:
         """Why this peer may not come in; None if it may."""
@@ -123,16 +107,18 @@ class Hub:
             return f"all {self.hosts.nodes} hosts of this run are here already"
         return None
 
-    def came(self, peer: Peer, who: Message) -> None:
+    def came(self, peer: Peer, who: Who) -> None:
         """Enter a worker into the roster, or number all workers once all hosts have come."""
         if peer.role == "worker":
             self.roster = self.roster.join(peer.number)
-            self._notify("connected", peer.number, {"host": peer.host, "pid": peer.pid})
+            self._notify(peer.number, who)
             return
-        self.hosts = self.hosts.come(peer.number, int(who["workers"]))
-        self._tell_hosts()
+        self.hosts = self.hosts.come(peer.number, who.workers)
         if len(self.hosts.workers) == self.hosts.nodes:
-            self._assign()
+            following = self._server.those("node")
+            self.hosts = self.hosts.numbered({peer.number: peer.host for peer in following})
+            self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
+        self._tell_hosts()
 
     def gone(self, peer: Peer, reason: str) -> None:
         """A worker is lost, or a host, with all of its workers."""
@@ -141,7 +127,6 @@ class Hub:
         if peer.role == "worker":
             self._lost(peer.number, reason, peer.host)
             return
-        self._notify("node_gone", peer.number, {"host": peer.host})
         if peer.number not in self.hosts.first:
             self.hosts = self.hosts.leave(peer.number)
             self._tell_hosts()
@@ -151,92 +136,86 @@ class Hub:
 
     def broken(self, peer: Peer, error: Exception) -> None:
         """Say so: it ends the run."""
-        self._notify("broken", peer.number, {"message": f"{type(error).__name__}: {error}"})
+        self._notify(peer.number, CordeeError(f"a defect of Cordée, please report it: {type(error).__name__}: {error}"))
 
     def heard(self, peer: Peer, message: Message) -> None:
-        """Act on what is for the coordinator; the rest is for the record."""
-        for kind, content in message.items():
-            if kind == "beat":
-                peer.at = content
-                self._server.tell(peer, {"beat": time.time()})
-            elif kind == "said":
-                for one in content:
-                    self.heard(peer, one)
-            elif kind == "ready":
-                self._ready(peer.number, int(content["committed"]), bool(content["admits"]))
-            elif kind == "finish":
+        """Act on what is for the coordinator; the rest is for those who read the notices."""
+        match message:
+            case messages.Beat(at):
+                peer.at = at
+                self._server.tell(peer, messages.Clock(time.time()))
+            case messages.Posted(events):
+                for event in events:
+                    if isinstance(event, StepEvent):
+                        self._recorded = max(self._recorded, event.step)
+                    self._notify(peer.number, event)
+            case messages.Ready(committed, admits):
+                self._ready(peer.number, committed, admits)
+            case messages.Finish():
                 self.roster = self.roster.finish(peer.number)
                 self._advance()
-            elif kind == "put":
-                for asker, key in self._board.put(content):
-                    self._server.tell(asker, {"value": [key, content[key]]})
-            elif kind == "get":
-                if (value := self._board.get(content, peer)) is not None:
-                    self._server.tell(peer, {"value": [content, value]})
-            elif kind == "lose":
-                self._lost(int(content["worker"]), str(content["reason"]))
-            elif kind == "torn":
-                self._torn(int(content), peer)
-            elif kind == "stuck":
-                self._notify("stuck", peer.number, {**content, "others": self._whereabouts(peer)})
-            else:
-                if kind == "step":
-                    self._recorded = max(self._recorded, int(content["step"]))
-                elif kind == "failed":  # the run ends: the others do not continue without this one
-                    self._ending = True
-                elif kind == "withdrew":  # before it had the state of the others, which continue without it
-                    self._lost(peer.number, str(content))
-                    return
-                self._notify(kind, peer.number, content)
+            case messages.Value(key, value):
+                self._values[key] = value
+                for asker in self._askers.pop(key, []):
+                    self._server.tell(asker, message)
+            case messages.Get(key) if key in self._values:
+                self._server.tell(peer, messages.Value(key, self._values[key]))
+            case messages.Get(key):
+                self._askers.setdefault(key, []).append(peer)
+            case messages.Lose(worker, reason):
+                self._lost(worker, reason)
+            case messages.Torn(generation):
+                self._torn(generation)
+            case messages.Stuck():
+                self._notify(peer.number, msgspec.structs.replace(message, others=self._whereabouts(peer)))
+            case messages.Failed():  # the run ends: the others do not continue without this one
+                self._ending = True
+                self._notify(peer.number, message)
+            case messages.Saving():
+                self._notify(peer.number, message)
+            case _:
+                raise ValueError(f"{type(message).__name__} is not for the coordinator")
 
     # ------------------------------------------------------------- what follows
 
-    def _notify(self, kind: str, worker: int, content: Message) -> None:
+    def _notify(self, worker: int, notice: object) -> None:
         if self._heard:
-            self.notices.put((kind, worker, content))
+            self.notices.put((worker, notice))
 
     def _whereabouts(self, but: Peer) -> dict[str, str]:
         return {peer.name: peer.at for peer in self._server.those("worker") if peer is not but}
 
     def _tell_hosts(self) -> None:
         """Say how many hosts are here, to those that wait for the others."""
-        here = {"here": len(self.hosts.workers), "of": self.hosts.nodes}
+        present = messages.Present(len(self.hosts.workers), self.hosts.nodes)
         for peer in self._server.those("node"):
-            self._server.tell(peer, {"hosts": here})
-        self._notify("hosts", 0, here)
+            self._server.tell(peer, present)
+        self._notify(-1, present)
 
     def _tell_host(self, host: int, message: Message) -> None:
         for peer in self._server.those("node"):
             if peer.number == host:
                 self._server.tell(peer, message)
 
-    def _assign(self) -> None:
-        """All hosts are here: their order is known, and how many workers the first generation has."""
-        following = self._server.those("node")
-        self.hosts = self.hosts.numbered({peer.number: peer.host for peer in following})
-        total = sum(self.hosts.workers.values())
-        self.roster = dataclasses.replace(self.roster, expected=total)
-        self._notify("assigned", 0, {"workers": [self.hosts.workers[host] for host in self.hosts.order]})
-
     def _advance(self) -> None:
         """Let all leave, or begin the next generation, if it is time."""
         if all_finished(self.roster):
             self._ending = True
-            self._server.tell_all({"farewell": True})
-            self._notify("finished", 0, {})
+            self._server.tell_all(farewell := messages.Farewell())
+            self._notify(-1, farewell)
             return
         step = next_generation(self.roster)
         if step is None:
             return
         self.roster, go = step
-        self._board.clear()
-        self._server.tell_all({"go": dataclasses.asdict(go), "recorded": self._recorded})
-        self._notify("go", 0, {**dataclasses.asdict(go), "at": time.monotonic()})
+        self._values.clear()
+        self._server.tell_all(msgspec.structs.replace(go, recorded=self._recorded))
+        self._notify(-1, Formed(go, time.time()))
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
         self.roster = self.roster.report(worker, committed, admits=admits)
         if worker in self.roster.waiting:
-            self._server.tell_all({"newcomers": sorted(self.roster.waiting)})
+            self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
         self._advance()
 
     def _lost(self, worker: int, reason: str, host: str = "", *, with_host: bool = False) -> None:
@@ -244,28 +223,25 @@ class Hub:
             return
         generation, was_member = self.roster.generation, worker not in self.roster.invited
         self.roster = self.roster.lose(worker, reason)
-        peer = self._server.drop("worker", worker, {"evicted": reason})
+        peer = self._server.drop(worker, Evicted(reason))
         if not was_member:  # the others have not counted on it
-            self._server.tell_all({"newcomers": sorted(self.roster.waiting)})
-            self._notify("kept_out", worker, {"reason": reason, "with_host": with_host})
+            self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
+            self._notify(worker, KeptOut(reason, with_host))
             return
-        self._server.tell_all({"break": generation, "lost": worker, "reason": reason})
+        self._server.tell_all(messages.Break(generation, worker))
         host = peer.host if peer is not None else host
-        seen = {"host": host, "reason": reason, "left": len(self.roster.alive), "at": time.monotonic()}
-        self._notify("lost", worker, {**seen, "with_host": with_host})
+        self._notify(worker, Lost(host, reason, len(self.roster.alive), time.time(), with_host))
         self._advance()
 
     def _invite(self, worker: int, node: int) -> None:
         self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)
 
-    def _torn(self, generation: int, peer: Peer) -> None:
+    def _torn(self, generation: int) -> None:
         """A collective failed though no member was lost (a flaky link): all members regroup."""
         if generation == self.roster.generation and self.roster.formed and not self._ending:
             self.roster = self.roster.tear()
-            reason = f"{peer.name} saw a collective fail"
-            self._server.tell_all({"break": generation, "lost": None, "reason": reason})
-            self._notify("torn", peer.number, {"generation": generation})
+            self._server.tell_all(messages.Break(generation, None))
 
     def _abort(self, reason: str) -> None:
         self._ending = True
-        self._server.tell_all({"abort": reason}, True)
+        self._server.tell_all(messages.Abort(reason), True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
-from typing import Any
+
+import msgspec
 
 from cordee.core.errors import CordeeError, WaitedTooLong, WorkerFailed, WorkersLost, error_named
-from cordee.group.protocol import Go
+from cordee.group.messages import Failed, Go, Seat, Stuck
 from cordee.runtime.coordinator.state import Places, Roster
-from cordee.runtime.engines.seam import Seat
+from cordee.runtime.notices import Lost, NotStarted
 from cordee.runtime.wording import Wording
 
 STEADY_STEPS = 20
@@ -35,7 +35,7 @@ def next_generation(roster: Roster) -> tuple[Roster, Go] | None:
     come = roster.waiting if admits else frozenset[int]()
     go = decide(roster.generation + 1, roster.ready)
     members = tuple(sorted(roster.alive | come))
-    go = replace(go, members=members, admits=admits, newcomers=tuple(sorted(come)))
+    go = msgspec.structs.replace(go, members=members, admits=admits, newcomers=tuple(sorted(come)))
     roster = replace(
         roster,
         generation=go.generation,
@@ -76,42 +76,30 @@ def replacement(places: Places, worker: int, steps: int) -> tuple[Places, Seat |
     return (places, None) if soon > MOST_SOON else places.fill(worker, soon)
 
 
-def how_it_ended(status: int) -> str:
-    """An exit status in words."""
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"its process ended with exit code {status}"
-
-
-def what_ends(kind: str, worker: int, host: str, content: dict[str, Any], wording: Wording) -> CordeeError | None:
+def what_ends(worker: int, host: str, notice: object, wording: Wording) -> CordeeError | None:
     """The error with which such a notice of a worker ends the run; None if it does not."""
-    if kind == "failed":
-        return _failed(worker, host, content)
-    if kind == "stuck":
-        others = "; ".join(f"{name}: {at}" for name, at in content["others"].items())
-        return WaitedTooLong(
-            f"worker {worker} on {host or 'this host'} waited longer than {content['seconds']:g} s "
-            f"({content['awaited']}). Where the others were: {others or 'gone'}. "
-            "If a step really takes so long, allow more with --deadline. If a worker has left its loop before the "
-            "others, by break or return, let all leave it after the same step: s.wish.stop = True"
-        )
-    if kind == "not_started":
-        return WorkersLost(
-            f"worker {worker} could not be started: {content['reason']}. Take fewer workers "
-            f"({wording.option('workers')}), or raise the limit"
-        )
-    if kind == "engine_gone":
-        return WorkersLost("the process that starts workers was ended, and the workers with it")
-    if kind == "broken":
-        return CordeeError(f"a defect of Cordée, please report it: {content['message']}")
-    if kind == "lost" and content["left"] == 0:
-        return WorkersLost(f"no worker is left; the last one, worker {worker}, was lost: {content['reason']}")
+    match notice:
+        case Failed(error, text, traceback, next_step):
+            kind = error_named(error)
+            if kind is not WorkerFailed:
+                return kind(text, next_step=next_step)
+            message = f"worker {worker} on {host} failed with {text}"
+            return WorkerFailed(message, rank=worker, host=host, traceback=traceback)
+        case Stuck(awaited, seconds, others):
+            where = "; ".join(f"{name}: {at}" for name, at in others.items())
+            return WaitedTooLong(
+                f"worker {worker} on {host or 'this host'} waited longer than {seconds:g} s ({awaited}). "
+                f"Where the others were: {where or 'gone'}. "
+                "If a step really takes so long, allow more with --deadline. If a worker has left its loop before the "
+                "others, by break or return, let all leave it after the same step: s.wish.stop = True"
+            )
+        case NotStarted(reason):
+            return WorkersLost(
+                f"worker {worker} could not be started: {reason}. Take fewer workers "
+                f"({wording.option('workers')}), or raise the limit"
+            )
+        case CordeeError():
+            return notice
+        case Lost(reason=reason, left=0):
+            return WorkersLost(f"no worker is left; the last one, worker {worker}, was lost: {reason}")
     return None
-
-
-def _failed(worker: int, host: str, content: dict[str, Any]) -> CordeeError:
-    kind = error_named(content["error"])
-    if kind is not WorkerFailed:
-        return kind(content["text"], next_step=content["next_step"])
-    message = f"worker {worker} on {host} failed with {content['text']}"
-    return WorkerFailed(message, rank=worker, host=host, traceback=content["traceback"])

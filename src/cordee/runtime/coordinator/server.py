@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cordee.core.errors import RendezvousError
-from cordee.group.protocol import BEAT_S, STALL_S
+from cordee.group.client import BEAT_S, STALL_S
+from cordee.group.messages import Evicted, Hello, Message, Welcome, Who, decode_message
 from cordee.group.tls import ServerTls, make_server_tls
-from cordee.group.wire import HEADER, MAX_FRAME, Address, Message, length_of, nonce, pack, proof, proven, unpack
+from cordee.group.wire import HEADER, MAX_FRAME, Address, length_of, nonce, pack, proof, proven, unpack
 
 SILENCE_S = {"worker": 60.0, "node": 3.0}
 """When a peer counts as gone. A worker's Python may be held up by the user's code, and its own launcher sees much
@@ -37,8 +38,7 @@ class Peer:
     number: int
     host: str
     writer: asyncio.StreamWriter
-    pid: int = 0
-    seen: float = 0.0
+    seen: float
     at: str = "starting"
     """What it said it was doing last; named when others waited for it in vain."""
 
@@ -51,10 +51,10 @@ class Peer:
 class Host(Protocol):
     """Decides what becomes of the peers of a server; called by its thread."""
 
-    def admit(self, peer: Peer, who: Message) -> Message:
-        """The answer to a peer that has shown the token; with a reason under `refused`, it is not let in."""
+    def admit(self, peer: Peer) -> Welcome | Evicted:
+        """The answer to a peer that has shown the token."""
 
-    def came(self, peer: Peer, who: Message) -> None:
+    def came(self, peer: Peer, who: Who) -> None:
         """It is one of `peers` now."""
 
     def heard(self, peer: Peer, message: Message) -> None:
@@ -117,9 +117,9 @@ class Server:
         for peer in list(self.peers.values()):
             self.tell(peer, message)
 
-    def drop(self, role: str, number: int, last_word: Message) -> Peer | None:
-        """Hang up on a peer; None if it is not there."""
-        peer = self.peers.pop((role, number), None)
+    def drop(self, worker: int, last_word: Message) -> Peer | None:
+        """Hang up on a worker; None if it is not there."""
+        peer = self.peers.pop(("worker", worker), None)
         if peer is not None:
             self.tell(peer, last_word)
             peer.writer.close()
@@ -159,7 +159,7 @@ class Server:
                 if self._is_here(peer):  # or it was evicted: what it still sends belongs to a former generation
                     peer.seen = time.monotonic()
                     self._host.heard(peer, message)
-        except (OSError, asyncio.IncompleteReadError, ValueError):
+        except (OSError, asyncio.IncompleteReadError):
             self._gone(peer, "its connection closed: the process ended")
         except asyncio.CancelledError:  # the server closes; raised further, asyncio would call it an error
             pass
@@ -172,11 +172,10 @@ class Server:
         who = await _prove(reader, writer, self._token, self._tls.certificate if self._tls else b"")
         if who is None:
             return None
-        about = who["role"], int(who["number"]), str(who["host"]), writer, int(who.get("pid", 0))
-        peer = Peer(*about, seen=time.monotonic())
-        answer = self._host.admit(peer, who)
+        peer = Peer(who.role, who.number, who.host, writer, time.monotonic())
+        answer = self._host.admit(peer)
         writer.write(pack(answer))
-        if "refused" in answer:
+        if isinstance(answer, Evicted):
             return None
         self.peers[peer.role, peer.number] = peer
         if self._standing is not None:
@@ -203,7 +202,7 @@ class Server:
             limit = SILENCE_S[peer.role]
             if now - peer.seen > limit:
                 reason = f"silent for {limit:.0f} s"
-                self.tell(peer, {"evicted": reason})
+                self.tell(peer, Evicted(reason))
                 peer.writer.close()
                 self._gone(peer, reason)
         self._loop.call_later(BEAT_S, self._tick)
@@ -211,19 +210,20 @@ class Server:
 
 async def _prove(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, certificate: bytes
-) -> dict[str, Any] | None:
+) -> Who | None:
     """Who is at the other end, once both have shown that they know the token; None if it has not."""
-    theirs, mine = str((await _read(reader, GREETING)).get("nonce")), nonce()
-    writer.write(pack({"nonce": mine, "proof": proof(token, "hub", certificate, theirs, mine)}))
-    answer = await _read(reader, GREETING)
-    known = proven(answer.get("proof"), proof(token, "worker", certificate, theirs, mine))
-    return dict(answer["who"]) if known else None
+    hello, mine = await _read(reader, GREETING), nonce()
+    if not isinstance(hello, Hello):
+        return None
+    writer.write(pack(Hello(mine, proof(token, "hub", certificate, hello.nonce, mine))))
+    who, expected = await _read(reader, GREETING), proof(token, "worker", certificate, hello.nonce, mine)
+    return who if isinstance(who, Who) and proven(who.proof, expected) else None
 
 
 async def _read(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> Message:
     """The next message; `IncompleteReadError` at the end."""
     head = await reader.readexactly(HEADER.size)
-    return unpack(head, await reader.readexactly(length_of(head, limit)))
+    return unpack(head, await reader.readexactly(length_of(head, limit)), decode_message)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from cordee.runtime.engines.seam import Seat
+from cordee.group.messages import Seat
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,11 @@ class Hosts:
     def order(self) -> tuple[int, ...]:
         """The hosts, by the ids of their workers; a host's place in here is its node number."""
         return tuple(self.first)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many workers each of them has."""
+        return [self.workers[host] for host in self.order]
 
     def start_later(self, worker: int, node: int) -> Hosts:
         """A worker is started on the host with this node number, in the place of another one."""

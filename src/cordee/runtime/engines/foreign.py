@@ -45,11 +45,11 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
         recorder = launch.recorder(listen) if world.rank == 0 else None
         if recorder is not None:
             ends.callback(recorder.close)
-        brief = {"settings": launch.taken_over}
-        entry = enter(world, Asked(launch.deadline_s, launch.plan, launch.device, recorder is not None, brief))
+        asked = Asked(launch.deadline_s, launch.plan, launch.device, recorder is not None, launch.taken_over)
+        entry = enter(world, asked)
         team, keeper = entry.meet(), None
         # Rank 0 knows the run's folder, which others may not see.
-        launch = launch.told(team.channel.brief.get("settings", {}))
+        launch = launch.told(team.channel.settings)
         if recorder is not None and entry.hub is not None:
             launch.begin(recorder, world.size, world.nodes)
             keeper = _Keeper(entry.hub, recorder)

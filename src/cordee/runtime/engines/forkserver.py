@@ -18,34 +18,75 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
+
+import msgspec
 
 from cordee.core.errors import CordeeError
 from cordee.core.text import plain
 from cordee.group.wire import HEADER, length_of, pack, unpack
+from cordee.runtime.notices import NotStarted
+from cordee.runtime.spec import WorkerSpec
 from cordee.runtime.streams import outlive_terminal
 
-READY = "ready"
+T = TypeVar("T")
 LATE = ("torch.export._trace", "sympy.tensor.tensor")
 """What a run imports at its end to trace its model: 400 modules, half a second."""
 GRACE_S = 1.0
 """How long workers may take to end by themselves after their launcher is gone."""
 
 
-def send(sock: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+class Start(msgspec.Struct, tag=True):
+    """Fork this worker; the open files come with it."""
+
+    spec: WorkerSpec
+
+
+class Kill(msgspec.Struct, tag=True):
+    """End this process."""
+
+    pid: int
+
+
+class Serving(msgspec.Struct, tag=True):
+    """The server has imported everything."""
+
+
+class Started(msgspec.Struct, tag=True):
+    """The worker is a process now."""
+
+    pid: int
+
+
+class Changed(msgspec.Struct, tag=True):
+    """The process ended, was stopped, or goes on after that."""
+
+    status: int
+    """As `os.waitpid` gives it."""
+
+
+decode_request: Callable[[bytes], Start | Kill] = msgspec.json.Decoder(Start | Kill).decode
+"""What a launcher asks of its server."""
+News = tuple[int, Serving | Started | NotStarted | Changed]
+decode_news: Callable[[bytes], News] = msgspec.json.Decoder(News).decode
+"""What the server says of which worker."""
+
+
+def send(sock: socket.socket, message: object, descriptors: tuple[int, ...] = ()) -> None:
     """One message, with open files that the receiver gets copies of."""
     frame = pack(message)
     sent = socket.send_fds(sock, [frame], descriptors) if descriptors else 0
     sock.sendall(frame[sent:])
 
 
-def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+def receive(sock: socket.socket, decode: Callable[[bytes], T]) -> tuple[T | None, list[int]]:
     """The next message and its open files; None at the end."""
     try:
         head, descriptors, _, _ = socket.recv_fds(sock, HEADER.size, 8)
         head += _exactly(sock, HEADER.size - len(head))
-        return unpack(head, _exactly(sock, length_of(head))), descriptors
+        return unpack(head, _exactly(sock, length_of(head)), decode), descriptors
     except (OSError, ValueError):
         return None, []
 
@@ -84,8 +125,7 @@ def serve(sock: socket.socket) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children: dict[int, int] = {}
-    with contextlib.suppress(OSError):
-        send(sock, {READY: os.getpid()})
+    _say(sock, -1, Serving())
     while True:
         readable, _, _ = select.select([sock.fileno(), wake_read], [], [])
         if wake_read in readable:
@@ -94,33 +134,35 @@ def serve(sock: socket.socket) -> NoReturn:
             _reap(sock, children)
         if sock.fileno() not in readable:
             continue
-        message, descriptors = receive(sock)
+        message, descriptors = receive(sock, decode_request)
         if message is None:
             _end_all(children)
-        elif "start" in message:
-            worker = int(message["start"]["worker"])
-            try:
-                pid = os.fork()
-            except OSError as error:  # no memory, or too many processes
-                pid = -1
-                with contextlib.suppress(OSError):
-                    send(sock, {"not_started": worker, "reason": error.strerror or str(error)})
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                os.close(wake_read)
-                os.close(wake_write)
-                sock.close()
-                _become_worker(message["start"], descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if pid > 0:
-                children[pid] = worker
-                with contextlib.suppress(OSError):
-                    send(sock, {"started": pid, "worker": worker})
-        elif "kill" in message:
-            pid = int(message["kill"])
-            if pid in children:  # still ours, so the number has not passed to another process
-                os.kill(pid, signal.SIGKILL)
+        if isinstance(message, Kill):
+            if message.pid in children:  # still ours, so the number has not passed to another process
+                os.kill(message.pid, signal.SIGKILL)
+            continue
+        worker = message.spec.worker
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory, or too many processes
+            pid = -1
+            _say(sock, worker, NotStarted(error.strerror or str(error)))
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            os.close(wake_read)
+            os.close(wake_write)
+            sock.close()
+            _become_worker(message.spec, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if pid > 0:
+            children[pid] = worker
+            _say(sock, worker, Started(pid))
+
+
+def _say(sock: socket.socket, worker: int, news: Serving | Started | NotStarted | Changed) -> None:
+    with contextlib.suppress(OSError):  # the launcher is gone: the next read says so
+        send(sock, (worker, news))
 
 
 def _reap(sock: socket.socket, children: dict[int, int]) -> None:
@@ -134,14 +176,9 @@ def _reap(sock: socket.socket, children: dict[int, int]) -> None:
             return
         if pid not in children:
             continue
-        if os.WIFSTOPPED(status):
-            news: dict[str, Any] = {"stopped": children[pid]}
-        elif os.WIFCONTINUED(status):
-            news = {"continued": children[pid]}
-        else:
-            news = {"exited": children.pop(pid), "status": os.waitstatus_to_exitcode(status)}
-        with contextlib.suppress(OSError):
-            send(sock, news)
+        _say(sock, children[pid], Changed(status))
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            del children[pid]
 
 
 def _end_all(children: dict[int, int]) -> NoReturn:
@@ -160,13 +197,13 @@ def _end_all(children: dict[int, int]) -> NoReturn:
     os._exit(0)
 
 
-def _become_worker(values: dict[str, Any], descriptors: list[int]) -> NoReturn:
+def _become_worker(spec: WorkerSpec, descriptors: list[int]) -> NoReturn:
     """In the child: take the launcher's output and run the worker."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with contextlib.suppress(OSError):
         prctl = ctypes.CDLL(None).prctl
         prctl(1, signal.SIGKILL)  # should this server be killed, its workers go with it
-        prctl(15, f"cordee-{values['worker']}".encode())  # the name that ps and top show
+        prctl(15, f"cordee-{spec.worker}".encode())  # the name that ps and top show
     os.dup2(descriptors[0], 1)
     os.dup2(descriptors[1], 2)
     for descriptor in descriptors[:2]:
@@ -177,9 +214,9 @@ def _become_worker(values: dict[str, Any], descriptors: list[int]) -> NoReturn:
     try:
         from cordee.runtime.worker import work
 
-        code = work(values, descriptors[2] if len(descriptors) > 2 else None)
+        code = work(spec, descriptors[2] if len(descriptors) > 2 else None)
     except CordeeError as error:  # no launcher to tell: it is gone, or too busy to answer
-        print(plain(f"cordee: worker {values['worker']} ends: {error}"), file=sys.stderr)  # noqa: T201
+        print(plain(f"cordee: worker {spec.worker} ends: {error}"), file=sys.stderr)  # noqa: T201
         code = error.code
     except BaseException:
         traceback.print_exc()  # before the worker has a launcher to tell

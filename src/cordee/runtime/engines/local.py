@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -11,11 +12,13 @@ import time
 from collections.abc import Callable, Iterable
 
 from cordee.core import interrupts
-from cordee.core.errors import CordeeError
+from cordee.core.errors import CordeeError, WorkersLost
+from cordee.core.events import WarningEvent
 from cordee.core.interpreter import python_module
-from cordee.runtime.engines.forkserver import READY, receive, send
-from cordee.runtime.engines.seam import Notices, Seat
+from cordee.group.messages import Lose, Seat
+from cordee.runtime.engines.forkserver import Changed, Kill, Serving, Start, Started, decode_news, receive, send
 from cordee.runtime.engines.warm import START_S, connect_warm, server_environment
+from cordee.runtime.notices import Look, Notices, NotStarted
 from cordee.runtime.relay import Output, Relay
 from cordee.runtime.spec import WorkerSpec
 
@@ -47,11 +50,11 @@ class LocalEngine:
         self._asked: set[int] = set()
         """Workers that the server was asked for and has not answered about."""
         self._pids: dict[int, int] = {}
-        self._exited: dict[int, int] = {}
+        self._ended: dict[int, str] = {}
         self._stopped_since: dict[int, float] = {}
         self._changed = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
-        self._sock = connect_warm(lambda message: notices.put(("warning", -1, {"message": message}))) or self._serve()
+        self._sock = connect_warm(lambda message: notices.put((-1, WarningEvent(message)))) or self._serve()
         self._listener = threading.Thread(target=self._listen, name="cordee-engine", daemon=True)
         self._is_ready = threading.Event()
         self._listener.start()
@@ -68,24 +71,18 @@ class LocalEngine:
             self._asked.add(seat.worker)
             try:
                 with self._relay.outputs() as outputs:
-                    send(self._sock, {"start": self._spec_of(seat).to_dict()}, (*outputs, *self._job))
+                    send(self._sock, Start(self._spec_of(seat)), (*outputs, *self._job))
             except OSError as error:
                 self._asked.discard(seat.worker)
                 raise CordeeError(f"the process that starts workers has ended: {error}") from error
-
-    def stop(self, workers: Iterable[int]) -> None:
-        """By their parent, which knows whether a process number is still the worker's."""
-        for pid in [self._pids[worker] for worker in workers if worker in self._pids]:
-            with contextlib.suppress(OSError):
-                send(self._sock, {"kill": pid})
 
     def look(self) -> float | None:
         """Evict workers that were stopped for too long."""
         now = time.monotonic()
         for worker, since in list(self._stopped_since.items()):
             if now - since >= STOPPED_S and self._stopped_since.pop(worker, None) is not None:
-                self._notices.put(("stopped", worker, {}))
-                self.stop([worker])
+                self._notices.put((worker, Lose(worker, "it was stopped, and evicted")))
+                self._kill(worker)
         return STOPPED_S / 4 if self._stopped_since else None
 
     def wait(self, seconds: float) -> bool:
@@ -93,9 +90,9 @@ class LocalEngine:
         with self._changed:
             return self._changed.wait_for(lambda: not self._pids and not self._asked, seconds)
 
-    def exit_code(self, worker: int) -> int | None:
+    def how_it_ended(self, worker: int) -> str | None:
         """As the fork server reaped it."""
-        return self._exited.get(worker)
+        return self._ended.get(worker)
 
     def close(self) -> None:
         """End workers, the run's server, and the reading of their output."""
@@ -103,7 +100,8 @@ class LocalEngine:
             self._process.kill()  # still importing: it has no workers, and does not listen yet
         with self._changed:
             self._changed.wait_for(lambda: not self._asked, CLOSE_S)
-        self.stop(list(self._pids))
+        for worker in list(self._pids):
+            self._kill(worker)
         self.wait(CLOSE_S)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # our listener sits in a read; closing alone would not wake it
@@ -120,6 +118,12 @@ class LocalEngine:
             os.close(descriptor)
         self._job = ()
 
+    def _kill(self, worker: int) -> None:
+        """By its parent, which knows whether a process number is still the worker's."""
+        if (pid := self._pids.get(worker)) is not None:
+            with contextlib.suppress(OSError):
+                send(self._sock, Kill(pid))
+
     def _serve(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
@@ -133,34 +137,39 @@ class LocalEngine:
         return ours
 
     def _listen(self) -> None:
-        while (message := receive(self._sock)[0]) is not None:
+        while (message := receive(self._sock, decode_news)[0]) is not None:
+            worker, news = message
             with self._changed:
-                if READY in message:
-                    self._is_ready.set()
-                elif "started" in message:
-                    self._pids[int(message["worker"])] = int(message["started"])
-                    self._asked.discard(int(message["worker"]))
-                elif "stopped" in message:
-                    self._stopped_since.setdefault(int(message["stopped"]), time.monotonic())
-                    self._notices.put(("look", -1, {}))
-                elif "continued" in message:
-                    self._stopped_since.pop(int(message["continued"]), None)
-                elif "not_started" in message:
-                    self._asked.discard(int(message["not_started"]))
-                    self._notices.put(("not_started", int(message["not_started"]), {"reason": message["reason"]}))
-                elif "exited" in message:
-                    worker = int(message["exited"])
-                    self._pids.pop(worker, None)
-                    self._stopped_since.pop(worker, None)
-                    self._exited[worker] = int(message["status"])
-                    self._notices.put(("exited", worker, {"status": message["status"]}))
+                match news:
+                    case Serving():
+                        self._is_ready.set()
+                    case Started(pid):
+                        self._pids[worker] = pid
+                        self._asked.discard(worker)
+                    case NotStarted():
+                        self._asked.discard(worker)
+                        self._notices.put(message)
+                    case Changed(status) if os.WIFSTOPPED(status):
+                        self._stopped_since.setdefault(worker, time.monotonic())
+                        self._notices.put((-1, Look()))
+                    case Changed(status):
+                        self._stopped_since.pop(worker, None)
+                        if not os.WIFCONTINUED(status):
+                            self._pids.pop(worker, None)
+                            self._ended[worker] = _in_words(os.waitstatus_to_exitcode(status))
+                            self._notices.put((worker, Lose(worker, self._ended[worker])))
                 self._changed.notify_all()
         self._is_ready.set()
         with self._changed:
             self._pids.clear()
             self._asked.clear()
             self._changed.notify_all()
-        self._notices.put(("engine_gone", -1, {}))
+        gone = "the process that starts workers was ended, and the workers with it"
+        self._notices.put((-1, WorkersLost(gone)))
+
+
+def _in_words(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"its process ended with exit code {status}"
 
 
 def _in_memory(content: bytes | None) -> tuple[int, ...]:

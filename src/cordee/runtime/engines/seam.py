@@ -1,37 +1,15 @@
 """What the coordinator needs of whatever starts the processes of a run: a fork server, other hosts, another launcher.
 
-An engine gets a queue when it is made, and puts notices into it from then on: `(kind, worker, content)`.
-
-| kind | content | when |
-|---|---|---|
-| `exited` | `status`: the exit code, or minus the signal | a process has ended |
-| `stopped` | | a process was stopped (SIGSTOP, a debugger) for too long and was ended |
-| `not_started` | `reason` | a process could not be started |
-| `engine_gone` | | the engine itself has ended, and its processes with it; worker is -1 |
-| `look` | | `look` is due; worker is -1 |
+An engine gets a queue when it is made, and puts notices into it from then on; see `runtime/notices.py`.
 """
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from cordee.core.world import World
-
-Notices = queue.SimpleQueue[tuple[str, int, dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A process to start: its number, which no other process of the run ever has, and its place among them."""
-
-    worker: int
-    world: World
-    """`world.node` says on which host; the process gets the cores and the device of `world.local_rank` there."""
-    joins: bool = False
-    """Whether it comes in while others train, in the place of one that was lost."""
+from cordee.group.messages import Seat
 
 
 def seats(counts: Sequence[int]) -> list[Seat]:
@@ -49,23 +27,20 @@ class Engine(Protocol):
     def start(self, seats: Iterable[Seat]) -> None:
         """Start a process for each; at the beginning of a run, and at any time later.
 
-        Returns before they run. Each of them connects to the coordinator, or a notice says `not_started` or `exited`.
+        Returns before they run. Each of them connects to the coordinator, or a notice says `NotStarted` or `Lose`.
         """
-
-    def stop(self, workers: Iterable[int]) -> None:
-        """End these processes at once, without a last word; a notice `exited` follows for those that had not ended."""
 
     def look(self) -> float | None:
         """Do what is due, such as ending stopped processes; called in every round of the coordinator's loop.
 
-        Returns in how many seconds it wants to be called again, None if only a notice `look` tells.
+        Returns in how many seconds it wants to be called again, None if only a notice `Look` tells.
         """
 
     def wait(self, seconds: float) -> bool:
         """Wait, at most so long, until all processes have ended; whether they have."""
 
-    def exit_code(self, worker: int) -> int | None:
-        """How a process ended (negative: by which signal); None if it has not, or the engine cannot know."""
+    def how_it_ended(self, worker: int) -> str | None:
+        """How a process ended, in words; None if it has not, or the engine cannot know."""
 
     def close(self) -> None:
         """End all processes that are left, and what the engine itself needed; a second call does nothing."""

@@ -1,0 +1,58 @@
+"""What happens to the workers of a run, as the coordinator's loop is told: by the hub, and by what starts processes.
+
+A notice is put into a queue with the number of the worker that it is about, -1 if it is about none. Besides those
+below it is an event for the record, a message of `group/messages.py` (an engine says `Lose` of a process that has
+ended), or the error that ends the run.
+"""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import msgspec
+
+from cordee.group.messages import Go
+
+Notices = queue.SimpleQueue[tuple[int, Any]]
+
+
+class NotStarted(msgspec.Struct, tag=True):
+    """A process could not be started."""
+
+    reason: str
+
+
+class Look(msgspec.Struct):
+    """The engine's `look` is due."""
+
+
+class Lost(msgspec.Struct):
+    """A member is gone."""
+
+    host: str
+    reason: str
+    left: int
+    """How many workers are left."""
+    at: float
+    """When it was seen, in seconds since 1970."""
+    with_host: bool = False
+    """Whether its host is gone too."""
+
+
+class KeptOut(msgspec.Struct):
+    """A worker that was to come in is gone before it could."""
+
+    reason: str
+    with_host: bool = False
+
+
+class Formed(msgspec.Struct):
+    """A generation begins."""
+
+    go: Go
+    at: float
+
+
+class Interrupt(msgspec.Struct):
+    """A signal came."""
