@@ -117,8 +117,8 @@ class Comm:
         """This generation is over: forget its transports."""
         self.cut()
         for transport in self.transports:
-            if self.membership.stuck and isinstance(transport, Gloo):
-                transport.keep_for_ever()
+            if isinstance(transport, Gloo):
+                transport.close(stuck=self.membership.stuck)
         self.transports = ()
 
     def wait(self, work: Work) -> bool:

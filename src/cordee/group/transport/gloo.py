@@ -124,9 +124,16 @@ class Gloo:
             self._sockets = self._new_sockets()
         shut(self._sockets)
 
-    def keep_for_ever(self) -> None:
-        """Never close this group: it would wait for its threads, which wait for a peer that was lost."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
+    def close(self, *, stuck: bool) -> None:
+        """Let go of the group. Its threads take about 20 ms to end; a thread of our own waits for them.
+
+        A group that is `stuck` is never closed: its threads wait for a peer that was lost.
+        """
+        if stuck:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
+        last = [self.group]
+        self.group = None
+        threading.Thread(target=last.clear, name="cordee-close").start()
 
     def _new_sockets(self) -> dict[int, str]:
         before = self._before or {}
