@@ -108,8 +108,16 @@ def test_a_fingerprint_sees_code_closures_globals_and_attributes() -> None:
     assert fingerprint([nn.Linear(2, 3)]) == prints[5]
 
 
+def importing(x: Tensor) -> Tensor:
+    import string
+
+    return x * len(string.digits)
+
+
 @pytest.mark.parametrize(
-    "thing", [lambda path: path.open(), lambda x: eval(x), iter([1])], ids=["file", "eval", "iterator"]
+    "thing",
+    [lambda path: path.open(), lambda x: eval(x), (one for one in [1]), lambda x: importing(x)],
+    ids=["file", "eval", "generator", "import"],
 )
 def test_what_cannot_be_told_has_no_fingerprint(thing: Any) -> None:
     assert fingerprint([thing]) is None

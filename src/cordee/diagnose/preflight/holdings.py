@@ -7,8 +7,8 @@ Installed packages are not walked through, except for the modules of a model.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import operator
 import random
 import types
 from collections import deque
@@ -27,7 +27,7 @@ MOST_ITEMS = 1_000
 """A container with more items is data, not state."""
 MOST_OBJECTS = 500_000
 SMALL_BYTES = 1_000_000
-"""An array of NumPy's up to this size is copied before every pass; torch says when it writes, NumPy does not."""
+"""An array of NumPy's up to this size is copied at once; torch says when it writes, NumPy does not."""
 
 TABLES = ("_modules", "_buffers", "_parameters")
 """Of a module: what they hold is called by the name of the module itself."""
@@ -44,13 +44,11 @@ class _Place:
     write: Callable[[dict[Any, Any]], None]
     keyed: bool = True
     """Whether a value is called by its key, behind the name of the place."""
-    is_same: Callable[[Any, Any], bool] = operator.is_
 
     def changed(self, before: dict[Any, Any]) -> list[str]:
         """The names of values that are not those of `before`."""
         now = self.read()
-        keys = [key for key, value in before.items() if key not in now or not self.is_same(value, now[key])]
-        keys += [key for key in now if key not in before]
+        keys = [key for key in before | now if key not in now or key not in before or now[key] is not before[key]]
         return [_join(self.name, key) for key in keys] if self.keyed else [self.name] * bool(keys)
 
 
@@ -60,28 +58,26 @@ class Holdings:
     def __init__(self, roots: Iterable[tuple[str, Any]]) -> None:
         """Walk from these named objects; the present state is the one to come back to."""
         self.generators: list[Any] = []
-        self.tensors: list[tuple[str, Tensor]] = []
         self._places: list[_Place] = []
-        seen: dict[int, Any] = {}  # by id, with the object, so that no id is used twice
-        ahead = list(roots)[::-1]
-        while ahead and len(seen) < MOST_OBJECTS:
-            name, thing = ahead.pop()
-            if id(thing) not in seen and not isinstance(thing, _PLAIN):
-                seen[id(thing)] = thing
-                ahead += list(self._inside(name, thing))[::-1]
-        self._seen = seen
-        self._before = [place.read() for place in self._places]
-        self._by_memory: dict[int, list[tuple[str, Tensor]]] = {}
-        for name, tensor in self.tensors:
-            self._by_memory.setdefault(_memory(tensor), []).append((name, tensor))
+        self._tensors: dict[int, list[tuple[str, Tensor]]] = {}
+        """By the memory that they lie in."""
         self._copies: dict[int, list[Tensor]] = {}
+        """Of what was written to, as it was at first."""
+        self._seen: dict[int, Any] = {}  # by id, with the object, so that no id is used twice
+        ahead = list(roots)[::-1]
+        while ahead and len(self._seen) < MOST_OBJECTS:
+            name, thing = ahead.pop()
+            if id(thing) not in self._seen and not isinstance(thing, _PLAIN):
+                self._seen[id(thing)] = thing
+                ahead += list(self._inside(name, thing))[::-1]
+        self._before = [place.read() for place in self._places]
 
+    @torch.no_grad()
     def before_write(self, tensor: Tensor) -> None:
         """An operator is about to write to `tensor`: copy what lies there, if it is within reach."""
         memory = _memory(tensor)
-        if memory in self._by_memory and memory not in self._copies:
-            with torch.no_grad():
-                self._copies[memory] = [one.detach().clone() for _, one in self._by_memory[memory]]
+        if memory in self._tensors and memory not in self._copies:
+            self._copies[memory] = [one.detach().clone() for _, one in self._tensors[memory]]
 
     def changed(self) -> list[str]:
         """The names of values that were replaced, and of tensors that hold something else."""
@@ -99,21 +95,21 @@ class Holdings:
         for name, tensor, copy in self._written():
             if names is None or name in names:
                 tensor.data.copy_(copy)
-        if names is None:
-            self._copies.clear()
 
     def _written(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         for memory, copies in self._copies.items():
-            for (name, tensor), copy in zip(self._by_memory[memory], copies, strict=True):
+            for (name, tensor), copy in zip(self._tensors[memory], copies, strict=True):
                 yield name, tensor, copy
 
     def _inside(self, name: str, thing: Any) -> Iterator[tuple[str, Any]]:
         """What an object leads to, by name; the object itself is put where it belongs."""
         if isinstance(thing, Tensor):
-            self.tensors.append((name, thing))
+            self._tensors.setdefault(_memory(thing), []).append((name, thing))
         elif isinstance(thing, np.ndarray):
-            if thing.nbytes <= SMALL_BYTES and thing.flags.writeable:
-                self._places.append(_array(name, thing))
+            if thing.nbytes <= SMALL_BYTES and thing.flags.writeable and not thing.dtype.hasobject:
+                tensor = torch.from_numpy(thing.reshape(-1).view(np.uint8))
+                self._tensors[_memory(tensor)] = [(name, tensor)]
+                self.before_write(tensor)
         elif isinstance(thing, GENERATORS):
             self.generators.append(thing)
         elif isinstance(thing, types.FunctionType):
@@ -123,14 +119,9 @@ class Holdings:
             yield from ((name, thing.__func__), (name.rpartition(".")[0], thing.__self__))
         elif isinstance(thing, functools.partial):
             yield from ((name, part) for part in (thing.func, thing.args, thing.keywords))
-        elif isinstance(thing, dict):
+        elif isinstance(thing, dict | list | tuple | set | deque):
             if len(thing) <= MOST_ITEMS:
-                yield from self._of_dict(name, thing)
-        elif isinstance(thing, list | tuple | set | deque):
-            if len(thing) <= MOST_ITEMS:
-                if not isinstance(thing, tuple):
-                    self._places.append(_items(name, thing))
-                yield from ((f"{name}[{place}]", one) for place, one in enumerate(thing))
+                yield from self._of_dict(name, thing) if isinstance(thing, dict) else self._of_items(name, thing)
         elif isinstance(thing, type):
             if is_users(thing):
                 yield from ((f"{name}.{key}", one) for key, one in vars(thing).items() if key != "__dict__")
@@ -150,18 +141,27 @@ class Holdings:
             else:
                 yield _join(name, key), value
 
+    def _of_items(self, name: str, items: Any) -> Iterator[tuple[str, Any]]:
+        """A list, a tuple, a deque or a set."""
+        if not isinstance(items, tuple):
+            refill = functools.partial(_refill, items)
+            self._places.append(_Place(name, lambda: dict(enumerate(items)), refill, keyed=False))
+        yield from ((f"{name}[{place}]", one) for place, one in enumerate(items))
+
     def _of_function(self, name: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        """What it holds, and the variables that it shares with the function or the module around it."""
         yield from ((name, function.__defaults__), (name, function.__kwdefaults__))
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._places.append(place := _cell(variable, cell))
-            yield from place.read().items()
+            with contextlib.suppress(ValueError):  # not yet bound
+                yield variable, cell.cell_contents
+                at = cell, "cell_contents"
+                self._share(variable, functools.partial(getattr, *at), functools.partial(setattr, *at))
         for variable, namespace, key in globals_of(function):
-            self._places.append(place := _global(variable, namespace, key))
-            yield from place.read().items()
+            yield variable, namespace[key]
+            self._share(variable, functools.partial(namespace.get, key), functools.partial(namespace.__setitem__, key))
 
-
-def _join(name: str, key: Any) -> str:
-    return f"{name}.{key}" if name else str(key)
+    def _share(self, name: str, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        self._places.append(_Place("", lambda: {name: read()}, lambda before: write(before[name])))
 
 
 def _refill(container: Any, before: dict[Any, Any]) -> None:
@@ -172,44 +172,8 @@ def _refill(container: Any, before: dict[Any, Any]) -> None:
         (container.update if isinstance(container, set) else container.extend)(before.values())
 
 
-def _items(name: str, items: Any) -> _Place:
-    """A list, a deque or a set."""
-    return _Place(name, lambda: dict(enumerate(items)), functools.partial(_refill, items), keyed=False)
-
-
-def _array(name: str, array: Any) -> _Place:
-    return _Place(
-        "",
-        lambda: {name: array.copy()},
-        lambda before: np.copyto(array, before[name]),
-        is_same=lambda before, now: before.tobytes() == now.tobytes(),
-    )
-
-
-def _global(name: str, namespace: dict[str, Any], key: str) -> _Place:
-    return _Place(
-        "",
-        lambda: {name: namespace[key]} if key in namespace else {},
-        lambda before: namespace.update({key: before[name]}),
-    )
-
-
-def _cell(name: str, cell: types.CellType) -> _Place:
-    """A variable that a function shares with the one around it."""
-
-    def read() -> dict[Any, Any]:
-        try:
-            return {name: cell.cell_contents}
-        except ValueError:  # not yet bound
-            return {}
-
-    def write(before: dict[Any, Any]) -> None:
-        if before:
-            cell.cell_contents = before[name]
-        else:
-            del cell.cell_contents
-
-    return _Place("", read, write)
+def _join(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)
 
 
 def globals_of(function: types.FunctionType) -> Iterator[tuple[str, dict[str, Any], str]]:

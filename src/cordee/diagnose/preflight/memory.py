@@ -1,24 +1,23 @@
 """Verdicts of former starts, in the user's cache folder: an unchanged job is not checked again.
 
 Only that an objective was accepted without a warning is remembered, under a fingerprint of everything that decides what
-it computes. Code counts by its bytecode, with the values of its closures and of the globals that it names; installed
-packages by their version; parameters of models by shape and type. Where something is met that this cannot describe (a
-file that is read, an object of another package), there is no fingerprint, and nothing is remembered.
+it computes. Code counts by its bytecode, with the values of its closures and of the globals that it names; parameters
+of models by shape and type; installed packages by name, and by when one was last installed. What pickle cannot describe
+(an open file), and code that reaches further (imports, files, variables of the environment), has no fingerprint.
 """
 
 from __future__ import annotations
 
 import dis
-import enum
-import functools
 import hashlib
+import io
 import json
+import os
+import pickle
 import platform
 import sys
 import types
-from collections import deque
-from collections.abc import Iterable, Iterator
-from pathlib import PurePath
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -31,23 +30,22 @@ from cordee.diagnose.misfit import is_users
 from cordee.diagnose.preflight.holdings import GENERATORS, globals_of
 from cordee.group.team import Team
 
-KIND = "1"
+KIND = "2"
 """Counted up when the tests change, so that what was judged otherwise is forgotten."""
 FILE = "preflight"
 MOST_KEPT = 500
 MOST_BYTES = 64_000_000
-"""Of a tensor or an array whose content counts."""
-MOST_ITEMS = 100_000
-_VALUES = (str, bytes, bool, int, float, complex, type(None), type(...), torch.dtype, torch.device, enum.Enum, PurePath)
+"""Of all values that count, and of a tensor or an array among them."""
 _ELSEWHERE = {"eval", "exec", "globals", "locals", "__import__", "open", "environ", "getenv", "import_module"}
 """Names whose use makes code depend on what cannot be seen here."""
 _NO_CODE = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"}
-_NO_STATE = {"training", "_is_full_backward_hook", "_compiled_call_impl"}
+_NO_CODE.add("__static_attributes__")  # in any order
 
 
 def make_key(parts: Iterable[str]) -> str:
     """One key made of these, and of all else that a verdict depends on."""
-    versions = [KIND, __version__, str(torch.__version__), platform.python_version()]
+    installed = [os.stat(one).st_mtime_ns for one in sys.path if one.endswith("-packages") and os.path.isdir(one)]
+    versions = [KIND, __version__, str(torch.__version__), platform.python_version(), *installed]
     return hashlib.sha256(json.dumps([*versions, *parts]).encode()).hexdigest()
 
 
@@ -70,128 +68,66 @@ def _keys() -> list[str]:
     return cache.recall(FILE, list[str]) or []
 
 
-class _Unknown(Exception):
-    """Something that a fingerprint cannot describe."""
-
-
 def fingerprint(things: Iterable[Any]) -> str | None:
     """Of all of these together; None if there is none that can be relied on."""
-    digest = hashlib.sha256()
-    seen: dict[int, tuple[int, Any]] = {}  # by id, with the object, so that no id is used twice
-
-    def enter(thing: Any) -> None:
-        is_new = not isinstance(thing, _VALUES) and id(thing) not in seen
-        if isinstance(thing, _VALUES):
-            raw = f"{type(thing).__name__} {thing!r}".encode()
-        else:
-            number, _ = seen.setdefault(id(thing), (len(seen), thing))
-            raw = (type(thing).__qualname__ if is_new else f"again {number}").encode()
-        digest.update(len(raw).to_bytes(8, "little") + raw)
-        if is_new:
-            for part in _parts(thing):
-                enter(part)
-
+    stream = _Stream()
     try:
-        for thing in things:
-            enter(thing)
-    except (_Unknown, RecursionError):
+        _Describer(stream, protocol=5).dump(list(things))
+    except Exception:  # pickle, and the user's own __reduce__, fail in many ways
         return None
-    return digest.hexdigest()
+    return hashlib.sha256(stream.getbuffer()).hexdigest()
 
 
-def _parts(thing: Any) -> Iterator[Any]:
-    """What an object is made of."""
-    if isinstance(thing, GENERATORS):  # seeded anew for every pass
-        return
-    if isinstance(thing, Tensor | np.ndarray):
-        yield from _of_array(thing)
-    elif isinstance(thing, types.FunctionType | type) and not is_users(thing):
-        yield from _of_installed(thing)
-    elif isinstance(thing, types.FunctionType):
-        yield from _of_function(thing)
-    elif isinstance(thing, type):
-        code = {name: value for name, value in sorted(vars(thing).items()) if name not in _NO_CODE}
-        yield from (thing.__qualname__, thing.__bases__, code)
-    elif isinstance(thing, types.MethodType):
-        yield from (thing.__func__, thing.__self__)
-    elif isinstance(thing, functools.partial):
-        yield from (thing.func, thing.args, thing.keywords)
-    elif isinstance(thing, dict | list | tuple | deque | set | frozenset):
-        if len(thing) > MOST_ITEMS:
-            raise _Unknown
-        items = thing.items() if isinstance(thing, dict) else thing
-        yield from sorted(map(repr, items)) if isinstance(thing, set | frozenset) else items
-    elif isinstance(thing, types.BuiltinFunctionType) and isinstance(thing.__self__, types.ModuleType | type(None)):
-        yield from _of_installed(thing)
-    elif isinstance(thing, types.ModuleType) and not is_users(thing):
-        yield from (thing.__name__, _version(thing.__name__))
-    elif isinstance(thing, staticmethod | classmethod):
-        yield thing.__func__
-    elif isinstance(thing, property):
-        yield from (thing.fget, thing.fset)
-    elif isinstance(thing, nn.Module) or _is_its_attributes(type(thing)):
-        yield from (type(thing), {key: one for key, one in vars(thing).items() if key not in _NO_STATE})
-    else:
-        raise _Unknown
+class _Stream(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() > MOST_BYTES:
+            raise pickle.PicklingError("too much")
+        return super().write(data)
 
 
-def _of_array(array: Any) -> Iterator[Any]:
-    yield from (str(tuple(array.shape)), str(array.dtype))
-    if isinstance(array, nn.Parameter):
-        yield array.requires_grad
-        return
-    is_tensor = isinstance(array, Tensor)
-    if array.nbytes > MOST_BYTES or (array.layout != torch.strided if is_tensor else array.dtype.hasobject):
-        raise _Unknown
-    if is_tensor:
-        flat = array.detach().cpu().contiguous().reshape(-1)
-        array = flat.view(torch.uint8).numpy() if flat.numel() else ()
-    yield hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+class _Describer(pickle.Pickler):
+    """Pickles what pickle would only name: the user's own code, by what it consists of.
+
+    A description is (str, name, parts): the object is known before its parts are visited, so that they may hold it.
+    """
+
+    def reducer_override(self, thing: Any) -> Any:
+        if thing is str:
+            return NotImplemented
+        if isinstance(thing, GENERATORS):  # seeded anew for every pass
+            return str, ()
+        if isinstance(thing, nn.Parameter):
+            return str, (f"{tuple(thing.shape)} {thing.dtype} {thing.requires_grad}",)
+        if isinstance(thing, Tensor | np.ndarray) and thing.nbytes > MOST_BYTES:
+            raise pickle.PicklingError("too much")
+        if isinstance(thing, Tensor):
+            flat = thing.detach().cpu().contiguous().reshape(-1)
+            return str, (f"{tuple(thing.shape)} {thing.dtype}",), flat.view(torch.uint8).numpy() if len(flat) else ()
+        if isinstance(thing, types.CodeType):
+            return str, ("code",), _parts_of_code(thing)
+        if isinstance(thing, types.FunctionType | type | types.ModuleType) and not is_users(thing):
+            return str, (f"{getattr(thing, '__module__', '')} {getattr(thing, '__qualname__', thing.__name__)}",)
+        if isinstance(thing, types.FunctionType):
+            values = [cell.cell_contents for cell in thing.__closure__ or ()]
+            named = [(name, namespace[key]) for name, namespace, key in globals_of(thing)]
+            parts = [thing.__code__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__, values, named]
+            return str, ("function",), parts
+        if isinstance(thing, type):
+            code = {name: value for name, value in sorted(vars(thing).items()) if name not in _NO_CODE}
+            return str, (thing.__qualname__,), [thing.__bases__, code]
+        if isinstance(thing, staticmethod | classmethod):
+            return str, ("method",), [thing.__func__]
+        if isinstance(thing, property):
+            return str, ("property",), [thing.fget, thing.fset]
+        return NotImplemented
 
 
-def _of_function(function: types.FunctionType) -> Iterator[Any]:
-    yield from _of_code(function.__code__)
-    yield from (function.__defaults__, function.__kwdefaults__, function.__dict__)
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            raise _Unknown from None
-    for name, namespace, key in globals_of(function):
-        yield from (name, namespace[key])
-
-
-def _of_code(code: types.CodeType) -> Iterator[Any]:
-    if not _ELSEWHERE.isdisjoint(code.co_names):
-        raise _Unknown
-    yield from (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags)
-    for constant in code.co_consts:
-        yield from _of_code(constant) if isinstance(constant, types.CodeType) else (constant,)
-    for step in dis.get_instructions(code):
-        if step.opname == "IMPORT_NAME":
-            module = sys.modules.get(step.argval)
-            if module is None or is_users(module):
-                raise _Unknown
-            yield from (step.argval, _version(step.argval))
-
-
-def _of_installed(thing: Any) -> Iterator[Any]:
-    module = getattr(thing, "__module__", None) or ""
-    yield from (module, getattr(thing, "__qualname__", ""), _version(module))
-
-
-def _is_its_attributes(kind: type) -> bool:
-    """Whether attributes are all that an instance is: of the user's classes and of ours."""
-    ours = kind.__module__.startswith("cordee.")
-    return (ours or is_users(kind)) and not any("__slots__" in vars(one) for one in kind.__mro__[:-1])
-
-
-def _version(module: str) -> str:
-    """Of the package that a module belongs to; those of Python, torch and Cordée are in the key anyway."""
-    top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top in ("", "builtins", "torch", "cordee"):
-        return ""
-    version = getattr(sys.modules.get(top), "__version__", None)
-    if not isinstance(version, str):
-        raise _Unknown
-    return version
+def _parts_of_code(code: types.CodeType) -> list[Any]:
+    if not _ELSEWHERE.isdisjoint(code.co_names) or dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
+        raise pickle.PicklingError("it reaches further")
+    names = repr((code.co_names, code.co_varnames, code.co_freevars, code.co_flags))
+    # Equal constants may or may not be one object, and sets have an order of their own: their text counts.
+    plain = [one for one in code.co_consts if not isinstance(one, types.CodeType)]
+    texts = [repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one) for one in plain]
+    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return [code.co_code, names, texts, inner]
