@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from cordee.core.mesh import AXES, Mesh, Spot, lay_out
+from cordee.core.mesh import Mesh, lay_out
 
 
 def hosts_of(*counts: int) -> dict[int, str]:
@@ -18,7 +18,7 @@ def hosts_of(*counts: int) -> dict[int, str]:
 def test_whole_replicas_are_the_members_in_their_order() -> None:
     mesh = lay_out((3, 5, 9), {3: "a", 5: "b", 9: "a"})
     assert mesh == Mesh((((3,),), ((5,),), ((9,),)))
-    assert [mesh.spot(worker) for worker in (3, 5, 9)] == [Spot(0, 0, 0), Spot(1, 0, 0), Spot(2, 0, 0)]
+    assert mesh.leaders == (3, 5, 9)
     assert mesh.along("replica", 5) == (3, 5, 9) and mesh.along("slice", 5) == (5,)
 
 
@@ -26,16 +26,19 @@ def test_whole_replicas_are_the_members_in_their_order() -> None:
 def test_every_product_has_each_member_once(replicas: int, stages: int, slices: int) -> None:
     count = replicas * stages * slices
     mesh = lay_out(range(count), hosts_of(count), stages=stages, slices=slices)
-    assert sorted(mesh.workers) == list(range(count)) and not mesh.spares
-    assert (len(mesh.replicas), mesh.ranks_per_replica) == (replicas, stages * slices)
-    for worker in range(count):
-        spot = mesh.spot(worker)
-        assert spot is not None and mesh.replicas[spot.replica][spot.stage][spot.slice] == worker
-        for axis, length in zip(AXES, (replicas, stages, slices), strict=True):
-            line = mesh.along(axis, worker)
-            assert len(line) == length and line[getattr(spot, axis)] == worker
-            others = [mesh.spot(one) for one in line]
-            assert all(one is not None and one._replace(**{axis: 0}) == spot._replace(**{axis: 0}) for one in others)
+    assert len(mesh.replicas) == replicas and not mesh.spares
+    places = {
+        worker: (replica, stage, place)
+        for replica, of_replica in enumerate(mesh.replicas)
+        for stage, of_stage in enumerate(of_replica)
+        for place, worker in enumerate(of_stage)
+    }
+    assert sorted(places) == list(range(count))
+    for worker, spot in places.items():
+        for axis, (name, length) in enumerate([("replica", replicas), ("stage", stages), ("slice", slices)]):
+            line = mesh.along(name, worker)
+            assert len(line) == length
+            assert [places[one] for one in line] == [(*spot[:axis], at, *spot[axis + 1 :]) for at in range(length)]
 
 
 def test_slices_lie_within_a_host_and_what_is_left_over_together() -> None:
@@ -53,9 +56,8 @@ def test_stages_go_over_hosts_before_slices_do() -> None:
 def test_members_that_are_not_enough_for_another_replica_are_spares() -> None:
     mesh = lay_out(range(7), hosts_of(4, 3), stages=1, slices=2)
     assert mesh.replicas == (((0, 1),), ((2, 3),), ((4, 5),)) and mesh.spares == (6,)
-    assert mesh.spot(6) is None and mesh.along("replica", 6) == (6,)
+    assert mesh.along("replica", 6) == (6,)
     assert lay_out((4,), {4: "a"}, slices=2) == Mesh((), (4,))
-    assert lay_out((4,), {4: "a"}, slices=2).ranks_per_replica == 0
 
 
 def test_after_a_loss_the_others_are_laid_out_again() -> None:

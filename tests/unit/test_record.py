@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cordee.core.events import TimesEvent
-from cordee.core.record import from_limbs, to_limbs
+from cordee.core.record import Record
 from cordee.feed.digest import delivered
 from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
@@ -31,11 +31,13 @@ def commit(ledger: Ledger, step: int, count: int, digest: int) -> None:
     ledger.enter((0, step, ORDER.steps), count, digest, expected)
 
 
-def test_limbs_add_up_over_thousands_of_replicas() -> None:
+def test_records_add_up_over_thousands_of_replicas() -> None:
     draw = random.Random(0)
     digests = [draw.getrandbits(64) for _ in range(5_000)]
-    sums = np.sum([np.asarray(to_limbs(digest), dtype=np.float32) for digest in digests], axis=0, dtype=np.float32)
-    assert from_limbs(sums.tolist()) == sum(digests) % 2**64
+    records = [Record(1.0, 2.0, 0, 0, 0, 0, 0, samples=3, digest=digest) for digest in digests]
+    sums = np.sum([np.asarray(one.numbers(), dtype=np.float32) for one in records], axis=0, dtype=np.float32)
+    summed = Record.summed(sums.tolist())
+    assert (summed.digest, summed.samples, summed.mean_loss) == (sum(digests) % 2**64, 15_000, 0.5)
 
 
 @pytest.mark.parametrize("cuts", [(), (50,), (0, 101), (1, 2, 3, 77)])

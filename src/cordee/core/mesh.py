@@ -5,17 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
-
-AXES = ("replica", "stage", "slice")
-
-
-class Spot(NamedTuple):
-    """Where a worker is: in which replica of the model, in which stage of it, with which slice of the stage."""
-
-    replica: int
-    stage: int
-    slice: int
 
 
 @dataclass(frozen=True)
@@ -27,40 +16,22 @@ class Mesh:
     spares: tuple[int, ...] = ()
 
     @property
-    def workers(self) -> tuple[int, ...]:
-        """All workers that compute, replica by replica."""
-        return tuple(chain.from_iterable(chain.from_iterable(self.replicas)))
-
-    @property
-    def ranks_per_replica(self) -> int:
-        """Over how many workers one replica lies."""
-        return len(self.workers) // len(self.replicas) if self.replicas else 0
-
-    @property
     def leaders(self) -> tuple[int, ...]:
         """The first worker of each replica, after which its share is reckoned."""
         return tuple(stages[0][0] for stages in self.replicas)
 
-    def spot(self, worker: int) -> Spot | None:
-        """Where this worker is; None for a spare, or one that is not a member."""
-        for replica, stages in enumerate(self.replicas):
+    def along(self, axis: str, worker: int) -> tuple[int, ...]:
+        """The workers that differ from this one in `axis` alone, itself included, in the order of that axis.
+
+        `axis` is replica, stage or slice. A spare, or one that is not a member, is alone.
+        """
+        for stages in self.replicas:
             for stage, slices in enumerate(stages):
                 if worker in slices:
-                    return Spot(replica, stage, slices.index(worker))
-        return None
-
-    def along(self, axis: str, worker: int) -> tuple[int, ...]:
-        """The workers that differ from this one in `axis` alone, itself included, in the order of that axis."""
-        spot = self.spot(worker)
-        if spot is None:
-            return (worker,)
-        replica, stage, place = spot
-        if axis == "slice":
-            return self.replicas[replica][stage]
-        if axis == "stage":
-            return tuple(slices[place] for slices in self.replicas[replica])
-        assert axis == "replica", axis
-        return tuple(stages[stage][place] for stages in self.replicas)
+                    place = slices.index(worker)
+                    replicas = tuple(other[stage][place] for other in self.replicas)
+                    return {"replica": replicas, "stage": tuple(one[place] for one in stages), "slice": slices}[axis]
+        return (worker,)
 
 
 def lay_out(members: Sequence[int], hosts: Mapping[int, str], *, stages: int = 1, slices: int = 1) -> Mesh:

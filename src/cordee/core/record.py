@@ -9,16 +9,6 @@ LIMBS = 8
 """A digest travels as eight bytes, each a small whole number, so that a float32 sum over 65,536 replicas is exact."""
 
 
-def to_limbs(digest: int) -> list[float]:
-    """A 64-bit digest as numbers that add up exactly."""
-    return [*map(float, digest.to_bytes(LIMBS, "little"))]
-
-
-def from_limbs(limbs: Sequence[float]) -> int:
-    """The sum of digests, modulo 2**64, from the sums of their limbs."""
-    return sum(int(limb) << (8 * place) for place, limb in enumerate(limbs)) % 2**64
-
-
 class Record(NamedTuple):
     """One replica's numbers of a step, or their sum over all replicas."""
 
@@ -41,12 +31,13 @@ class Record(NamedTuple):
 
     def numbers(self) -> list[float]:
         """As they travel: small whole numbers stay exact."""
-        return [*map(float, self[:-1]), *to_limbs(self.digest % 2**64)]
+        return [*map(float, self[:-1]), *map(float, (self.digest % 2**64).to_bytes(LIMBS, "little"))]
 
     @classmethod
     def summed(cls, numbers: Sequence[float]) -> Record:
         """From the sums of what `numbers` gives on each replica."""
-        return cls._make([*numbers[:-LIMBS], from_limbs(numbers[-LIMBS:])])
+        digest = sum(int(limb) << (8 * place) for place, limb in enumerate(numbers[-LIMBS:])) % 2**64
+        return cls._make([*numbers[:-LIMBS], digest])
 
     @property
     def mean_loss(self) -> float:
