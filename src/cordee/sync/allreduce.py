@@ -29,8 +29,8 @@ from cordee.group.comm import NEVER, Handle
 from cordee.group.team import Team
 from cordee.sync import sparse
 from cordee.sync.buckets import Buckets
-from cordee.sync.gradients import drop, norm_of, shorten, unscale
-from cordee.sync.seam import Agreed, Recorded, Treatment
+from cordee.sync.gradients import norm_of, shorten, unscale
+from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
 from cordee.sync.sparse import is_sparse
 
 SHARED_BUCKET_MB = 4.0
@@ -39,12 +39,12 @@ FINITE, NOT_FINITE = 1.0, 2.0
 """What became of a gradient that was treated."""
 
 
-class AllReduce:
+class AllReduce(Sync):
     """Sums gradients over all replicas; see `Sync`."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], team: Team, *, bucket_mb: float, overlap: bool) -> None:
         """Put hooks on `parameters`, unless this worker is alone; memory is taken when the first step needs it."""
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        super().__init__(parameters)
         self.team = team
         self.overlap = overlap
         self._bucket_mb = bucket_mb
@@ -71,9 +71,6 @@ class AllReduce:
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
             for number, parameter in enumerate(self.parameters if team.replicas > 1 or team.grows else ())
         ]
-
-    def merge(self) -> None:
-        """Parameters are equal after every step."""
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
@@ -124,7 +121,7 @@ class AllReduce:
         for bucket in self._buckets[: self._launched]:
             bucket.handle.wait()
         self._launched = 0
-        drop(self.parameters)
+        super().forget(passed=passed)
 
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
         """Wait until gradients and records are summed; None if the step has to be done again.

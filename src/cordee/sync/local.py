@@ -18,19 +18,19 @@ from torch.optim import Optimizer
 
 from cordee.core.record import Record
 from cordee.group.team import Team
-from cordee.sync.gradients import drop, norm_of, shorten, unscale
-from cordee.sync.seam import Agreed, Recorded, Treatment
+from cordee.sync.gradients import norm_of, shorten, unscale
+from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
 from cordee.sync.sparse import values_of
 
 
-class LocalSteps:
+class LocalSteps(Sync):
     """Updates locally, and merges every `every` steps; see `Sync`."""
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], team: Team, *, every: int, on_lost: Callable[[int], None]
     ) -> None:
         """`on_lost` is told the number of samples that a lost replica took with it."""
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        super().__init__(parameters)
         self._team, self._every, self._on_lost = team, every, on_lost
         self._own = self._all = _NOTHING
         """Records since the last merge, added up: of this replica, and of all."""
@@ -38,10 +38,6 @@ class LocalSteps:
         """The same of the step that has committed and is not applied yet."""
         self._steps = 0
         """Steps since the last merge."""
-
-    def begin(self, record: Recorded | None) -> bool:
-        """Nothing is sent early."""
-        return True
 
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
         """Add up the records; the gradient is this replica's own."""
@@ -88,13 +84,6 @@ class LocalSteps:
             break
         if (lost := round(everywhere.samples - samples)) > 0:
             self._on_lost(lost)
-
-    def forget(self, *, passed: bool) -> None:
-        """Nothing was sent."""
-        drop(self.parameters)
-
-    def close(self) -> None:
-        """There are no hooks."""
 
 
 _NOTHING = Record._make([0.0] * (len(Record._fields) - 1) + [0])

@@ -6,14 +6,15 @@ it has committed. `forget` takes the place of the last two where a step is void.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.record import Record
+from cordee.sync.gradients import drop
 
 Recorded = Callable[[], Record]
 """Gives this replica's record of the open step, once its gradients are there."""
@@ -39,32 +40,37 @@ class Agreed(NamedTuple):
     """Of the gradient before it was bounded, still on its device: nothing waits for it."""
 
 
-class Sync(Protocol):
-    """How the replicas agree on the parameters of one optimizer."""
+class Sync:
+    """How the replicas agree on the parameters of one optimizer; as it is here, one that sends nothing early."""
 
-    parameters: list[nn.Parameter]
-    """Those that ask for gradients, in the optimizer's order."""
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Keep those that ask for gradients, in the optimizer's order."""
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
 
     def begin(self, record: Recorded | None) -> bool:
         """A backward pass follows. With a `record` it is the last of its step: what is complete may be sent meanwhile.
 
         Without one, more passes follow: what was sent before is taken back. False if a replica was lost.
         """
+        return True
 
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
         """Agree on the step, all replicas or none, and treat the gradient for its update; None: compute it again.
 
         `void` says that something this step rests on failed already.
         """
+        raise NotImplementedError
 
     def update(self, optimizer: Optimizer) -> None:
         """Let the optimizer step; what it does to gradients must not reach a peer that still needs them."""
+        optimizer.step()
 
     def merge(self) -> None:
         """Make the parameters equal on all replicas, before they are measured or saved; all replicas call this."""
 
     def forget(self, *, passed: bool) -> None:
         """Drop what the step has so far; `passed`: the backward pass after the last `begin` came to its end."""
+        drop(self.parameters)
 
     def close(self) -> None:
         """Remove all hooks: the parameters are agreed on by other means from now on."""

@@ -10,27 +10,22 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from cordee.core.record import Record
 from cordee.group.sliced import aligned, is_sliced, like, local_of, squares
 from cordee.group.team import Team
 from cordee.sync.buckets import grouped
-from cordee.sync.gradients import drop, shorten
-from cordee.sync.seam import Agreed, Recorded, Treatment
+from cordee.sync.gradients import shorten
+from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
 
 
-class SlicedSums:
+class SlicedSums(Sync):
     """Sums gradients over the replicas, slice by slice; see `Sync`."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], team: Team, *, bucket_mb: float) -> None:
         """Nothing is sent before a step commits."""
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        super().__init__(parameters)
         self._team, self._bucket_mb = team, bucket_mb
-
-    def begin(self, record: Recorded | None) -> bool:
-        """Nothing is sent early."""
-        return True
 
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
         """Sum gradients over the replicas, then records over all workers; None if the step has to be done again."""
@@ -83,17 +78,3 @@ class SlicedSums:
         if self._team.slices.rank == 0:
             return own
         return own._replace(loss=0.0, weight=0.0, news=0.0, samples=0.0, digest=0)
-
-    def update(self, optimizer: Optimizer) -> None:
-        """Let the optimizer step."""
-        optimizer.step()
-
-    def merge(self) -> None:
-        """Parameters are equal after every step."""
-
-    def forget(self, *, passed: bool) -> None:
-        """Nothing was sent."""
-        drop(self.parameters)
-
-    def close(self) -> None:
-        """There are no hooks."""

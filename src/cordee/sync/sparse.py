@@ -3,7 +3,8 @@
 Rows are exchanged before the sum that carries a step's agreement begins, and a replica begins it only with the rows of
 all. A replica that is handed the result of an agreement therefore has the rows already: they are never handed over.
 
-Cost on each replica: the touched rows of all replicas, and two collectives per step, whatever the size of the table.
+Cost on each replica: for each of them as many rows as the one that touched most, whatever the size of the table, and
+two collectives per table and step.
 """
 
 from __future__ import annotations
@@ -42,17 +43,22 @@ def add_up(parameters: Sequence[nn.Parameter], comm: Comm) -> list[Tensor] | Non
     counts = comm.gather(torch.tensor([gradient._nnz() for gradient in own])).wait()
     if counts is None:
         return None
-    blob = torch.cat([_raw(part) for gradient in own for part in (gradient._indices(), gradient._values())])
-    row = [8 + gradient._values().element_size() * gradient.shape[1:].numel() for gradient in own]
-    table = torch.stack(counts).tolist()
-    sizes = [sum(count * nbytes for count, nbytes in zip(line, row, strict=True)) for line in table]
-    whole = torch.zeros(sum(sizes), dtype=torch.uint8)  # a sum of bytes: all replicas but one add zeros
-    start = sum(sizes[: comm.rank])
-    whole[start : start + len(blob)] = blob
-    if len(whole) and not comm.sum(whole).wait():
-        return None
-    pieces = _cut(whole, table, own)
-    return [_merged(gradient, of_it).to(p.device) for gradient, of_it, p in zip(own, pieces, parameters, strict=True)]
+    sums = []
+    for parameter, gradient, *rows in zip(parameters, own, *(line.tolist() for line in counts), strict=True):
+        indices = _gathered(gradient._indices()[0], rows, comm)
+        values = _gathered(gradient._values(), rows, comm)
+        if indices is None or values is None:
+            return None
+        sums.append(_made(indices[None], values, gradient).to(parameter.device))
+    return sums
+
+
+def _gathered(own: Tensor, rows: Sequence[int], comm: Comm) -> Tensor | None:
+    """The rows of all replicas, which have so many each; all send as many as the one with most has."""
+    padded = own.new_zeros((max(rows), *own.shape[1:]))
+    padded[: len(own)] = own
+    of_all = comm.gather(padded).wait()
+    return None if of_all is None else torch.cat([part[:count] for part, count in zip(of_all, rows, strict=True)])
 
 
 def _rows(parameter: nn.Parameter) -> Tensor:
@@ -68,27 +74,3 @@ def _rows(parameter: nn.Parameter) -> Tensor:
 
 def _made(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False).coalesce()
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def _cut(whole: Tensor, table: list[list[int]], own: Sequence[Tensor]) -> list[list[tuple[Tensor, Tensor]]]:
-    """For each parameter the indices and values that each replica has sent."""
-    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in own]
-    start = 0
-    for line in table:
-        for place, (count, like) in enumerate(zip(line, own, strict=True)):
-            shape = (count, *like.shape[1:])
-            middle = start + 8 * count
-            end = middle + like._values().element_size() * torch.Size(shape).numel()
-            indices = whole[start:middle].clone().view(torch.int64)
-            found[place].append((indices, whole[middle:end].clone().view(like.dtype).view(shape)))
-            start = end
-    return found
-
-
-def _merged(like: Tensor, pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    indices, values = (torch.cat(one) for one in zip(*pieces, strict=True))
-    return _made(indices[None], values, like)
