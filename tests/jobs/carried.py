@@ -77,5 +77,5 @@ with cordee.session() as s:
             losses.append(s.last.loss)
     state = {f"{name}.{key}": one.tolist() for name, model in (("first", first), ("second", second))
              for key, one in model.state_dict().items()}  # fmt: skip
-    ledger = stepper_of(s).ledger.to_dict()
+    ledger = dict(vars(stepper_of(s).ledger))
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

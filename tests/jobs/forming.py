@@ -43,7 +43,7 @@ with Session(Stepper(team, seed=3)) as s:
     told = {
         "members": team.membership.members,
         "generation": team.membership.generation,
-        "ledger": stepper_of(s).ledger.to_dict(),
+        "ledger": dict(vars(stepper_of(s).ledger)),
         "state": state,
     }
     (folder / f"told.{worker}").write_text(json.dumps(told))

@@ -51,5 +51,5 @@ with cordee.session() as s:
         critic_optimizer.zero_grad()
     both = {"generator": generator.state_dict(), "critic": critic.state_dict()}
     state = {f"{name}.{key}": tensor.tolist() for name, one in both.items() for key, tensor in one.items()}
-    ledger = stepper_of(s).ledger.to_dict()
+    ledger = dict(vars(stepper_of(s).ledger))
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

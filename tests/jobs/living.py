@@ -86,5 +86,5 @@ with cordee.session() as s:
             losses.append(s.last.loss)
     held = {**model.state_dict(), **dict(model.named_buffers())}
     state = {name: tensor.tolist() for name, tensor in held.items()}
-    ledger = stepper_of(s).ledger.to_dict()
+    ledger = dict(vars(stepper_of(s).ledger))
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

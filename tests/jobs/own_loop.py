@@ -27,5 +27,5 @@ with cordee.session(seed=3) as s:
         if s.step(optimizer, clip=1.0):
             losses.append(s.last.loss)
     state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-    ledger = stepper_of(s).ledger.to_dict()
+    ledger = dict(vars(stepper_of(s).ledger))
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

@@ -57,5 +57,5 @@ with cordee.session() as s:
         if s.step(optimizer):
             losses.append(s.last.loss)
     state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-    ledger = stepper_of(s).ledger.to_dict()
+    ledger = dict(vars(stepper_of(s).ledger))
     (folder / f"{s.rank}.json").write_text(json.dumps({"losses": losses, "state": state, "ledger": ledger}))

@@ -55,7 +55,7 @@ for turn in range(2):
                 break
             if s.step(optimizer):
                 losses.append(s.last.loss)
-        ledgers.append(stepper_of(s).ledger.to_dict())
+        ledgers.append(dict(vars(stepper_of(s).ledger)))
         state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
         rank = s.rank
     hooks.append(max(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()))

@@ -48,7 +48,7 @@ with cordee.session() as s:
         if s.step(dense):
             losses.append(s.last.loss)
     assert layouts == {{torch.sparse_coo}}
-    told = {{"losses": losses, "held": largest[-1:], "ledger": stepper_of(s).ledger.to_dict()}}
+    told = {{"losses": losses, "held": largest[-1:], "ledger": dict(vars(stepper_of(s).ledger))}}
     told["state"] = {{name: value.tolist() for name, value in model.state_dict().items()}}
     (folder / f"{{s.size}}-{{s.rank}}.json").write_text(json.dumps(told))
 """
