@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from cordee.train.buffers import LARGE_BYTES, QUIET, BufferKeeper
+from cordee.group.team import Team
+from cordee.sync.batchnorm import StepState
+from cordee.train.buffers import QUIET, Buffers
+
+
+def made() -> Buffers:
+    return Buffers(Team().layers, StepState(), [], lambda message: None)
 
 
 class Counting(nn.Module):
@@ -52,10 +58,10 @@ def test_a_void_step_leaves_no_trace(change: str) -> None:
     model = nn.Sequential(Counting(), nn.Linear(2, 2))
     module = model[0]
     assert isinstance(module, Counting)
-    keeper = BufferKeeper()
+    keeper = made()
     keeper.watch(model)
     module.n.data.add_(1)  # a step that was committed
-    keeper.remember()
+    keeper.begin()
     tensor = module.n
     for _ in range(2):  # a step may be void more than once
         CHANGES[change](module)
@@ -67,11 +73,11 @@ def test_a_void_step_leaves_no_trace(change: str) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_committed_step_did_stays(change: str) -> None:
     module = Counting()
-    keeper = BufferKeeper()
+    keeper = made()
     keeper.watch(module)
     CHANGES[change](module)
     wanted = {name: None if one is None else one.clone() for name, one in module._buffers.items()}
-    keeper.remember()
+    keeper.begin()
     keeper.bring_back()
     assert module._buffers.keys() == wanted.keys()
     for name, one in module._buffers.items():
@@ -82,38 +88,40 @@ def test_what_a_committed_step_did_stays(change: str) -> None:
 def test_a_buffer_that_cannot_be_written_is_left_alone() -> None:
     module = nn.Module()
     module.register_buffer("positions", torch.arange(3).expand(4, 3))
-    keeper = BufferKeeper()
+    keeper = made()
     keeper.watch(module)
-    keeper.remember()
+    keeper.begin()
     keeper.bring_back()
     assert torch.equal(module.positions, torch.arange(3).expand(4, 3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("write", [lambda tensor: tensor.add_(1), lambda tensor: tensor.data.add_(1)])
-def test_a_large_buffer_that_changes_is_brought_back(write: Callable[[torch.Tensor], object]) -> None:
+def test_a_buffer_that_changes_is_brought_back(write: Callable[[torch.Tensor], object]) -> None:
     model = Counting()
-    model.n = torch.zeros(LARGE_BYTES)
-    keeper = BufferKeeper()
+    keeper = made()
     keeper.watch(model)
     for step in range(1, 2 * QUIET):  # every one of them is committed
         write(model.n)
-        keeper.remember()
+        keeper.begin()
         write(model.n)
+        assert keeper.changed() == {(model, "n")}
         keeper.bring_back()
-        assert torch.equal(model.n, torch.full((LARGE_BYTES,), float(step)))
+        assert torch.equal(model.n, torch.full((3,), float(step)))
 
 
-def test_a_large_constant_is_believed_to_be_one_until_its_version_moves() -> None:
+def test_a_constant_is_believed_to_be_one_until_its_version_moves() -> None:
     model = Counting()
-    model.n = torch.zeros(LARGE_BYTES)
-    keeper = BufferKeeper()
+    keeper = made()
     keeper.watch(model)
-    for _ in range(QUIET + 1):
-        keeper.remember()
-    model.n.data.add_(1)  # after so long, nobody looks
-    keeper.remember()
+    for _ in range(QUIET):
+        keeper.begin()
+        assert not keeper.changed()
+    model.n.data.add_(1)  # after so long, its content is not looked at
+    assert not keeper.changed()
+    keeper.begin()
     model.n.add_(1)
-    keeper.remember()
+    assert keeper.changed()
+    keeper.begin()
     model.n.add_(5)
     keeper.bring_back()
-    assert torch.equal(model.n, torch.full((LARGE_BYTES,), 2.0))
+    assert torch.equal(model.n, torch.full((3,), 2.0))

@@ -1,175 +1,302 @@
-"""Buffers that a forward pass changes (running statistics): part of a step, so undone with it when it is void."""
+"""Buffers of models: part of a step, so undone with it when it is void, and agreed on when they follow their batch.
+
+A forward pass may change a buffer by its batch: a moving centre, InstanceNorm's statistics, counts of what came. Every
+worker changes its own, by its share. Before a step commits they agree: numbers become the mean over the workers,
+weighted by samples, which is what one process has if a buffer follows a mean over samples; counts are added up. Whether
+it is so is tried once for each buffer that differs, on two parts of a share; if not, the run is said to be statistical.
+BatchNorm has its own way, within the forward pass.
+
+Which buffers live is not known before they change. The first time, the step is done again, now that all workers know;
+from then on a step of such a model has one gather more. Others pay a look at each buffer's version.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cordee.diagnose.rows import Call, follows_its_rows
+from cordee.feed.source import map_tensors
+from cordee.group.comm import Comm
 from cordee.group.team import Team
+from cordee.sync.batchnorm import StepState
 
-LARGE_BYTES = 16_384
-"""A buffer so large (a mask, a table) is looked at before it is copied."""
 QUIET = 16
-"""Looks in a row at which a large buffer held what it had held: after that its version is believed."""
+"""Looks in a row at which a buffer held what it had held: after that its version is believed."""
+Key = tuple[nn.Module, str]
+"""A buffer: its module, and its name there."""
+Snapshot = dict[Key, "tuple[Tensor, Tensor] | None"]
+"""Of each buffer the tensor itself, and what it held; None where there is none."""
 
 
 @dataclass
 class _Kept:
-    """A buffer at the start of a step: the tensor itself, and what it held."""
+    """A buffer when the step began, and what is known of it.
+
+    It is copied whether or not its version has moved: a module may put another tensor in the place of a buffer, and
+    writes through `.data` are not counted.
+    """
 
     tensor: Tensor
     copy: Tensor
     version: int
     quiet: int = 0
     """Looks in a row without news."""
-    looks: int = 0
-    """Looks at its content, whatever its version said."""
+    settled: tuple[Tensor, int] | None = None
+    """The tensor and its version when the last step ended: what changes from there on is not of a step."""
+    lives: bool = False
+    outside: bool = False
+    """Changed after the news of a step were sent, or by code behind it."""
+    tried: bool = False
 
-    def holds(self, buffer: Tensor) -> bool:
-        """Whether the copy is known to be that of `buffer` as it is now."""
-        if not buffer.is_cpu or buffer.nbytes < LARGE_BYTES or buffer is not self.tensor:
+    def is_constant(self, buffer: Tensor) -> bool:
+        """Whether the copy is believed to be that of `buffer` as it is now."""
+        return self.quiet >= QUIET and buffer is self.tensor and buffer._version == self.version
+
+    def has_changed(self, buffer: Tensor | None) -> bool:
+        """Whether it holds something else than when the step began; of another shape (a cache), it is not counted."""
+        if buffer is None or not _alike(buffer, self.copy) or self.is_constant(buffer):
             return False
-        same = buffer._version == self.version and (self.quiet >= QUIET or torch.equal(buffer, self.copy))
+        same = torch.equal(buffer, self.copy)
         self.quiet = self.quiet + 1 if same else 0
-        return same
+        return not same
+
+    def moved(self, buffer: Tensor) -> bool:
+        """Whether it has changed since the last step ended."""
+        if self.settled is None or not _alike(buffer, self.settled[0]):
+            return False
+        return buffer is not self.settled[0] or buffer._version != self.settled[1]
 
 
-Key = tuple[nn.Module, str]
-"""A buffer: its module, and its name there."""
-Snapshot = list[dict[str, "_Kept | None"]]
-"""For each module, its buffers by name; None where there is none."""
+class Buffers:
+    """The buffers of a session's models."""
 
-
-class BufferKeeper:
-    """Remembers the buffers of models at the start of a step.
-
-    They are found by module and name, and copied whether or not their version has moved: a module may put another
-    tensor in the place of a buffer, and writes through `.data` are not counted. A large one that does not change for
-    some steps is taken for a constant, until its version says otherwise.
-    """
-
-    def __init__(self) -> None:
-        """Watch nothing yet."""
+    def __init__(self, comm: Comm, state: StepState, models: Sequence[nn.Module], warn: Callable[[str], None]) -> None:
+        """None lives as far as is known; `warn` is told what keeps a run from being the same as one process."""
+        self._comm, self._state, self._models, self._warn = comm, state, models, warn
         self._modules: list[nn.Module] = []
-        self._kept: Snapshot = []
-        self._plain: list[tuple[nn.Module, dict[str, _Kept | None]]] = []
-        """The modules with buffers and what they held when the step began; not BatchNorm, which agrees in its way."""
-        self._settled: dict[Key, tuple[Tensor, int]] = {}
+        self._kept: dict[Key, _Kept | None] = {}
+        self._plain: list[tuple[Key, _Kept]] = []
+        """All that were there when the step began, but those of BatchNorm; on every worker in the same order."""
+        self._next: list[Key] | None = None
+        """Those that live in the open step, which counts once it is committed."""
+        self._asked = False
+        """Whether all workers know that some buffer lives of which they have not agreed yet."""
+        self._calls: dict[int, list[Call]] = {}
+        self._hooks: list[Any] = []
         self.seen = 0
-        """Own samples since `agree`."""
+        """Own samples since `merge`."""
 
     def watch(self, model: nn.Module) -> None:
-        """Remember this model's buffers too."""
+        """Keep this model's buffers too."""
         self._modules = list(dict.fromkeys([*self._modules, *model.modules()]))
-        self._kept += [{} for _ in range(len(self._modules) - len(self._kept))]
-        self.remember()
+        self.begin()
 
-    def remember(self) -> None:
-        """A step begins: this is what a void step comes back to."""
-        pairs = zip(self._modules, self._kept, strict=True)
-        if holders := [(module, kept) for module, kept in pairs if module._buffers or kept]:  # most layers have none
-            self._remember(holders)
+    # ------------------------------------------------------------- undoing a step
 
     @torch.no_grad()
-    def _remember(self, holders: list[tuple[nn.Module, dict[str, _Kept | None]]]) -> None:
+    def begin(self) -> None:
+        """A step begins, or begins again: this is what it comes back to if it is void."""
+        self._next = None
+        self._calls.clear()
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # of one type: one kernel on a GPU
-        self._plain.clear()
-        for module, kept in holders:
-            if module._buffers and not isinstance(module, _BatchNorm):
-                self._plain.append((module, kept))
-            for name, buffer in module._buffers.items():
-                before = kept.get(name)
-                if buffer is None:
-                    kept[name] = None
-                elif before is not None and (before.tensor is buffer or _alike(buffer, before.copy)):
-                    if before.holds(buffer):
-                        continue
-                    before.tensor, before.version = buffer, buffer._version
+        found: dict[Key, _Kept | None] = {}
+        for module in self._modules:
+            for name, buffer in module._buffers.items() if module._buffers else ():  # most layers have none
+                before = self._kept.get((module, name))
+                if buffer is None or before is None:
+                    found[module, name] = None if buffer is None else _Kept(buffer, buffer.clone(), buffer._version)
+                    continue
+                found[module, name] = before
+                before.outside |= before.moved(buffer)
+                if before.is_constant(buffer):
+                    continue
+                before.tensor, before.version = buffer, buffer._version
+                if _alike(buffer, before.copy):
                     copies, buffers = groups.setdefault(buffer.dtype, ([], []))
                     copies.append(before.copy)
                     buffers.append(buffer)
                 else:
-                    kept[name] = _Kept(buffer, buffer.clone(), buffer._version)
-            if len(kept) > len(module._buffers):
-                for name in kept.keys() - module._buffers.keys():
-                    del kept[name]
+                    before.copy = buffer.clone()
+        self._kept = found
+        plain = [key for key in found if not isinstance(key[0], _BatchNorm)]
+        self._plain = [(key, one) for key in plain if (one := found[key]) is not None]
         for copies, buffers in groups.values():
             torch._foreach_copy_(copies, buffers)
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
-        """The buffers as they are now, for `bring_back` in the same step; what has not changed is not copied."""
-        taken: Snapshot = []
-        for module, kept in zip(self._modules, self._kept, strict=True):
-            taken.append({})
+        """The buffers as they are now, for `bring_back` in the same step; constants are not copied."""
+        taken: Snapshot = {}
+        for module in self._modules:
             for name, buffer in module._buffers.items():
-                before = kept.get(name)
-                if buffer is None or (before is not None and before.holds(buffer)):
-                    taken[-1][name] = before if buffer is not None else None
+                kept = self._kept.get((module, name))
+                if buffer is None:
+                    taken[module, name] = None
+                elif kept is not None and kept.is_constant(buffer):
+                    taken[module, name] = (buffer, kept.copy)
                 else:
-                    taken[-1][name] = _Kept(buffer, buffer.clone(), buffer._version)
+                    taken[module, name] = (buffer, buffer.clone())
         return taken
 
     @torch.no_grad()
     def bring_back(self, taken: Snapshot | None = None) -> None:
         """A step was void: undo what it did to the buffers; or make them what they were when `taken`."""
-        for module, kept in zip(self._modules, taken or self._kept, strict=True):
-            for name in module._buffers.keys() - kept.keys():
+        if taken is None:
+            taken = {key: None if one is None else (one.tensor, one.copy) for key, one in self._kept.items()}
+        for module in self._modules:
+            for name in [name for name in module._buffers if (module, name) not in taken]:
                 del module._buffers[name]
-            for name, before in kept.items():
-                module._buffers[name] = None if before is None else before.tensor
-                if before is not None and not torch.equal(before.tensor, before.copy):
-                    before.tensor.copy_(before.copy)
+        for (module, name), pair in taken.items():
+            module._buffers[name] = None if pair is None else pair[0]
+            if pair is not None and not torch.equal(*pair):
+                pair[0].copy_(pair[1])
 
     # ------------------------------------------------------------- those that live
 
-    def keys(self) -> list[Key]:
-        """All buffers that were there when the step began, but those of BatchNorm; on every worker the same."""
-        return [(module, name) for module, kept in self._plain for name, before in kept.items() if before is not None]
-
-    def at(self, key: Key) -> Tensor:
-        """A buffer as it is now."""
-        module, name = key
-        found = module._buffers[name]
-        assert found is not None
-        return found
-
-    def before(self, key: Key) -> Tensor:
-        """What it held when the step began."""
-        module, name = key
-        kept = next(kept[name] for one, kept in self._plain if one is module)
-        assert kept is not None
-        return kept.copy
-
     def changed(self) -> set[Key]:
-        """Those that hold something else than when the step began; of another shape (a cache), they are not counted.
-
-        After some looks at its content, a buffer's version is believed.
-        """
+        """Those that do not live so far, but changed in this step, or outside of it."""
         return {
-            (module, name) for module, kept in self._plain for name in kept if _has_changed(module, name, kept[name])
+            key
+            for key, one in self._plain
+            if not one.lives and (one.outside or one.has_changed(key[0]._buffers.get(key[1])))
         }
+
+    def news(self) -> bool:
+        """Whether a buffer changed in this step that did not live so far."""
+        return not self._asked and self._comm.size > 1 and bool(self.changed())
+
+    def agree(self, samples: int, *, exact: bool) -> None:
+        """Make the living buffers those of the global batch; the step is void if that fails.
+
+        `samples` is what this worker has seen in the step; `exact` says that a mean over samples is what they follow.
+        """
+        live = [key for key, one in self._plain if one.lives]
+        if self._asked:
+            changed = self.changed().union(live)
+            masks = self._comm.gather(
+                torch.tensor([key in changed for key, _ in self._plain], dtype=torch.uint8)
+            ).wait()
+            if masks is None:
+                self._state.void = True
+                return
+            live = [key for (key, _), lives in zip(self._plain, torch.stack(masks).any(0), strict=True) if lives]
+        elif not live:
+            return
+        numbers = [_wide(_at(key)) for key in live]
+        table = self._comm.gather(torch.cat([torch.tensor([float(samples)], dtype=torch.float64), *numbers])).wait()
+        if table is None:
+            self._state.void = True
+            return
+        self._next = live
+        weights, *values = torch.split(torch.stack(table), [1, *map(len, numbers)], dim=1)
+        self._settle(live, weights[:, 0], values, exact)
+
+    def commit(self, news: float) -> bool:
+        """The step's numbers are agreed on; False if it has to be done again, because buffers live on some worker."""
+        if self._comm.size == 1:
+            return True
+        if news:
+            self._asked = True
+            self._watch()
+            return False
+        if self._next is not None:
+            self._asked = False
+        self.end_step()
+        for key, one in self._plain:
+            one.lives |= key in (self._next or ())
+            one.outside = not one.lives and one.has_changed(key[0]._buffers.get(key[1]))  # after its news were sent
+        return True
 
     def end_step(self) -> None:
         """The step is committed, or undone: what changes from here on is not of a step."""
-        self._settled = {key: (self.at(key), self.at(key)._version) for key in self.keys() if key[1] in key[0]._buffers}
+        for (module, name), one in self._plain:
+            buffer = module._buffers.get(name)
+            one.settled = None if buffer is None else (buffer, buffer._version)
 
-    def moved(self) -> set[Key]:
-        """Those that have changed since."""
-        now = {key: key[0]._buffers.get(key[1]) for key in self._settled}
+    def names(self) -> list[str]:
+        """Those that live, by model, module and name."""
+        names = {key: name for name, key in self._named().items()}
+        return [names[key] for key, one in self._plain if one.lives]
+
+    def take_up(self, names: Sequence[str]) -> None:
+        """Enter a run in which these live; the other workers have tried already what they follow."""
+        named = self._named()
+        for name in names:
+            one = self._kept[named[name]]
+            assert one is not None
+            one.lives = one.tried = True
+
+    def _named(self) -> dict[str, Key]:
         return {
-            key
-            for key, (tensor, version) in self._settled.items()
-            if (one := now[key]) is not None and (one is not tensor or one._version != version) and _alike(one, tensor)
+            f"{number}.{place}.{name}": (module, name)
+            for number, model in enumerate(self._models)
+            for place, module in model.named_modules()
+            for name in module._buffers
         }
+
+    def _settle(self, live: Sequence[Key], weights: Tensor, values: Sequence[Tensor], exact: bool) -> None:
+        """Write what is agreed on into the buffers; `values`: each buffer's numbers on each worker."""
+        judge, some = int(weights.argmax()), weights > 0
+        suspects = []
+        for key, table in zip(live, values, strict=True):
+            one, seen = self._kept[key], table[some]
+            assert one is not None
+            if len(seen) and not torch.equal(seen, seen[:1].expand_as(seen)) and not one.tried:
+                suspects.append((key, one))
+            if len(seen):
+                _write(_at(key), _merged(seen, weights[some], _at(key), one.copy))
+        if not suspects or (weights[judge] < 2 and self._hooks):  # one sample has no parts: tried with a later step
+            return
+        calls = dict(self._calls)
+        self._unwatch()
+        for key, one in suspects:
+            one.tried = True
+            if self._comm.rank != judge or (exact and not one.outside and self._follows(key, calls)):
+                continue
+            how = "outside of the forward pass" if one.outside else "by something else than a mean over samples"
+            whole = next(name for name, named in self._named().items() if named == key).partition(".")[2].lstrip(".")
+            self._warn(
+                f"the buffer {whole} of {type(key[0]).__name__} changes with each worker's share, {how}: the workers "
+                "go on with the mean of theirs, weighted by samples. To have it as one process has it, compute it in "
+                "the forward pass from what cordee.gather gives"
+            )
+
+    def _follows(self, key: Key, calls: dict[int, list[Call]]) -> bool:
+        """Whether the buffer of two parts of this worker's share adds up to that of the whole."""
+        taken = self.snapshot()
+        void, self._state.void = self._state.void, True  # no other worker computes this: layers must not ask for them
+        try:
+            return follows_its_rows(*key, calls.get(id(key[0]), []), self.bring_back)
+        finally:
+            self._state.void = void
+            self.bring_back(taken)
+
+    def _watch(self) -> None:
+        """Note how the modules whose buffers changed are called, for the step that is done again."""
+        self._unwatch()
+        for module in {key[0] for key in self.changed()}:
+            self._hooks.append(module.register_forward_pre_hook(self._note, with_kwargs=True))
+
+    def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if module.training:
+            self._calls.setdefault(id(module), []).append(map_tensors(Tensor.detach, (args, kwargs)))
+
+    def _unwatch(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._calls.clear()
 
     # ------------------------------------------------------------- batchnorm=replica
 
     @torch.no_grad()
-    def agree(self, team: Team) -> None:
+    def merge(self, team: Team) -> None:
         """Give all replicas the mean of their floating buffers, weighted by the samples that each has seen."""
         seen, self.seen = self.seen, 0
         found = {id(one): one for module in self._modules for one in module._buffers.values() if one is not None}
@@ -185,16 +312,37 @@ class BufferKeeper:
             return
 
 
-def _has_changed(module: nn.Module, name: str, before: _Kept | None) -> bool:
-    buffer = module._buffers.get(name)
-    if buffer is None or before is None or not _alike(buffer, before.copy):
-        return False
-    if buffer is before.tensor and buffer._version == before.version:
-        if before.looks >= QUIET:
-            return False
-        before.looks += 1
-    return not torch.equal(buffer, before.copy)
+def _at(key: Key) -> Tensor:
+    """A buffer as it is now."""
+    found = key[0]._buffers[key[1]]
+    assert found is not None
+    return found
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
     return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
+def _wide(buffer: Tensor) -> Tensor:
+    """Its numbers in float64 on the CPU, side by side."""
+    plain = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    return plain.detach().to("cpu", torch.float64).reshape(-1)
+
+
+def _merged(seen: Tensor, weights: Tensor, buffer: Tensor, before: Tensor) -> Tensor:
+    """What the global batch makes of a buffer, from what the shares made of it: (workers, numbers)."""
+    if torch.equal(seen, seen[:1].expand_as(seen)):
+        return seen[0]
+    if buffer.is_floating_point() or buffer.is_complex():
+        return (seen * weights[:, None]).sum(0) / weights.sum()
+    start = _wide(before)
+    return seen.amax(0) if buffer.dtype == torch.bool else start + (seen - start).sum(0)
+
+
+@torch.no_grad()
+def _write(buffer: Tensor, numbers: Tensor) -> None:
+    """Put what is agreed on into a buffer, unless it is there already."""
+    wanted = torch.view_as_complex(numbers.view(*buffer.shape, 2)) if buffer.is_complex() else numbers
+    wanted = wanted.to(buffer).view(buffer.shape)
+    if not torch.equal(wanted, buffer):
+        buffer.copy_(wanted)

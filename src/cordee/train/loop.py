@@ -256,7 +256,7 @@ class Training:
         """
         shares = self.stepper.loops.shares
         return self._capture().with_extra(
-            living=self.stepper.living.names(), shares=None if shares is None else shares.to_list()
+            living=self.stepper.buffers.names(), shares=None if shares is None else shares.to_list()
         )
 
     def take_up(self, snapshot: Snapshot) -> None:
@@ -272,7 +272,7 @@ class Training:
         self.validation = kept["validation"]
         stepper.precision.take_up(kept["precision"])
         stepper.last = Committed(**kept["last"]) if kept["last"] is not None else None
-        stepper.living.take_up(kept.get("living", ()))
+        stepper.buffers.take_up(kept.get("living", ()))
         stepper.loops.shares = Shares.from_list(kept["shares"]) if kept.get("shares") else None
         if kept["settings"] != setup.settings:
             before, asked = differing(kept["settings"], setup.settings)

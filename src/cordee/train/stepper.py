@@ -35,10 +35,9 @@ from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_loop, share_model
-from cordee.train.buffers import BufferKeeper
+from cordee.train.buffers import Buffers
 from cordee.train.devices import lay_out
 from cordee.train.ledger import Committed, Ledger
-from cordee.train.living import Living
 from cordee.train.loops import Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.precision import Precision
@@ -79,10 +78,9 @@ class Stepper:
         """What `prepare` was given, in that order."""
         self.updates: int | None = None
         """How many updates a step has, where that is known before: a job's has one. None: as many as the loop makes."""
-        self._buffers = BufferKeeper()
-        self._trail = Trail(self._buffers)
         warn = partial(warn_statistical, self.team, self.plan)
-        self.living = Living(self.team.layers, self._buffers, self._state, self.models, warn)
+        self.buffers = Buffers(self.team.layers, self._state, self.models, warn)
+        self._trail = Trail(self.buffers)
         self._reducers = Reducers(self.team, self.plan, self.models, lambda samples: self.ledger.lose(samples))
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
@@ -135,7 +133,7 @@ class Stepper:
         self.split = split_of(self.team, tensor_plan)
         model = self.split.place(model)
         self.models.append(model)
-        self._buffers.watch(model)
+        self.buffers.watch(model)
         return model
 
     def batches(
@@ -211,11 +209,11 @@ class Stepper:
         if loop.generation != self.team.membership.generation or self._reducers.differed(loop.done):
             self._void(loop)
             return False
-        self.living.agree(loop.count, exact=self.plan.accumulate == 1)
+        self.buffers.agree(loop.count, exact=self.plan.accumulate == 1)
         self.reporter.arrives()
         treatment = Treatment(self.precision.scale, clip)
         agreed = sync.commit(partial(self._record, loop), void=self._state.void, treatment=treatment)
-        if agreed is None or not self.living.commit(agreed.record.news):
+        if agreed is None or not self.buffers.commit(agreed.record.news):
             self._void(loop)
             return False
         self._update(loop, optimizer, sync, loop.weighed(agreed, sync))
@@ -226,7 +224,7 @@ class Stepper:
         self._norms.late()
         self._reducers.merge()
         if self.plan.statistics == "replica":
-            self._buffers.agree(self.team)
+            self.buffers.merge(self.team)
 
     def sync_of(self, optimizer: Optimizer, *, agree: bool = True) -> Sync:
         """What agrees on this optimizer's parameters. Without `agree`, a new one is not compared with the others'."""
@@ -262,13 +260,12 @@ class Stepper:
             self.precision.begin_step()
             self._trail.begin()
         if not self.team.alone:  # alone, no step is ever void
-            self.living.begin()
-            self._buffers.remember()
+            self.buffers.begin()
         self.team.channel.at = f"step {self.number}"
 
     def _record(self, loop: Loop) -> Record:
         wishes = self.wish.told(self.team.channel)
-        return Record(loop.losses.total(), loop.own_weight, *wishes, self.living.news(), loop.count, loop.digest)
+        return Record(loop.losses.total(), loop.own_weight, *wishes, self.buffers.news(), loop.count, loop.digest)
 
     def _update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> None:
         """The step is committed: update, and enter it in the books."""
@@ -288,7 +285,7 @@ class Stepper:
         loop.guard.committed(sync.parameters)
         loop.done += 1
         loop.open = False
-        self._buffers.seen += loop.count
+        self.buffers.seen += loop.count
         if loop.done == 1:
             self.team.awaited = record.admit > 0
             self.last = loop.enter(self.ledger, record, self.number, grad_norm, rate)
@@ -303,7 +300,7 @@ class Stepper:
         loop.feeder.forget()
         self._reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
         self._trail.back()
-        self._buffers.end_step()
+        self.buffers.end_step()
 
     def _regrouped(self) -> None:
         self._state.void = True  # what is left of this step was cut for other members

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import WorkersLost
-from cordee.train.buffers import BufferKeeper, Snapshot
+from cordee.train.buffers import Buffers, Snapshot
 
 
 class Trail:
     """What parameters and buffers were around each update of the open step."""
 
-    def __init__(self, buffers: BufferKeeper) -> None:
+    def __init__(self, buffers: Buffers) -> None:
         """No update was made yet."""
         self._buffers = buffers
         self.most: int | None = None
@@ -30,8 +30,8 @@ class Trail:
         """As many are expected, though no step has had them yet."""
         self._marks: list[list[tuple[nn.Parameter, Tensor]] | None] = []
         """For each update: its parameters as they were on the other side of it; None if that was not kept."""
-        self._after: list[Snapshot | None] = []
-        """For each update: the buffers after it."""
+        self._after: list[Snapshot] = []
+        """For each update that was kept: the buffers after it."""
         self._applied = 0
         """How many of these updates the parameters have now."""
 
@@ -48,37 +48,35 @@ class Trail:
 
     def after(self) -> None:
         """It was made."""
-        self._after.append(None if self._marks[-1] is None else self._buffers.snapshot())
+        self._after.append({} if self._marks[-1] is None else self._buffers.snapshot())
         self._applied += 1
 
     def back(self) -> None:
         """The step is void: parameters and buffers are those before its first update again."""
-        if any(mark is None for mark in self._marks[: self._applied]):
+        if None in self._marks[: self._applied]:
             raise WorkersLost(
                 f"a worker was lost after {self._applied} of the updates of one step, where no step before had more: "
                 "what the parameters were before them was not kept, so the step cannot be computed again. Start again, "
                 "or go on from what you saved. From the first step of a loop on, as many updates are kept as its "
                 "steps were seen to have"
             )
-        while self._applied:
-            self._applied -= 1
-            self._swap(self._applied)
+        for mark in reversed(self._marks[: self._applied]):
+            _swap(mark)
+        self._applied = 0
         self._buffers.bring_back()
 
     def again(self) -> None:
         """The code comes to an update that was made before the step was void."""
-        self._swap(self._applied)
-        after = self._after[self._applied]
-        assert after is not None
-        self._buffers.bring_back(after)
+        _swap(self._marks[self._applied])
+        self._buffers.bring_back(self._after[self._applied])
         self._applied += 1
 
-    @torch.no_grad()
-    def _swap(self, number: int) -> None:
-        """Exchange an update's parameters with what they were on its other side; in reverse order, all fits."""
-        mark = self._marks[number]
-        assert mark is not None
-        for place, (parameter, kept) in enumerate(mark):
-            now = parameter.detach().clone()
-            parameter.copy_(kept)
-            mark[place] = (parameter, now)
+
+@torch.no_grad()
+def _swap(mark: list[tuple[nn.Parameter, Tensor]] | None) -> None:
+    """Exchange an update's parameters with what they were on its other side; in reverse order, all fits."""
+    assert mark is not None
+    for place, (parameter, kept) in enumerate(mark):
+        now = parameter.detach().clone()
+        parameter.copy_(kept)
+        mark[place] = (parameter, now)
