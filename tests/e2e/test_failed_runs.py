@@ -13,7 +13,6 @@ import pytest
 from cordee.core import errors
 from cordee.core.events import CheckpointEvent, Event
 from cordee.watch.summarise import summarise
-from cordee.watch.words import verdict
 from harness import DEADLINE_S, Run, command, run_script, start, train, until
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -90,11 +89,11 @@ def test_a_run_that_fails_can_be_gone_on_with(
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000006"]
     assert [event["step"] for event in Run(out).of("checkpoint")] == [6]
     summary = summarise(out)
-    assert [one.steps for one in summary.workers] == [steps] * 2
-    assert all(one.timed >= 6 for one in summary.workers)  # of the seventh the other one may not have told yet
+    assert summary.steps == steps
+    assert all(one.steps >= 6 for one in summary.workers)  # of the seventh the other one may not have told yet
     assert not Run(out).of("failure") and not Run(out).of("regroup")
-    assert sum(one.samples for one in summary.workers) == summary.samples
-    assert "judged" not in verdict(summary.workers)
+    missing = summary.samples - sum(one.samples for one in summary.workers)
+    assert any(one.at_least for one in summary.workers) == (missing > 0)
 
     said, _, way_on = failed.stderr.rstrip().splitlines()[-1].partition("; to go on after step 6: ")
     assert said.startswith("cordee: ") and shlex.split(way_on) == ["cordee", *first, "--resume"]
@@ -128,7 +127,7 @@ def test_a_script_that_fails_is_counted_too(tmp_path: Path) -> None:
         run_script(tmp_path / "script.py", tmp_path / "run", workers=2)
     summary = summarise(tmp_path / "run")
     assert summary.steps >= 10  # of the last one the other worker may not have told yet
-    assert all(one.timed >= 10 for one in summary.workers)
+    assert all(one.steps >= 10 for one in summary.workers)
 
 
 LARGE = """

@@ -143,7 +143,7 @@ def test_in_a_notebook_notes_and_prints_stay_above_the_line(notebook: Callable[[
     assert notebook() == [
         "note: look",
         "from a worker",
-        "worker 1 on here was lost (killed); 1 left",
+        "worker 1 on here was lost: killed; 1 left",
         "step 2 of 10, loss 0.2500",
         "",
     ]

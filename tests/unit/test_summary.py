@@ -222,7 +222,7 @@ def test_what_a_twin_did_and_how_fast_links_are_is_told(tmp_path: Path) -> None:
     links = [["a", "b", 94.1, 0.31], ["b", "a", 9.52, 1.0]]
     made = [*start(0.0, 2), event("links", 1.2, links=links), step(2.1, 1), event("fault", 2.5, what="cut b")]
     told = {one.kind: one.text for one in summarise(write(tmp_path, made), T0 + 3).incidents}
-    assert told["links"] == "a to b 94 Mbit/s (0.31 ms), b to a 10 Mbit/s (1.00 ms)"
+    assert told["links"] == "links between hosts: a to b 94 Mbit/s (0.31 ms), b to a 10 Mbit/s (1.00 ms)"
     assert told["fault"] == "cut b"
     page = render(summarise(tmp_path, T0 + 3), T0 + 3)
     assert "ϟ done on purpose" in page and 'title="cut b"' in page
@@ -341,8 +341,8 @@ def test_a_resumed_run(tmp_path: Path) -> None:
     assert [(one.start, one.worker) for one in summary.workers] == [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
     before, after = summary.workers[0], summary.workers[2]
     assert before.spans == ((1.0, 3.0),) and after.spans == ((4.0, 5.2),)
-    assert (before.cpu_s, before.bytes_sent, before.steps) == (2.0, 50, 10)
-    assert (after.cpu_s, after.bytes_sent, after.steps, after.timed) == (1.0, 5, 1, 0)
+    assert (before.cpu_s, before.bytes_sent, before.steps, before.at_least) == (2.0, 50, 10, False)
+    assert (after.cpu_s, after.bytes_sent, after.steps, after.at_least) == (1.0, 5, 0, True)
     assert summary.samples == 7 * 12  # of steps that were done twice the first time does not count
     assert summary.resources["cpu_s"] == 3.0 and summary.resources["bytes_sent"] == 55
     assert spans_of(summary, 0) == [(1.0, 3.0), (4.0, 5.2)] and shown_numbers(summary) == [0, 1, 2]

@@ -110,7 +110,7 @@ def test_what_happened_is_on_the_track_of_the_run(tmp_path: Path) -> None:
     instants = {one["name"]: one for one in events if one["ph"] == "i"}
     assert list(instants) == ["start", "failure", "regroup", "epoch", "checkpoint", "warning", "end"]
     assert instants["failure"]["ts"] == pytest.approx(2.25e6, abs=1)
-    assert instants["failure"]["args"]["text"] == "worker 1 was lost: killed"
+    assert instants["failure"]["args"]["text"] == "worker 1 on here was lost: killed; 1 left"
     between = [(one["name"], one["ts"], one["dur"]) for one in events if one["ph"] == "X" and one["pid"] == 0]
     assert [(name, length) for name, _, length in between] == [("evaluation after epoch 1", 30e3), ("saving", 5e3)]
     assert [at for _, at, _ in between] == pytest.approx([2.4e6, 2.45e6], abs=1)  # not when the file was complete

@@ -20,7 +20,6 @@ from cordee.watch.summary import Summary, Worker
 from cordee.watch.words import (
     amount,
     best,
-    describe,
     duration,
     ending,
     figure,
@@ -29,7 +28,6 @@ from cordee.watch.words import (
     number,
     parts_of,
     percent,
-    step_length,
     verdict,
     worker_columns,
 )
@@ -140,9 +138,9 @@ def _tables(summary: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[Seq
     rows = [[f"{step:,}", *("–" if one is None else figure(one) for one in values)] for step, *values in epochs]
     yield "validation", ("after step", *metrics.values), rows
     rows = [
-        [_worker(one, summary.starts), step_length(one), *(percent(one.share(part)) for part in parts)]
+        [_worker(one, summary.starts), milliseconds(one.step_ms), *(percent(one.share(part)) for part in parts)]
         for one in workers
-        if one.timed
+        if one.steps
     ]
     yield "where the time of the steps went", ("worker", "per step", *parts), rows
     columns = worker_columns(summary)
@@ -151,7 +149,7 @@ def _tables(summary: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[Seq
         rows.append([f"… {plural(more, 'more worker')}", *[""] * (len(columns) - 1)])
     yield "workers", [name for name, *_ in columns], rows
     incidents = summary.incidents[:MOST_ROWS]
-    rows = [[duration(one.seconds), f"{one.step:,}", one.kind, describe(one)] for one in incidents]
+    rows = [[duration(one.seconds), f"{one.step:,}", one.kind, one.text] for one in incidents]
     if more := len(summary.incidents) - len(incidents) + summary.left_out:
         rows.append(["", "", "", plural(more, "more record")])
     yield "what happened", ("after", "step", "what", ""), rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from bisect import bisect_right
@@ -23,7 +22,7 @@ class Incidents:
     def __init__(self) -> None:
         """Nothing has happened."""
         self._listed: list[Incident] = []
-        self._undated: dict[int, float] = {}
+        self._undated: list[tuple[Incident, float]] = []
         """Losses and new groups of this start: the first step committed after this moment comes after them."""
         self.count: Counter[str] = Counter()
 
@@ -33,26 +32,24 @@ class Incidents:
         if self.count[incident.kind] > MOST_OF_A_KIND:
             return
         if incident.kind == "regroup":  # the group that does the next step stands
-            self._undated = {number: min(known, incident.time) for number, known in self._undated.items()}
+            self._undated = [(one, min(known, incident.time)) for one, known in self._undated]
         if incident.kind in ("failure", "regroup"):
             # The step in which a worker was lost may have been done already: it is the next group that does one anew.
-            self._undated[len(self._listed)] = math.inf if incident.kind == "failure" else incident.time
+            self._undated.append((incident, math.inf if incident.kind == "failure" else incident.time))
         self._listed.append(incident)
 
     def end_start(self, series: Series, first: int) -> None:
         """A start of the run is over; its steps have the places from `first` on in the series."""
-        for number, moment in self._undated.items():
-            incident, place = self._listed[number], bisect_right(series.committed, moment, first)
+        for incident, moment in self._undated:
+            place = bisect_right(series.committed, moment, first)
             if place == len(series.committed):  # no step came after it
-                self._listed[number] = dataclasses.replace(incident, step=series.step)
+                incident.step = series.step
                 continue
-            incident = dataclasses.replace(incident, step=series.steps[place] - 1)
+            incident.step = series.steps[place] - 1
             if incident.kind == "failure":
                 lengths = series.lengths
                 around = (*lengths[max(first, place - AROUND) : place], *lengths[place + 1 : place + 1 + AROUND])
-                usual_ms = statistics.median(around) if around else None
-                incident = dataclasses.replace(incident, ms=lengths[place], usual_ms=usual_ms)
-            self._listed[number] = incident
+                incident.ms, incident.usual_ms = lengths[place], statistics.median(around) if around else None
         self._undated.clear()
 
     def listed(self) -> tuple[Incident, ...]:

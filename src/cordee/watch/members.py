@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from cordee.core.events import FailureEvent, UsageEvent, WorkerEvent
-from cordee.core.times import PARTS
-from cordee.watch.accounts import Missing, Piece
+from cordee.core.times import MOST_OPEN, PARTS, Block
 from cordee.watch.summary import Curve, StepParts, Worker
 from cordee.watch.thin import Row, Thinner, column, places, rate
 
@@ -42,6 +42,10 @@ class Members:
         self._workers: dict[tuple[int, int], tuple[Worker, _Readings]] = {}
         """By start and number."""
         self._start = 1
+        self._committed: dict[int, int] = {}
+        """Samples of the steps of this start that were not reported yet."""
+        self._unreported = 0
+        """Samples of this start that were committed and not reported."""
 
     def enter(self, event: WorkerEvent, now: float) -> None:
         """A worker introduced itself; a script that opens a second session does so again."""
@@ -59,54 +63,58 @@ class Members:
 
     def end_start(self, start: int, now: float) -> None:
         """A start of the run is over; the one with the next number will follow."""
-        for member in self._workers.values():
-            self._leave(*member, now)
-        self._start = start + 1
+        members = [self._leave(*member, now) for key, member in self._workers.items() if key[0] == self._start]
+        if self._unreported > 0:  # by those that were lost; by all if the whole run was killed
+            for worker in [one for one in members if one.lost] or members:
+                worker.at_least = True
+        self._committed.clear()
+        self._unreported, self._start = 0, start + 1
 
     def go_on_after(self, step: int) -> None:
         """The run was resumed after `step`."""
         self._parts.go_on_after(step)
 
-    def add_times(self, piece: Piece, clock: Callable[[float], float]) -> None:
+    def commit(self, step: int, samples: int) -> None:
+        """A step was committed, the one with this number from 1."""
+        if len(self._committed) > MOST_OPEN:
+            self._committed.clear()
+        self._committed[step - 1] = samples
+        self._unreported += samples
+
+    def add_times(self, first: int, blocks: Mapping[int, Block], clock: Callable[[float], float]) -> None:
         """Where the time of some consecutive steps went; `clock` gives seconds of running for a time of day.
 
-        If some workers did not report, it only counts in the sums: it says nothing about shares.
+        Steps that a worker did not report only count in the sums: they say nothing about shares.
         """
-        blocks = piece.blocks
         for number, block in blocks.items():
             worker, _ = self._of(number)
             worker.steps += len(block.samples)
-            worker.timed += len(block.samples)
             worker.samples += sum(block.samples)
             for part in PARTS:
                 worker.time_s[part] += sum(getattr(block, part)) / 1e3
-        if not piece.whole:
-            return
+        reported = [sum(samples) for samples in zip(*(block.samples for block in blocks.values()), strict=True)]
+        self._unreported -= sum(reported)
+        whole = [self._committed.pop(step, None) == count for step, count in enumerate(reported, start=first)]
+        for is_whole, chosen in groupby(range(len(whole)), whole.__getitem__):
+            if is_whole:
+                run = list(chosen)
+                self._add_rows(first, run[0], run[-1] + 1, blocks, clock)
+
+    def _add_rows(
+        self, first: int, begin: int, end: int, blocks: Mapping[int, Block], clock: Callable[[float], float]
+    ) -> None:
+        """The steps of a block from place `begin` to before `end`."""
         if blocks.keys() != self._sharing:
             self._sharing = frozenset(blocks)
             self._parts.cut()
         arrived = next(iter(blocks.values())).arrived
-        begin, count = 0, len(arrived)
-        while begin < count:
-            end = min(count, begin + self._parts.room())
-            row = self._parts.row(piece.first + end, clock(arrived[end - 1]), end - begin)
+        while begin < end:
+            until = min(end, begin + self._parts.room())
+            row = self._parts.row(first + until, clock(arrived[until - 1]), until - begin)
             for number, block in blocks.items():
                 for name in (*PARTS, "samples"):
-                    row.note_all((number, name), getattr(block, name)[begin:end])
-            begin = end
-
-    def add_unreported(self, missing: Missing) -> None:
-        """Steps of which some workers' reports never came."""
-        for number in missing.present | missing.lost:
-            worker, _ = self._of(number)
-            if number in missing.present or missing.only:
-                worker.steps += missing.steps
-            else:
-                worker.at_least = True
-            if missing.only:
-                worker.samples += missing.samples
-            else:
-                worker.samples_at_least = True
+                    row.note_all((number, name), getattr(block, name)[begin:until])
+            begin = until
 
     def add_usage(self, event: UsageEvent, now: float) -> None:
         """What a worker has used since it was started."""
@@ -131,10 +139,11 @@ class Members:
         return self._workers[key]
 
     @staticmethod
-    def _leave(worker: Worker, readings: _Readings, now: float) -> None:
+    def _leave(worker: Worker, readings: _Readings, now: float) -> Worker:
         if readings.since is not None:
             worker.spans += ((round(readings.since, 3), round(max(now, readings.since), 3)),)
             readings.since = None
+        return worker
 
     # ------------------------------------------------------------- what has come together
 

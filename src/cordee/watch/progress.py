@@ -11,7 +11,7 @@ from cordee.core.plan import Plan
 from cordee.core.text import plain
 from cordee.core.words import plural
 from cordee.watch.display import Bar, display_for
-from cordee.watch.words import duration, figure
+from cordee.watch.words import duration, figure, tell
 
 MOST_NAMED = 8
 """Workers whose processes are named at the start."""
@@ -29,8 +29,7 @@ class ProgressView:
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        show = getattr(self, f"_on_{event.kind}", None)
-        if show is not None:
+        if show := getattr(self, f"_on_{event.kind}", None):
             show(event)
 
     def close(self) -> None:
@@ -82,19 +81,10 @@ class ProgressView:
         values = f"validation {metrics}" if metrics else f"loss {figure(event.loss)}"
         self._say(f"epoch {event.epoch + 1}: {values}")
 
-    def _on_failure(self, event: events.FailureEvent) -> None:
-        where = f" on {event.host}" if event.host else ""
-        self._note(f"worker {event.worker}{where} was lost ({event.reason}); {event.left} left")
+    def _on_failure(self, event: events.Event) -> None:
+        self._note(tell(event))
 
-    def _on_joined(self, event: events.JoinedEvent) -> None:
-        self._note(f"worker {event.worker} on {event.host} has joined, in the place of worker {event.replaces}")
-
-    def _on_regroup(self, event: events.RegroupEvent) -> None:
-        self._note(f"continuing with workers {', '.join(map(str, event.workers))}")
-
-    def _on_links(self, event: events.LinksEvent) -> None:
-        one, other, speed, ms = min(event.links, key=lambda link: link[2])
-        self._note(f"links between hosts: the slowest, {one} to {other}, {speed:,.0f} Mbit/s ({ms:.1f} ms both ways)")
+    _on_joined = _on_regroup = _on_links = _on_failure
 
     def _on_warning(self, event: events.WarningEvent) -> None:
         self._note(f"note: {event.message}")

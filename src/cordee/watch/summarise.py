@@ -18,13 +18,13 @@ from cordee.core import damage, events
 from cordee.core.errors import Interrupted, PlanError, StorageError
 from cordee.core.eventlog import read_events
 from cordee.core.plan import Plan
+from cordee.core.times import Block, Breakdown, without_start
 from cordee.core.words import plural
-from cordee.watch.accounts import Accounts
 from cordee.watch.incidents import Incidents
 from cordee.watch.members import Members
 from cordee.watch.series import Series, latency
 from cordee.watch.summary import Incident, Summary
-from cordee.watch.words import duration
+from cordee.watch.words import duration, tell
 
 SILENT_S = 60.0
 """After so long without a record, a run that has not ended is no longer called running."""
@@ -89,20 +89,22 @@ class _Reader:
         self._series, self._incidents = Series(), Incidents()
         self._checkpoints = 0
         self._members = Members(0)
-        self._accounts = self._new_accounts(0)
+        self._ready: float | None = None
+        """When the last worker was ready for its first step of this start; None before that is known."""
+        self._breakdown = Breakdown(self._on_block)
 
     def take(self, event: events.Event) -> None:
         if isinstance(event, events.StartEvent):
             self._close_section()
         elif self._starts and not isinstance(event, events.AttemptEvent):  # an attempt is no part of the run
             self._heard = max(self._heard, event.time)
-        take = getattr(self, f"_on_{event.kind}", None)
-        if take is not None:
+        if take := getattr(self, f"_on_{event.kind}", None):
             take(event)
-
-    def _new_accounts(self, workers: int) -> Accounts:
-        members = self._members
-        return Accounts(range(workers), lambda piece: members.add_times(piece, self._running), members.add_unreported)
+        self._breakdown.take(event)
+        if text := tell(event):
+            fields = {name: getattr(event, name) for name in ("worker", "host", "ms") if hasattr(event, name)}
+            took = f" (after {duration(fields['ms'] / 1e3)})" if fields.get("ms") else ""
+            self._add(event.kind, event.moment, text + took, **fields)
 
     def _running(self, moment: float) -> float:
         """A time of day as seconds of running; what comes before a start counts as coming with it."""
@@ -120,17 +122,16 @@ class _Reader:
             self._resume, self._pause_s = event, max(0.0, self._began - self._heard)
         self._heard = self._began
         self._ended, self._plan, self.result = None, None, {}
-        self._start_s, self._first_place = None, len(self._series.lengths)
-        self._accounts = self._new_accounts(event.workers)
+        self._start_s, self._ready, self._first_place = None, None, len(self._series.lengths)
 
     def _close_section(self) -> None:
         """No event of this start will come any more."""
         if not self._starts:
             return
         self._go_on_after(self._series.step)
-        self._accounts.finish()
-        if self._accounts.ready is not None:  # until all could begin, which the one that speaks does not know
-            self._start_s = max(0.0, self._accounts.ready - self._began)
+        self._breakdown.finish()
+        if self._ready is not None:  # until all could begin, which the one that speaks does not know
+            self._start_s = max(0.0, self._ready - self._began)
         self._all_starts_s += self._start_s or 0.0
         self._offset = self._running(self._heard)
         self._began = self._heard
@@ -163,12 +164,6 @@ class _Reader:
 
     def _on_end(self, event: events.EndEvent) -> None:
         self._ended = event
-        code = event.code
-        self._add("end", event.time, f"ended: {event.reason} (exit code {code})" if code else event.reason)
-
-    def _on_attempt(self, event: events.AttemptEvent) -> None:
-        text = f"resume failed: {event.message} (exit code {event.code})"
-        self._add("attempt", event.time, text, seconds=self._running(self._heard))
 
     # ------------------------------------------------------------- training
 
@@ -177,7 +172,7 @@ class _Reader:
         if self._start_s is None:
             self._start_s = max(0.0, at - event.ms / 1e3 - self._began)
         self._series.commit(event, self._running(at), is_job=self._job is not None)
-        self._accounts.commit(event.step, event.samples)
+        self._members.commit(event.step, event.samples)
 
     def _on_epoch(self, event: events.EpochEvent) -> None:
         self._series.evaluate(event)
@@ -191,42 +186,21 @@ class _Reader:
     def _on_worker(self, event: events.WorkerEvent) -> None:
         self._members.enter(event, self._running(event.time))
 
-    def _on_times(self, event: events.TimesEvent) -> None:
-        self._accounts.report(event)
+    def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
+        if self._ready is None:
+            self._ready = max(block.began for block in blocks.values())
+            blocks = without_start(blocks)
+        self._members.add_times(first, blocks, self._running)
 
     def _on_usage(self, event: events.UsageEvent) -> None:
         self._members.add_usage(event, self._running(event.at))
 
     def _on_failure(self, event: events.FailureEvent) -> None:
-        worker, host = event.worker, event.host
-        where = f" on {host}" if host else ""
-        text = f"worker {worker}{where} was lost: {event.reason}; {event.left} left"
-        self._add("failure", event.moment, text, worker=worker, host=host)
         self._members.lose(event, self._running(event.moment))
-        self._accounts.lose(worker)
-
-    def _on_joined(self, event: events.JoinedEvent) -> None:
-        text = f"worker {event.worker} on {event.host} joined in the place of worker {event.replaces}"
-        self._add("joined", event.moment, text, worker=event.worker, host=event.host)
-
-    def _on_regroup(self, event: events.RegroupEvent) -> None:
-        self._accounts.expect(event.workers)
-        text = f"continuing with workers {_first_of(event.workers, 16)}"
-        self._add("regroup", event.moment, text, ms=event.ms)
-
-    def _on_warning(self, event: events.WarningEvent) -> None:
-        self._add("warning", event.time, event.message)
-
-    def _on_fault(self, event: events.FaultEvent) -> None:
-        self._add("fault", event.time, event.what)
-
-    def _on_links(self, event: events.LinksEvent) -> None:
-        links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event.links]
-        self._add("links", event.time, _first_of(links, 8))
 
     def _add(self, kind: str, moment: float, text: str, **fields: Any) -> None:
-        fields = {"seconds": self._running(moment), "step": self._series.step, **fields}
-        self._incidents.add(Incident(kind, moment, text=text, **fields))
+        moment_s = self._running(self._heard if kind == "attempt" else moment)
+        self._incidents.add(Incident(kind, moment, moment_s, text=text, **{"step": self._series.step, **fields}))
 
     # ------------------------------------------------------------- what has come together
 
@@ -291,11 +265,6 @@ class _Reader:
         word = {0: "completed", Interrupted.code: "interrupted"}.get(code, "failed")
         message = self._ended.message if word == "failed" else ""
         return word, self._ended.reason + (f": {message}" if message else ""), code
-
-
-def _first_of(things: list[Any], most: int) -> str:
-    """The first of a list that may be long."""
-    return ", ".join(map(str, things[:most])) + (", …" if len(things) > most else "")
 
 
 def _written(plan: Mapping[str, Any]) -> str:

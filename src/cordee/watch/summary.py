@@ -53,7 +53,7 @@ class Worker:
     lost: str = ""
     """What was seen when it was lost; empty if it was not."""
     steps: int = 0
-    """Steps that it took part in."""
+    """Steps that it took part in, and reported."""
     samples: int = 0
     time_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     """Seconds of its steps by part."""
@@ -69,12 +69,8 @@ class Worker:
     """Which start of the run, from 1."""
     cores: float | None = None
     """Cores that the workers of its host share; None if that is not on record."""
-    timed: int = 0
-    """Steps whose times it reported: a worker that is killed takes the last ones with it."""
     at_least: bool = False
-    """Whether `steps` may be more: several workers were lost together, and it is not known whose the rest were."""
-    samples_at_least: bool = False
-    """Whether `samples` may be more: the reports of several workers are missing."""
+    """Whether steps and samples may be more: a worker that is killed takes its last reports with it."""
 
     @property
     def measured_s(self) -> float:
@@ -83,15 +79,15 @@ class Worker:
 
     @property
     def step_ms(self) -> float:
-        """The mean length of those of its steps whose times are known, in milliseconds."""
-        return 1e3 * self.measured_s / self.timed if self.timed else 0.0
+        """The mean length of its steps, in milliseconds."""
+        return 1e3 * self.measured_s / self.steps if self.steps else 0.0
 
     def share(self, part: str) -> float:
         """The part of its steps' time that went into `part`, from 0 to 1."""
         return self.time_s.get(part, 0.0) / self.measured_s if self.measured_s else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Incident:
     """Something that happened: a worker lost, a new group, a resume, a warning, an end."""
 

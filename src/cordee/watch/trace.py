@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from msgspec import to_builtins
-
 from cordee.core import damage
 from cordee.core.errors import UsageError
 from cordee.core.eventlog import read_events
 from cordee.core.events import CheckpointEvent, EpochEvent, Event, JobEvent, StartEvent, StepEvent, WorkerEvent
 from cordee.core.times import PARTS, Block, Breakdown
+from cordee.watch.words import tell
 
 RUN = 0
 """The process of the trace that stands for the run; worker n is process n + 1."""
@@ -32,17 +31,6 @@ HAPPENED, BETWEEN = 0, 1
 """Its threads: what happened, and what was done between steps."""
 OWN, BLOCKED = ("callbacks", "data", "compute"), ("waiting", "communication")
 """The parts of a step before and after a worker comes to the collective, in the order in which they are laid out."""
-
-
-_INSTANTS = {
-    "failure": "worker {worker} was lost: {reason}",
-    "joined": "worker {worker} joined in the place of worker {replaces}",
-    "regroup": "workers {workers}",
-    "fault": "{what}",
-    "warning": "{message}",
-    "end": "{reason}, exit code {code}",
-}
-"""What stands at the moment of an event, by its fields."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +155,8 @@ class _Tracer:
         if take is not None:
             take(event)
         self._breakdown.take(event)
-        if event.kind in _INSTANTS and self._shown():
-            at = self._since(event.moment)
-            self._out.instant(event.kind, at, _INSTANTS[event.kind].format_map(to_builtins(event)))
+        if (text := tell(event)) and self._shown():
+            self._out.instant(event.kind, self._since(event.moment), text)
 
     def close(self) -> None:
         """Write what waited for what came after it."""

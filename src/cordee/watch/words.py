@@ -6,16 +6,15 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cordee.core import events
 from cordee.core.times import PARTS
 from cordee.core.words import plural
-from cordee.watch.summary import Incident, Summary, Worker
+from cordee.watch.summary import Summary, Worker
 
 NOTICEABLE = 0.10
 """Waiting below this share of the time is not worth a word."""
 LEAST_CALLBACKS = 0.005
 """Callbacks that take less than this share of the time are not worth a column."""
-MOSTLY = 0.9
-"""If the times of so many steps are known, those of the others would change little."""
 
 
 def duration(seconds: float) -> str:
@@ -67,17 +66,6 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.0095 or not share else "<1%"
 
 
-def count_of(count: int, at_least: bool) -> str:
-    """Steps or samples of a worker: at least so many, if its last reports were lost."""
-    return f"{'≥ ' if at_least else ''}{count:,}"
-
-
-def step_length(one: Worker) -> str:
-    """How long a worker's steps took, and of how many that is known, if not of all."""
-    known = f" ({one.timed:,} of {one.steps:,} steps known)" if one.timed < one.steps else ""
-    return milliseconds(one.step_ms) + known
-
-
 def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], str]]]:
     """The table of workers: where each runs, what it did, what it used. Name, kind and text of each column."""
     columns: dict[str, Callable[[Worker], str]] = {
@@ -86,8 +74,8 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         "host": lambda one: one.host,
         "device": lambda one: f"{one.device}, {plural(one.threads, 'thread')}" if one.threads else one.device,
         "process": lambda one: str(one.pid or "–"),
-        "steps": lambda one: count_of(one.steps, one.at_least),
-        "samples": lambda one: count_of(one.samples, one.samples_at_least),
+        "steps": lambda one: f"{'≥ ' if one.at_least else ''}{one.steps:,}",
+        "samples": lambda one: f"{'≥ ' if one.at_least else ''}{one.samples:,}",
         "processor": lambda one: duration(one.cpu_s),
         "cores": lambda one: "–" if one.cpu_cores is None else f"{one.cpu_cores:.2f}",
         "memory": lambda one: amount(one.memory_mb * 2**20),
@@ -147,10 +135,33 @@ def best(result: Mapping[str, Any]) -> str:
     return f"{metric} after step {best['step']:,}{epoch}{models.get(str(result.get('model')), '')}"
 
 
-def describe(incident: Incident) -> str:
-    """What happened, and how long a new group took."""
-    took = f" (after {duration(incident.ms / 1e3)})" if incident.kind == "regroup" and incident.ms else ""
-    return incident.text + took
+def tell(event: events.Event) -> str:
+    """What happened, in a line; empty for an event that is no incident."""
+    match event:
+        case events.FailureEvent():
+            where = f" on {event.host}" if event.host else ""
+            return f"worker {event.worker}{where} was lost: {event.reason}; {event.left} left"
+        case events.JoinedEvent():
+            return f"worker {event.worker} on {event.host} has joined, in the place of worker {event.replaces}"
+        case events.RegroupEvent():
+            return f"continuing with workers {_first_of(event.workers, 16)}"
+        case events.LinksEvent():
+            links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event.links]
+            return f"links between hosts: {_first_of(links, 8)}"
+        case events.WarningEvent():
+            return event.message
+        case events.FaultEvent():
+            return event.what
+        case events.AttemptEvent():
+            return f"resume failed: {event.message} (exit code {event.code})"
+        case events.EndEvent():
+            return f"ended: {event.reason} (exit code {event.code})" if event.code else event.reason
+    return ""
+
+
+def _first_of(things: Sequence[Any], most: int) -> str:
+    """The first of a list that may be long."""
+    return ", ".join(map(str, things[:most])) + (", …" if len(things) > most else "")
 
 
 def losses(summary: Summary) -> list[str]:
@@ -174,25 +185,21 @@ def _capital(text: str) -> str:
 def verdict(workers: Sequence[Worker]) -> str:
     """Who is slow and why, from where the time of the steps went; empty if nothing is known.
 
-    Of several starts it is the one with the most steps whose times are known, the last of equal ones: workers of
-    different starts did not share any.
+    Of several starts it is the one with the most steps, the last of equal ones: workers of different starts did not
+    share any.
     """
     starts: dict[int, list[Worker]] = {}
     for one in workers:
-        if one.measured_s and one.timed:
+        if one.measured_s and one.steps:
             starts.setdefault(one.start, []).append(one)
     if not starts:
         return ""
-    number = max(starts, key=lambda start: (max(one.timed for one in starts[start]), start))
+    steps = {start: max(one.steps for one in members) for start, members in starts.items()}
+    number = max(steps, key=lambda start: (steps[start], start))
     sentence = _verdict(starts[number])
-    known = max(one.timed for one in starts[number])
-    steps = {start: max(one.steps for one in workers if one.start == start) for start in {one.start for one in workers}}
-    if max(steps) > 1:
+    if max(one.start for one in workers) > 1:
         where = f"In start {number}, which did {steps[number]:,} of all {sum(steps.values()):,} steps"
         sentence = f"{where}: {sentence[:1].lower()}{sentence[1:]}"
-    if known < MOSTLY * steps[number]:
-        many = plural(steps[number], "step")
-        sentence += f" (This is judged by {known:,} of {many}: the times of the others are lost.)"
     return sentence
 
 
@@ -272,7 +279,7 @@ def _mean(workers: Sequence[Worker], part: str) -> float:
 
 
 def _per_step(one: Worker, part: str) -> float:
-    return 1e3 * one.time_s.get(part, 0.0) / one.timed
+    return 1e3 * one.time_s.get(part, 0.0) / one.steps
 
 
 def _own_ms(one: Worker) -> float:
