@@ -32,11 +32,6 @@ class Own:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: job(epoch=5), "Job has no field 'epoch'. Did you mean epochs?"),
-        (lambda: job().replace(epoch=5), "Job has no field 'epoch'. Did you mean epochs?"),
-        (lambda: cordee.Stop(pateince=5), "Stop has no field 'pateince'. Did you mean patience?"),  # type: ignore[call-arg]
-        (lambda: cordee.Save(every=5), "Save has no field 'every'. Fields: "),  # type: ignore[call-arg]
-        (lambda: cordee.Job(nn.Linear, loss=print), r"Job(...) needs data=..., optimizer=... too"),  # type: ignore[call-arg, arg-type]
         (lambda: job(metrics={"loss": cordee.metrics.accuracy}), "metrics: 'loss' is the name"),
         (
             lambda: job(metrics={"accuracy": cordee.metrics.accuracy}, stop=cordee.Stop(metric="-acuracy")),

@@ -20,10 +20,8 @@ from cordee.feed.data import Data, as_data
 from cordee.feed.fields import target_of
 from cordee.feed.order import SHUFFLES, Order
 from cordee.train.callbacks import Callback
-from cordee.train.spelling import refuse_unknown, spelt
 
 
-@spelt
 @dataclass(frozen=True)
 class Stop:
     """When to end before the last epoch; all workers end after the same step."""
@@ -43,7 +41,6 @@ class Stop:
     """Own condition, asked after every step with the step just committed (`number`, `epoch`, `loss`, ...)."""
 
 
-@spelt
 @dataclass(frozen=True)
 class Save:
     """When checkpoints are written and which are kept. The last step of a run is always saved."""
@@ -57,7 +54,6 @@ class Save:
     The run's model is then the best one, not the last. Default: by `Stop(metric=...)`, if it is there."""
 
 
-@spelt
 @dataclass(frozen=True)
 class Job:
     """What to train: model, loss, optimizer, data and batch, and when to stop.
@@ -121,44 +117,47 @@ class Job:
                 )
         if (self.loss is None) == (self.objective is None):
             raise JobError("a job needs either loss=f(output, target) or objective=f(model, batch)")
-        _function("loss", self.loss, "(output, target)")
-        _function("objective", self.objective, "(model, batch)")
-        if not isinstance(self.metrics, Mapping):
-            raise JobError(f"metrics={self.metrics!r}: expected a dict from names to metrics")
+        for name, given in (("loss", self.loss), ("objective", self.objective)):
+            if isinstance(given, type):  # calling it would only make an instance
+                short = f"nn.{given.__name__}" if given.__module__.startswith("torch.nn.") else given.__name__
+                raise JobError(f"{name} is the class {given.__name__}: expected a function or an instance, {short}()")
+        count = "a whole number of at least 1"
+        for name, fits, expected in (
+            ("loss", self.loss is None or callable(self.loss), "a function of (output, target)"),
+            ("objective", self.objective is None or callable(self.objective), "a function of (model, batch)"),
+            ("metrics", isinstance(self.metrics, Mapping), "a dict from names to metrics"),
+            ("batch", _is_count(self.batch), count),
+            ("epochs", self.epochs is None or _is_count(self.epochs), count),
+            ("steps_per_epoch", self.steps_per_epoch is None or _is_count(self.steps_per_epoch), count),
+            ("eval_batch", self.eval_batch is None or _is_count(self.eval_batch), count),
+            ("batch_per", self.batch_per in ("step", "replica"), "one of step, replica"),
+            ("schedule_per", self.schedule_per in ("step", "epoch"), "one of step, epoch"),
+            ("scale_lr", self.scale_lr in ("none", "linear", "sqrt"), "one of none, linear, sqrt"),
+            ("shuffle", self.shuffle in SHUFFLES, f"one of {', '.join(SHUFFLES)}"),
+            ("clip", self.clip is None or (math.isfinite(self.clip) and self.clip > 0), "a number above 0"),
+        ):
+            if not fits:
+                raise JobError(f"{name}={getattr(self, name)!r}: expected {expected}")
         if "loss" in self.metrics:
             raise JobError("metrics: 'loss' is the name of the loss itself, which is always measured: choose another")
-        _whole("batch", self.batch)
-        for name in ("epochs", "steps_per_epoch", "eval_batch"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name))
-        _one_of("batch_per", self.batch_per, ("step", "replica"))
-        _one_of("schedule_per", self.schedule_per, ("step", "epoch"))
-        _one_of("scale_lr", self.scale_lr, ("none", "linear", "sqrt"))
-        _one_of("shuffle", self.shuffle, SHUFFLES)
         if self.scale_lr != "none" and self.batch_per != "replica":
             raise JobError(
                 f"scale_lr={self.scale_lr!r} needs batch_per='replica': a batch per step does not grow with workers"
             )
         if self.epochs is None and self.stop.steps is None and self.stop.minutes is None and self.stop.when is None:
             raise JobError("epochs=None needs an end: stop=Stop(steps=...), Stop(minutes=...) or Stop(when=...)")
-        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
-            raise JobError(f"clip={self.clip!r}: expected a number above 0")
-        known = ("loss", *self.metrics)
-        for what, given in (("save.keep_best", self.save.keep_best), ("stop.metric", self.stop.metric)):
-            metric = (given or "loss").lstrip("-")
-            if metric not in known:
-                raise JobError(
-                    f"{what}={given!r}: this job has no metric {metric!r}.{did_you_mean(metric, known)} "
-                    f"It has {', '.join(known)}"
-                )
         object.__setattr__(self, "data", as_data(self.data))
-        if self.data.validation is None:
-            for what, given in (("stop.metric", self.stop.metric), ("save.keep_best", self.save.keep_best)):
-                if given is not None:
-                    raise JobError(
-                        f"{what}={given!r} goes by a validation metric, but the data have no validation set: "
-                        "data={'train': ..., 'validation': ...}, or cordee.data.arrays(x, y, validation=0.1)"
-                    )
+        known = ("loss", *self.metrics)
+        for what, wanted in (("save.keep_best", self.save.keep_best), ("stop.metric", self.stop.metric)):
+            metric = (wanted or "loss").lstrip("-")
+            if metric not in known:
+                near = did_you_mean(metric, known)
+                raise JobError(f"{what}={wanted!r}: this job has no metric {metric!r}.{near} It has {', '.join(known)}")
+            if wanted is not None and self.data.validation is None:
+                raise JobError(
+                    f"{what}={wanted!r} goes by a validation metric, but the data have no validation set: "
+                    "data={'train': ..., 'validation': ...}, or cordee.data.arrays(x, y, validation=0.1)"
+                )
 
     def resolve(self, replicas: int) -> Resolved:
         """Fix what depends on the number of replicas, once, at the first start of a run."""
@@ -182,15 +181,13 @@ class Job:
     def make_model(self) -> nn.Module:
         """A new model of this job."""
         made = self.model()
-        if not isinstance(made, nn.Module):
-            raise _made_wrong("model", made, "a torch.nn.Module")
+        _check_made("model", made, isinstance(made, nn.Module), "a torch.nn.Module")
         return made
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """The optimizer of this model; its function gets a list, to go through as often as it likes for its groups."""
         made = self.optimizer(list(model.parameters()))
-        if not isinstance(made, Optimizer):
-            raise _made_wrong("optimizer", made, "a torch.optim.Optimizer")
+        _check_made("optimizer", made, isinstance(made, Optimizer), "a torch.optim.Optimizer")
         return made
 
     def make_schedule(self, optimizer: Optimizer) -> LRScheduler | None:
@@ -198,9 +195,10 @@ class Job:
         if self.schedule is None:
             return None
         made = self.schedule(optimizer)
-        if not all(callable(getattr(made, name, None)) for name in ("step", "state_dict", "load_state_dict")):
-            raise _made_wrong("schedule", made, "a schedule of torch.optim.lr_scheduler")
-        if needed := _needed(made.step):
+        fits = all(callable(getattr(made, name, None)) for name in ("step", "state_dict", "load_state_dict"))
+        _check_made("schedule", made, fits, "a schedule of torch.optim.lr_scheduler")
+        asked = inspect.signature(made.step).parameters.values()
+        if needed := [one.name for one in asked if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]:
             raise JobError(
                 f"schedule: {type(made).__name__} moves on by a value ({', '.join(needed)}), but a job's schedule goes "
                 "by the number of steps or epochs alone. Take one that does (CosineAnnealingLR, MultiStepLR, ...), "
@@ -238,7 +236,6 @@ class Job:
 
     def replace(self, **fields: Any) -> Job:
         """The same job with other fields."""
-        refuse_unknown(type(self), fields)
         return dataclasses.replace(self, **fields)
 
     def last_step(self, steps_per_epoch: int) -> int | None:
@@ -256,35 +253,15 @@ class Resolved:
     lr_factor: float
 
 
-def _function(name: str, value: Any, given: str) -> None:
-    """Refuse a class, of which calling it would only make an instance, and what cannot be called."""
-    if isinstance(value, type):
-        short = f"nn.{value.__name__}" if value.__module__.startswith("torch.nn.") else value.__name__
-        raise JobError(f"{name} is the class {value.__name__}: expected a function or an instance, {short}()")
-    if value is not None and not callable(value):
-        raise JobError(f"{name}={value!r}: expected a function of {given}")
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _made_wrong(name: str, made: Any, expected: str) -> JobError:
+def _check_made(name: str, made: Any, fits: bool, expected: str) -> None:
+    """Refuse what a function of the job made, unless it `fits`."""
+    if fits:
+        return
     if made is None:
-        return JobError(f"{name}: the function gave None, expected {expected}. Is its return missing?")
+        raise JobError(f"{name}: the function gave None, expected {expected}. Is its return missing?")
     gave = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
-    return JobError(f"{name}: the function gave {gave}, expected {expected}")
-
-
-def _needed(function: Callable[..., Any]) -> list[str]:
-    """What it cannot be called without."""
-    asked = inspect.signature(function).parameters.values()
-    return [
-        one.name for one in asked if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
-
-
-def _whole(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise JobError(f"{name}={value!r}: expected a whole number of at least 1")
-
-
-def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise JobError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
+    raise JobError(f"{name}: the function gave {gave}, expected {expected}")

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import importlib.util
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cordee.core.errors import JobError
 from cordee.core.interpreter import search_in
 from cordee.core.words import did_you_mean
 from cordee.feed.reading import begin_others
-from cordee.train.job import Job, Save, Stop
+from cordee.train.job import Job
 
 MODULE_NAME = "cordee_job"
 """Not `__main__`: a guarded main block of the file does not run in workers."""
@@ -32,7 +34,24 @@ def load_job(path: Path, settings: Mapping[str, str]) -> Job:
     """
     begin_others(0)  # torch's begins with the same number everywhere by itself
     with _as_a_job(path):
-        return _load(path, settings)
+        module = _import(path)
+        found, left = getattr(module, "job", None), dict(settings)
+        if found is None:
+            names = [name for name, value in vars(module).items() if isinstance(value, Job)]
+            hint = f" It defines {', '.join(names)}: rename it to job" if names else _hint(path)
+            raise JobError(
+                f"{path} does not define `job`: expected job = cordee.Job(...) or def job(...) -> cordee.Job.{hint}"
+            )
+        if callable(found):
+            found, left = _call(found, left, path)
+        if not isinstance(found, Job):
+            raise JobError(
+                f"`job` in {path} is {type(found).__name__}: expected a cordee.Job or a function that returns one"
+            )
+        job = found.replace(name=path.stem) if found.name == "job" else found
+        for name, text in left.items():
+            job = _with(job, name, text)
+        return job
 
 
 @contextlib.contextmanager
@@ -57,44 +76,13 @@ def refuse_session() -> None:
         raise JobError(f"{path} opens cordee.session(), so it is a script and no job: use cordee run {path}")
 
 
-def _load(path: Path, settings: Mapping[str, str]) -> Job:
-    module = _import(path)
-    found = getattr(module, "job", None)
-    if found is None:
-        names = [name for name, value in vars(module).items() if isinstance(value, Job)]
-        hint = f" It defines {', '.join(names)}: rename it to job" if names else _hint(path)
-        raise JobError(
-            f"{path} does not define `job`: expected job = cordee.Job(...) or def job(...) -> cordee.Job.{hint}"
-        )
-    left = dict(settings)
-    if callable(found) and not isinstance(found, Job):
-        found, left = _call(found, left, path)
-    if not isinstance(found, Job):
-        raise JobError(
-            f"`job` in {path} is {type(found).__name__}: expected a cordee.Job or a function that returns one"
-        )
-    job = found.replace(name=path.stem) if found.name == "job" else found
-    for name, text in left.items():
-        job = _with(job, name, text)
-    return job
-
-
 def _hint(path: Path) -> str:
     """What to do with a file that calls cordee.session() somewhere; empty for any other."""
-    try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except (OSError, ValueError, SyntaxError):
-        return ""
-    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-    imported = {
-        alias.asname or alias.name: alias.name
-        for node in nodes
-        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module == "cordee")
-        for alias in node.names
-    }
-    ways = {f"{name}.session" for name, what in imported.items() if what == "cordee"}
-    ways |= {name for name, what in imported.items() if what == "session"}
-    return f" It calls cordee.session(): a script is started with cordee run {path}" if ways & called else ""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    renamed = re.search(r"^\s*import cordee as (\w+)", text, re.MULTILINE)
+    name = renamed.group(1) if renamed else "cordee"
+    is_script = re.search(rf"\b{name}\.session\(|^\s*from cordee import .*\bsession\b", text, re.MULTILINE)
+    return f" It calls cordee.session(): a script is started with cordee run {path}" if is_script else ""
 
 
 def _import(path: Path) -> Any:
@@ -115,84 +103,57 @@ def _import(path: Path) -> Any:
 
 def _call(factory: Any, settings: dict[str, str], path: Path) -> tuple[Any, dict[str, str]]:
     """Call the factory with those settings that are its arguments; the rest may be fields of the job."""
-    signature = inspect.signature(factory)
-    try:
+    parameters = inspect.signature(factory).parameters
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(NameError):
         hints = typing.get_type_hints(factory)
-    except NameError:
-        hints = {}
     arguments = {}
-    for name, parameter in signature.parameters.items():
+    for name, parameter in parameters.items():
+        default = None if parameter.default is parameter.empty else parameter.default
         if name in settings:
-            hint = hints.get(name)
-            default = parameter.default if parameter.default is not parameter.empty else None
-            arguments[name] = read_value(name, settings[name], hint, default)
+            arguments[name] = read_value(name, settings[name], hints.get(name), default)
         elif parameter.default is parameter.empty:
             raise JobError(f"job() in {path} needs {name}: give it with --set {name}=...")
     left = {name: text for name, text in settings.items() if name not in arguments}
     fields = {field.name for field in dataclasses.fields(Job)}
     for name in left:
         if name.partition(".")[0] not in fields:
-            arguments_there = ", ".join(signature.parameters) or "it has none"
-            raise JobError(
-                f"--set {name}: neither an argument of job() ({arguments_there}) nor a field of the job."
-                + did_you_mean(name, {*signature.parameters, *fields})
-            )
+            near = did_you_mean(name, {*parameters, *fields})
+            known = ", ".join(parameters) or "it has none"
+            raise JobError(f"--set {name}: neither an argument of job() ({known}) nor a field of the job.{near}")
     return factory(**arguments), left
 
 
 def _with(job: Job, name: str, text: str) -> Job:
     """The job with one field set as `text` says, or with one field of a part of it: `stop.steps`."""
-    field, dot, inner = name.partition(".")
-    if not dot:
-        return job.replace(**{name: _field_value(job, name, name, text)})
-    _refuse_unknown(job, name, field)
-    part = getattr(job, field)
-    if not isinstance(part, Stop | Save):
-        raise JobError(f"--set {name}: {field} has no fields of its own; stop and save have: --set stop.steps=100")
-    return job.replace(**{field: dataclasses.replace(part, **{inner: _field_value(part, name, inner, text)})})
-
-
-def _field_value(owner: Any, name: str, field: str, text: str) -> Any:
-    """What `text` means for a field of a job, or of a part of it."""
-    _refuse_unknown(owner, name, field)
-    return read_value(name, text, typing.get_type_hints(type(owner))[field], getattr(owner, field))
-
-
-def _refuse_unknown(owner: Any, name: str, field: str) -> None:
-    known = {one.name for one in dataclasses.fields(owner)}
+    part, _, field = name.rpartition(".")
+    owner: Any = {"": job, "stop": job.stop, "save": job.save}.get(part)
+    if owner is None:
+        raise JobError(f"--set {name}: {part} has no fields of its own; stop and save have: --set stop.steps=100")
+    known = typing.get_type_hints(type(owner))
     if field not in known:
-        what = type(owner).__name__.lower()
-        raise JobError(
-            f"--set {name}: a {what} has no such field.{did_you_mean(field, known)} Fields: {', '.join(sorted(known))}"
-        )
+        what, near = type(owner).__name__.lower(), did_you_mean(field, known)
+        raise JobError(f"--set {name}: a {what} has no such field.{near} Fields: {', '.join(sorted(known))}")
+    changed = dataclasses.replace(owner, **{field: read_value(name, text, known[field], getattr(owner, field))})
+    return job.replace(**{part: changed}) if part else changed
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_BOOLS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 def read_value(name: str, text: str, hint: Any, default: Any) -> Any:
     """The value meant by `text`, by the type of the argument or of its default."""
-    kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if kind in (bool, int, float, str, type(None))]
-    if not kinds and type(default) in (bool, int, float, str):
-        kinds = [type(default)]
+    if hint is None and type(default) in _KINDS:
+        hint = type(default)
+    if hint is None or hint is Path:
+        return text if hint is None else Path(text)
+    kinds = typing.get_args(hint) or (hint,)
     if type(None) in kinds and text.lower() in ("none", "null"):
         return None
-    for kind in (bool, int, float, str):
-        if kind not in kinds:
-            continue
-        try:
-            return _READERS[kind](text)
-        except ValueError:
-            continue
-    if not kinds and (hint is None or hint is Path):
-        return Path(text) if hint is Path else text
-    wanted = " or ".join(_WANTED[kind] for kind in kinds) or getattr(hint, "__name__", str(hint))
-    raise JobError(f"--set {name}={text}: expected {wanted}")
-
-
-def _read_bool(text: str) -> bool:
-    words = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
-    if text.lower() not in words:
-        raise ValueError(text)
-    return words[text.lower()]
-
-
-_WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
-_READERS: dict[type, Any] = {bool: _read_bool, int: int, float: float, str: str}
+    for kind in _KINDS:
+        if kind in kinds:
+            with contextlib.suppress(msgspec.ValidationError):
+                return msgspec.convert(_BOOLS.get(text, text) if kind is bool else text, kind, strict=False)
+    words = [words for kind, words in {**_KINDS, type(None): "none"}.items() if kind in kinds]
+    raise JobError(f"--set {name}={text}: expected {' or '.join(words) or getattr(hint, '__name__', str(hint))}")
