@@ -178,7 +178,8 @@ def test_sync_batchnorm_is_a_batchnorm_like_others() -> None:
 def test_sync_batchnorm_of_each_replica_has_the_statistics_of_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     x, layer = drawn((5, CHANNELS)), nn.SyncBatchNorm(CHANNELS).double()
     wanted = nn.BatchNorm1d(CHANNELS).double()(x)
-    assert bind(layer, "replica", lost(), StepState()) == 1
+    bind(layer, "replica", lost(), StepState())
+    assert type(layer).__name__ == "ReplicaSyncBatchNorm"
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)  # as a script for DDP leaves it
     torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-12)
 
@@ -259,8 +260,14 @@ def test_set_aside_no_layer_mixes_samples_and_nothing_stays(affine: bool) -> Non
     x = drawn((4, CHANNELS))
     with set_aside(layer):
         torch.testing.assert_close(layer(input=x)[:1], layer(x[:1]))
-    assert not list(layer.buffers()) and not layer._forward_pre_hooks
+    assert not list(layer.buffers()) and type(layer) is nn.BatchNorm1d
     assert worst(layer(x)[:2], layer(x[:2])) > 0.1
+    bind(layer, "exact", lost(), StepState())  # by a former session
+    with set_aside(layer):
+        torch.testing.assert_close(layer(x)[:1], layer(x[:1]))
+    assert type(layer).__name__ == "ExactBatchNorm1d" and type(copy.deepcopy(layer)) is type(layer)
+    bind(layer, "replica", lost(), StepState())
+    assert type(layer).__name__ == "ReplicaBatchNorm1d"
 
 
 # ------------------------------------------------------------- one value per channel
@@ -282,7 +289,7 @@ def test_a_global_batch_of_one_value_is_refused_by_everybody() -> None:
 def test_one_worker_refuses_it_in_the_same_words() -> None:
     layer = nn.BatchNorm1d(CHANNELS)
     for _ in range(2):
-        assert bind(layer, "exact", Team().layers, StepState()) == 0
+        bind(layer, "exact", Team().layers, StepState())
     assert len(layer._forward_pre_hooks) == 1 and type(layer) is nn.BatchNorm1d
     with pytest.raises(ModelError, match=ONE_VALUE):
         layer(torch.randn(1, CHANNELS))

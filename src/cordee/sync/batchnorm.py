@@ -25,14 +25,8 @@ from cordee.core.errors import ModelError
 from cordee.group.comm import Comm
 from cordee.sync.meeting_points import output_like
 
-
-@dataclass(frozen=True)
-class _Statistics:
-    """Of the global batch, per channel, in float64 on the CPU; the variance is the biased one."""
-
-    mean: Tensor
-    variance: Tensor
-    count: float
+_Statistics = tuple[Tensor, Tensor, float]
+"""Mean and biased variance of the global batch, per channel, in float64 on the CPU; and how many values it has."""
 
 
 @dataclass
@@ -47,83 +41,68 @@ class StepState:
     """All workers evaluate shares of the same batches: layers without running statistics may ask each other."""
 
 
-class _Exact(_BatchNorm):
+class _Bound(_BatchNorm):
     """Takes the place of a BatchNorm layer's class; parameters, buffers and names stay."""
 
+    exact: bool
     comm: Comm
     step_state: StepState
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.comm.size == 1 or not (self.training or (self.step_state.together and _of_batch(self))):
-            _refuse_one_value(self, (input,), {})
-            return _BatchNorm.forward(self, input)
+        state, of_batch = self.step_state, self.training or _of_batch(self)
+        if self.exact and self.comm.size > 1 and (self.training or (state.together and of_batch)):
+            return self._normalise_globally(input)
+        if not self.exact and state.silent and of_batch:  # the borrowed sample of an empty share leaves no trace
+            mean = self.running_mean if self.running_mean is not None else input.new_zeros(input.shape[1])
+            variance = self.running_var if self.running_var is not None else input.new_ones(input.shape[1])
+            return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
+        _refuse_one_value(self, (input,), {})
+        # torch's own SyncBatchNorm would communicate if the script has made a process group.
+        return _BatchNorm.forward(self, input) if isinstance(self, nn.SyncBatchNorm) else super().forward(input)
+
+    def _normalise_globally(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        statistics = _global_statistics(input.detach(), self.comm, self.step_state)
+        statistics = mean, variance, count = _global_statistics(input.detach(), self.comm, self.step_state)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
-            self._track(statistics)
-        weight = self.weight if self.affine else None
-        bias = self.bias if self.affine else None
-        result: Tensor = _Normalise.apply(input, weight, bias, statistics, self.eps, self.comm, self.step_state)  # type: ignore[no-untyped-call]
+            assert self.num_batches_tracked is not None
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+                unbiased = variance * (count / max(count - 1.0, 1.0))
+                self.running_mean.lerp_(mean.to(self.running_mean), factor)
+                self.running_var.lerp_(unbiased.to(self.running_var), factor)
+        affine = (self.weight, self.bias) if self.affine else (None, None)
+        result: Tensor = _Normalise.apply(input, *affine, statistics, self.eps, self.comm, self.step_state)  # type: ignore[no-untyped-call]
         return result
-
-    @torch.no_grad()
-    def _track(self, statistics: _Statistics) -> None:
-        assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
-        self.num_batches_tracked.add_(1)
-        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        unbiased = statistics.variance * (statistics.count / max(statistics.count - 1.0, 1.0))
-        self.running_mean.lerp_(statistics.mean.to(self.running_mean), factor)
-        self.running_var.lerp_(unbiased.to(self.running_var), factor)
-
-
-class _Replica(_BatchNorm):
-    """Statistics of the own share, as without us; the borrowed sample of an empty share leaves no trace in them."""
-
-    comm: Comm
-    step_state: StepState
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not (self.step_state.silent and (self.training or _of_batch(self))):
-            _refuse_one_value(self, (input,), {})
-            # torch's own SyncBatchNorm would communicate if the script has made a process group.
-            return _BatchNorm.forward(self, input) if isinstance(self, nn.SyncBatchNorm) else super().forward(input)
-        mean = self.running_mean if self.running_mean is not None else input.new_zeros(input.shape[1])
-        variance = self.running_var if self.running_var is not None else input.new_ones(input.shape[1])
-        return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
 
 def bind(
     model: nn.Module, mode: str, comm: Comm, step_state: StepState, *, compiled: bool = False, grows: bool = False
-) -> int:
-    """Give every BatchNorm layer the statistics of the plan (`exact`, `replica`); returns how many there are.
+) -> None:
+    """Give every BatchNorm layer the statistics of the plan: `exact`, or as without us, `replica`.
 
     torch's SyncBatchNorm is a BatchNorm like others. One worker has the global batch to itself: its layers stay as they
     are, and only refuse what several would refuse; unless it `grows`, and others may come. In a `compiled` model the
     layers that communicate are left as they are.
     """
-    if comm.size == 1 and not grows and not any(isinstance(module, _Exact | _Replica) for module in model.modules()):
-        for module in batchnorms(model):
-            if _refuse_one_value not in module._forward_pre_hooks.values():
-                module.register_forward_pre_hook(_refuse_one_value, with_kwargs=True)
-        return 0
-    kind = {"exact": _Exact, "replica": _Replica}[mode]
-    count = 0
-    for module in batchnorms(model):
-        if isinstance(module, _Exact | _Replica):  # of a former session
-            module.comm, module.step_state = comm, step_state
-        else:
-            plain = type(module)
-            if mode == "exact" and plain.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
-                raise ModelError(
-                    f"{plain.__name__} is a BatchNorm with a forward of its own, which statistics over the global "
-                    "batch would replace. Put what it adds into a layer of its own, or use the plan batchnorm=replica"
-                )
-            name = f"{mode.capitalize()}{plain.__name__}"
-            module.__class__ = type(name, (kind, plain), {"comm": comm, "step_state": step_state})
-        if compiled and (comm.size > 1 or grows):  # on the class: a copy of the layer must not have this one's forward
-            type(module).forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign, no-untyped-call]
-        count += 1
-    return count
+    layers = batchnorms(model)
+    if comm.size == 1 and not grows and not any(isinstance(layer, _Bound) for layer in layers):
+        for layer in layers:
+            if _refuse_one_value not in layer._forward_pre_hooks.values():
+                layer.register_forward_pre_hook(_refuse_one_value, with_kwargs=True)
+        return
+    for layer in layers:
+        plain = _plain_type(layer)
+        if mode == "exact" and plain.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+            raise ModelError(
+                f"{plain.__name__} is a BatchNorm with a forward of its own, which statistics over the global "
+                "batch would replace. Put what it adds into a layer of its own, or use the plan batchnorm=replica"
+            )
+        # All on the class: a copy of the layer must have neither this one's forward nor a copy of what it uses.
+        of_class = {"exact": mode == "exact", "comm": comm, "step_state": step_state}
+        if compiled and (comm.size > 1 or grows):
+            of_class["forward"] = torch.compiler.disable(_Bound.forward)  # type: ignore[no-untyped-call]
+        layer.__class__ = type(f"{mode.capitalize()}{plain.__name__}", (_Bound, plain), of_class)
 
 
 @contextmanager
@@ -133,9 +112,8 @@ def together(model: nn.Module, comm: Comm) -> Iterator[StepState]:
     Layers without running statistics normalise by their batch in evaluation too, which is then that of all shares. If
     there are any, the state says `together`: empty shares have to compute along, silently.
     """
-    bound = (one for one in batchnorms(model) if isinstance(one, _Exact | _Replica) and one.comm is comm)
-    ours = (one for one in bound if _of_batch(one))
-    state = next((one.step_state for one in ours), None) if comm.size > 1 else None
+    bound = (one for one in batchnorms(model) if isinstance(one, _Bound) and one.comm is comm and _of_batch(one))
+    state = next((one.step_state for one in bound), None) if comm.size > 1 else None
     if state is None:
         yield StepState()
         return
@@ -150,17 +128,15 @@ def together(model: nn.Module, comm: Comm) -> Iterator[StepState]:
 @contextmanager
 def set_aside(model: nn.Module) -> Iterator[None]:
     """In here layers without running statistics have fixed ones, so that in evaluation mode no layer mixes samples."""
-    layers = batchnorms(model)
-    bare = [module for module in layers if _of_batch(module)]
-    hooks = [module.register_forward_pre_hook(_refuse_one_value, with_kwargs=True) for module in layers]
-    hooks += [module.register_forward_pre_hook(_fix_statistics, with_kwargs=True) for module in bare]
+    kept = [(layer, type(layer)) for layer in batchnorms(model) if _of_batch(layer)]
+    fixed = {"exact": False, "step_state": StepState(silent=True)}
+    for layer, former in kept:
+        layer.__class__ = type(former.__name__, (_Bound, _plain_type(layer)), fixed)
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
-        for module in bare:
-            module.running_mean = module.running_var = None
+        for layer, former in kept:
+            layer.__class__ = former
 
 
 def batchnorms(model: nn.Module) -> list[_BatchNorm]:
@@ -168,25 +144,20 @@ def batchnorms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
+def _plain_type(layer: _BatchNorm) -> Any:
+    """What it was before it was bound, as by a former session."""
+    return type(layer).__bases__[1] if isinstance(layer, _Bound) else type(layer)
+
+
 def _of_batch(layer: _BatchNorm) -> bool:
     """Whether it normalises by its batch in evaluation too, for want of running statistics."""
     return layer.running_mean is None and layer.running_var is None
 
 
-def _given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    found: Tensor = args[0] if args else kwargs["input"]
-    return found
-
-
-def _fix_statistics(layer: _BatchNorm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    like = layer.weight if layer.weight is not None else _given(args, kwargs)
-    layer.running_mean, layer.running_var = like.new_zeros(layer.num_features), like.new_ones(layer.num_features)
-
-
 def _refuse_one_value(layer: _BatchNorm, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Say of one value per channel what `_global_statistics` says of it."""
     if layer.training or _of_batch(layer):
-        x = _given(args, kwargs)
+        x = args[0] if args else kwargs["input"]
         if x.dim() > 1 and x.numel() == x.shape[1]:
             raise _one_value(x)
 
@@ -217,7 +188,7 @@ def _global_statistics(x: Tensor, comm: Comm, state: StepState) -> _Statistics:
     of_all = None if state.void else comm.gather(torch.cat([own.view(-1), own.new_tensor([count])])).wait()
     if of_all is None:  # the step is void: any finite numbers will do until it is done again
         state.void = True
-        return _Statistics(own[0], own[1], max(count, 1.0))
+        return own[0], own[1], max(count, 1.0)
     table = torch.stack(of_all)
     counts, means, variances = table[:, -1:], *table[:, :-1].chunk(2, dim=1)
     total = float(counts.sum())
@@ -225,7 +196,7 @@ def _global_statistics(x: Tensor, comm: Comm, state: StepState) -> _Statistics:
         raise _one_value(x)
     mean = (means * counts).sum(0) / total
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
-    return _Statistics(mean, variance, total)
+    return mean, variance, total
 
 
 def _moments(x: Tensor) -> Tensor:
@@ -292,10 +263,10 @@ class _Normalise(torch.autograd.Function):
         comm: Comm,
         state: StepState,
     ) -> Tensor:
-        both = torch.stack([statistics.mean, torch.rsqrt(statistics.variance + eps)])
-        mean, invstd = both.to(x.device, _wide(x))
+        centre, variance, count = statistics
+        mean, invstd = torch.stack([centre, torch.rsqrt(variance + eps)]).to(x.device, _wide(x))
         ctx.save_for_backward(x, weight, mean, invstd)
-        ctx.count, ctx.comm, ctx.state, ctx.has_bias = statistics.count, comm, state, bias is not None
+        ctx.count, ctx.comm, ctx.state, ctx.has_bias = count, comm, state, bias is not None
         scale = invstd if weight is None else invstd * weight
         output = _scaled(x, mean, scale.to(mean.dtype), None if bias is None else bias.to(mean.dtype))
         ctx.output = output_like(output)
