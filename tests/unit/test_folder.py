@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cordee.core.errors import CheckpointError, JobError, StorageError, UsageError
-from cordee.core.events import WarningEvent
+from cordee.core.events import JobEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.runtime.folder import LOCK, Hold, former_settings, is_held, make, saved_step, tidied
 from cordee.runtime.recorder import Recorder
@@ -41,9 +41,8 @@ def begin(made: Recorder, **settings: str) -> None:
     made.begin(target="job.py", plan=Plan(), workers=2, resume=bool(settings), settings=settings)
 
 
-def job(steps: int) -> dict[str, object]:
-    known = {"name": "job", "batch": 1, "epochs": 1, "steps_per_epoch": 9, "last_step": 9, "steps": steps}
-    return {**known, "parameters": 1, "samples": {}}
+def job(steps: int) -> JobEvent:
+    return JobEvent("job", 1, 1, 9, steps, 1, {}, last_step=9)
 
 
 def test_a_folder_is_held_by_one_process_and_the_kernel_takes_it_back(tmp_path: Path) -> None:
@@ -140,7 +139,7 @@ def test_a_script_does_not_begin_where_a_run_is(tmp_path: Path) -> None:
 def test_a_start_that_does_not_go_on_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     first = recorder(tmp_path)
     begin(first)
-    first.notice("job", 0, job(0))
+    first.notice(0, job(0))
     first.end(None)
     first.close()
     (tmp_path / "result.json").write_text("{}")
@@ -167,7 +166,7 @@ def test_a_start_that_goes_on_is_written_down_from_its_beginning(tmp_path: Path)
     again = recorder(tmp_path, resume=True)
     begin(again, epochs="3")
     assert not (tmp_path / "events.jsonl").read_bytes() and former_settings(tmp_path) == {}
-    again.notice("job", 0, job(7))
+    again.notice(0, job(7))
     assert [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [
         "start",
         "job",

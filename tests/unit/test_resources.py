@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cordee.core.errors import UsageError
 from cordee.core.machine import usable_cores
-from cordee.runtime.resources import Room, allot, parse_cores
+from cordee.core.plan import Plan
+from cordee.group.wire import Address
+from cordee.runtime.engines.seam import seats
+from cordee.runtime.launch import Launch
+from cordee.runtime.resources import allot, check_room, parse_cores
+from cordee.runtime.spec import Target
 from cordee.runtime.wording import PYTHON
 from harness import DEADLINE_S
 
@@ -20,22 +26,25 @@ from harness import DEADLINE_S
     [(1, 4, [4]), (2, 4, [2, 2]), (3, 8, [2, 3, 3]), (4, 4, [1, 1, 1, 1]), (5, 2, [1, 1, 1, 1, 1])],
 )
 def test_cores_are_cut_evenly(workers: int, cores: int, sizes: list[int]) -> None:
-    allotments = allot(workers, tuple(range(cores)), threads=None, pin=True)
-    assert sorted(one.threads for one in allotments) == sorted(sizes)
-    assert all(len(one.cores) == one.threads for one in allotments)
+    allotments = allot(workers, tuple(range(cores)), None)
+    assert sorted(threads for threads, _ in allotments) == sorted(sizes)
+    assert all(len(own) == threads for threads, own in allotments)
     if workers <= cores:
-        assert sorted(core for one in allotments for core in one.cores) == list(range(cores))
+        assert sorted(core for _, own in allotments for core in own) == list(range(cores))
+    assert [threads for threads, _ in allot(workers, tuple(range(cores)), 3)] == [3] * workers
 
 
 def test_workers_are_pinned_only_on_request() -> None:
-    assert all(one.cores == () for one in allot(2, (0, 1), threads=None, pin=False))
-    assert [one.threads for one in allot(2, (0, 1), threads=3, pin=False)] == [3, 3]
+    core = usable_cores()[:1]
+    for given in (None, core):
+        launch = Launch(Target("job", "job.py"), 1, Plan(), Path("out"), cores=given)
+        assert launch.spec(Address("127.0.0.1", 1, "token"), "127.0.0.1", *seats([1])).cores == (given or ())
 
 
 @pytest.mark.parametrize(("workers", "threads", "word"), [(0, None, "--workers 0"), (2, 0, "--threads 0")])
 def test_nothing_is_no_amount(workers: int, threads: int | None, word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        allot(workers, (0, 1), threads=threads, pin=False)
+        allot(workers, (0, 1), threads)
 
 
 def test_cores_are_named_by_numbers_and_ranges() -> None:
@@ -86,22 +95,18 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("room", "most", "reason"),
     [
-        (Room(2), 64, "32 per core, on 2 cores"),
-        (Room(64, memory=1 * GIB, files=1 << 20), 32, "1.0 GiB of memory"),
-        (Room(64, memory=512 * GIB, files=1024), 240, "1024 files"),
-        (Room(1, memory=1, files=1), 1, ""),  # one worker is never refused
+        ((2, None, -1), 64, "32 per core, on 2 cores"),
+        ((64, 1 * GIB, 1 << 20), 32, "1.0 GiB of memory"),
+        ((64, 512 * GIB, 1024), 240, "1024 files"),
+        ((1, 1, 1), 1, ""),  # one worker is never refused
     ],
 )
-def test_more_workers_than_there_is_room_for_are_refused(room: Room, most: int, reason: str) -> None:
-    room.check(most)
+def test_more_workers_than_there_is_room_for_are_refused(
+    room: tuple[int, int | None, int], most: int, reason: str
+) -> None:
+    check_room(most, *room)
     with pytest.raises(UsageError, match=f"--workers {most + 1}: at most {most} can be started") as caught:
-        room.check(most + 1)
+        check_room(most + 1, *room)
     assert reason in str(caught.value)
     with pytest.raises(UsageError, match="workers=100000: "):
-        room.check(100_000, PYTHON)
-
-
-def test_the_room_of_this_host() -> None:
-    here = Room.here((0, 1, 2))
-    assert here.cores == 3
-    assert here.memory is not None and 0 < here.memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        check_room(100_000, *room, PYTHON)

@@ -45,10 +45,3 @@ def test_what_only_some_runs_have() -> None:
 
 def test_a_process_that_only_took_part_has_no_values() -> None:
     assert repr(Result(Path("one"), {})) == "folder  one"
-
-
-def test_a_notebook_shows_a_table() -> None:
-    page = Result(Path("runs/<i>"), VALUES)._repr_html_()
-    assert page.startswith("<table>") and page.count("<tr>") == page.count("</tr>") == 7
-    assert "<td>a &lt;b&gt;</td>" in page and "runs/&lt;i&gt;" in page and "<i>" not in page
-    assert Result(Path("one"), {})._repr_html_().count("<tr>") == 1

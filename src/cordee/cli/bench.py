@@ -93,19 +93,19 @@ def doubling(most: int) -> tuple[int, ...]:
 def _measure(measurement: Measurement, *, json: bool) -> None:
     import json as writer
 
-    from cordee.core.scaling import figures
-    from cordee.runtime.scaling import measure
+    from cordee.core.scaling import figures, order_of_runs
     from cordee.watch.progress import Rounds
     from cordee.watch.scaling import as_json, as_page, as_table, warning
 
     measurement.check()
     setup = _setup(measurement)
-    watcher = Rounds(len(measurement.runs))
-    try:
-        with _output_to_error():
-            runs = measure(measurement, watcher)
-    finally:
-        watcher.close()
+    order = order_of_runs(measurement.counts, measurement.rounds)
+    runs = []
+    with contextlib.closing(Rounds(len(order))) as watcher, _output_to_error():
+        for number, (round, workers) in enumerate(order, start=1):
+            watcher.begin(number, round=round, workers=workers)
+            name = f"run {number} of {len(order)} (round {round}, --workers {workers})"
+            runs.append(measurement.run(name, round, workers, watcher))
     rows = figures(runs, weak=measurement.weak, oversubscribed=measurement.oversubscribed)
     values = writer.dumps(as_json(setup, rows, runs), indent=1, ensure_ascii=False)
     for name, text in (("scaling.json", f"{values}\n"), ("scaling.html", as_page(setup, rows))):

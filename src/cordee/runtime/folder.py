@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import time
@@ -12,10 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cordee.core.errors import CheckpointError, CordeeError, StorageError, UsageError
 from cordee.core.eventlog import read_events
 from cordee.core.events import EndEvent, Event, StepEvent
-from cordee.core.locks import leads_to, lock
+from cordee.core.locks import lock, take_lock
 from cordee.runtime.wording import COMMAND, Wording
 
 LOCK = "run.lock"
@@ -33,36 +34,23 @@ class Hold:
     def __init__(self, folder: Path, wording: Wording = COMMAND) -> None:
         """Take it; refused with the name of its holder."""
         self._path = folder / LOCK
-        deadline = time.monotonic() + GLANCE_S
-        while True:
-            try:
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-            except OSError as error:
-                raise StorageError(
-                    f"cannot write {self._path.absolute()}: {error.strerror}. Choose another folder with "
-                    f"{wording.option('out')}"
-                ) from error
-            try:
-                taken = lock(self._file)
-            except OSError as error:
-                os.close(self._file)
-                raise StorageError(f"cannot lock {self._path.absolute()}: {error.strerror}") from error
-            if taken is False:
-                holder = os.read(self._file, 1000).decode(errors="replace").strip()
-                os.close(self._file)
-                if time.monotonic() < deadline:
-                    time.sleep(GLANCE_S / 20)
-                    continue
-                raise UsageError(
-                    f"{folder} is still being trained by {holder or 'another process'}: wait for its end, or choose "
-                    f"another folder with {wording.option('out')}"
-                )
-            if leads_to(self._path, self._file):
-                break
-            os.close(self._file)  # of a run that has just ended, and took its file away
+        out, deadline = wording.option("out"), time.monotonic() + GLANCE_S
+        try:
+            while (handle := take_lock(self._path)) is None:
+                if time.monotonic() > deadline:
+                    holder = self._path.read_text(errors="replace").strip() or "another process"
+                    raise UsageError(
+                        f"{folder} is still being trained by {holder}: wait for its end, or choose another folder "
+                        f"with {out}"
+                    )
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {self._path.absolute()}: {error.strerror}. Choose another folder with {out}"
+            ) from error
+        self._file = handle
         with contextlib.suppress(OSError):  # a full disk: then others are refused without the name
-            os.ftruncate(self._file, 0)
-            os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def release(self) -> None:
         """Give it back; a second call does nothing."""
@@ -149,7 +137,9 @@ def _is_resumable(folder: Path) -> bool:
 
 def _is_scripts(folder: Path) -> bool:
     """Whether a script trained here, or came to its end: its record is all that we have of it."""
-    return "job" not in _about(folder) and (_has_step(folder) or _records(folder, _is_completed))
+    return _about(folder).job is None and _records(
+        folder, lambda event: isinstance(event, StepEvent) or (isinstance(event, EndEvent) and event.code == 0)
+    )
 
 
 def saved_step(folder: Path) -> int | None:
@@ -160,35 +150,30 @@ def saved_step(folder: Path) -> int | None:
 
 def former_settings(folder: Path) -> dict[str, str]:
     """The settings of the job with which the run in this folder was started last; none if none are on record."""
-    found = _about(folder).get("settings", {})
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+    return _about(folder).settings
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """What `run.json` says; nothing if it is not there, or damaged."""
+class _About(msgspec.Struct):
+    """What is needed here of `run.json`."""
+
+    settings: dict[str, str] = {}
+    job: dict[str, Any] | None = None
+
+
+def _about(folder: Path) -> _About:
+    """Nothing if the file is not there, or damaged."""
     try:
-        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return msgspec.json.decode((folder / "run.json").read_bytes(), type=_About)
     except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return _About()
 
 
 def _records(folder: Path, wanted: Callable[[Event], bool]) -> bool:
     """Whether such an event is on record; yes if the record cannot tell."""
     try:
         return any(map(wanted, read_events(folder / "events.jsonl")))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, CordeeError):
-        return True
-
-
-def _has_step(folder: Path) -> bool:
-    return _records(folder, lambda event: isinstance(event, StepEvent))
-
-
-def _is_completed(event: Event) -> bool:
-    return isinstance(event, EndEvent) and event.code == 0
+    except (OSError, CordeeError) as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
 # ------------------------------------------------------------- a start that came to nothing
@@ -200,7 +185,7 @@ def tidied(folder: Path, *, ours: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if ours and not is_begun(folder) and not _has_step(folder):
+        if ours and not is_begun(folder) and not _records(folder, lambda event: isinstance(event, StepEvent)):
             _remove(folder)
         raise
 

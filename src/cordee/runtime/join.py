@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -112,7 +111,7 @@ def session(*, plan: Plan | str | None = None, seed: int = 0, deadline: float | 
     refuse_session()
     chosen = Plan.parse(plan) if plan is not None else None
     check_deadline(DEADLINE_S if deadline is None else deadline, PYTHON)
-    entry = _current or enter(World.from_env(), Asked(DEADLINE_S if deadline is None else deadline, chosen))
+    entry = _current or enter(World.from_env(), deadline_s=DEADLINE_S if deadline is None else deadline, plan=chosen)
     entry.deadline_s = entry.deadline_s if deadline is None else deadline
     stepper = entry.assemble(chosen, seed=seed)
     if stepper.plan.replace:
@@ -124,24 +123,22 @@ def session(*, plan: Plan | str | None = None, seed: int = 0, deadline: float | 
     return Session(stepper, stay=_current is not None)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a run asks for under another launcher, or alone; with our own, the launcher says it."""
+def enter(
+    world: World,
+    *,
+    deadline_s: float = DEADLINE_S,
+    plan: Plan | None = None,
+    device: str = "auto",
+    record: bool = False,
+    settings: dict[str, str] | None = None,
+) -> Entry:
+    """Alone, or under torchrun, mpirun, Slurm, or by hand: then rank 0 hosts the hub, and the others find it.
 
-    deadline_s: float = DEADLINE_S
-    """How long processes wait for each other, at the start too."""
-    plan: Plan | None = None
-    device: str = "auto"
-    record: bool = False
-    """Rank 0 will read the hub's notices; otherwise they are dropped."""
-    settings: dict[str, str] = field(default_factory=dict)
-    """Of a run that is resumed: rank 0 tells all others."""
-
-
-def enter(world: World, asked: Asked) -> Entry:
-    """Alone, or under torchrun, mpirun, Slurm, or by hand: then rank 0 hosts the hub, and the others find it."""
+    Processes wait for each other until the deadline at the start too. `record`: rank 0 will read the hub's notices.
+    It tells all others the `settings` of a run that is resumed.
+    """
     if world.size == 1:
-        return Entry(world, device=_device(world, asked.device), plan=asked.plan)
+        return Entry(world, device=_device(world, device), plan=plan)
     one_host = world.local_size == world.size
     if not one_host and os.environ.get("CORDEE_TRUSTED_NETWORK") != "1":
         raise SecurityError(
@@ -153,15 +150,13 @@ def enter(world: World, asked: Asked) -> Entry:
     try:
         if world.rank == 0:
             bind = Address(LOOPBACK, 0, secrets.token_hex(32)) if meeting else _off_host(world, _token_from_file())
-            hub = Hub(bind, expected=world.size, heard=asked.record, settings=asked.settings)
+            hub = Hub(bind, expected=world.size, heard=record, settings=settings)
             if meeting is not None:
                 meeting.open(hub.address)
-        channel, address = _connect(world, asked.deadline_s, hub, meeting)
+        channel, address = _connect(world, deadline_s, hub, meeting)
         interface = LOOPBACK if one_host else own_address_towards(address.host, address.port)
-        device = _device(world, asked.device)
-        entry = Entry(
-            world, channel, device=device, interface=interface, plan=asked.plan, deadline_s=asked.deadline_s, hub=hub
-        )
+        device = _device(world, device)
+        entry = Entry(world, channel, device=device, interface=interface, plan=plan, deadline_s=deadline_s, hub=hub)
         entry.meet()  # until then the others must find the meeting
         return entry
     except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import shlex
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from cordee.core.errors import UsageError
 from cordee.core.events import Listener, WarningEvent
-from cordee.core.machine import usable_cores
+from cordee.core.machine import available_memory, usable_cores
 from cordee.core.plan import Plan
 from cordee.group.messages import Seat
 from cordee.group.wire import LOOPBACK, Address
@@ -21,7 +22,7 @@ from cordee.runtime.formats import check_formats
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.relay import Output
 from cordee.runtime.rendezvous import Rendezvous
-from cordee.runtime.resources import Room, allot, devices
+from cordee.runtime.resources import allot, check_room, devices
 from cordee.runtime.spec import Target, WorkerSpec
 from cordee.runtime.wording import COMMAND, Wording
 
@@ -71,8 +72,10 @@ class Launch:
         if self.plan.replace and self.target.kind == "script":
             raise UsageError(JOBS_ALONE)
         check_deadline(self.deadline_s, self.wording)
-        Room.here(self.cores or usable_cores()).check(self.workers, self.wording)
-        allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False, wording=self.wording)
+        cores = self.cores or usable_cores()
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        check_room(self.workers, len(cores), available_memory(), files, self.wording)
+        allot(self.workers, cores, self.threads, self.wording)
         devices(self.workers, self.device, self.wording)
         if self.nodes == 1:  # of several hosts it is not known yet how many workers they have
             self.plan.check(self.workers)
@@ -137,13 +140,13 @@ class Launch:
 
     def check_formats(self, say: Callable[[str], None]) -> None:
         """See that what the plan asks of the devices works here; before anything loads torch for the workers."""
-        first = allot(self.workers, self.cores or usable_cores(), threads=self.threads, pin=False)[0]
-        os.environ.update(check_formats(self.plan, devices(self.workers, self.device)[0], first.threads, say))
+        threads, _ = allot(self.workers, self.cores or usable_cores(), self.threads)[0]
+        os.environ.update(check_formats(self.plan, devices(self.workers, self.device)[0], threads, say))
 
     def spec(self, hub: Address, interface: str, seat: Seat) -> WorkerSpec:
         """What a worker of this host needs to know; `interface` is the address that it binds to."""
-        cores, local = self.cores or usable_cores(), seat.world.local_rank
-        allotment = allot(self.workers, cores, threads=self.threads, pin=self.cores is not None)[local]
+        local = seat.world.local_rank
+        threads, cores = allot(self.workers, self.cores or usable_cores(), self.threads)[local]
         return WorkerSpec(
             worker=seat.worker,
             target=self.target,
@@ -152,8 +155,8 @@ class Launch:
             resume=self.resume,
             hub=hub,
             interface=interface,
-            threads=allotment.threads,
-            cores=allotment.cores,
+            threads=threads,
+            cores=() if self.cores is None else cores,
             folder=os.getcwd(),
             environment={**os.environ, **seat.world.to_env()},
             deadline_s=self.deadline_s,

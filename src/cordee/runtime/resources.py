@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
 
 from cordee.core.errors import UsageError
-from cordee.core.machine import available_memory, gpus, usable_cores
+from cordee.core.machine import gpus, usable_cores
 from cordee.core.words import plural
 from cordee.runtime.wording import COMMAND, Wording
 
@@ -19,49 +18,19 @@ FILES_PER_WORKER = 4
 OTHER_FILES = 64
 
 
-@dataclass(frozen=True)
-class Allotment:
-    """What one worker may use."""
-
-    threads: int
-    cores: tuple[int, ...] = ()
-    """Empty: any core."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """What bounds the number of workers on one host."""
-
-    cores: int
-    memory: int | None = None
-    """Bytes that are available; None: not known."""
-    files: int | None = None
-    """Files that a process may have open; None: as many as it likes."""
-
-    @classmethod
-    def here(cls, cores: tuple[int, ...]) -> Room:
-        """The room of this host, on these cores."""
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return cls(len(cores), available_memory(), None if files == resource.RLIM_INFINITY else files)
-
-    def bounds(self) -> dict[str, int]:
-        """The most workers by each of them, and what it is, in words."""
-        cores = plural(self.cores, "core")
-        found = {f"{WORKERS_PER_CORE} per core, on {cores}": WORKERS_PER_CORE * self.cores}
-        if self.memory is not None:
-            found[f"{self.memory / (1 << 30):.1f} GiB of memory are available"] = self.memory // LEAST_MEMORY
-        if self.files is not None:
-            found[f"a process may open {self.files} files"] = (self.files - OTHER_FILES) // FILES_PER_WORKER
-        return {name: max(1, most) for name, most in found.items()}
-
-    def check(self, workers: int, wording: Wording = COMMAND) -> None:
-        """Refuse more workers than there is room for."""
-        reason, most = min(self.bounds().items(), key=lambda bound: bound[1])
-        if workers > most:
-            raise UsageError(
-                f"{wording.option('workers', workers)}: at most {most} can be started on this host ({reason}). "
-                "Take fewer, or more hosts; for speed, one per core or GPU is best"
-            )
+def check_room(workers: int, cores: int, memory: int | None, files: int, wording: Wording = COMMAND) -> None:
+    """Refuse more workers than a host has room for: by `memory` in bytes if it is known, `files` of a process."""
+    bounds = {f"{WORKERS_PER_CORE} per core, on {plural(cores, 'core')}": WORKERS_PER_CORE * cores}
+    if memory is not None:
+        bounds[f"{memory / (1 << 30):.1f} GiB of memory are available"] = memory // LEAST_MEMORY
+    if files != resource.RLIM_INFINITY:
+        bounds[f"a process may open {files} files"] = (files - OTHER_FILES) // FILES_PER_WORKER
+    reason, most = min(bounds.items(), key=lambda bound: bound[1])
+    if workers > max(1, most):
+        raise UsageError(
+            f"{wording.option('workers', workers)}: at most {max(1, most)} can be started on this host ({reason}). "
+            "Take fewer, or more hosts; for speed, one per core or GPU is best"
+        )
 
 
 def devices(workers: int, wanted: str, wording: Wording = COMMAND) -> list[str]:
@@ -80,19 +49,18 @@ def devices(workers: int, wanted: str, wording: Wording = COMMAND) -> list[str]:
 
 
 def allot(
-    workers: int, cores: tuple[int, ...], *, threads: int | None, pin: bool, wording: Wording = COMMAND
-) -> list[Allotment]:
-    """Cut `cores` among `workers`: contiguous, sizes differ by at most one; more workers than cores share them."""
-    if workers < 1:
-        raise UsageError(f"{wording.option('workers', workers)}: at least 1 is needed")
-    if threads is not None and threads < 1:
-        raise UsageError(f"{wording.option('threads', threads)}: at least 1 is needed")
+    workers: int, cores: tuple[int, ...], threads: int | None, wording: Wording = COMMAND
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Threads and cores of each worker: contiguous, sizes differ by at most one; more workers than cores share them."""
+    for name, value in (("workers", workers), ("threads", threads)):
+        if value is not None and value < 1:
+            raise UsageError(f"{wording.option(name, value)}: at least 1 is needed")
     count = len(cores)
-    allotments = []
-    for worker in range(workers):
-        mine = cores[count * worker // workers : count * (worker + 1) // workers] or (cores[worker % count],)
-        allotments.append(Allotment(threads or len(mine), mine if pin else ()))
-    return allotments
+    parts = [
+        cores[count * worker // workers : count * (worker + 1) // workers] or (cores[worker % count],)
+        for worker in range(workers)
+    ]
+    return [(threads or len(part), part) for part in parts]
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,28 +51,11 @@ class Result:
         """The metrics as a table, and what else there is to know in a line each."""
         names, rows = self._metrics()
         widths = [max(map(len, column)) for column in zip(names, *rows.values(), strict=True)]
-        table = [("", names), *rows.items()] if rows else []
-        about = list(self._about())
-        first = max(len(title) for title, _ in (*table, *about))
-        lines = [
-            f"{title:<{first}}  " + "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-            for title, cells in table
-        ]
-        return "\n".join(line.rstrip() for line in (*lines, *(f"{title:<{first}}  {text}" for title, text in about)))
-
-    def _repr_html_(self) -> str:
-        """The same for a notebook."""
-        names, rows = self._metrics()
-        numbers = "".join(
-            f"<tr><th>{html.escape(title)}</th>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
-            for title, cells in (("", names), *rows.items())
-        )
-        about = "".join(
-            f'<tr><th>{html.escape(title)}</th><td colspan="{max(1, len(names))}" style="text-align:left">'
-            f"{html.escape(text)}</td></tr>"
-            for title, text in self._about()
-        )
-        return f"<table>{numbers if rows else ''}{about}</table>"
+        table = {"": names, **rows} if rows else {}
+        lines = {title: "  ".join(map(str.rjust, cells, widths)) for title, cells in table.items()}
+        lines |= dict(self._about())
+        first = max(map(len, lines))
+        return "\n".join(f"{title:<{first}}  {text}".rstrip() for title, text in lines.items())
 
     def _metrics(self) -> tuple[list[str], dict[str, list[str]]]:
         """The names of the metrics, and for each part of the data its values."""

@@ -8,35 +8,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 from cordee.core.errors import CordeeError, Interrupted, JobError, UsageError, WorkersLost
 from cordee.core.eventlog import read_events
-from cordee.core.events import Event, FailureEvent, StepEvent, WarningEvent
+from cordee.core.events import Event, FailureEvent, Listener, StepEvent
 from cordee.core.machine import gpus, usable_cores
 from cordee.core.plan import Plan
-from cordee.core.scaling import Timed, is_oversubscribed, order_of_runs
+from cordee.core.scaling import Timed, is_oversubscribed
 from cordee.core.world import World
 from cordee.runtime.launch import Launch
 from cordee.runtime.resources import devices
 from cordee.runtime.spec import Target, Trial
 from cordee.runtime.start import run
-
-RUNS = "runs"
-"""Where the runs' folders lie, in the folder of the measurement."""
-
-
-class Watcher(Protocol):
-    """Shows how far the measurement is."""
-
-    def begin(self, number: int, *, round: int, workers: int) -> None:
-        """The run with this number (from 1) starts."""
-
-    def __call__(self, event: Event) -> None:
-        """An event of that run."""
-
-    def note(self, message: str) -> None:
-        """Something to know; it may come again with every run."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +54,13 @@ class Measurement:
         return gpus() if devices(1, self.device)[0].startswith("cuda") else None
 
     @property
-    def oversubscribed(self) -> tuple[int, ...]:
+    def oversubscribed(self) -> list[int]:
         """The counts whose workers have to share cores or GPUs."""
         threads, cores, gpus = self.threads_each, len(usable_cores()), self.gpus
-        crowded = (count for count in self.counts if is_oversubscribed(count, threads=threads, cores=cores, gpus=gpus))
-        return tuple(sorted(crowded))
-
-    @property
-    def runs(self) -> list[tuple[int, int]]:
-        """(round, workers) of every run, in order."""
-        return order_of_runs(self.counts, self.rounds)
+        return [one for one in sorted(self.counts) if is_oversubscribed(one, threads=threads, cores=cores, gpus=gpus)]
 
     def check(self) -> None:
         """Refuse what cannot be measured, before anything runs."""
-        if not self.counts:
-            raise UsageError("--workers: at least one number of workers is needed, such as 1,2,4")
         for name, value, least in (("rounds", self.rounds, 1), ("steps", self.steps, 2), ("warm-up", self.warm_up, 1)):
             if value < least:
                 raise UsageError(f"--{name} {value}: at least {least} is needed")
@@ -103,44 +78,30 @@ class Measurement:
     def launch(self, round: int, workers: int) -> Launch:
         """One run."""
         trial = Trial(self.warm_up + self.steps, workers if self.weak else 1)
-        out = self.out / RUNS / f"round-{round}-workers-{workers}"
+        out = self.out / "runs" / f"round-{round}-workers-{workers}"
         target = replace(self.target, trial=trial)
         return Launch(target, workers, self.plan, out, threads=self.threads_each, device=self.device)
 
-
-def measure(measurement: Measurement, watcher: Watcher) -> list[Timed]:
-    """Run all of it; the folder of a run that fails is kept, and the error names it."""
-    measurement.check()
-    total = len(measurement.runs)
-    found = []
-    try:
-        for number, (round, workers) in enumerate(measurement.runs, start=1):
-            watcher.begin(number, round=round, workers=workers)
-            which = f"run {number} of {total} (round {round}, --workers {workers})"
-            found.append(_one(measurement, measurement.launch(round, workers), round, which, watcher))
-    finally:
-        for folder in (measurement.out / RUNS, measurement.out):
-            with contextlib.suppress(OSError):  # which is how it says that something is left in it
-                folder.rmdir()
-    return found
-
-
-def _one(measurement: Measurement, launch: Launch, round: int, which: str, watcher: Watcher) -> Timed:
-    kept = f"its folder is kept: {launch.out}"
-    try:
-        with _told(f"{which} failed", kept):
-            run(launch, watcher)
-    except (Interrupted, KeyboardInterrupt):
-        _clear(launch.out, keep=measurement.keep)
-        raise Interrupted(f"{which} was stopped; the measurement is not complete, and nothing was written") from None
-    events = list(read_events(launch.out / "events.jsonl"))
-    with _told(f"{which} cannot be used", kept):
-        seconds, samples = step_times(events, warm_up=measurement.warm_up, steps=measurement.steps)
-    for event in events:
-        if isinstance(event, WarningEvent):
-            watcher.note(event.message)
-    _clear(launch.out, keep=measurement.keep)
-    return Timed(launch.workers, round, seconds, samples)
+    def run(self, name: str, round: int, workers: int, listen: Listener) -> Timed:
+        """Run it; the folder of a run that fails is kept, and the error says so, and gives the run's `name`."""
+        out, removes = self.launch(round, workers).out, not self.keep
+        try:
+            with _told(f"{name} failed", f"its folder is kept: {out}"):
+                run(self.launch(round, workers), listen)
+            with _told(f"{name} cannot be used", f"its folder is kept: {out}"):
+                times = step_times(read_events(out / "events.jsonl"), warm_up=self.warm_up, steps=self.steps)
+            return Timed(workers, round, *times)
+        except (Interrupted, KeyboardInterrupt):
+            raise Interrupted(f"{name} was stopped; the measurement is not complete, and nothing was written") from None
+        except CordeeError:
+            removes = False
+            raise
+        finally:
+            if removes:
+                shutil.rmtree(out, ignore_errors=True)
+            for folder in (out.parent, self.out):
+                with contextlib.suppress(OSError):  # which is how it says that something is left in it
+                    folder.rmdir()
 
 
 def step_times(events: Iterable[Event], *, warm_up: int, steps: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
@@ -163,11 +124,6 @@ def step_times(events: Iterable[Event], *, warm_up: int, steps: int) -> tuple[tu
     # A clock that was set back within a step leaves only the worker's own measure of it.
     seconds = tuple(gap if (gap := after.moment - before.moment) > 0 else after.ms / 1e3 for before, after in pairs)
     return seconds, tuple(after.samples for _, after in pairs)
-
-
-def _clear(folder: Path, *, keep: bool) -> None:
-    if not keep:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

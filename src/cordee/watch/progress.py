@@ -122,12 +122,9 @@ class Rounds:
             self._steps = event.last_step
         elif isinstance(event, events.StepEvent) and isinstance(self._display, Bar) and self._steps:
             self._display.move(self._done + min(1.0, event.step / self._steps), self._text)
-
-    def note(self, message: str) -> None:
-        """Something to know, shown once however many runs have it."""
-        if message not in self._noted:
-            self._noted.add(message)
-            self._display.note(plain(f"note: {message}"))
+        elif isinstance(event, events.WarningEvent) and event.message not in self._noted:
+            self._noted.add(event.message)  # shown once, however many runs have it
+            self._display.note(plain(f"note: {event.message}"))
 
     def close(self) -> None:
         """Nothing more will come."""

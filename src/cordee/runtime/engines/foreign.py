@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None = None) -> dict[str, Any]:
     """This process's part of the run; every rank returns the result."""
-    from cordee.runtime.join import Asked, enter
+    from cordee.runtime.join import enter
     from cordee.train.jobfile import load_job
     from cordee.train.loop import run_job
 
@@ -45,8 +45,14 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
         recorder = launch.recorder(listen) if world.rank == 0 else None
         if recorder is not None:
             ends.callback(recorder.close)
-        asked = Asked(launch.deadline_s, launch.plan, launch.device, recorder is not None, launch.taken_over)
-        entry = enter(world, asked)
+        entry = enter(
+            world,
+            deadline_s=launch.deadline_s,
+            plan=launch.plan,
+            device=launch.device,
+            record=recorder is not None,
+            settings=launch.taken_over,
+        )
         team, keeper = entry.meet(), None
         # Rank 0 knows the run's folder, which others may not see.
         launch = launch.told(team.channel.settings)
