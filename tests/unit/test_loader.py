@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
@@ -61,7 +62,7 @@ def feed(loader: Loader, wanted: Iterable[np.ndarray]) -> Iterator[Batch]:
 
 def test_batches_hold_what_was_asked_for(ahead: bool | None) -> None:
     wanted = [ids_of(step, size) for step, size in enumerate([8, 8, 3, 10, 0, 8, 1, 9])]
-    with Loader(SOURCE, ahead=ahead) as loader:
+    with closing(Loader(SOURCE, ahead=ahead)) as loader:
         for ids, batch in zip(wanted, feed(loader, wanted), strict=True):
             assert len(batch) == len(ids)
             assert batch.y.tolist() == batch.ids.tolist() == ids.tolist()
@@ -71,7 +72,7 @@ def test_batches_hold_what_was_asked_for(ahead: bool | None) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_batch_stays_valid_until_depth_more_were_taken(ahead: bool | None, depth: int) -> None:
-    with Loader(SOURCE, ahead=ahead, depth=depth) as loader:
+    with closing(Loader(SOURCE, ahead=ahead, depth=depth)) as loader:
         taken: list[Batch] = []
         for one in feed(loader, map(ids_of, range(12))):
             taken.append(one)
@@ -102,7 +103,7 @@ def _after(batches: int) -> Loader:
 
 def test_the_thread_gathers_before_the_batch_is_taken() -> None:
     begun = threading.Event()
-    with Loader(Hooked(lambda ids: begun.set()), ahead=True) as loader:
+    with closing(Loader(Hooked(lambda ids: begun.set()), ahead=True)) as loader:
         request = loader.request(ids_of(0))
         assert begun.wait(DEADLINE_S)
         assert len(loader.take(request)) == 8
@@ -114,7 +115,7 @@ def test_an_error_of_the_source_comes_out_of_take_and_the_next_batch_works(error
         if ids[0] == 0:
             raise error("the disk is gone")
 
-    with Loader(Hooked(fail)) as loader:
+    with closing(Loader(Hooked(fail))) as loader:
         with pytest.raises(error, match="the disk is gone"):
             loader.take_now(ids_of(0))
         requests = [loader.request(ids_of(step)) for step in range(2)]
@@ -125,7 +126,7 @@ def test_an_error_of_the_source_comes_out_of_take_and_the_next_batch_works(error
 
 def test_a_source_that_hangs_ends_in_an_error_with_a_name() -> None:
     release = threading.Event()
-    with Loader(Hooked(lambda ids: void(release.wait(DEADLINE_S))), ahead=True, deadline_s=0.05) as loader:
+    with closing(Loader(Hooked(lambda ids: void(release.wait(DEADLINE_S))), ahead=True, deadline_s=0.05)) as loader:
         with pytest.raises(WaitedTooLong, match=r"this process waited 0.05 s for samples from a Hooked"):
             loader.take(loader.request(ids_of(0)))
         release.set()
@@ -145,7 +146,7 @@ def test_cancel_forgets_what_was_requested_even_in_mid_gather() -> None:
             inside.set()
             release.wait(DEADLINE_S)
 
-    with Loader(Hooked(hold), ahead=True, depth=1) as loader:
+    with closing(Loader(Hooked(hold), ahead=True, depth=1)) as loader:
         requests = [loader.request(ids_of(step)) for step in range(2)]
         assert inside.wait(DEADLINE_S)
         for request in requests:
@@ -170,7 +171,7 @@ def test_close_ends_the_thread() -> None:
 
 def test_sources_that_make_their_own_tensors(ahead: bool | None) -> None:
     squares = [(torch.tensor(float(index)), index**2) for index in range(100)]
-    with Loader(DatasetSource(squares), ahead=ahead) as loader:
+    with closing(Loader(DatasetSource(squares), ahead=ahead)) as loader:
         batches = list(feed(loader, map(ids_of, range(6))))
     for batch in batches:
         assert batch.y.tolist() == (batch.ids**2).tolist()
@@ -182,7 +183,7 @@ def test_sources_that_make_their_own_tensors(ahead: bool | None) -> None:
 def test_batches_arrive_on_the_gpu_while_it_computes(kind: str) -> None:
     pairs = [(float(index) * 2, index) for index in range(1_000)]
     sources = {"stays there": SOURCE, "copied": Hooked(lambda ids: None), "makes its own tensors": DatasetSource(pairs)}
-    with Loader(sources[kind], device="cuda") as loader:
+    with closing(Loader(sources[kind], device="cuda")) as loader:
         assert loader.ahead is (kind != "stays there"), "what has a way to go begins it early"
         busy = torch.rand(2_000, 2_000, device="cuda")
         kept = []
@@ -216,7 +217,7 @@ def test_a_read_in_the_callers_own_thread_that_takes_too_long_is_told() -> None:
         release.set()
 
     hooked = Hooked(lambda ids: void(release.wait(DEADLINE_S)))
-    with Loader(hooked, ahead=False, deadline_s=0.05, late=late) as loader:
+    with closing(Loader(hooked, ahead=False, deadline_s=0.05, late=late)) as loader:
         loader.take_now(ids_of(0))
         loader.take_now(ids_of(1))
     assert told == ["samples from a Hooked"]

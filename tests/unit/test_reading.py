@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ def test_generators_that_no_sample_draws_from_are_left_alone() -> None:
 def test_draws_of_an_epoch_are_the_same_ahead_or_not(kind: type[Noisy]) -> None:
     found = []
     for ahead in (False, True):
-        with Loader(as_source(kind()), ahead=ahead, seed=5) as loader:
+        with closing(Loader(as_source(kind()), ahead=ahead, seed=5)) as loader:
             asked = [(np.arange(10 * step, 10 * step + 10), step // 2) for step in range(4)]
             taken = (loader.take(loader.request(*one)) if ahead else loader.take_now(*one) for one in asked)
             found.append(torch.cat([batch.fields[1] for batch in taken]))
@@ -193,7 +194,7 @@ def test_two_loaders_read_one_after_the_other(kind: str) -> None:
 
     halves = [TorchSubset(shared, range(50)), TorchSubset(shared, range(50, 100))]  # type: ignore[arg-type]
     sources = [as_source(half) for half in halves] if kind == "dataset" else [Own(), Own()]
-    with Loader(sources[0], ahead=True) as one, Loader(sources[1], ahead=False) as other:
+    with closing(Loader(sources[0], ahead=True)) as one, closing(Loader(sources[1], ahead=False)) as other:
         for step in range(4):
             request = one.request(np.arange(step * 10, step * 10 + 10))
             assert len(other.take_now(np.arange(10))) == 10
@@ -212,9 +213,9 @@ def test_arrays_wait_for_nobody_and_a_dataset_that_hangs_is_told() -> None:
     thread = threading.Thread(target=hang)
     thread.start()
     assert held.wait(DEADLINE_S)
-    with Loader(ArraySource([np.arange(5)]), ahead=False) as loader:
+    with closing(Loader(ArraySource([np.arange(5)]), ahead=False)) as loader:
         assert len(loader.take_now(np.arange(3))) == 3
-    with Loader(as_source(Noisy()), ahead=False, deadline_s=0.05) as loader:
+    with closing(Loader(as_source(Noisy()), ahead=False, deadline_s=0.05)) as loader:
         with pytest.raises(WaitedTooLong, match=r"0.05 s until another thread had read"):
             loader.take_now(np.arange(3))
         direct = threading.Thread(target=lambda: as_source(Noisy()).gather(np.arange(3)))

@@ -12,7 +12,6 @@ from torch.utils.data import TensorDataset, default_collate
 import cordee
 from cordee.feed.arrays import ArraySource
 from cordee.feed.dataset import DatasetSource
-from cordee.feed.loader import Loader
 from cordee.feed.source import Source, Subset, Traits
 from cordee.feed.text import TextSource
 
@@ -23,7 +22,7 @@ def test_arrays_lie_in_memory_and_run_no_code_of_the_user() -> None:
     source = ArraySource({"x": X, "y": Y})
     traits = source.traits
     assert isinstance(source, Source)
-    assert (traits.runs_user_code, traits.draws, traits.far, traits.rows) == (False, False, False, None)
+    assert (traits.runs_user_code, traits.draws, traits.rows) == (False, False, None)
     assert traits.table is source and traits.columns is not None
     assert [name for name, _ in traits.columns()] == ["x", "y"]
 
@@ -59,15 +58,3 @@ def test_tensors_of_a_dataset_can_be_looked_through_but_are_no_table() -> None:
     traits = cordee.data.dataset(tensors, collate=default_collate).train.traits
     assert traits.runs_user_code and traits.table is None and traits.columns is not None
     assert [name for name, _ in traits.columns()] == ["0", "1"]
-
-
-def test_what_is_far_is_read_ahead_from_the_first_batch_on() -> None:
-    class Far(ArraySource):
-        @property
-        def traits(self) -> Traits:
-            return Traits(runs_user_code=False, far=True)
-
-    with Loader(Far({"x": X})) as loader:
-        assert loader.ahead
-    with Loader(ArraySource({"x": X})) as loader:
-        assert not loader.ahead

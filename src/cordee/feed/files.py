@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +20,28 @@ _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0
 
 def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     """All arrays of an npz file by key."""
-    place = existing(path, "an npz file")
-    _check_beginning(place, "npz")
-    try:
-        with np.load(place, allow_pickle=False) as archive:
-            return {key: _member(archive, key, place) for key in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{place} is damaged ({error}); write or fetch it again") from error
+    place = _checked(path, "npz")
+    found: dict[str, NDArray[Any]] = {}
+    with _naming(place), np.load(place, allow_pickle=False) as archive:
+        for key in archive.files:
+            with _naming(place, key):
+                found[key] = archive[key]
+    return found
 
 
 def read_npy(path: str | Path) -> NDArray[Any]:
     """The array of an npy file, mapped: pages are read when used, and shared by the processes of a host."""
-    place = existing(path, "an npy file")
-    _check_beginning(place, "npy")
-    try:
+    place = _checked(path, "npy")
+    with _naming(place):
         array: NDArray[Any] = np.load(place, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        if "object" in str(error).lower():
-            raise _needs_unpickling(f"the array in {place}") from error
-        raise DataError(f"{place} is damaged ({error}); write or fetch it again") from error
     return array
 
 
 def read_idx(path: str | Path) -> NDArray[Any]:
     """The array of an IDX file, plain or compressed (.gz)."""
     place = existing(path, "an IDX file")
-    try:
+    with _naming(place):
         raw = gzip.decompress(place.read_bytes()) if place.suffix == ".gz" else place.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{place} could not be read ({error}); fetch it again") from error
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _IDX_TYPES:
         raise DataError(f"{place} does not begin like an IDX file (it begins with {raw[:4].hex()}); fetch it again")
     dtype, dimensions = np.dtype(_IDX_TYPES[raw[2]]), raw[3]
@@ -68,8 +63,9 @@ def existing(path: str | Path, expected: str) -> Path:
     return place
 
 
-def _check_beginning(place: Path, form: str) -> None:
+def _checked(path: str | Path, form: str) -> Path:
     """Look before numpy does: it takes any unknown file for a pickle, and advises to trust it."""
+    place = existing(path, f"an {form} file")
     with place.open("rb") as file:
         beginning = file.read(6)
     found = {b"PK\3\4": "npz", b"PK\5\6": "npz", b"\x93NUM": "npy"}.get(beginning[:4])
@@ -78,20 +74,18 @@ def _check_beginning(place: Path, form: str) -> None:
         raise DataError(f"{place} is not an {form} file (it begins with {beginning!r}); write it with numpy.{made}")
     if found != form:
         raise DataError(f"{place} is an {found} file: read it with cordee.data.{found}")
+    return place
 
 
-def _member(archive: Any, key: str, place: Path) -> NDArray[Any]:
+@contextmanager
+def _naming(place: Path, key: str = "") -> Iterator[None]:
+    """Name the file that cannot be read in here, or the array in it that would have to be unpickled."""
     try:
-        array: NDArray[Any] = archive[key]
-    except ValueError as error:
-        if "object" in str(error).lower():
-            raise _needs_unpickling(f"the array {key!r} in {place}") from error
-        raise
-    return array
-
-
-def _needs_unpickling(what: str) -> DataError:
-    return DataError(
-        f"{what} is of object type, which would need unpickling, and that runs code from the file; "
-        "write it again as an array of numbers, for instance array.astype('float32')"
-    )
+        yield
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if "object" not in str(error).lower():
+            raise DataError(f"{place} is damaged ({error}); write or fetch it again") from error
+        raise DataError(
+            f"the array {repr(key) + ' ' if key else ''}in {place} is of object type, which would need unpickling, and "
+            "that runs code from the file; write it again as an array of numbers, for instance array.astype('float32')"
+        ) from error

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from queue import SimpleQueue
-from types import TracebackType
 
 import torch
 
@@ -58,7 +57,7 @@ class Loader:
         self._who, self._what = who, f"samples from a {kind_of(source)}"
         self._memory = Memory(source, torch.device(device), depth, seed=seed, deadline_s=deadline_s)
         # A copy to a GPU only overlaps with the computation if it begins before the batch is taken.
-        self._ahead = (self._memory.copies or source.traits.far) if ahead is None else ahead
+        self._ahead = self._memory.copies if ahead is None else ahead
         self._may_change = ahead is None and not self._memory.on_gpu
         self.hold = False
         """Set it to gather nothing ahead for now: what the dataset draws would come between another thread's draws."""
@@ -134,16 +133,6 @@ class Loader:
         self._requests.put(None)
         if self._thread is not None:
             self._thread.join(min(self.deadline_s, _CLOSING_S))
-
-    def __enter__(self) -> Loader:
-        """Close at the end of the block."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
 
     @staticmethod
     def _start(work: Callable[[], None], name: str) -> threading.Thread:

@@ -12,9 +12,6 @@ import numpy as np
 from cordee.core.errors import JobError
 from cordee.feed.permute import LARGEST, Ids, permutation, random_bits
 
-Positions = slice | range | Ids
-"""Some of the positions 0 .. size-1 of a global batch."""
-
 SHUFFLES = ("full", "blocks", "none")
 """The ways to order a pass over the data."""
 
@@ -75,25 +72,19 @@ class Order:
             return self.batch
         return min(self.batch, self.samples - step * self.batch)
 
-    def ids(self, epoch: int, step: int, positions: Positions | None = None) -> Ids:
-        """The samples at `positions` (default: all) of the global batch of `step`; the cost grows with them only."""
-        if epoch < 0:
-            raise IndexError(f"epoch {epoch} does not exist: epochs count from 0")
-        return self._at(epoch, step, _as_array(positions, self.size(step)))
+    def ids(self, epoch: int, step: int) -> Ids:
+        """The samples of the global batch of `step`."""
+        return self.span(epoch, range(step, step + 1))
 
     def span(self, epoch: int, steps: range) -> Ids:
         """The samples of consecutive steps of an epoch, one batch after the other, for the price of one call."""
-        places = (steps[-1] - steps[0]) * self.batch + self.size(steps[-1])
-        return self._at(epoch, steps[0], np.arange(places, dtype=np.int64))
-
-    def _at(self, epoch: int, step: int, wanted: Ids) -> Ids:
-        """The samples at places counted from the beginning of `step`."""
+        if epoch < 0:
+            raise IndexError(f"epoch {epoch} does not exist: epochs count from 0")
+        places = np.arange((steps[-1] - steps[0]) * self.batch + self.size(steps[-1]), dtype=np.int64)
         if self.steps_per_epoch is None:
-            return self._of_pass(epoch, step * self.batch + wanted)
-        first, place = divmod((epoch * self.steps_per_epoch + step) * self.batch, self.samples)
-        places = place + wanted
-        passes = places // self.samples
-        places -= passes * self.samples
+            return self._of_pass(epoch, steps[0] * self.batch + places)
+        first, place = divmod((epoch * self.steps_per_epoch + steps[0]) * self.batch, self.samples)
+        passes, places = np.divmod(place + places, self.samples)
         for run, later in _runs(passes):
             places[run] = self._of_pass(first + later, places[run])
         return places
@@ -101,7 +92,7 @@ class Order:
     def describe(self) -> dict[str, int | str | bool | None]:
         """What a checkpoint must hold to find this order again (with epoch and step: the position in the data)."""
         values = {name: int(value) if isinstance(value, np.integer) else value for name, value in asdict(self).items()}
-        return {"form": 1, **values}
+        return {"form": 2, **values}
 
     def _of_pass(self, number: int, places: Ids) -> Ids:
         """What stands at `places` of pass `number` over the data."""
@@ -115,41 +106,25 @@ class Order:
         return ids
 
     def _of_blocks(self, number: int, places: Ids) -> Ids:
-        """Blocks in a random sequence of slots, `window` slots to a window, samples permuted within each window.
+        """Blocks in a random sequence, `window` of them to a window, samples permuted within each window.
 
-        The last block may be short by `missing` samples. Its slot is drawn first and the others are permuted around
-        it, so no inverse permutation is needed to know where the short slot is. Everything up to its window lies on a
-        grid of whole blocks; everything after is `missing` places early.
+        What is left over by whole blocks comes last. The first block begins at another sample in every pass, so that
+        these are not always the same samples.
         """
         block, span = self.block, self.window * self.block
-        whole = -(-self.samples // block) - 1  # all blocks but the last, which may be short
-        grid = (whole + 1) * block
-        missing = grid - self.samples
-        short_slot = random_bits(1, "short", self.seed, number)[0] % (whole + 1)
-        short_window = short_slot // self.window
-        short_end = (short_slot + 1) * block - missing  # on the grid: where the short slot ends early
-
-        end = min((short_window + 1) * span, grid) - missing
-        slots = places + missing * (places >= end)
-        for run, at in _runs(slots // span):
-            length = min(span, grid - at * span) - (missing if at == short_window else 0)
-            spread = permutation(length, "window", self.seed, number, at)(slots[run] - at * span)
-            spread += at * span
-            if at == short_window:
-                spread += missing * (spread >= short_end)
-            slots[run] = spread
-        inner = slots.copy()
-        slots //= block
-        inner -= slots * block
-
-        rest = slots != short_slot
-        slots -= slots > short_slot
-        blocks = np.full_like(slots, whole)
+        whole = self.samples // block
+        places = places.copy()
+        for run, at in _runs(places // span):
+            length = min(span, self.samples - at * span)
+            places[run] = at * span + permutation(length, "window", self.seed, number, at)(places[run] - at * span)
+        slots, ids = np.divmod(places, block)
         if whole:
-            blocks[rest] = permutation(whole, "blocks", self.seed, number)(slots[rest])
-        blocks *= block
-        blocks += inner
-        return blocks
+            in_whole = slots < whole
+            slots[in_whole] = permutation(whole, "blocks", self.seed, number)(slots[in_whole])
+        start = block * (random_bits(1, "start", self.seed, number)[0] % (whole + 1))
+        ids += slots * block + start
+        ids %= self.samples
+        return ids
 
 
 def _runs(values: Ids) -> Iterator[tuple[slice, int]]:
@@ -158,25 +133,3 @@ def _runs(values: Ids) -> Iterator[tuple[slice, int]]:
     for start, stop in pairwise(edges):
         if stop > start:
             yield slice(start, stop), int(values[start])
-
-
-def _as_array(positions: Positions | None, size: int) -> Ids:
-    """Positions of a batch of `size` as an array, checked."""
-    if positions is None:
-        return np.arange(size, dtype=np.int64)
-    if isinstance(positions, slice):
-        return np.arange(*positions.indices(size), dtype=np.int64)
-    if isinstance(positions, range):
-        if positions:
-            first, last = sorted((positions[0], positions[-1]))
-            if first < 0 or last >= size:
-                raise _outside(first, last, size)
-        return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
-    array = np.asarray(positions, dtype=np.int64)
-    if len(array) and not (array.min() >= 0 and array.max() < size):
-        raise _outside(array.min(), array.max(), size)
-    return array
-
-
-def _outside(first: int, last: int, size: int) -> IndexError:
-    return IndexError(f"positions {first} to {last} are not in a batch of {size} samples")

@@ -59,12 +59,6 @@ class Share:
         start = sum(sizes[:index])
         return range(start, start + sizes[index])
 
-    def sizes(self, size: int, workers: Sequence[int], key: tuple[int, ...] = ()) -> list[int]:
-        """How many samples each of `workers` computes."""
-        if self.rule == "sampled":
-            return [int(count) for count in np.bincount(self._owners(size, workers, key), minlength=len(workers))]
-        return list(_largest_remainder(size, self._weights(workers)))
-
     def _weights(self, workers: Sequence[int]) -> tuple[float, ...]:
         if not self.proportions:
             return (1.0,) * len(workers)

@@ -17,23 +17,6 @@ Fields = Any
 """The data of samples: a tensor whose first dimension counts samples, or a tuple, list or dict of such."""
 
 
-class Table(Protocol):
-    """Arrays in memory of which batches are rows."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that all rows take."""
-        ...
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Every array as a tensor."""
-        ...
-
-    def structured(self, rows: list[torch.Tensor]) -> Fields:
-        """Rows of `tensors()` as a batch."""
-        ...
-
-
 @dataclass(frozen=True)
 class Traits:
     """What a source is like, as far as those who read from it go by it."""
@@ -42,12 +25,10 @@ class Traits:
     """The user's code makes the samples: one thread at a time runs it, with random draws that belong to the samples."""
     draws: bool | None = False
     """Whether samples draw from the generators of Python or NumPy; None: not known before some were read."""
-    far: bool = False
-    """Reading goes over a network: samples are read ahead from the first batch on."""
     columns: Callable[[], Iterable[tuple[str, NDArray[Any]]]] | None = None
     """Gives the arrays in memory that samples are made of, by name; None if samples must be read to be looked at."""
-    table: Table | None = None
-    """The arrays of which batches are rows, so that a GPU may hold them; None if there are none."""
+    table: Any = None
+    """The `ArraySource` of which batches are rows, so that a GPU may hold them; None if there is none."""
     rows: Ids | None = None
     """Which rows of `columns` and `table` the samples are; None for all of them, in their order."""
 

@@ -166,7 +166,7 @@ def _sample_loss(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> 
 
 def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
     """The first samples of a run, at most `count` of them."""
-    ids = order.ids(0, 0, slice(0, min(count, order.size(0))))
+    ids = order.ids(0, 0)[:count]
     return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
 
 

@@ -144,8 +144,8 @@ def _key(subject: Subject, source: Source, order: Order, device: str) -> str | N
 
 def _first_ids(order: Order, count: int) -> Ids:
     """So many different samples, of the first steps."""
-    steps = range(min(order.steps, count))
-    ids = np.concatenate([order.ids(0, step, slice(0, min(count, order.size(step)))) for step in steps])
+    # Twice as many hold enough different ones, or all that there are, also where one pass follows another.
+    ids = order.span(0, range(min(order.steps, -(-2 * count // order.batch))))[: 2 * count]
     return ids[np.sort(np.unique(ids, return_index=True)[1])][:count]
 
 
