@@ -14,9 +14,8 @@ from cordee.feed.digest import delivered
 from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
 from cordee.group.team import Team
-from cordee.train import reporter
 from cordee.train.ledger import Committed, Ledger
-from cordee.train.reporter import Reporter, Timing
+from cordee.train.reporter import Over, Reporter, times_of
 
 ORDER = Order(1003, 101, seed=3)
 
@@ -76,18 +75,22 @@ def test_the_hash_tells_steps_apart_and_survives_a_checkpoint() -> None:
     for step in (1, 0):
         enter(other, step, ORDER.ids(0, step))
     assert one.order_sha256 != other.order_sha256
-    kept = Ledger(**one.to_dict())
+    kept = Ledger(**vars(one))
     enter(one, 2, ORDER.ids(0, 2))
     enter(kept, 2, ORDER.ids(0, 2))
     assert kept == one and one.samples == 303
 
 
-def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
-    timing = Timing()
-    assert timing.drain(3) is None and timing.percentiles() == {}
-    timing.add(4, (0.001, 0.01, 0.004, 0.0, 7, 100.0, 0.0))
-    timing.add(5, (0.002, 0.02, 0.003, 0.001, 8, 101.0, 0.01))
-    assert timing.drain(3) == TimesEvent(
+def committed(number: int) -> Committed:
+    return Committed(number, 0, number, 1.0, 1, False, False, False)
+
+
+def test_the_parts_of_a_step_add_up_to_the_whole() -> None:
+    steps = [
+        Over(committed(4), 7, 0.015, 0.001, 0.004, 0.0, 0.0, late=0.5, clock=100.5),
+        Over(committed(5), 8, 0.035, 0.002, 0.003, 0.001, 0.01, late=0.0, clock=101.0),
+    ]
+    assert times_of(3, steps) == TimesEvent(
         3,
         first=4,
         data_ms=[1.0, 2.0],
@@ -98,29 +101,13 @@ def test_timing_is_drained_once_and_keeps_whole_steps() -> None:
         arrived=[100.0, 101.0],
         callbacks_ms=[0.0, 10.0],
     )
-    assert timing.drain(3) is None
-    assert timing.percentiles()["p50"] == pytest.approx(25.0)
-    assert timing.total_s == pytest.approx(0.05)
-
-
-def test_a_long_run_keeps_a_fair_part_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "STEPS_KEPT", 1_000)
-    timing, exact = Timing(), Timing()
-    for step in range(10_000):
-        timing.add(step, (0.0, step / 1e4, 0.0, 0.0, 1, 0.0, 0.0))
-        timing.parts.clear()
-        if step < 1_000:
-            exact.add(step, (0.0, step / 1e4, 0.0, 0.0, 1, 0.0, 0.0))
-    assert len(timing.steps) == 1_000 and timing.total_s == pytest.approx(sum(range(10_000)) / 1e4)
-    assert exact.percentiles()["p50"] == pytest.approx(49.95)
-    found = timing.percentiles()
-    assert abs(found["p50"] - 500) < 60 and abs(found["p99"] - 990) < 20
 
 
 def test_a_session_alone_keeps_nothing_that_is_sent() -> None:
     reporter = Reporter(Team())
+    assert reporter.step_ms() == {}
     for number in range(5):
         reporter.start()
-        reporter.commit(Committed(number, 0, number, 1.0, 1, False, False, False), 1)
+        reporter.commit(committed(number), 1)
     reporter.send()
-    assert reporter.timing.count == 5 and reporter.timing.parts == []
+    assert reporter._unsent == [] and 0 < reporter.step_ms()["p50"] <= reporter.step_ms()["p99"]

@@ -113,7 +113,8 @@ def _write_program(training: Training, model: nn.Module) -> None:
 
 def _result(training: Training, test: dict[str, float], *, brought_back: bool) -> dict[str, Any]:
     stepper, evaluations, job = training.stepper, training.evaluations, training.job
-    timing, epochs = stepper.reporter.timing, training.next[0]
+    reporter, epochs = stepper.reporter, training.next[0]
+    reporter.write()
     samples = stepper.ledger.samples - training.samples_before
     is_best = brought_back or evaluations.step == stepper.done
     cause = training.interrupted or tell_cause(
@@ -135,11 +136,11 @@ def _result(training: Training, test: dict[str, float], *, brought_back: bool) -
         "test": test,
         "model": "best" if is_best else "last",
         "best": evaluations.best(),
-        "throughput": round(samples / timing.total_s, 2) if timing.total_s else 0.0,
-        "step_ms": timing.percentiles(),
+        "throughput": round(samples / reporter.total_s, 2) if reporter.total_s else 0.0,
+        "step_ms": reporter.step_ms(),
         "order_sha256": stepper.ledger.order_sha256,
         "steps_skipped": stepper.precision.skipped,
         "samples_lost": stepper.ledger.lost,
         "samples_repeated": stepper.ledger.repeated,
-        "other_s": {kind: round(seconds, 4) for kind, seconds in stepper.reporter.aside_s.items()},
+        "other_s": {kind: round(seconds, 4) for kind, seconds in reporter.aside_s.items()},
     }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
 
@@ -30,15 +29,11 @@ SEND_EVERY_S = 0.25
 USAGE_EVERY_S = 1.0
 """How often a worker sends what it uses."""
 STEPS_KEPT = 100_000
-"""Steps up to which the percentiles of a result are exact; a longer run must not take more and more memory."""
-
-
-Parts = tuple[float, float, float, float, int, float, float]
-"""A step's data, compute, blocked, waited, samples, arrived and callbacks; see the event `times`."""
+"""So many of the last steps count for the percentiles of a result: a long run must not take more and more memory."""
 
 
 class Over(NamedTuple):
-    """A step that is over, as it is kept until it is written down; times in seconds."""
+    """A step that is over, as it is kept until it is sent; times in seconds."""
 
     done: Committed
     mine: int
@@ -52,70 +47,25 @@ class Over(NamedTuple):
     """Since all gradients of this worker were there."""
     clock: float
 
-    def parts(self) -> Parts:
-        """Where its time went."""
-        compute = self.whole - self.data - self.blocked - self.callbacks
-        arrived = self.clock - self.late
-        return self.data, compute, self.blocked, self.waited, self.mine, arrived, self.callbacks
-
     def record(self) -> StepEvent:
         """What the run's record says of it."""
-        done, ms = self.done, round(self.whole * 1e3, 4)
-        at = round(self.clock, 6)
+        done, ms, at = self.done, round(self.whole * 1e3, 4), round(self.clock, 6)
         return StepEvent(done.number + 1, done.epoch, done.loss, done.samples, ms, done.grad_norm, done.lr, at)
 
 
-@dataclass
-class Timing:
-    """The parts of every step on this worker, in seconds, gathered until they are sent."""
-
-    first_step: int = 0
-    parts: list[Parts] = field(default_factory=list)
-    """Of steps that were not sent yet."""
-    steps: list[float] = field(default_factory=list)
-    """Whole steps, for the percentiles of the result: all of the first `STEPS_KEPT`, then as many drawn from all."""
-    count: int = 0
-    total_s: float = 0.0
-    """How long all steps took together."""
-    _draw: random.Random = field(default_factory=lambda: random.Random(0), repr=False)
-
-    def add(self, step: int, parts: Parts) -> None:
-        """One committed step."""
-        if not self.parts:
-            self.first_step = step
-        self.parts.append(parts)
-        whole = parts[0] + parts[1] + parts[2] + parts[6]
-        self.count += 1
-        self.total_s += whole
-        if len(self.steps) < STEPS_KEPT:
-            self.steps.append(whole)
-        elif (place := self._draw.randrange(self.count)) < STEPS_KEPT:  # each step so far stays with the same chance
-            self.steps[place] = whole
-
-    def drain(self, worker: int) -> TimesEvent | None:
-        """What has gathered on this worker since the last time, ready to be sent."""
-        if not self.parts:
-            return None
-        data, compute, blocked, waited, samples, arrived, callbacks = zip(*self.parts, strict=True)
-        self.parts = []
-        return TimesEvent(
-            worker,
-            self.first_step,
-            data_ms=_milliseconds(data),
-            compute_ms=_milliseconds(compute),
-            blocked_ms=_milliseconds(blocked),
-            waited_ms=_milliseconds(waited),
-            samples=list(samples),
-            arrived=[round(stamp, 6) for stamp in arrived],
-            callbacks_ms=_milliseconds(callbacks),
-        )
-
-    def percentiles(self) -> dict[str, float]:
-        """Latency of a step in milliseconds."""
-        if not self.steps:
-            return {}
-        values = percentiles(self.steps, 50, 95, 99)
-        return {name: round(value * 1e3, 4) for name, value in zip(("p50", "p95", "p99"), values, strict=True)}
+def times_of(worker: int, steps: Sequence[Over]) -> TimesEvent:
+    """Where the time of consecutive steps of a worker went."""
+    return TimesEvent(
+        worker,
+        steps[0].done.number,
+        data_ms=_milliseconds(one.data for one in steps),
+        compute_ms=_milliseconds(one.whole - one.data - one.blocked - one.callbacks for one in steps),
+        blocked_ms=_milliseconds(one.blocked for one in steps),
+        waited_ms=_milliseconds(one.waited for one in steps),
+        samples=[one.mine for one in steps],
+        arrived=[round(one.clock - one.late, 6) for one in steps],
+        callbacks_ms=_milliseconds(one.callbacks for one in steps),
+    )
 
 
 def _milliseconds(seconds: Iterable[float]) -> list[float]:
@@ -131,7 +81,11 @@ class Reporter:
 
     def __init__(self, team: Team) -> None:
         """Nothing to tell yet."""
-        self._timing = Timing()
+        self.total_s = 0.0
+        """How long all steps took together."""
+        self._steps_s: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._unsent: list[Over] = []
+        """Steps that are written down, of which no times were sent yet."""
         self._over: deque[Over] = deque()
         """Steps that are not written down yet."""
         self._waits = False
@@ -143,15 +97,14 @@ class Reporter:
         team.channel.before_end = self.send
         self._recent: deque[StepEvent] = deque(maxlen=4096)
         self._written_at = self._sent_at = self._usage_at = 0.0
-        self._began = self._asked = self._arrived = 0.0
-        self._data = self._callbacks = 0.0
-        self._blocked_before = self._waited_before = 0.0
+        self._asked = self._arrived = 0.0
+        self.start()
 
     def introduce(self, device: str, threads: int) -> None:
         """Say who this worker is."""
         worker, host, node = self._team.channel.worker, socket.gethostname(), World.from_env().node
         self._team.channel.post(WorkerEvent(worker, host, os.getpid(), device, threads, shared_cores(), node))
-        self._send_usage()  # what was used until now, so that what comes is told from it
+        self._team.channel.post(usage(self._team))  # what was used until now, so that what comes is told from it
         self._team.channel.send()  # known before the run says what it trains
 
     def start(self) -> None:
@@ -196,25 +149,25 @@ class Reporter:
         """All gradients of this worker are there: stamped before it waits for those of the others."""
         self._arrived = time.perf_counter()
 
-    @property
-    def timing(self) -> Timing:
-        """The parts of all steps so far."""
-        self.write()
-        return self._timing
+    def step_ms(self) -> dict[str, float]:
+        """Percentiles of the time of a step."""
+        names = ("p50", "p95", "p99")
+        return (
+            dict(zip(names, _milliseconds(percentiles(self._steps_s, 50, 95, 99)), strict=True))
+            if self._steps_s
+            else {}
+        )
 
     def commit(self, done: Committed, mine: int, *, waits: bool = False) -> None:
         """The step is over: note where its time went. If it `waits` for its gradient's norm, that is yet to `come`."""
-        now = time.perf_counter()
-        team = self._team
-        self.came(None)
-        whole, late = now - self._began, now - self._arrived
+        team, began, data, callbacks = self._team, self._began, self._data, self._callbacks
         blocked, waited = team.meter.blocked_s - self._blocked_before, team.meter.waited_s - self._waited_before
-        self._over.append(
-            Over(done, mine, whole, self._data, blocked, waited, self._callbacks, late, team.membership.clock())
-        )
+        self.came(None)
+        self.start()
+        now = self._began
+        times = (now - began, data, blocked, waited, callbacks, now - self._arrived)
+        self._over.append(Over(done, mine, *times, team.membership.clock()))
         self._waits = waits
-        self._began, self._data, self._callbacks = now, 0.0, 0.0
-        self._blocked_before, self._waited_before = team.meter.blocked_s, team.meter.waited_s
         if now - self._written_at > WRITE_EVERY_S:
             self._written_at = now
             self.write()
@@ -223,7 +176,7 @@ class Reporter:
                 self.send_timing()
                 if now - self._usage_at > USAGE_EVERY_S:
                     self._usage_at = now
-                    self._send_usage()
+                    team.channel.post(usage(team))
         team.channel.heed()
 
     def came(self, grad_norm: float | None) -> None:
@@ -242,7 +195,9 @@ class Reporter:
         with self._gathering:  # to the end: another thread may be about to end this process
             while len(self._over) > self._waits:
                 over = self._over.popleft()
-                self._timing.add(over.done.number, over.parts())
+                self._unsent.append(over)
+                self._steps_s.append(over.whole)
+                self.total_s += over.whole
                 self._recent.append(over.record())
                 if speaks:
                     channel.post(self._recent[-1])
@@ -258,18 +213,14 @@ class Reporter:
         self.came(None)
         self.write()
         self.send_timing()
-        self._send_usage()
+        self._team.channel.post(usage(self._team))
 
     def send_timing(self) -> None:
         """Send what has gathered."""
         with self._gathering:
-            record = self._timing.drain(self._team.channel.worker)
-        if record is not None:
-            self._team.channel.post(record)
-
-    def _send_usage(self) -> None:
-        """Send what this worker uses."""
-        self._team.channel.post(usage(self._team))
+            steps, self._unsent = self._unsent, []
+        if steps:
+            self._team.channel.post(times_of(self._team.channel.worker, steps))
 
     def repeat(self) -> None:
         """The members changed: the worker that speaks for all now posts what the hub has not on record."""
