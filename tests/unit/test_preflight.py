@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import cordee
 from cordee.core.errors import JobError, MixingError, ModelError
-from cordee.diagnose.preflight.entry import preflight
+from cordee.diagnose.preflight.check import preflight
 from cordee.train.checks import subject_of
 from cordee.train.job import Job
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import cordee
 from cordee.core.errors import MixingError, UsageError
-from cordee.diagnose.preflight import surroundings
-from cordee.diagnose.preflight.check import Verdict, share_out
-from cordee.diagnose.preflight.entry import check_batch, preflight
+from cordee.diagnose.preflight import passes
+from cordee.diagnose.preflight.check import check_batch, preflight, share_out
 from cordee.feed.batch import Batch
 from cordee.group.team import Team
 from cordee.train.checks import check_job, materialise, subject_of
@@ -26,7 +25,7 @@ Y = torch.arange(40) % 3
 cross_entropy = nn.functional.cross_entropy
 
 
-def look(objective: Any, model: nn.Module | None = None, data: Any = (X, Y), **fields: Any) -> Verdict:
+def look(objective: Any, model: nn.Module | None = None, data: Any = (X, Y), **fields: Any) -> list[str]:
     made = model if model is not None else nn.Linear(6, 3)
     job = Job(model=lambda: made, objective=objective, optimizer=torch.optim.SGD, data=data, **fields)
     return preflight(subject_of(job, made), job.data.train, lambda count: np.arange(min(count, len(data[0]))))
@@ -74,7 +73,7 @@ def test_generators_and_state_of_the_objective_are_put_back() -> None:
         log.append(float(loss))
         return loss
 
-    assert not look(objective).warnings
+    assert not look(objective)
     assert steps == 0 and not log and not table.any()
     assert torch.equal(generators[0].get_state(), drawn[0]) and repr(generators[1].bit_generator.state) == drawn[1]
 
@@ -96,9 +95,7 @@ class Centred(nn.Linear):
 
 def test_a_buffer_whose_update_is_a_mean_is_accepted_and_put_back() -> None:
     model = Centred()
-    verdict = look(plain, model)
-    assert verdict.buffers == {"centre": True}
-    assert verdict.warnings == []
+    assert look(plain, model) == []
     assert not model.centre.any()
 
 
@@ -120,19 +117,19 @@ def test_an_objective_that_gathers_mixes_by_declaration() -> None:
         out = cordee.gather(model(batch.x)) if gathers else model(batch.x)
         return cross_entropy(out @ out.T, torch.arange(len(out)))
 
-    assert not look(objective).warnings
+    assert not look(objective)
     with pytest.raises(MixingError, match=r"cordee\.gather"):
         look(lambda model, batch: objective(model, batch, gathers=False))
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_settings_of_the_gpu_come_back(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "uses_gpus", lambda: True)
+    monkeypatch.setattr(passes, "uses_gpus", lambda: True)
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     torch.set_float32_matmul_precision(precision)
     try:
         before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
-        with surroundings.exact_kernels():
+        with passes.exact_kernels():
             assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic) == (False, False, True)
         assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic) == before
         assert torch.get_float32_matmul_precision() == precision
@@ -142,7 +139,7 @@ def test_settings_of_the_gpu_come_back(precision: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
 def test_little_data_is_enough(count: int) -> None:
-    assert not look(plain, data=(X[:count], Y[:count])).warnings
+    assert not look(plain, data=(X[:count], Y[:count]))
     if count > 1:
         with pytest.raises(MixingError):
             look(lambda model, batch: plain(model, batch) * len(batch), data=(X[:count], Y[:count]))

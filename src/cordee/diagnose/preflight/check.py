@@ -1,4 +1,4 @@
-"""The preflight from beginning to end: a first pass, tests spread over the workers, and a verdict.
+"""The preflight from beginning to end: samples, a first pass, tests spread over the workers, and a verdict.
 
 Every test compares passes of one worker with each other, so that workers may differ in rounding, or in weights that
 are not yet shared. A test is done by one worker, and all of them know what it found.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from cordee.core.errors import CordeeError, ModelError
-from cordee.diagnose.preflight.passes import Pass, Passes
-from cordee.diagnose.preflight.replay import try_replay
-from cordee.diagnose.preflight.samples import Samples
+from cordee.core.errors import CordeeError, ModelError, UsageError
+from cordee.diagnose.misfit import explain_misfit
+from cordee.diagnose.preflight.memory import fingerprint, is_remembered, make_key, remember
+from cordee.diagnose.preflight.passes import Pass, Passes, Subject
+from cordee.diagnose.preflight.samples import Samples, choose, digest_samples
 from cordee.diagnose.preflight.trials import (
     UNEVEN_DRAWS,
     Finding,
@@ -26,16 +29,16 @@ from cordee.diagnose.preflight.trials import (
     try_aftermath,
     try_interaction,
     try_repeat,
+    try_replay,
     try_scale,
 )
-from cordee.diagnose.preflight.verdict import (
-    UNCHECKED,
-    explain_unchecked,
-    find_batch_buffers,
-    refuse_mixing,
-    refuse_state,
-)
+from cordee.diagnose.preflight.verdict import explain_unchecked, refuse_mixing, refuse_state, warn_of_unseen_weights
 from cordee.feed.batch import Batch
+from cordee.feed.fields import shapes
+from cordee.feed.order import Order
+from cordee.feed.permute import Ids
+from cordee.feed.reading import reading
+from cordee.feed.source import Source
 from cordee.group.team import Team
 
 SAMPLES = 8
@@ -46,56 +49,167 @@ FEW = 3
 """Samples of these; no part of them is half of the batch."""
 POOL = 40
 """Samples that are read: two batches of the interaction test, or the one of the scale test."""
-
 ROOM_BYTES = 32_768
 """For a finding on its way between workers."""
 MOST_WORDS = 2_000
 
+UNSTEADY = (
+    "samples of the training data differ each time they are read, so the result depends on the worker that reads "
+    "them. They seem to draw from a generator of their own, or to depend on what was read before. Draw from torch, "
+    "random or np.random without a generator: then a sample draws the same in the same epoch, on any worker"
+)
 
-class Test(NamedTuple):
-    """One of the tests, and what it costs: the samples of its passes."""
-
-    run: Callable[[], Finding]
-    cost: int
-
-
-@dataclass
-class Verdict:
-    """The result of the preflight for an objective that it accepts."""
-
-    warnings: list[str] = field(default_factory=list)
-    """What the user should know."""
-    buffers: dict[str, bool] = field(default_factory=dict)
-    """Buffers that a pass updates from its batch, each with whether the update is a mean over samples."""
+Test = tuple[int, Callable[[], Finding]]
+"""What a test costs, the samples of its passes; and the test."""
 
 
-def check(passes: Passes, samples: Samples, first: Pass, team: Team, *, largest: int) -> Verdict:
+# ------------------------------------------------------------- the ways in
+
+
+def before_training(subject: Subject, source: Source, order: Order, team: Team, device: str) -> list[str]:
+    """Look at a job's model, objective and data; returns what the user should know, raises what must not go on."""
+    key = None
+    code = fingerprint([*subject.functions, subject.weigh, subject.try_output, *subject.models])
+    if code is not None:
+        pool = digest_samples(source, choose(source, _first_ids(order, 2 * SAMPLES)))
+        key = make_key([code, source.fingerprint, pool, str(order.batch), torch.device(device).type])
+    if is_remembered(key, team):
+        return []
+    warnings = preflight(subject, source, partial(_first_ids, order), device, team=team, largest=order.batch)
+    if len({digest_samples(source, _first_ids(order, SAMPLES)) for _ in range(2)}) > 1:
+        warnings.append(UNSTEADY)
+    if not warnings:
+        remember(key)
+    return warnings
+
+
+def preflight(
+    subject: Subject,
+    source: Source,
+    ids_of: Callable[[int], Any],
+    device: str = "cpu",
+    *,
+    team: Team | None = None,
+    largest: int = SAMPLES,
+) -> list[str]:
+    """Raise `ModelError` or `MixingError` with an explanation; model, gradients and random state stay as they were.
+
+    `ids_of(count)` gives the ids of some samples, `largest` is the batch of a step. All members of `team` call this.
+    """
+    team = team or Team()
+    usual: Ids = np.asarray(ids_of(POOL if largest > SAMPLES else 2 * SAMPLES), dtype=np.int64)
+    large = sum(one.numel() for model in subject.models for one in model.parameters()) > LARGE
+    with Passes(subject) as passes:
+        samples = Samples(source, choose(source, usual), device)
+        for size in dict.fromkeys((min(FEW, largest), largest) if large else (largest,)):
+            places = choose_whole(len(samples), size)
+            samples, first = _first(subject, passes, samples, usual, places)
+            if large and is_plainly_right(passes, samples, first, places, team):  # few passes of few samples may do
+                warnings = []
+                break
+        else:
+            warnings = check(passes, samples, first, team, largest=largest)
+    if subject.weigh is None and source.traits.columns is None:  # not all targets could be looked through
+        warnings += warn_of_unseen_weights(first)
+    return warnings
+
+
+def check_batch(
+    objective: Callable[[Batch], Any],
+    batch: Batch,
+    models: Sequence[nn.Module],
+    weigh: Callable[[Batch], Any] | None = None,
+    count_gathers: Callable[[], int] = lambda: 0,
+) -> list[str]:
+    """Judge `objective(batch)`, the loss, by the samples of a batch; returns what the user should know."""
+    if not models:
+        raise UsageError("check() needs the models that the objective computes with: call prepare(model) before it")
+
+    def compute(part: Batch) -> tuple[Any, Any]:
+        result = objective(part)
+        return result if isinstance(result, tuple) else (result, None)
+
+    samples = Samples(None, np.asarray(batch.ids), "cpu", whole=batch)
+    if not samples.divisible:
+        raise UsageError(
+            f"check() cuts a batch into samples, but the tensors of this one differ in their first dimension: "
+            f"{shapes(batch.fields)}"
+        )
+    # A loader that reads ahead waits meanwhile: its samples may draw from the generators that passes begin anew.
+    with reading(), Passes(Subject(compute, models, (objective,), weigh, count_gathers=count_gathers)) as passes:
+        first = passes.run_first(samples.batch(choose_whole(len(samples), len(batch))))
+        warnings = check(passes, samples, first, Team(), largest=len(batch))
+    return [*warnings, *(warn_of_unseen_weights(first) if weigh is None else ())]
+
+
+def materialise(subject: Subject, source: Source, order: Order, device: str) -> None:
+    """Let lazy modules take their shapes from a batch: parameters that do not exist yet cannot be kept or shared."""
+    modules = [module for model in subject.models for module in model.modules()]
+    if not any(is_lazy(tensor) for one in subject.models for tensor in (*one.parameters(), *one.buffers())):
+        return
+    ids = _first_ids(order, 2)
+    batch = Samples(source, ids, device).batch(range(len(ids)))
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False  # in evaluation no running statistics move
+    try:
+        subject.compute(batch)
+    except Exception as error:
+        raise explain_misfit(error, subject.models[0], batch) from error
+    for module, training in zip(modules, modes, strict=True):
+        module.training = training
+
+
+def _first_ids(order: Order, count: int) -> Ids:
+    """So many different samples, of the first steps."""
+    # Twice as many hold enough different ones, or all that there are, also where one pass follows another.
+    ids = order.span(0, range(min(order.steps, -(-2 * count // order.batch))))[: 2 * count]
+    return ids[np.sort(np.unique(ids, return_index=True)[1])][:count]
+
+
+def _first(
+    subject: Subject, passes: Passes, samples: Samples, usual: Ids, places: Sequence[int]
+) -> tuple[Samples, Pass]:
+    """The first pass; and samples that show what its losses leave out or weigh, if the data has any."""
+    batch = samples.batch(places)
+    first = passes.run_first(batch)
+    if subject.try_output is not None:
+        subject.try_output(first.output, batch)
+    telling = dict.fromkeys(value for call in first.calls for value in call.telling_values)
+    assert samples.source is not None
+    better = choose(samples.source, usual, telling) if subject.weigh is None else samples.ids
+    if not np.array_equal(better, samples.ids):
+        samples = Samples(samples.source, better, samples.device)
+        first = passes.run_first(samples.batch(places))
+    return samples, first
+
+
+# ------------------------------------------------------------- the tests
+
+
+def check(passes: Passes, samples: Samples, first: Pass, team: Team, *, largest: int) -> list[str]:
     """Judge an objective by tests with batches of up to `largest` samples. Raises `MixingError`."""
     places = choose_whole(len(samples), largest)
     if len(places) < 2 or first.gathers:  # what gathers mixes by declaration, over all workers
-        return Verdict()
+        return []
     size, count = min(SAMPLES, largest), len(places)
-    tests = [
-        Test(partial(try_interaction, passes, samples, size), 4 * size),
-        Test(partial(try_interaction, passes, samples, 2), 4 * 2),
-        Test(partial(try_repeat, passes, samples, places, first), count),
-        Test(partial(try_aftermath, passes, samples, first.changed), 2 * count if first.changed else 0),
-        *(Test(partial(try_replay, passes, samples, first, places, cut), count) for cut in choose_cuts(places)),
+    tests: list[Test] = [
+        (4 * size, partial(try_interaction, passes, samples, size)),
+        (4 * 2, partial(try_interaction, passes, samples, 2)),
+        (count, partial(try_repeat, passes, samples, places, first)),
+        (2 * count if first.changed else 0, partial(try_aftermath, passes, samples, first.changed)),
+        *((count, partial(try_replay, passes, samples, first, places, cut)) for cut in choose_cuts(places)),
     ]
     findings = spread(tests, team)
     if any(one.void == UNEVEN_DRAWS for one in findings):  # which draw belongs to which sample is then a guess
         findings = [replace(one, trusted=False) if one.test == "replay" else one for one in findings]
-    buffers = find_batch_buffers(findings)
-    if any(one.test == "repeat" and one.over > 1.0 for one in findings):
-        why = "the same batch gives another loss each time it is computed"
-    else:
+    if not any(one.test == "repeat" and one.wrong for one in findings):
         replays = [one for one in findings if one.test == "replay" and one.wrong]
         if replays and not any(one.trusted for one in replays):
-            findings += spread([Test(partial(try_scale, passes, samples, largest), 1)], team)
-        refuse_state(findings, buffers)
+            findings += spread([(1, partial(try_scale, passes, samples, largest))], team)
+        refuse_state(findings)
         refuse_mixing(findings, first, samples.batch(places), weighed=passes.subject.weigh is not None)
-        why = explain_unchecked(findings)
-    return Verdict([UNCHECKED.format(why=why)] if why else [], buffers)
+    return explain_unchecked(findings)
 
 
 def is_plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[int], team: Team) -> bool:
@@ -111,16 +225,16 @@ def is_plainly_right(passes: Passes, samples: Samples, first: Pass, places: list
     if few and tape.draws:
         return False
     cuts = choose_cuts(places)[: team.replicas if few else None]  # one would do; what costs no time comes with it
-    tests = [Test(partial(try_replay, passes, samples, first, places, cut), len(places)) for cut in cuts]
+    tests: list[Test] = [(len(places), partial(try_replay, passes, samples, first, places, cut)) for cut in cuts]
     if not few:
-        tests.append(Test(partial(try_interaction, passes, samples, 2), 4 * 2))
+        tests.append((4 * 2, partial(try_interaction, passes, samples, 2)))
     # None of them would be right if the same batch gave another loss each time.
     return all(one.right and one.trusted for one in spread(tests, team))
 
 
 def choose_cuts(places: Sequence[int]) -> list[int]:
     """Behind which samples of a batch it is cut into two parts, one after the other."""
-    return sorted({1, 3, 6} & set(range(1, len(places)))) if len(places) > FEW else [*range(1, len(places))] or [1]
+    return [cut for cut in ((1, 3, 6) if len(places) > FEW else (1, 2)) if cut < len(places)]
 
 
 def choose_whole(pool: int, largest: int) -> list[int]:
@@ -130,28 +244,21 @@ def choose_whole(pool: int, largest: int) -> list[int]:
     return [*sets[0], *sets[2]] if sets is not None else list(range(min(pool, most)))
 
 
-def is_large(models: Sequence[nn.Module]) -> bool:
-    """Whether a pass of these models is expensive."""
-    return sum(one.numel() for model in models for one in model.parameters()) > LARGE
-
-
 def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
     """Run every test on one of the workers; all get all findings. An error of the user's code is raised on all."""
     results: dict[int, Finding] = {}
     while True:
         table = torch.zeros(len(tests), ROOM_BYTES, dtype=torch.uint8)  # a sum over workers: all but one add zeros
-        for place in share_out([test.cost for test in tests], team.replicas)[team.replica]:
+        for place in share_out([cost for cost, _ in tests], team.replicas)[team.replica]:
             if place not in results:
-                results[place] = _run(tests[place], alone=team.replicas == 1)
+                results[place] = _run(tests[place][1], alone=team.replicas == 1)
             raw = json.dumps(asdict(results[place])).encode()
             table[place, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         if team.agree([table]):  # otherwise a worker was lost, and what it did is done by another
             break
     findings = [Finding(**json.loads(bytes(row.tolist()).rstrip(b"\0"))) for row in table]
-    for test, finding in zip(tests, findings, strict=True):
-        if finding.error:
-            test.run()  # fails here too, in the same words
-            raise ModelError(finding.error)
+    if error := next((one.error for one in findings if one.error), ""):
+        raise ModelError(error)
     return findings
 
 
@@ -163,19 +270,10 @@ def share_out(costs: Sequence[int], workers: int) -> list[list[int]]:
     return chosen
 
 
-def _run(test: Test, *, alone: bool) -> Finding:
+def _run(test: Callable[[], Finding], *, alone: bool) -> Finding:
     try:
-        return test.run()
+        return test()
     except CordeeError as error:
         if alone:
             raise
         return Finding("error", void="error", error=str(error)[:MOST_WORDS])
-
-
-def first_pass(passes: Passes, batch: Batch) -> Pass:
-    """One pass that shows what the objective does: its draws, its losses, its state and its output."""
-    first = passes.run(batch, keep_output=True)
-    if first.tape.fused:
-        passes.plain_attention = True
-        first = passes.run(batch, keep_output=True)
-    return first

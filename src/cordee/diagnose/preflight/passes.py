@@ -7,13 +7,16 @@ statistics, because over the global batch it is exact; dropout draws as in train
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cordee.core.errors import CordeeError, ModelError
@@ -21,7 +24,6 @@ from cordee.diagnose.misfit import explain_misfit
 from cordee.diagnose.preflight.draws import GLOBAL_GENERATORS, Draws, ReplayFailed, Slice, Tape
 from cordee.diagnose.preflight.holdings import Holdings, seed_generator, set_state, state_of
 from cordee.diagnose.preflight.sketch import Sketch
-from cordee.diagnose.preflight.surroundings import eager, exact_kernels, plain_attention, uses_gpus
 from cordee.diagnose.preflight.watch import Call, Watch
 from cordee.feed.batch import Batch
 from cordee.feed.source import digest_of, map_tensors
@@ -93,8 +95,8 @@ class Passes:
     def __init__(self, subject: Subject) -> None:
         """Nothing is changed before the context is entered."""
         self.subject = subject
-        self.plain_attention = False
-        """Whether attention runs by the plain kernel, which shows what its dropout draws."""
+        self._plain_attention = False
+        """Whether attention runs by the kernel whose dropout is an operator of its own, which shows what it draws."""
 
     def __enter__(self) -> Passes:
         """Set everything up that holds for all passes."""
@@ -104,8 +106,10 @@ class Passes:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # training warns of the same, once
             gpus = list(range(torch.cuda.device_count())) if uses_gpus() else []
-            for surrounding in (torch.random.fork_rng(devices=gpus), exact_kernels(), eager()):
-                stack.enter_context(surrounding)
+            stack.enter_context(torch.random.fork_rng(devices=gpus))
+            stack.enter_context(exact_kernels())
+            if "torch._dynamo" in sys.modules:  # what the user compiled runs as written
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             for module in modules:
                 stack.callback(setattr, module, "training", module.training)
             for model in models:
@@ -134,6 +138,14 @@ class Passes:
         """Put everything back."""
         self._stack.close()
 
+    def run_first(self, batch: Batch) -> Pass:
+        """One pass that shows what the objective does: its draws, its losses, its state and its output."""
+        first = self.run(batch, keep_output=True)
+        if first.tape.fused:
+            self._plain_attention = True
+            first = self.run(batch, keep_output=True)
+        return first
+
     def run(
         self,
         batch: Batch,
@@ -154,7 +166,7 @@ class Passes:
         watch = Watch(draws, self._holdings.before_write)
         others = [one for one in self._holdings.generators if not isinstance(one, torch.Generator)]
         before, gathers = repr([state_of(one) for one in others]), self.subject.count_gathers()
-        attention = plain_attention() if self.plain_attention else contextlib.nullcontext()
+        attention: Any = sdpa_kernel(SDPBackend.MATH) if self._plain_attention else contextlib.nullcontext()
         with draws.watching(seed), attention, watch:
             loss, output = self._compute(batch, replaying=replay is not None)
         after = repr([state_of(one) for one in others])
@@ -210,6 +222,38 @@ class Passes:
         torch.manual_seed(seed)
         for place, generator in enumerate(self._generators, start=1 - len(GLOBAL_GENERATORS)):
             seed_generator(generator, seed + max(0, place))
+
+
+def uses_gpus() -> bool:
+    """Whether this process has used a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def exact_kernels() -> Iterator[None]:
+    """On GPUs: no TF32, and the same algorithm for the same shape."""
+
+    def of(place: Any, name: str, value: Any) -> tuple[Callable[[], Any], Callable[[Any], None], Any]:
+        return partial(getattr, place, name), partial(setattr, place, name), value
+
+    cudnn: Any = torch.backends.cudnn
+    settings = [
+        *(of(cudnn, "benchmark", False), of(cudnn, "deterministic", True), of(cudnn, "allow_tf32", False)),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+        # The newer names last: setting one of the older sets these too.
+        *(of(one, "fp32_precision", "ieee") for one in (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul)),
+    ]
+    before = []
+    for read, write, value in settings if uses_gpus() else ():
+        with contextlib.suppress(RuntimeError):  # after a user's mix of older and newer names
+            before.append((write, read(), value))
+    try:
+        for write, _, value in before:
+            write(value)
+        yield
+    finally:
+        for write, value, _ in before:
+            write(value)
 
 
 def _check_loss(loss: Any) -> None:

@@ -92,11 +92,6 @@ def find_whole_numbers(source: Source) -> Iterator[tuple[str, NDArray[Any]]]:
             yield name, column if traits.rows is None else column[traits.rows]
 
 
-def is_scannable(source: Source) -> bool:
-    """Whether `find_whole_numbers` sees all that there is."""
-    return source.traits.columns is not None
-
-
 def _rare(column: NDArray[Any]) -> list[int]:
     """Of the smallest and the largest value, and of each of the rarest classes, the id of one sample."""
     flat = column.reshape(-1)[:MOST_SCANNED]

@@ -1,9 +1,13 @@
-"""Tests of the preflight that compare passes over batches of one shape, and the findings of any test.
+"""The tests of the preflight, which compare passes, and their findings.
 
 I, interaction: no sample may change what another one adds to the loss. Sets a, a' stand at the first places of a batch,
 b, c at the others, and all four batches have one shape and one seed. Then L(a, b) - L(a, c) - L(a', b) + L(a', c) is
 zero if no sample sees another one, whatever is drawn; so are the same sums of gradients and of weights. It cannot see
 a sum in place of a mean: the shape is the same everywhere.
+
+R, replay: a batch computed whole equals its two parts, which are given their slice of what was drawn. It sees sums,
+n - 1, normalisers that depend on draws. Where draws are shuffles or cannot be seen, the parts draw something else than
+the whole, so that only a positive result counts.
 
 S, scale: what one sample adds, times the weight of its batch, must not grow with the batch. It is used only where draws
 could not be replayed: it is statistical, and tells a sum from a mean, no more.
@@ -14,20 +18,25 @@ the batch is another one on every worker, as each sees its share only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from cordee.diagnose.preflight.draws import LAYOUTS, ReplayFailed, Slice
 from cordee.diagnose.preflight.passes import Pass, Passes
 from cordee.diagnose.preflight.samples import Samples
+from cordee.feed.batch import Batch
 
 UNEVEN_DRAWS = "its random draws depend on the data"
 SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
 TOLERANCE_EPSILONS = 8.0
 """Errors of rounding that the interaction test allows, in units of the format's epsilon."""
+LOSS_TOLERANCE, TOLERANCE = 1e-5, 1e-4
+"""Of the replay test, relative."""
 SMALL, LARGE = 2, 32
 """Batches of the scale test."""
 SEEDS = 8
@@ -151,6 +160,111 @@ def _differ(name: str, cells: Sequence[Pass]) -> bool:
     first, *others = (cell.buffers.get(name) for cell in cells)
     assert first is not None
     return any(one is None or one.shape != first.shape or not torch.equal(one, first) for one in others)
+
+
+# ------------------------------------------------------------- replay
+
+
+def try_replay(passes: Passes, samples: Samples, whole: Pass, places: Sequence[int], cut: int) -> Finding:
+    """The batch of these places of the pool, of which `whole` is the pass, against its parts around `cut`."""
+    batches = [samples.batch(places[:cut]), samples.batch(places[cut:])]
+    findings = []
+    for finding in _replays(passes, batches, whole):
+        if finding.right:
+            return finding
+        findings.append(finding)
+    return min(findings, key=lambda one: (not one.trusted, not one.is_sum, one.over))
+
+
+def _replays(passes: Passes, batches: Sequence[Batch], whole: Pass) -> Iterator[Finding]:
+    """One way after the other in which the parts may have their slices of what the whole has drawn."""
+    tape = whole.tape
+    trusted = not (tape.shuffled or tape.unseen)
+    calls = [0, 0]
+
+    def replay(layout: str) -> Finding:
+        starts, count = (0, len(batches[0])), sum(map(len, batches))
+        parts = []
+        for batch, start, called in zip(batches, starts, calls, strict=True):
+            part = Slice(tape, count, start, start + len(batch), layout, called)
+            parts.append(passes.run(batch, replay=part))
+        return compare(whole, parts, trusted=trusted)
+
+    if tape.draws or not trusted:
+        for layout in LAYOUTS[:2]:
+            with contextlib.suppress(ReplayFailed):
+                yield replay(layout)
+    own = [passes.run(batch) for batch in batches]  # for draws that do not matter
+    calls = [len(one.tape.draws) for one in own]
+    yield compare(whole, own, trusted=trusted and not tape.draws and not any(calls))
+    if len({*calls, len(tape.draws)}) > 1:
+        with contextlib.suppress(ReplayFailed):
+            yield replay(LAYOUTS[2])
+
+
+def compare(whole: Pass, parts: Sequence[Pass], *, trusted: bool = True) -> Finding:
+    """Judge a whole and its two parts."""
+    all_three = (whole, *parts)
+    buffers = {name: _is_mean(name, all_three) for name in list(whole.buffers)[:MOST_BUFFERS]}
+    if void := why_void(all_three):
+        return Finding("replay", void=void, trusted=trusted, buffers=buffers)
+    weights = [one.weight for one in all_three]
+    known = find_normalisers(all_three)
+    vector, (first, second) = whole.vector, (part.vector for part in parts)
+    added = _added(parts, weights[1:])
+    return Finding(
+        "replay",
+        over=_off(all_three, weights),
+        normalised=_off(all_three, known) if known is not None and any(known) else None,
+        trusted=trusted,
+        losses=[*(one.loss for one in all_three), float(added[0])],
+        weights=weights,
+        gradient_off=float((vector - added)[1:].norm()) / (float(vector[1:].norm()) + 1e-12),
+        is_sum=float((vector - first - second).norm()) < 1e-3 * (float(vector.norm()) or 1.0),
+        share=_share(vector, first, second),
+        buffers=buffers,
+    )
+
+
+def _added(parts: Sequence[Pass], weights: Sequence[float]) -> Tensor:
+    """The mean of the parts by these weights."""
+    return weigh(parts, weights).sum(0) / (sum(weights) or 1.0)
+
+
+def _off(all_three: Sequence[Pass], weights: Sequence[float]) -> float:
+    """The largest error in units of its tolerance; a weight that does not add up is one too."""
+    total = weights[1] + weights[2]
+    if not total or not weights[0]:
+        return 0.0 if total == weights[0] else 1e9
+    off = (all_three[0].vector - _added(all_three[1:], weights[1:])).abs()
+    low, epsilon = max(one.low for one in all_three), max(one.epsilon for one in all_three)
+    loss = max(abs(one.loss) for one in all_three if one.finite)
+    size = max(one.size for one in all_three if one.finite)
+    of_loss = max(LOSS_TOLERANCE, 8 * low, 8 * epsilon) * loss + 64 * epsilon * size
+    of_rest = max(TOLERANCE, 16 * low, 16 * epsilon) * (size + 1e-3 * loss)
+    errors = [float(off[0]) / (of_loss + TINY), float(off[1:].max()) / (of_rest + TINY)]
+    return max(*errors, abs(weights[0] - total) / (1e-6 * total))
+
+
+def _share(whole: Tensor, first: Tensor, second: Tensor) -> float | None:
+    """The weight of the first part, if the whole is a weighted mean of the two."""
+    apart = first - second
+    if not float(apart.norm()):
+        return None
+    share = float((whole - second) @ apart) / float(apart @ apart)
+    rest = float((whole - share * first - (1 - share) * second).norm())
+    return share if rest <= 1e-4 * (float(whole.norm()) or 1.0) and 0.0 <= share <= 1.0 else None
+
+
+def _is_mean(name: str, all_three: Sequence[Pass]) -> bool:
+    """Whether what a batch leaves in a buffer is the mean of what its parts leave there, by samples."""
+    left = [one.buffers.get(name) for one in all_three]
+    values = [one.double() for one in left if one is not None and one.is_floating_point()]
+    if len({one.shape for one in values}) != 1 or len(values) < len(left):
+        return False
+    count = [one.samples for one in all_three[1:]]
+    mean = (count[0] * values[1] + count[1] * values[2]) / sum(count)
+    return bool(torch.allclose(values[0], mean, rtol=1e-4, atol=1e-5 * float(values[0].abs().max())))
 
 
 # ------------------------------------------------------------- scale

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -23,23 +23,15 @@ USUAL_CAUSES = (
     "against each other; class weights or ignore_index, where the mean is over something else than samples (declare "
     "it: Job(weigh=lambda batch: ...)); a layer that uses statistics of its batch"
 )
-UNCHECKED = (
-    "the preflight could not check that the shares of a batch add up to the whole: {why}. If the loss mixes samples, "
-    "or is not a mean over them, several workers do not train the same model as one worker"
-)
 OTHER_MEAN = "its mean is over something else than samples"
 OWN_STATE = "To train with state that differs from worker to worker: preflight=False"
 
 
-def find_batch_buffers(findings: Sequence[Finding]) -> dict[str, bool]:
-    """The buffers that depend on the batch, each with whether its update is a mean over samples."""
+def refuse_state(findings: Sequence[Finding]) -> None:
+    """Refuse buffers whose shares cannot be put together, and other state that later losses depend on."""
     dependent = {name for one in findings if one.test == "interaction" for name in one.buffers}
     replays = [one.buffers for one in findings if one.test == "replay"]
-    return {name: all(one.get(name, False) for one in replays) for name in sorted(dependent)}
-
-
-def refuse_state(findings: Sequence[Finding], buffers: Mapping[str, bool]) -> None:
-    """Refuse buffers whose shares cannot be put together, and other state that later losses depend on."""
+    buffers = {name: all(one.get(name, False) for one in replays) for name in sorted(dependent)}
     if names := [repr(name) for name, is_mean in buffers.items() if not is_mean]:
         listed = f"the buffer{'s' if len(names) > 1 else ''} {', '.join(names)}"
         raise MixingError(
@@ -151,14 +143,22 @@ def _declare_weights(line: str) -> str:
     return f"class weights: {OTHER_MEAN}. Add to the job: {declared}"
 
 
-def explain_unchecked(findings: Sequence[Finding]) -> str:
-    """Why an objective that no finding speaks against is not known to be right; empty if it is."""
+def explain_unchecked(findings: Sequence[Finding]) -> list[str]:
+    """A warning if an objective that no finding speaks against is not known to be right."""
     kinds = {kind: [one for one in findings if one.test == kind] for kind in ("interaction", "replay", "scale")}
-    replayed = bool(kinds["replay"]) and all(one.right for one in kinds["replay"])
-    if replayed or all(any(one.right for one in kinds[kind]) for kind in ("interaction", "scale")):
-        return ""
-    voids = [one.void for one in findings if one.void and one.test in kinds]
-    return voids[0] if voids else "its random draws could not be replayed"
+    if any(one.test == "repeat" and one.wrong for one in findings):
+        why = "the same batch gives another loss each time it is computed"
+    elif all(one.right for one in kinds["replay"]) or all(
+        any(one.right for one in kinds[kind]) for kind in ("interaction", "scale")
+    ):
+        return []
+    else:
+        voids = (one.void for one in findings if one.void and one.test in kinds)
+        why = next(voids, "its random draws could not be replayed")
+    return [
+        f"the preflight could not check that the shares of a batch add up to the whole: {why}. If the loss mixes "
+        "samples, or is not a mean over them, several workers do not train the same model as one worker"
+    ]
 
 
 def warn_of_unseen_weights(first: Pass) -> list[str]:
