@@ -84,7 +84,7 @@ def test_a_script_has_a_bar_without_an_end_and_what_workers_print_stands_above()
     stream = Terminal()
     show = ProgressView(stream)
     show(made(step(2.0, 1)))
-    show.display.output("\x1b[31mfrom a worker\x1b[0m [not markup]")
+    show.display.note("\x1b[31mfrom a worker\x1b[0m [not markup]")
     show(made(step(2.0, 2)))
     show.close()
     assert bars(stream.getvalue()) == ["1/?", "2/?"]
@@ -129,14 +129,14 @@ def test_in_a_notebook_progress_is_one_line(notebook: Callable[[], list[str]]) -
         show(made(step(2.0, number, loss=1.0 / number)))
     show(made(epoch(2.1, 1, 10, {"accuracy": 0.5})))
     show.close()
-    assert notebook() == ["step 10 of 10, loss 0.1000 · epoch 2: validation accuracy 0.5000", ""]
+    assert notebook() == ["epoch 2: validation accuracy 0.5000", "step 10 of 10, loss 0.1000", ""]
 
 
 def test_in_a_notebook_notes_and_prints_stay_above_the_line(notebook: Callable[[], list[str]]) -> None:
     show = ProgressView()
     for one in (*start(0.0, 2), event("warning", 1.6, message="look"), step(2.0, 1, loss=0.5)):
         show(made(one))
-    show.display.output("from a worker")
+    show.display.note("from a worker")
     show(made(event("failure", 2.1, worker=1, host="here", reason="killed", left=1)))
     show(made(step(2.2, 2, loss=0.25)))
     show.close()

@@ -80,7 +80,7 @@ def launch(given: Launch, *, ours: bool, job: Job | None = None, progress: bool 
     """
     shown = ProgressView()
     if progress:
-        given = replace(given, output=Output(shown.display.output, shown.display.streams))
+        given = replace(given, output=Output(shown.display.note, shown.display.streams))
     # Under another launcher a signal is for that launcher, which stops all of its processes.
     counting = contextlib.nullcontext() if World.from_env().is_foreign else interrupts.counted()
     tell = shown if progress else lambda event: None

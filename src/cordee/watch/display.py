@@ -17,7 +17,7 @@ CHANGE_SHARE = 0.01
 """How often the line of a notebook changes: in a long run after this share of its time, as notebooks keep it all."""
 
 
-def display_for(stream: TextIO | None) -> Display:
+def display_for(stream: TextIO | None) -> Plain:
     """What suits this stream; None: a notebook if this process is one's kernel, else standard error."""
     if stream is None and in_notebook():
         return Line(sys.stdout)
@@ -40,7 +40,7 @@ class Plain:
     """Lines in a file or a pipe, of steps one every few seconds."""
 
     streams: frozenset[int] = frozenset()
-    """Which of a worker's standard streams (1: output, 2: error) have to come through `output` to be shown well."""
+    """Which of a worker's standard streams (1: output, 2: error) have to come through `note` to be shown well."""
 
     def __init__(self, stream: TextIO) -> None:
         """Nothing is printed yet."""
@@ -49,23 +49,29 @@ class Plain:
 
     def say(self, text: str) -> None:
         """Show something of the moment."""
-        print(text, file=self._stream, flush=True)
+        self.note(text)
 
-    note = output = say
-    """`note` shows what has to stay in sight, and `output` a line that a worker printed, from another thread."""
+    def note(self, text: str) -> None:
+        """Show what has to stay in sight, or a line that a worker printed: from any thread."""
+        print(text, file=self._stream, flush=True)
 
     def begin(self, done: int, total: int | None) -> None:
         """So many steps are done, of so many if that is known."""
 
     def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
-        """Print it, unless the last one was printed a moment ago."""
-        now = time.monotonic()
-        if now - self._printed >= LINE_EVERY_S:
-            self._printed = now
-            self.say(f"{count(done, total)}: loss {loss}, {ms:.0f} ms")
+        """A step was done; shown unless one was shown a moment ago."""
+        if self._is_due(LINE_EVERY_S):
+            self.note(f"{count(done, total)}: loss {loss}, {ms:.0f} ms")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """The run is over."""
+
+    def _is_due(self, every_s: float) -> bool:
+        now = time.monotonic()
+        if now - self._printed < every_s:
+            return False
+        self._printed = now
+        return True
 
 
 class Bar(Plain):
@@ -78,25 +84,23 @@ class Bar(Plain):
         self._bar: Any = None
         self._task: Any = None
 
-    def say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Print it above the bar, in the colours that it asks for, and draw the bar as it is by now."""
         if (bar := self._bar) is None:
-            super().say(text)
+            super().note(text)
         else:
             from rich.text import Text
 
             bar.refresh()
             bar.console.print(Text.from_ansi(text), highlight=False)
 
-    note = output = say
-
-    def begin(self, done: int, total: int | None, unit: str = "step") -> None:
+    def begin(self, done: int, total: int | None) -> None:
         """Draw the bar."""
         self.close()  # that of a former session of the same script
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-        columns = (unit, MofNCompleteColumn(), BarColumn(), "{task.fields[text]}", TimeRemainingColumn())
+        columns = ("step", MofNCompleteColumn(), BarColumn(), "{task.fields[text]}", TimeRemainingColumn())
         self._bar = Progress(*columns, console=Console(file=self._stream), refresh_per_second=5)
         self._task = self._bar.add_task("", total=total, completed=done, text="")
         self._bar.start()
@@ -105,15 +109,9 @@ class Bar(Plain):
         """Move the bar; a script, which says nothing of its job, has none before."""
         if self._bar is None:
             self.begin(done, total)
-        self.move(done, f"loss {loss}")
-        now = time.monotonic()
-        if now - self._printed >= BAR_EVERY_S:
-            self._printed = now
+        self._bar.update(self._task, completed=done, text=f"loss {loss}")
+        if self._is_due(BAR_EVERY_S):
             self._bar.refresh()
-
-    def move(self, done: float, text: str) -> None:
-        """Move the bar when it is drawn next."""
-        self._bar.update(self._task, completed=done, text=text)
 
     def close(self) -> None:
         """Leave the bar as it is at the end."""
@@ -122,62 +120,46 @@ class Bar(Plain):
             self._bar = None
 
 
-class Line:
+class Line(Plain):
     """One line that changes, which all frontends of notebooks know by its carriage return; notes stand above it."""
 
     streams = frozenset((1, 2))
 
     def __init__(self, stream: TextIO) -> None:
         """Nothing is shown yet."""
-        self._stream = stream
-        self._lock = threading.RLock()
+        super().__init__(stream)
+        self._lock = threading.Lock()
         self._began = time.monotonic()
-        self._changed = 0.0
-        self._step = self._said = ""
+        self._text = ""
         self._width = 0
 
     def say(self, text: str) -> None:
         """Show it in the line."""
-        self._said = text
-        self._change()
+        with self._lock:
+            self._text = text
+            self._stream.write("\r" + text.ljust(self._width))
+            self._stream.flush()
+            self._width = len(text)
 
     def note(self, text: str) -> None:
         """Print it above the line."""
         with self._lock:
             print("\r" + text.ljust(self._width), file=self._stream)
             self._width = 0
-            self._change()
-
-    output = note
+        self.say(self._text)
 
     def begin(self, done: int, total: int | None) -> None:
         """From now on the line shows steps."""
-        self._step, self._said = count(done, total), ""
-        self._change()
+        self.say(count(done, total))
 
     def step(self, done: int, total: int | None, loss: str, ms: float) -> None:
         """Show it in the line, unless that was changed a moment ago."""
-        if not self._step:
-            self._said = ""
-        self._step = f"{count(done, total)}, loss {loss}"
-        now = time.monotonic()
-        if now - self._changed >= max(CHANGE_EVERY_S, CHANGE_SHARE * (now - self._began)):
-            self._change()
+        self._text = f"{count(done, total)}, loss {loss}"
+        if self._is_due(max(CHANGE_EVERY_S, CHANGE_SHARE * (time.monotonic() - self._began))):
+            self.say(self._text)
 
     def close(self) -> None:
         """Leave the line as it is at the end."""
-        if self._changed:
-            self._change()
+        if self._text:
+            self.say(self._text)
             print(file=self._stream, flush=True)
-
-    def _change(self) -> None:
-        with self._lock:
-            self._changed = time.monotonic()
-            text = " · ".join(filter(None, (self._step, self._said)))
-            self._stream.write("\r" + text.ljust(self._width))
-            self._stream.flush()
-            self._width = len(text)
-
-
-Display = Plain | Bar | Line
-"""What shows a run; all three have the same methods."""

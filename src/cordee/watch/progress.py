@@ -1,4 +1,4 @@
-"""Progress of a run, and of a measurement that takes many: on a terminal, in a notebook, or as plain lines."""
+"""Progress of a run, and of a measurement that takes many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cordee.core import events
 from cordee.core.plan import Plan
 from cordee.core.text import plain
 from cordee.core.words import plural
-from cordee.watch.display import Bar, display_for
+from cordee.watch.display import display_for
 from cordee.watch.words import duration, figure, tell
 
 MOST_NAMED = 8
@@ -79,7 +79,7 @@ class ProgressView:
     def _on_epoch(self, event: events.EpochEvent) -> None:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.validation.items())
         values = f"validation {metrics}" if metrics else f"loss {figure(event.loss)}"
-        self._say(f"epoch {event.epoch + 1}: {values}")
+        self._note(f"epoch {event.epoch + 1}: {values}")
 
     def _on_failure(self, event: events.Event) -> None:
         self._note(tell(event))
@@ -91,41 +91,30 @@ class ProgressView:
 
 
 class Rounds:
-    """Shows the current run of a measurement and how much time is left: in a bar, or in one line per run."""
+    """Says which run of a measurement is current and how much time is left, a line per run, on standard error."""
 
-    def __init__(self, total: int, stream: TextIO | None = None) -> None:
-        """`total` runs; `stream` defaults to standard error, so that output stays clean for scripts."""
+    def __init__(self, total: int) -> None:
+        """`total` runs."""
         self._total = total
-        self._display = display_for(stream or sys.stderr)
         self._began = time.monotonic()
-        self._done = 0
-        self._text = ""
-        self._steps: int | None = None
         self._noted: set[str] = set()
-        if isinstance(self._display, Bar):
-            self._display.begin(0, total, "run")
 
     def begin(self, number: int, *, round: int, workers: int) -> None:
         """The run with this number (from 1) starts."""
-        self._done = number - 1
-        self._text = f"round {round}, {plural(workers, 'worker')}"
-        if isinstance(self._display, Bar):
-            self._display.move(self._done, self._text)
-            return
-        seconds = (time.monotonic() - self._began) / max(1, self._done) * (self._total - self._done)
-        left = f", about {duration(seconds)} left" if self._done else ""
-        self._display.say(f"run {number} of {self._total}: {self._text}{left}")
+        done = number - 1
+        seconds = (time.monotonic() - self._began) / max(1, done) * (self._total - done)
+        left = f", about {duration(seconds)} left" if done else ""
+        _print(f"run {number} of {self._total}: round {round}, {plural(workers, 'worker')}{left}")
 
     def __call__(self, event: events.Event) -> None:
-        """An event of the current run."""
-        if isinstance(event, events.JobEvent):
-            self._steps = event.last_step
-        elif isinstance(event, events.StepEvent) and isinstance(self._display, Bar) and self._steps:
-            self._display.move(self._done + min(1.0, event.step / self._steps), self._text)
-        elif isinstance(event, events.WarningEvent) and event.message not in self._noted:
-            self._noted.add(event.message)  # shown once, however many runs have it
-            self._display.note(plain(f"note: {event.message}"))
+        """Of what happens in a run only warnings are shown, each once however many runs have it."""
+        if isinstance(event, events.WarningEvent) and event.message not in self._noted:
+            self._noted.add(event.message)
+            _print(f"note: {event.message}")
 
     def close(self) -> None:
-        """Nothing more will come."""
-        self._display.close()
+        """Nothing is open."""
+
+
+def _print(text: str) -> None:
+    print(plain(text), file=sys.stderr, flush=True)  # noqa: T201

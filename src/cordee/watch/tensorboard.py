@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +37,21 @@ class _Scalars:
 
     def __init__(self, target: Path) -> None:
         try:
-            writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
-            self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
-            self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UsageError(
                 f"--tensorboard needs the package tensorboard, which is not there ({error}): "
                 "pip install 'cordee[tensorboard]'"
             ) from None
-        self._writer = writer.EventFileWriter(str(target), filename_suffix=SUFFIX)
+        self._open = partial(SummaryWriter, target, filename_suffix=SUFFIX)
+        self._writer: Any = self._open()
         self._starts = 0
         self._breakdown = Breakdown(self._on_block)
 
     def take(self, event: Event) -> None:
         """One event of the run."""
         self._breakdown.take(event)
-        take = getattr(self, f"_on_{event.kind}", None)
-        if take is not None:
+        if take := getattr(self, f"_on_{event.kind}", None):
             take(event)
 
     def close(self) -> None:
@@ -62,21 +60,16 @@ class _Scalars:
         self._writer.close()
 
     def _write(self, step: int, at: float, values: Iterable[tuple[str, float | None]]) -> None:
-        scalars = [
-            self._summaries.Summary.Value(tag=tag, simple_value=float("nan") if value is None else value)
-            for tag, value in values
-        ]
-        self._writer.add_event(
-            self._events.Event(wall_time=at, step=step, summary=self._summaries.Summary(value=scalars))
-        )
+        for tag, value in values:
+            self._writer.add_scalar(tag, float("nan") if value is None else value, step, at)
 
     def _on_start(self, event: StartEvent) -> None:
         self._starts += 1
 
     def _on_job(self, event: JobEvent) -> None:
         if self._starts > 1:  # what lies beyond is done again: TensorBoard then forgets the first time
-            again = self._events.SessionLog(status=self._events.SessionLog.START)
-            self._writer.add_event(self._events.Event(wall_time=event.time, step=event.steps + 1, session_log=again))
+            self._writer.close()
+            self._writer = self._open(purge_step=event.steps + 1)
 
     def _on_step(self, event: StepEvent) -> None:
         values: list[tuple[str, float | None]] = [("train/loss", event.loss), ("train/step_ms", event.ms)]
