@@ -15,7 +15,9 @@ from cordee.group.wire import LOOPBACK, Address
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines.foreign import _Keeper
 from cordee.runtime.engines.seam import seats
+from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Recorder
+from cordee.runtime.spec import Target
 from harness import until
 
 
@@ -33,8 +35,8 @@ def test_a_process_reads_its_place_from_its_environment() -> None:
 
 
 def test_a_folder_that_vanishes_is_told_under_another_launcher_too(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "run", resume=False, listen=lambda event: None)
-    recorder.begin(target="job.py", plan=Plan(), workers=2, resume=False, settings={})
+    recorder = Recorder(Launch(Target("job", "job.py"), 2, Plan(), tmp_path / "run"), lambda event: None)
+    recorder.begin(2)
     hub = Hub(Address(LOOPBACK, 0, secrets.token_hex(32)), expected=2)
     shutil.rmtree(tmp_path / "run")
     keeper = _Keeper(hub, recorder)

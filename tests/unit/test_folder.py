@@ -18,7 +18,9 @@ from cordee.core.errors import CheckpointError, JobError, StorageError, UsageErr
 from cordee.core.events import JobEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.runtime.folder import LOCK, Hold, former_settings, is_held, make, saved_step, tidied
+from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Recorder
+from cordee.runtime.spec import Target
 from cordee.runtime.wording import PYTHON
 from harness import DEADLINE_S
 from records import end, start, step, write
@@ -33,12 +35,12 @@ time.sleep(1000)
 """
 
 
-def recorder(folder: Path, *, resume: bool = False, script: bool = False) -> Recorder:
-    return Recorder(folder, resume=resume, listen=lambda event: None, script=script)
+def launch(folder: Path, *, resume: bool = False, script: bool = False, **settings: str) -> Launch:
+    return Launch(Target("script" if script else "job", "job.py", settings), 2, Plan(), folder, resume)
 
 
-def begin(made: Recorder, **settings: str) -> None:
-    made.begin(target="job.py", plan=Plan(), workers=2, resume=bool(settings), settings=settings)
+def recorder(folder: Path, *, resume: bool = False, script: bool = False, **settings: str) -> Recorder:
+    return Recorder(launch(folder, resume=resume, script=script, **settings), lambda event: None)
 
 
 def job(steps: int) -> JobEvent:
@@ -138,7 +140,7 @@ def test_a_script_does_not_begin_where_a_run_is(tmp_path: Path) -> None:
 
 def test_a_start_that_does_not_go_on_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     first = recorder(tmp_path)
-    begin(first)
+    first.begin(2)
     first.notice(0, job(0))
     first.end(None)
     first.close()
@@ -146,9 +148,9 @@ def test_a_start_that_does_not_go_on_leaves_the_run_as_it_was(tmp_path: Path) ->
     kept, events = (tmp_path / "run.json").read_bytes(), (tmp_path / "events.jsonl").read_bytes()
     heard: list[str] = []
     for error in (JobError("--set foo: a job has no such field"), None):
-        again = Recorder(tmp_path, resume=True, listen=lambda event: heard.append(event.kind))
+        again = Recorder(launch(tmp_path, resume=True, foo="3"), lambda event: heard.append(event.kind))
         again.event(WarningEvent("waiting for the other hosts"))
-        begin(again, foo="3")
+        again.begin(2)
         again.flush()
         if error is not None:
             again.end(error)
@@ -163,8 +165,8 @@ def test_a_start_that_does_not_go_on_leaves_the_run_as_it_was(tmp_path: Path) ->
 
 def test_a_start_that_goes_on_is_written_down_from_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{}")
-    again = recorder(tmp_path, resume=True)
-    begin(again, epochs="3")
+    again = recorder(tmp_path, resume=True, epochs="3")
+    again.begin(2)
     assert not (tmp_path / "events.jsonl").read_bytes() and former_settings(tmp_path) == {}
     again.notice(0, job(7))
     assert [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [
@@ -177,8 +179,8 @@ def test_a_start_that_goes_on_is_written_down_from_its_beginning(tmp_path: Path)
 
 def test_settings_are_written_down_and_found_again(tmp_path: Path) -> None:
     assert former_settings(tmp_path) == {}
-    made = recorder(tmp_path)
-    made.begin(target="job.py", plan=Plan(), workers=1, resume=False, settings={"epochs": "40", "lr": "1e-3"})
+    made = recorder(tmp_path, epochs="40", lr="1e-3")
+    made.begin(1)
     made.close()
     assert former_settings(tmp_path) == {"epochs": "40", "lr": "1e-3"}
     for damaged in ("[]", "{", json.dumps({"settings": None})):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError
-from cordee.core.events import Event, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.core.plan import Plan
 from cordee.core.world import World
@@ -25,7 +24,6 @@ from cordee.runtime.engines.hosts import Follower, HostsEngine, which_workers
 from cordee.runtime.engines.seam import seats
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Notices
-from cordee.runtime.recorder import Recorder
 from cordee.runtime.rendezvous import await_hosts
 from cordee.runtime.spec import Target, WorkerSpec
 from harness import DEADLINE_S, until
@@ -45,23 +43,21 @@ def come(hub: Hub, workers: int) -> tuple[Connection, Welcome]:
     return connect(hub.address, Who("node", "there", workers=workers))
 
 
-def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub, tmp_path: Path) -> None:
+def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub) -> None:
     said: list[str] = []
     turn = threading.Condition()
 
-    def listen(event: Event) -> None:
-        assert isinstance(event, WarningEvent)
+    def say(message: str) -> None:
         with turn:
-            said.append(event.message)
+            said.append(message)
             turn.notify_all()
 
     def wait(word: str) -> None:
         with turn:
             assert turn.wait_for(lambda: any(word in one for one in said[-1:]), DEADLINE_S), said
 
-    recorder = Recorder(tmp_path / "run", resume=False, listen=listen)
     totals: list[list[int]] = []
-    waiting = threading.Thread(target=lambda: totals.append(await_hosts(hub, 3, recorder)))
+    waiting = threading.Thread(target=lambda: totals.append(await_hosts(hub, 3, say)))
     waiting.start()
     wait(": 1 of 3 hosts are here")
     second, welcome = come(hub, 4)
@@ -72,7 +68,6 @@ def test_the_coordinator_says_how_many_hosts_are_here(hub: Hub, tmp_path: Path) 
     connections = [come(hub, 4)[0], come(hub, 1)[0]]
     waiting.join(DEADLINE_S)
     assert sorted(totals[0][1:]) == [1, 4] and totals[0][0] == 2
-    recorder.close()
     for one in connections:
         one.close()
 
@@ -141,12 +136,10 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     assert [type(error) for error in ended] == [CoordinatorLost]
 
 
-def test_too_few_hosts(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_hosts(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.5)
-    recorder = Recorder(tmp_path / "run", resume=False, listen=lambda event: None)
     with pytest.raises(RendezvousError, match="only 1 of 3 hosts came"):
-        await_hosts(hub, 3, recorder)
-    recorder.close()
+        await_hosts(hub, 3, lambda message: None)
 
 
 def test_which_workers_are_here() -> None:

@@ -12,8 +12,10 @@ from cordee.core.events import WorkerEvent
 from cordee.core.plan import Plan
 from cordee.group.messages import Go
 from cordee.runtime import recorder as module
+from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Formed, Lost
 from cordee.runtime.recorder import Recorder
+from cordee.runtime.spec import Target
 from records import read
 
 
@@ -26,8 +28,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def recorded(folder: Path, notices: list[tuple[int, Any]], *, script: bool = False) -> list[Any]:
     """The events of a run of which the hub says this."""
-    made = Recorder(folder, resume=False, listen=lambda event: None, script=script)
-    made.begin(target="job.py", plan=Plan(), workers=3, resume=False, settings={})
+    launch = Launch(Target("script" if script else "job", "job.py"), 3, Plan(), folder)
+    made = Recorder(launch, lambda event: None)
+    made.begin(3)
     for notice in notices:
         made.notice(*notice)
     made.close()

@@ -87,7 +87,7 @@ def is_held(folder: Path) -> bool | None:
 # ------------------------------------------------------------- whether to begin there
 
 
-def make(folder: Path, wording: Wording = COMMAND) -> None:
+def make(folder: Path, wording: Wording) -> None:
     """Make the folder of a run, unless it is there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def identity(folder: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def check(folder: Path, *, resume: bool, script: bool, wording: Wording = COMMAND) -> None:
+def check(folder: Path, resume: bool, script: bool, wording: Wording) -> None:
     """Refuse to go on with nothing, and to begin where a run is."""
     name = wording.option("out")
     if resume and not _is_resumable(folder):

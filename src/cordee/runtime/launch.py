@@ -6,20 +6,17 @@ import os
 import resource
 import secrets
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cordee.core.errors import UsageError
-from cordee.core.events import Listener, WarningEvent
 from cordee.core.machine import available_memory, usable_cores
 from cordee.core.plan import Plan
 from cordee.group.messages import Seat
 from cordee.group.wire import LOOPBACK, Address
 from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.formats import check_formats
-from cordee.runtime.recorder import Recorder
 from cordee.runtime.relay import Output
 from cordee.runtime.rendezvous import Rendezvous
 from cordee.runtime.resources import allot, check_room, devices
@@ -92,26 +89,6 @@ class Launch:
             return self
         return self.told(former_settings(self.out))
 
-    def recorder(self, listen: Listener) -> Recorder:
-        """The record of this run, which holds its folder."""
-        script = self.target.kind == "script"
-        return Recorder(self.out, resume=self.resume, listen=listen, wording=self.wording, script=script)
-
-    def begin(self, recorder: Recorder, workers: int, nodes: int) -> None:
-        """Write down what starts, on so many workers of all `nodes`, and say what it took over."""
-        target = self.target
-        recorder.begin(
-            target=target.path or target.kind,
-            plan=self.plan,
-            workers=workers,
-            nodes=nodes,
-            resume=self.resume,
-            settings=target.settings,
-        )
-        if self.taken_over:
-            taken = ", ".join(f"{name}={value}" for name, value in self.taken_over.items())
-            recorder.event(WarningEvent(f"settings of the run: {taken}"))
-
     def going_on(self) -> str:
         """How to go on with this run from its last checkpoint, in the user's own words; empty if there is none."""
         step = saved_step(self.out)
@@ -162,7 +139,6 @@ class Launch:
             deadline_s=self.deadline_s,
             device=devices(self.workers, self.device)[local],
             joins=seat.joins,
-            search=tuple(map(os.path.abspath, sys.path)) if self.target.kind == "sent" else (),
         )
 
 

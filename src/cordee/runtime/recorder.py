@@ -6,12 +6,12 @@ import contextlib
 import platform
 import socket
 import time
-from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from collections.abc import Iterable
+from functools import partial
+from importlib.metadata import version
 from typing import Any
 
-from msgspec import json, to_builtins
+from msgspec import json, structs
 
 from cordee.core import damage, events
 from cordee.core.errors import CordeeError, StorageError
@@ -22,28 +22,23 @@ from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
 from cordee.group.messages import Go
 from cordee.runtime.folder import UNKNOWN, Hold, check, identity, make
+from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Formed, KeptOut, Lost
-from cordee.runtime.wording import COMMAND, Wording
 
 
 class Recorder:
     """The files of one run: `run.json`, `events.jsonl`, `result.json`."""
 
-    def __init__(
-        self, out: Path, *, resume: bool, listen: Listener, wording: Wording = COMMAND, script: bool = False
-    ) -> None:
+    def __init__(self, launch: Launch, listen: Listener) -> None:
         """Make the folder and hold it. A folder that holds a run is only touched to go on with it.
 
-        What a start to `resume` says waits until its job is there and the checkpoint is accepted: one that ends before
-        leaves the run as it was. A `script` saves in its own way, so it begins anew in another folder.
+        What a start to resume says waits until its job is there and the checkpoint is accepted: one that ends before
+        leaves the run as it was. A script saves in its own way, so it begins anew in another folder.
         """
-        self.out = out
-        self._waits = resume
-        self._script = script
-        self._listen = listen
+        self._launch, self._listen = launch, listen
+        self.out, self._waits, self._script = launch.out, launch.resume, launch.target.kind == "script"
         self._last_step = 0
         self._lost_at: float | None = None
-        self.failures = 0
         self.saved: int | None = None
         """The step of the last checkpoint that stands, on whatever host."""
         self.result: dict[str, Any] | None = None
@@ -55,19 +50,20 @@ class Recorder:
         self._hosts: dict[int, str] = {}
         self._writes_on = ""
         """The host where it does."""
+        out, wording = launch.out, launch.wording
+        refuse = partial(check, out, launch.resume, self._script, wording)
         if not out.is_dir():  # refused before anything is made
-            check(out, resume=resume, script=script, wording=wording)
+            refuse()
         make(out, wording)
         self._identity = identity(out)
         self._hold = Hold(out, wording)
         try:  # not before we hold it: another run may be training there
-            check(out, resume=resume, script=script, wording=wording)
-            if not resume:  # of a start that came to nothing
+            refuse()
+            if not launch.resume:  # of a start that came to nothing
                 (out / "events.jsonl").unlink(missing_ok=True)
             self._events = EventLog(out / "events.jsonl")
-            self.failures = count_events(
-                out / "events.jsonl", events.FailureEvent
-            )  # of the run: those of earlier starts count
+            # Of the run: those of earlier starts count.
+            self.failures = count_events(out / "events.jsonl", events.FailureEvent)
         except BaseException:
             self._hold.release()
             raise
@@ -80,26 +76,34 @@ class Recorder:
             self._events.close()
         self._hold.release()
 
-    def begin(
-        self, *, target: str, plan: Plan, workers: int, nodes: int = 1, resume: bool, settings: Mapping[str, str]
-    ) -> None:
-        """Write down what is about to run; of a run that goes on, once it does."""
+    def begin(self, workers: int, nodes: int = 1) -> None:
+        """Write down what is about to run, on so many workers of all hosts; of a run that goes on, once it does."""
+        from cordee import __version__
+
+        launch = self._launch
         self._run = {
-            "target": target,
-            "settings": dict(settings),
-            "plan": str(plan),
-            "faithfulness": plan.faithfulness,
+            "target": launch.target.path or launch.target.kind,
+            "settings": launch.target.settings,
+            "plan": str(launch.plan),
+            "faithfulness": launch.plan.faithfulness,
             "workers": workers,
             "nodes": nodes,
             "host": socket.gethostname(),
-            "versions": {name: _version(name) for name in ("cordee", "torch", "numpy")}
-            | {"python": platform.python_version()},
+            "versions": {
+                "cordee": __version__,
+                "torch": version("torch"),
+                "numpy": version("numpy"),
+                "python": platform.python_version(),
+            },
             "started": time.time(),
         }
         self._writes_on = self._run["host"]
         if not self._waits:
             self._write_json("run.json", self._run)
-        self.event(events.StartEvent(workers, str(plan), resume))
+        self.event(events.StartEvent(workers, str(launch.plan), launch.resume))
+        if launch.taken_over:
+            taken = ", ".join(f"{name}={value}" for name, value in launch.taken_over.items())
+            self.event(events.WarningEvent(f"settings of the run: {taken}"))
 
     def event(self, event: Event, *, later: bool = False) -> None:
         """One event, into the file (at the latest with the next `flush`) and to the listener."""
@@ -152,11 +156,9 @@ class Recorder:
             self._see_who_writes()
         elif isinstance(event, events.JobEvent):
             self._last_step = event.steps
-            about = to_builtins(event)
-            settings = about.pop("settings")
-            self._run["job"] = {
-                name: value for name, value in about.items() if name not in ("event", "time")
-            } | settings
+            about = structs.asdict(event)
+            self._run["job"] = {name: about[name] for name in about if name not in ("time", "settings")}
+            self._run["job"] |= event.settings
             self._waits = False
             self._write_json("run.json", self._run)
             self.event(event)
@@ -233,10 +235,3 @@ class Recorder:
         path = self.out / name
         with damage.writing(path):
             damage.write_whole(path, json.format(encode(content), indent=2).decode() + "\n")
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"

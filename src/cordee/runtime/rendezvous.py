@@ -17,13 +17,11 @@ from typing import TypeVar
 
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError, UsageError
-from cordee.core.events import WarningEvent
 from cordee.diagnose.network import find_holders, judge_port
 from cordee.group.messages import Present
 from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.recorder import Recorder
 from cordee.runtime.wording import COMMAND, Wording
 
 WORD_EVERY_S = 10.0
@@ -133,9 +131,9 @@ class HostWait:
                 time.sleep(LOOK_S)
 
 
-def await_hosts(hub: Hub, nodes: int, recorder: Recorder) -> list[int]:
+def await_hosts(hub: Hub, nodes: int, say: Callable[[str], None]) -> list[int]:
     """Until all hosts are here; returns the number of workers of each, in their order."""
-    wait = HostWait(lambda message: recorder.event(WarningEvent(message)))
+    wait = HostWait(say)
     here = 1
     while wait.left_s > 0:
         interrupts.check()  # a signal leaves a notice, and so ends the wait below

@@ -50,5 +50,3 @@ class WorkerSpec:
     device: str
     joins: bool = False
     """It comes in while others train, and gets their state."""
-    search: tuple[str, ...] = ()
-    """Of a sent job: where its sender finds modules."""

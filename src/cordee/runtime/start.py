@@ -17,6 +17,7 @@ from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.engines.seam import Engine, seats
 from cordee.runtime.launch import Launch
+from cordee.runtime.recorder import Recorder
 from cordee.runtime.rendezvous import await_hosts, not_a_launcher
 from cordee.runtime.sent import pack_job
 
@@ -59,16 +60,18 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
             follower.watch(signals)
             return {}
         ends.callback(hub.close)
-        recorder = launch.recorder(listen)
+        recorder = Recorder(launch, listen)
         ends.callback(recorder.close)
         local = LocalEngine(hub.notices, partial(launch.spec, hub.address, address.host), launch.output, sent_job)
         ends.callback(local.close)
         engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
 
         def begin() -> list[Seat]:
-            counts = [launch.workers] if nodes == 1 else await_hosts(hub, nodes, recorder)
+            counts = [launch.workers]
+            if nodes > 1:
+                counts = await_hosts(hub, nodes, lambda message: recorder.event(WarningEvent(message)))
             launch.plan.check(sum(counts))
-            launch.begin(recorder, sum(counts), nodes)
+            recorder.begin(sum(counts), nodes)
             engine.start(places := seats(counts))
             return places
 

@@ -84,7 +84,6 @@ def _run(spec: WorkerSpec, entry: Entry, sent_job: int | None) -> None:
         while not team.finish():
             pass
         return
-    search_in(folder for folder in spec.search if folder not in sys.path)
     job = receive_job(sent_job) if sent_job is not None else _load(Path(target.path), target.settings)
     stepper = entry.assemble(seed=job.seed)
     if target.trial is not None:

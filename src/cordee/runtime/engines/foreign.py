@@ -42,7 +42,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
     heap.keep_later()
     launch.check_formats(lambda message: listen(WarningEvent(message)))
     with contextlib.ExitStack() as ends:
-        recorder = launch.recorder(listen) if world.rank == 0 else None
+        recorder = Recorder(launch, listen) if world.rank == 0 else None
         if recorder is not None:
             ends.callback(recorder.close)
         entry = enter(
@@ -57,7 +57,7 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
         # Rank 0 knows the run's folder, which others may not see.
         launch = launch.told(team.channel.settings)
         if recorder is not None and entry.hub is not None:
-            launch.begin(recorder, world.size, world.nodes)
+            recorder.begin(world.size, world.nodes)
             keeper = _Keeper(entry.hub, recorder)
         error: CordeeError | None = None
         result: dict[str, Any] = {}
