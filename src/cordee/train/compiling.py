@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class _Compiled:
     def __init__(self, loss_of: Loss, *, replay: bool, always: bool) -> None:
         """`always`: replay graphs whatever the user's function keeps of them."""
         self._loss_of = loss_of
-        backend = _Backend(always=always) if replay else "inductor"
+        backend = partial(_replaying, always=always) if replay else "inductor"
         self._whole: Any = torch.compile(loss_of, fullgraph=True, backend=backend)
         self._pieces: Any = torch.compile(loss_of, mode="reduce-overhead" if replay and always else None)
         self._last: tuple[int, int] | None = None
@@ -72,26 +73,20 @@ class _Compiled:
         except Exception as error:
             if not _of_compiler(error):
                 raise
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
                 f"the plan says compile=true, but torch.compile fails on this model: {first}. Leave compile out, or "
                 "see what it cannot compile: https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html"
             ) from error
 
 
-class _Backend:
+def _replaying(graph: torch.fx.GraphModule, inputs: list[Any], *, always: bool) -> Callable[..., Any]:
     """Inductor, with CUDA graphs for a graph that hands out nothing but the loss."""
+    from torch._inductor.compile_fx import compile_fx  # as torch.compile itself calls it
 
-    def __init__(self, *, always: bool) -> None:
-        self._always = always
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        from torch._inductor.compile_fx import compile_fx  # as torch.compile itself calls it
-
-        (outputs,) = graph.graph.output_node().args
-        alone = not isinstance(outputs, tuple | list) or len(outputs) == 1
-        patches = {"triton.cudagraphs": alone or self._always}
-        return compile_fx(graph, inputs, config_patches=patches)  # type: ignore[return-value]
+    (outputs,) = graph.graph.output_node().args
+    alone = not isinstance(outputs, tuple | list) or len(outputs) == 1
+    return compile_fx(graph, inputs, config_patches={"triton.cudagraphs": alone or always})  # type: ignore[return-value]
 
 
 def _of_compiler(error: Exception) -> bool:

@@ -58,12 +58,9 @@ def seed_draws(device: str, *key: int, others: bool) -> None:
 def lay_out(model: nn.Module, layout: str) -> nn.Module:
     """Images with their channels last, where `layout` says so; `auto`: on GPUs, for models with 2-D convolutions."""
     if layout == "auto":
+        convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
         on_gpu = any(parameter.is_cuda for parameter in model.parameters())
-        layout = "channels_last" if on_gpu and _convolves(model) else "contiguous"
+        layout = "channels_last" if on_gpu and convolves else "contiguous"
     if layout == "channels_last":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
-
-
-def _convolves(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.Conv2d) for module in model.modules())

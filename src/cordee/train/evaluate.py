@@ -19,7 +19,7 @@ from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState, together
 from cordee.train.gathering import gathering
-from cordee.train.metrics import Lost, Tally, tally_of
+from cordee.train.metrics import Lost, tally_of
 from cordee.train.session import Session, stepper_of
 
 Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any, Any]"]
@@ -36,12 +36,29 @@ def evaluate(
     metrics: Mapping[str, Any],
     weigh: Callable[[Batch], float] | None = None,
 ) -> dict[str, float]:
-    """Loss and metrics over all samples of `source`; the same on every worker. Starts again when a peer is lost."""
+    """Loss and metrics over all samples of `source`; the same on every worker. Starts again when a peer is lost.
+
+    Shares do not wait for each other, unless layers need statistics of the whole batch, or the objective gathers it.
+    What we cannot know of: empty shares compute along, silently.
+    """
+    order = Order(len(source), batch, shuffle="none")
     while True:
         tallies = {name: tally_of(name, metric) for name, metric in metrics.items()}
         losses = torch.zeros(3, dtype=torch.float64)  # weighted sum of losses, weight, samples
-        with _evaluating(model):
-            void = _walk(model, source, team, batch, judge, tallies, losses, weigh)
+        feeder = _feeder(model, source, order, team)
+        with _evaluating(model), together(model, team.layers) as state, gathering(feeder, state):
+            for step in range(order.steps):
+                mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
+                state.silent = mine.borrowed
+                loss, output, target = judge(model, mine)
+                if mine.borrowed:
+                    continue
+                weight = 0.0 if loss is None else float(weigh(mine) if weigh else len(mine))
+                total = float(loss.detach()) * weight if loss is not None and weight else 0.0
+                losses += torch.tensor([total, weight, len(mine)], dtype=torch.float64)
+                for tally in tallies.values():
+                    tally.update(output, target)
+            void = state.void  # behind this block it is that of the step around the evaluation
         try:
             for tally in tallies.values() if not void else ():
                 tally.merge(team)
@@ -109,38 +126,3 @@ def _feeder(model: nn.Module, source: Source, order: Order, team: Team) -> Feede
 def _agree(team: Team, tensors: Sequence[Tensor], *, void: bool) -> bool:
     """Add up over all members; `void`: a collective failed in the forward pass, so this is not to be used."""
     return team.settle((), tensors, void=True) if void else team.agree(tensors)
-
-
-def _walk(
-    model: nn.Module,
-    source: Source,
-    team: Team,
-    batch: int,
-    judge: Judge,
-    tallies: Mapping[str, Tally],
-    losses: Tensor,
-    weigh: Callable[[Batch], float] | None,
-) -> bool:
-    """My share of every batch, once; True if that was for nothing, because a peer was lost.
-
-    No collective in here, so unequal shares do not wait for each other, unless layers need statistics of the whole
-    batch, or the objective gathers it. What we cannot know of: empty shares compute along, silently.
-    """
-    order = Order(len(source), batch, shuffle="none")
-    feeder = _feeder(model, source, order, team)
-    with together(model, team.layers) as state, gathering(feeder, state):
-        for step in range(order.steps):
-            mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
-            state.silent = mine.borrowed
-            loss, output, target = judge(model, mine)
-            if mine.borrowed:
-                continue
-            if loss is not None:
-                weight = float(weigh(mine)) if weigh else float(len(mine))
-                losses += torch.tensor(
-                    [float(loss.detach()) * weight if weight else 0.0, weight, 0.0], dtype=torch.float64
-                )
-            losses[2] += len(mine)
-            for tally in tallies.values():
-                tally.update(output, target)
-        return state.void

@@ -61,25 +61,14 @@ def gather(tensor: Tensor) -> Tensor:
     if walk.team.replicas == 1:
         return tensor
     _agree(tensor, walk.team.layers, state)
-    result: Tensor = _Gather.apply(tensor, walk.team.layers, state, _place(walk))  # type: ignore[no-untyped-call]
+    size, positions = walk.order.size(walk.batch.step), torch.as_tensor(walk.batch.positions, dtype=torch.int64)
+    result: Tensor = _Gather.apply(tensor, walk.team.layers, state, size, positions)  # type: ignore[no-untyped-call]
     return result
 
 
 def count_calls() -> int:
     """How often this process has called `gather`: the preflight asks whether an objective does."""
     return _calls
-
-
-class _Place:
-    """Where the rows of this worker lie in the global batch."""
-
-    def __init__(self, size: int, positions: Tensor) -> None:
-        self.size, self.positions = size, positions
-
-
-def _place(walk: Feeder) -> _Place:
-    assert walk.batch is not None
-    return _Place(walk.order.size(walk.batch.step), torch.as_tensor(walk.batch.positions, dtype=torch.int64))
 
 
 def _check(tensor: Tensor, walk: Feeder) -> None:
@@ -114,18 +103,19 @@ class _Gather(torch.autograd.Function):
     meets = True
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, comm: Comm, state: StepState, place: _Place) -> Tensor:
-        ctx.comm, ctx.state, ctx.place, ctx.rows = comm, state, place, len(rows)
-        ctx.output = torch.Size((place.size, *rows.shape[1:])), rows.dtype, rows.device
+    def forward(ctx: Any, rows: Tensor, comm: Comm, state: StepState, size: int, positions: Tensor) -> Tensor:
+        """`positions`: where the rows of this worker lie in the global batch, which has `size` of them."""
+        ctx.comm, ctx.state, ctx.positions, ctx.rows = comm, state, positions, len(rows)
+        ctx.output = torch.Size((size, *rows.shape[1:])), rows.dtype, rows.device
         if rows.numel() == 0:
-            return rows.new_empty((place.size, *rows.shape[1:]))
-        whole = torch.zeros((place.size, *rows.shape[1:]), dtype=rows.dtype)
-        if len(place.positions):
-            whole[place.positions] = rows.detach().cpu()
+            return rows.new_empty((size, *rows.shape[1:]))
+        whole = torch.zeros((size, *rows.shape[1:]), dtype=rows.dtype)
+        if len(positions):
+            whole[positions] = rows.detach().cpu()
         # As bytes: zeros added to them change nothing, whatever they mean.
         if state.void or not comm.sum(whole.view(-1).view(torch.uint8)).wait():
             state.void = True  # any finite numbers will do until the step is done again
-            return rows.detach()[torch.arange(place.size, device=rows.device) % len(rows)]
+            return rows.detach()[torch.arange(size, device=rows.device) % len(rows)]
         return whole.to(rows.device)
 
     @staticmethod
@@ -140,6 +130,6 @@ class _Gather(torch.autograd.Function):
             flat = torch.view_as_real(whole) if whole.is_complex() else whole
             ctx.state.void = ctx.state.void or not ctx.comm.sum(flat).wait()
         mine = torch.zeros((ctx.rows, *whole.shape[1:]), dtype=whole.dtype)
-        if len(ctx.place.positions):
-            mine = whole[ctx.place.positions]
-        return mine.to(gradient), None, None, None
+        if len(ctx.positions):
+            mine = whole[ctx.positions]
+        return mine.to(gradient), None, None, None, None

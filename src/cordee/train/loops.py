@@ -40,40 +40,8 @@ Start = tuple[int, int]
 class Loop:
     """One loop over batches: its data, and what its open step has done so far."""
 
-    def __init__(self, feeder: Feeder, weigh: Weigh | None, weight: GlobalWeight, keys: Sequence[Hashable]) -> None:
-        """No step is open yet; `keys` are those of its data."""
-        self.feeder, self.weigh, self.keys = feeder, weigh, keys
-        self.guard = Guard()
-        self.weight = weight
-        self.losses = Readings()
-        self.batch: Batch | None = None
-        self.redo = False
-        """Whether the open step has to be done again."""
-        self.generation = 0
-        """The team's, when the step began."""
-        self.updates = 0
-        """Updates that the code has come to in this pass through the step."""
-        self.done = 0
-        """Updates of this step that are committed; more than `updates` where a void step is computed again."""
-        self.backwards = 0
-        """Backward passes of this micro-batch."""
-        self.open = False
-        """Whether there are gradients that no update has used yet."""
-        self.trained_inside = False
-        """Whether a loop inside this step has trained."""
-        self._bodies = 0
-        """Bodies of steps in a row that were looked at and drew nothing from Python's and NumPy's generators."""
-        self._places: object = None
-        self._known_draws: bool | None = None
-        feeder.hold(self._draws is not False)
-        self.count = self.digest = 0
-        """Samples that were delivered in this step, and their digest."""
-        self.own_weight = 0.0
-        """What they weigh."""
-
-    @classmethod
-    def over(
-        cls,
+    def __init__(
+        self,
         source: Source,
         order: Order,
         weigh: Weigh | None,
@@ -82,13 +50,29 @@ class Loop:
         device: str,
         keys: Sequence[Hashable],
         shares: Shares | None = None,
-    ) -> Loop:
-        """A loop over a source in this order, shared as the workers agreed, else as the plan says."""
+    ) -> None:
+        """Over a source in this order, shared as the workers agreed, else as the plan says; no step is open yet.
+
+        `keys` are those of its data.
+        """
         shares = shares or Shares(((0, Share(plan.share, plan.proportions, seed=order.seed)),))
-        feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=device)
-        if plan.sync == "local":  # a replica's gradient is the mean over its own share
-            return cls(feeder, weigh or len, GlobalWeight(Team().layers, local=True), keys)
-        return cls(feeder, weigh, GlobalWeight(team.layers), keys)
+        self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=device)
+        local = plan.sync == "local"  # a replica's gradient is the mean over its own share
+        self.weigh, self.keys = weigh or (len if local else None), keys
+        self.weight = GlobalWeight(Team().layers if local else team.layers, local=local)
+        self.guard = Guard()
+        self.losses = Readings()
+        self.batch: Batch | None = None
+        self.done = 0
+        """Updates of this step that are committed; more than `updates` where a void step is computed again."""
+        self.backwards = 0
+        """Backward passes of this micro-batch."""
+        self._bodies = 0
+        """Bodies of steps in a row that were looked at and drew nothing from Python's and NumPy's generators."""
+        self._places: object = None
+        self._known_draws: bool | None = None
+        self.feeder.hold(self._draws is not False)
+        self.begin_step(0)
 
     @property
     def _draws(self) -> bool | None:
@@ -117,14 +101,21 @@ class Loop:
             self.feeder.hold(bool(self._draws) and self._bodies < BODIES)
 
     def begin_step(self, generation: int) -> None:
-        """A step begins, or begins again."""
-        self.redo = self.open = self.trained_inside = False
-        self.updates = 0
+        """A step begins, or begins again, in this generation of the team."""
         self.generation = generation
-        self.losses.clear()
+        self.redo = False
+        """Whether the open step has to be done again."""
+        self.open = False
+        """Whether there are gradients that no update has used yet."""
+        self.trained_inside = False
+        """Whether a loop inside this step has trained."""
+        self.updates = 0
+        """Updates that the code has come to in this pass through the step."""
         self.count = self.digest = 0
+        """Samples that were delivered in this step, and their digest."""
         self.own_weight = 0.0
-        self.guard.begin_step()
+        """What they weigh."""
+        self.losses.clear()
 
     def slots(self, first: Start, end: int | None) -> Iterator[Slot]:
         """The steps from `first` on, up to the epoch `end`; one that has to be done again comes again."""

@@ -38,31 +38,30 @@ class Norms:
         value = norm.item()
         if not math.isfinite(value):
             odd = [one for one in parameters if one.grad is not None and not _finite(one.grad)]
-            if odd:  # otherwise they are finite, and only their squares are not
-                raise self._error(odd, of, "no parameter was changed by it")
+            self._refuse(odd, of, "no parameter was changed by it")
         return value
 
     def late(self) -> float | None:
         """Wait for the norm that `see` did not wait for; None if there is none."""
         if self._of is None:
             return None
-        value, of = self._coming.total(), self._of
+        value, of, self._of = self._coming.total(), self._of, None
         self._coming.clear()
-        self._of = None
         if not math.isfinite(value):
             odd = [one for model in self._models for one in model.parameters() if not _finite(one.detach())]
-            if odd:
-                raise self._error(odd, of, "the parameters are changed by it already: go on from a checkpoint")
+            self._refuse(odd, of, "the parameters are changed by it already: go on from a checkpoint")
         self._came(value)
         return value
 
-    def _error(self, odd: Sequence[nn.Parameter], of: StepPlace, so: str) -> DivergedError:
+    def _refuse(self, odd: Sequence[nn.Parameter], of: StepPlace, consequence: str) -> None:
+        if not odd:  # all numbers are finite, and only their squares are not
+            return
         names = {id(one): name for model in self._models for name, one in model.named_parameters()}
         told = [names.get(id(one), f"a parameter of shape {tuple(one.shape)}") for one in odd]
         more = f" and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
-        return DivergedError(
+        raise DivergedError(
             f"the gradient of step {of[0] + 1} (epoch {of[1] + 1}) is not finite, though the loss is: "
-            f"{', '.join(told[:MOST_NAMED])}{more}; {so}. "
+            f"{', '.join(told[:MOST_NAMED])}{more}; {consequence}. "
             "Usual causes: the root, norm or standard deviation of something that is zero, a division or log that "
             "torch.where only hides (its gradient is NaN all the same). Add a small number under the root, or clamp "
             "before the log; torch.autograd.set_detect_anomaly(True) names the operation"

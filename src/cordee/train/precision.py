@@ -29,7 +29,8 @@ class Precision:
     def __init__(self, kind: str, device: str) -> None:
         """`kind` is a plan's precision."""
         self.dtype = DTYPES[kind]
-        self.scale = FIRST_SCALE if self.dtype == torch.float16 else 1.0
+        self._scales = self.dtype == torch.float16
+        self.scale = FIRST_SCALE if self._scales else 1.0
         self._kind = kind
         self._entered = self.dtype is None
         """Whether the loop has computed under `autocast`; nothing else makes the format effective."""
@@ -41,11 +42,6 @@ class Precision:
         self._device = torch.device(device).type
         if kind == "tf32":
             torch.set_float32_matmul_precision("high")
-
-    @property
-    def scales(self) -> bool:
-        """Whether the loss is scaled."""
-        return self.dtype == torch.float16
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Compute in this format what gains by it."""
@@ -84,12 +80,12 @@ class Precision:
 
     def take_up(self, kept: dict[str, float]) -> None:
         """From a checkpoint; a run that is resumed in another format begins anew."""
-        if self.scales and kept.get("scale", 1.0) != 1.0:
+        if self._scales and kept.get("scale", 1.0) != 1.0:
             self.scale, self._good = float(kept["scale"]), int(kept["good"])
 
     def _next(self) -> tuple[float, int]:
         """The scale of the next step, and the good steps in a row before it."""
-        if not self.scales or self._seen is None:
+        if not self._scales or self._seen is None:
             return self.scale, self._good
         if not self._seen:
             return self.scale / 2, 0

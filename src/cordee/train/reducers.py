@@ -137,13 +137,26 @@ class Reducers:
         """
         silent = factor == 0.0 and not met
         if silent:
-            backward_for_nothing(loss, self.all_parameters())
+            self._pass_for_nothing(loss)
         if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
             early.begin(record)
         self._passing = True
-        if not silent:
-            backward_of_share(loss, factor, met)
+        if met:
+            backward_from(met)
+        elif not silent:
+            wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
+            wide.backward(torch.full_like(wide, factor))  # type: ignore[no-untyped-call]
         self._passing = False
+
+    def _pass_for_nothing(self, loss: Tensor) -> None:
+        """An empty share: run the backward pass, whose collectives the others wait for, and drop what it gives."""
+        kept = [(parameter, parameter.grad) for parameter in self.all_parameters()]
+        for parameter, _ in kept:
+            parameter.grad = None
+        if loss.requires_grad:
+            loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
+        for parameter, gradient in kept:
+            parameter.grad = gradient
 
     def only(self) -> Sync | None:
         """The reducer, if there is just one."""
@@ -198,23 +211,3 @@ def _refuse_closure(optimizer: Optimizer) -> None:
             "loss of a batch several times in one update, where Cordée agrees on one gradient of it. Choose an "
             "optimizer that takes one gradient for one update, such as torch.optim.AdamW or SGD"
         )
-
-
-def backward_for_nothing(loss: Tensor, parameters: list[nn.Parameter]) -> None:
-    """An empty share: run the backward pass, whose collectives the others wait for, and drop what it gives."""
-    kept = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    if loss.requires_grad:
-        loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
-    for parameter, gradient in zip(parameters, kept, strict=True):
-        parameter.grad = gradient
-
-
-def backward_of_share(loss: Tensor, factor: float, met: Sequence[GradientEdge]) -> None:
-    """Run the backward pass of a loss that counts `factor` times; from `met` on, if the loss weighs nothing."""
-    if met:
-        backward_from(met)
-        return
-    wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
-    wide.backward(torch.full_like(wide, factor))  # type: ignore[no-untyped-call]

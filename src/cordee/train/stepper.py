@@ -26,7 +26,6 @@ from cordee.feed.batch import Batch
 from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
 from cordee.feed.order import Order
-from cordee.group.channel import Channel, Unconnected
 from cordee.group.team import Team
 from cordee.split.choose import split_of
 from cordee.split.tensor import TensorPlan
@@ -54,10 +53,6 @@ class Wishes:
     """End the loop over batches on all workers, after that step."""
     save: bool = False
     """Reported as `last.save` of that step; to save is the affair of the loop."""
-
-    def told(self, channel: Channel | Unconnected) -> tuple[bool, bool, bool, bool]:
-        """With what the launcher asked for and said: to stop, and that workers wait to come in."""
-        return self.stop, channel.stop_reason is not None, self.save, channel.newcomers
 
 
 class Stepper:
@@ -152,7 +147,7 @@ class Stepper:
         keys = (source.fingerprint, self.loops.key_of(data))
         first, end = self.loops.first(keys, start, epochs)
         self._reducers.loop = of_loop(source, order, epochs, first)
-        loop = Loop.over(source, order, weigh, self.team, self.plan, self.device, keys, self.loops.shares)
+        loop = Loop(source, order, weigh, self.team, self.plan, self.device, keys, self.loops.shares)
         before = first[0] * order.steps + first[1]  # of the run that a script goes on with
         self.number = before if start is not None and before else self.team.steps
         with self.loops.opened(loop, self._state, self._reducers.forget):
@@ -252,6 +247,7 @@ class Stepper:
 
     def _begin_step(self, loop: Loop) -> None:
         loop.begin_step(self.team.membership.generation)
+        loop.guard.begin_step()
         self.reporter.asks()
         self._state.void = False
         if self.loops.inside_open:  # it may only look: what the step around it comes back to stays
@@ -264,7 +260,8 @@ class Stepper:
         self.team.channel.at = f"step {self.number}"
 
     def _record(self, loop: Loop) -> Record:
-        wishes = self.wish.told(self.team.channel)
+        channel = self.team.channel
+        wishes = (self.wish.stop, channel.stop_reason is not None, self.wish.save, channel.newcomers)
         return Record(loop.losses.total(), loop.own_weight, *wishes, self.buffers.news(), loop.count, loop.digest)
 
     def _update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> None:
