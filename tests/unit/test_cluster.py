@@ -19,6 +19,7 @@ from cordee.twin.cluster import EXAMPLE, MOST_HOSTS, Cluster, Host, letters, rea
         ),
         ("3", [Host("a"), Host("b"), Host("c")]),
         ("3 x", [Host("a"), Host("b"), Host("c")]),
+        ("3x", [Host("a"), Host("b"), Host("c")]),
         (" 2 × link=1.5gbit , cpu=2 ", [Host("a", link=1.5e9), Host("b", link=1.5e9), Host("c", cpu=2.0)]),
         ("2 * workers=3", [Host("a", workers=3), Host("b", workers=3)]),
         ("name=head, 2 x cpu=max link=max", [Host("head"), Host("b"), Host("c")]),
@@ -55,19 +56,18 @@ def test_what_is_printed_is_read_back() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "hosts '': at least 1 host is needed; expected such as '2 x cpu=0.75"),
-        ("2 x cpu=1,,2", "nothing between two commas; expected such as '2 x cpu=0.75"),
-        ("2,", "nothing between two commas"),
-        ("0", "'0' x: expected how many, a whole number from 1"),
-        ("0 x cpu=1", "'0' x: expected how many, a whole number from 1"),
-        ("two x cpu=1", "'two' x: expected how many"),
-        ("-1 x cpu=1", "'-1' x: expected how many"),
-        ("1.5 x cpu=1", "'1.5' x: expected how many"),
-        ("² x cpu=1", "'²' x: expected how many"),
+        ("", "hosts '': a host is missing; expected such as '2 x cpu=0.75"),
+        ("2 x cpu=1,,2", "a host is missing; expected such as '2 x cpu=0.75"),
+        ("2,", "a host is missing"),
+        ("0", "expected how many, a whole number from 1"),
+        ("0 x cpu=1", "expected how many, a whole number from 1"),
+        ("two x cpu=1", "'two' is not key=value"),
+        ("-1 x cpu=1", "'-1' is not key=value"),
+        ("1.5 x cpu=1", "'1.5' is not key=value"),
+        ("² x cpu=1", "'²' is not key=value"),
         ("²", "'²' is not key=value"),
-        (f"{'9' * 5000} x cpu=1", "x: expected how many"),
-        ("2 cpu=1", "expected `2 x cpu=1 ...`"),
-        ("2x cpu=1", "'2x' is not key=value; expected such as"),
+        (f"{'9' * 5000} x cpu=1", "is not key=value"),
+        ("2 cpu=1", "'2' is not key=value; expected such as '2 x cpu"),
         ("cpu", "'cpu' is not key=value"),
         ("cpu=", "'cpu=' is not key=value"),
         ("cpu=1 cpu=2", "cpu is given twice"),
@@ -116,8 +116,11 @@ def test_a_setting_is_read(key: str, text: str, value: object) -> None:
         ("link", ["9" * 5000 + "gbit", ".5mbit", "1.mbit"], "expected a speed from 100kbit to 100gbit"),
         ("link", ["8kbit", "99kbit"], "heartbeats come too late"),
         ("workers", ["0", "-1", "1.5", "max", "²", "4097", "9" * 5000], "expected a whole number from 1 to 4096"),
-        ("name", ["B", "1a", "a-b", "a" * 12, "worker", "and", ""], "expected up to 11 small letters and digits"),
-        ("name", ["localhost", "localdomain", "loopback"], "every host calls itself by this name"),
+        (
+            "name",
+            ["B", "1a", "a-b", "a" * 12, "and", "localhost", "loopback", ""],
+            "expected up to 11 small letters and digits",
+        ),
         ("speed", ["1"], "speed=1: a host has cpu, link, workers, name, not speed."),
     ],
 )
@@ -131,7 +134,6 @@ def test_a_setting_that_no_host_has_is_refused(key: str, texts: list[str], messa
 def test_names_by_letters() -> None:
     names = [letters(number) for number in range(MOST_HOSTS)]
     assert names[:3] == ["a", "b", "c"] and names[24:29] == ["y", "z", "aa", "ab", "ac"]
-    assert names[45] == "at1", "a host called `at` could not be told from a word of a schedule"
     assert len(set(names)) == MOST_HOSTS
     assert Cluster.parse(str(MOST_HOSTS)).names == tuple(names)
     assert [read_setting("name", name) for name in names] == names

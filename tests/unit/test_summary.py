@@ -268,8 +268,6 @@ def test_a_session_with_a_plan_of_its_own(tmp_path: Path) -> None:
     assert (summary.plan, summary.faithfulness) == ("batchnorm=replica", "statistical")
     again = summarise(write(tmp_path, [*start(10.0, 1, resume=True), step(12.0, 1), end(13.0)], **about))
     assert (again.plan, again.faithfulness) == ("sync=allreduce", "same")  # that of the last start
-    other = event("plan", 11.6, plan={"from": "a later version"}, faithfulness="same")
-    assert summarise(write(tmp_path, [other])).plan == "from=a later version"
 
 
 def test_a_run_without_an_end(tmp_path: Path) -> None:

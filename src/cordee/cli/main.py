@@ -173,7 +173,7 @@ def _run(words: list[str]) -> int:
             raise
         if type(error).__name__ == "NoArgsIsHelpError":  # the help is on the screen already
             return UsageError.code
-        message, code = explain(error, words), UsageError.code
+        message, code = explain(error), UsageError.code
     print(plain(f"cordee: {message}"), file=sys.stderr)
     return code
 

@@ -11,7 +11,6 @@ from cordee.core.words import did_you_mean, nearest
 READ_ON = "Keys of a plan: cordee plan. Exit codes: cordee --help, each with a page in docs/reference/exit-codes.md."
 NEAR = 0.85
 """How alike a script's option must be to one of ours before we ask: --num-workers is not --workers."""
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "path": "a path"}
 
 
 def polish_help(command: Any) -> Any:
@@ -25,21 +24,12 @@ def polish_help(command: Any) -> Any:
         command.epilog = f"Exit codes: 0 all went well, 1 unexpected failure, {codes}.\n\nKeys of a plan: cordee plan."
     else:
         command.epilog = READ_ON
-    made = command.get_help_option
-
-    def help_option(context: Any) -> Any:
-        option = made(context)
-        if option is not None:
-            option.metavar = ""
-        return option
-
-    command.get_help_option = help_option
     for one in inner.values():
         polish_help(one)
     return command
 
 
-def explain(error: Any, words: Sequence[str]) -> str:
+def explain(error: Any) -> str:
     """The line for an error that typer raised over the words of the command line."""
     context = getattr(error, "ctx", None)
     more = f"`{context.command_path if context else 'cordee'} --help`"
@@ -57,33 +47,7 @@ def explain(error: Any, words: Sequence[str]) -> str:
         name = param.opts[0] if param.param_type_name == "option" else str(param.name).upper()
         meant = f" ({param.help.rstrip('.')})" if param.help else ""
         return f"{name} is missing{meant}. See {more}"
-    if kind == "BadParameter" and param is not None:
-        return f"{_given(param, words)}: expected {_expected(param)}"
     return f"{lower}{'' if message.endswith('?') else '.'} See {more}"
-
-
-def _given(param: Any, words: Sequence[str]) -> str:
-    """The option and its value as they were typed."""
-    if param.param_type_name != "option":
-        return str(param.name).upper()
-    for place in reversed(range(len(words))):
-        name, equals, value = words[place].partition("=")
-        if name in param.opts:
-            return f"{name} {value if equals else ' '.join(words[place + 1 : place + 2])}"
-    return str(param.opts[0])
-
-
-def _expected(param: Any) -> str:
-    """What may stand behind an option, in words; typer keeps its type in different places in different versions."""
-    kind = str(getattr(getattr(param, "type_descriptor", None), "annotation", None) or getattr(param, "type", ""))
-    word = next((text for name, text in KINDS.items() if name in kind.lower()), "a value")
-    least, most = (
-        next((limit for one in (param, getattr(param, "type", None)) if (limit := getattr(one, name, None))), None)
-        for name in ("min", "max")
-    )
-    if least is not None and most is not None:
-        return f"{word} from {least} to {most}"
-    return f"{word} of at least {least}" if least is not None else word
 
 
 def find_misspelt(arguments: Sequence[str], known: Iterable[str]) -> list[tuple[str, str]]:

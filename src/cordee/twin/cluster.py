@@ -17,23 +17,19 @@ from typing import Any
 from cordee.core.errors import UsageError
 from cordee.core.words import did_you_mean
 
+EXAMPLE = "2 x cpu=0.75 link=100mbit, 1 x cpu=0.25 link=10mbit"
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 MOST_HOSTS = 250
 """They share one network of 8 bits."""
 SLOWEST_BIT_S, FASTEST_BIT_S = 100e3, 100e9
 """A full queue at a slower link delays heartbeats beyond the 3 s that others wait. Measured: 2 s at 100 kbit, 3 s at
 64 kbit, 6 s at 32 kbit."""
-LEAST_CPU, MOST_CPU = 0.01, 1024
-MOST_WORKERS = 4096
-"""Of a host: more than that is a typing error, and would fill the machine with processes."""
-_RATE = re.compile(r"(\d{1,12}(?:\.\d+)?)(kbit|mbit|gbit)(?:/s)?", re.ASCII)
+_GROUP = re.compile(r"(?:(\d{1,6})\s*(?:[x×*]|$))?(.*)", re.ASCII)
+_RATE = re.compile(r"(\d{1,12}(?:\.\d+)?)(kbit|mbit|gbit)(?:/s)?", re.ASCII | re.IGNORECASE)
 _CPU = re.compile(r"\d{1,12}(?:\.\d+)?|\.\d+", re.ASCII)
 _COUNT = re.compile(r"[0-9]{1,6}")
-_NAME = re.compile(r"[a-z][a-z0-9]{0,10}")
-_KEYWORDS = {"at", "every", "step", "steps", "worker", "random", "host", "and", "net"}
-"""Words of the schedule language, which a host's name would be mistaken for."""
-_LOOPBACK = {"localhost", "localdomain", "loopback"}
-"""Names by which every machine calls itself: a host of such a name would never be reached by the others."""
+_NAME = re.compile(r"(?!(?:and|localhost|localdomain|loopback)$)[a-z][a-z0-9]{0,10}")
+"""No word between two actions of a schedule, and no name by which every machine calls itself."""
 
 
 @dataclass(frozen=True)
@@ -112,19 +108,39 @@ class Cluster:
 def letters(number: int) -> str:
     """The name of the host of this number: a, b, ..., z, aa, ab, ..."""
     names = ("".join(word) for length in count(1) for word in product(ascii_lowercase, repeat=length))
-    name = next(islice(names, number, None))
-    return f"{name}1" if name in _KEYWORDS else name
+    return next(islice(names, number, None))
 
 
 def read_setting(key: str, text: str) -> Any:
     """The value meant by `key=text`; `max` removes a limit. Raises `UsageError` for what a host does not have."""
-    if key not in _READERS:
-        hint = did_you_mean(key, _READERS)
-        raise UsageError(f"{key}={text}: a host has {', '.join(_READERS)}, not {key}.{hint}")
-    try:
-        return _READERS[key](text)
-    except ValueError as error:
-        raise UsageError(f"{key}={text}: {error}") from None
+    if key not in _KEYS:
+        raise UsageError(f"{key}={text}: a host has {', '.join(_KEYS)}, not {key}.{did_you_mean(key, _KEYS)}")
+    if text == "max" and key in ("cpu", "link"):
+        return None
+    pattern, convert, bounds, expected = _KEYS[key]
+    value = convert(text) if pattern.fullmatch(text) else None
+    if value is None or (bounds and not bounds[0] <= value <= bounds[1]):
+        raise UsageError(f"{key}={text}: expected {expected}")
+    return value
+
+
+def _to_rate(text: str) -> float:
+    number, unit = _RATE.fullmatch(text.lower()).groups()  # type: ignore[union-attr]
+    return float(round(float(number) * UNITS[unit]))
+
+
+_KEYS: dict[str, tuple[re.Pattern[str], Callable[[str], Any], tuple[float, float] | None, str]] = {
+    "cpu": (_CPU, float, (0.01, 1024), "cores' worth of processor time from 0.01 to 1024, such as 0.5, or max"),
+    "link": (
+        _RATE,
+        _to_rate,
+        (SLOWEST_BIT_S, FASTEST_BIT_S),
+        "a speed from 100kbit to 100gbit, such as 100mbit, or max; on slower links heartbeats come too late",
+    ),
+    "workers": (_COUNT, int, (1, 4096), "a whole number from 1 to 4096"),
+    "name": (_NAME, str, None, "up to 11 small letters and digits, a letter first, not `and` or a name of loopback"),
+}
+"""How the value of each key is written, what it is, its bounds, and all that in words."""
 
 
 def written_rate(rate: float | None) -> str:
@@ -146,66 +162,16 @@ def _named(hosts: list[Host]) -> Iterator[Host]:
 
 def _read_group(group: str, text: str) -> tuple[int, dict[str, Any]]:
     """How many hosts, and their settings."""
-    words = group.split()
-    where = f"hosts {group.strip()!r}"
-    if not words:
-        what = "nothing between two commas" if text.strip() else "at least 1 host is needed"
-        raise UsageError(f"hosts {text!r}: {what}; expected such as {EXAMPLE!r}")
-    if len(words) > 1 and words[1] not in ("x", "×", "*") and _COUNT.fullmatch(words[0]):
-        raise UsageError(f"{where}: expected `{words[0]} x {words[1]} ...`")
-    number = 1
-    if _COUNT.fullmatch(words[0]) or words[1:2] in (["x"], ["×"], ["*"]):
-        if not _COUNT.fullmatch(words[0]) or int(words[0]) < 1:
-            raise UsageError(f"{where}: {words[0]!r} x: expected how many, a whole number from 1")
-        number, words = int(words[0]), words[2:]
+    number, words = _GROUP.fullmatch(group.strip()).groups()  # type: ignore[union-attr]
+    if number is None and not words:
+        raise UsageError(f"hosts {text!r}: a host is missing; expected such as {EXAMPLE!r}")
+    if number is not None and int(number) < 1:
+        raise UsageError(f"hosts {group.strip()!r}: expected how many, a whole number from 1")
     settings: dict[str, Any] = {}
-    for word in words:
+    for word in words.split():
         key, _, value = word.partition("=")
-        if not value:
-            raise UsageError(f"{where}: {word!r} is not key=value; expected such as {EXAMPLE!r}")
-        if key in settings:
-            raise UsageError(f"{where}: {key} is given twice")
+        if not value or key in settings:
+            why = f"{key} is given twice" if value else f"{word!r} is not key=value; expected such as {EXAMPLE!r}"
+            raise UsageError(f"hosts {group.strip()!r}: {why}")
         settings[key] = read_setting(key, value)
-    return number, settings
-
-
-def _read_cpu(text: str) -> float | None:
-    if text == "max":
-        return None
-    if not _CPU.fullmatch(text) or not LEAST_CPU <= float(text) <= MOST_CPU:
-        raise ValueError(f"expected cores' worth of processor time from {LEAST_CPU} to {MOST_CPU}, such as 0.5, or max")
-    return float(text)
-
-
-def _read_link(text: str) -> float | None:
-    if text == "max":
-        return None
-    match = _RATE.fullmatch(text.lower())
-    rate = float(round(float(match[1]) * UNITS[match[2]])) if match else 0.0
-    if not SLOWEST_BIT_S <= rate <= FASTEST_BIT_S:
-        late = ". Queued behind data on a slower link, heartbeats come too late" if 0 < rate < SLOWEST_BIT_S else ""
-        raise ValueError(f"expected a speed from 100kbit to 100gbit, such as 100mbit, or max{late}")
-    return rate
-
-
-def _read_workers(text: str) -> int:
-    if not _COUNT.fullmatch(text) or not 1 <= int(text) <= MOST_WORKERS:
-        raise ValueError(f"expected a whole number from 1 to {MOST_WORKERS}")
-    return int(text)
-
-
-def _read_name(text: str) -> str:
-    if not _NAME.fullmatch(text) or text in _KEYWORDS:
-        raise ValueError("expected up to 11 small letters and digits, a letter first, no word of a schedule")
-    if text in _LOOPBACK:
-        raise ValueError("every host calls itself by this name, so that no other host is reached by it")
-    return text
-
-
-EXAMPLE = "2 x cpu=0.75 link=100mbit, 1 x cpu=0.25 link=10mbit"
-_READERS: dict[str, Callable[[str], Any]] = {
-    "cpu": _read_cpu,
-    "link": _read_link,
-    "workers": _read_workers,
-    "name": _read_name,
-}
+    return int(number or 1), settings

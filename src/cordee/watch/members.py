@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from cordee.core.events import FailureEvent, UsageEvent, WorkerEvent
+from cordee.core.events import FailureEvent, StepEvent, UsageEvent, WorkerEvent
 from cordee.core.times import MOST_OPEN, PARTS, Block
 from cordee.watch.summary import Curve, StepParts, Worker
 from cordee.watch.thin import Row, Thinner, column, places, rate
@@ -47,7 +47,7 @@ class Members:
         self._unreported = 0
         """Samples of this start that were committed and not reported."""
 
-    def enter(self, event: WorkerEvent, now: float) -> None:
+    def on_worker(self, event: WorkerEvent, now: float) -> None:
         """A worker introduced itself; a script that opens a second session does so again."""
         worker, readings = self._of(event.worker)
         self._leave(worker, readings, now)
@@ -55,7 +55,7 @@ class Members:
         worker.device, worker.threads, worker.cores = event.device, event.threads, event.cores
         readings.since, readings.last = now, None  # what it used in between, alone, is not known to the second
 
-    def lose(self, event: FailureEvent, now: float) -> None:
+    def on_failure(self, event: FailureEvent, now: float) -> None:
         """A worker is gone."""
         worker, readings = self._of(event.worker)
         worker.host, worker.lost = worker.host or event.host, event.reason
@@ -74,12 +74,12 @@ class Members:
         """The run was resumed after `step`."""
         self._parts.go_on_after(step)
 
-    def commit(self, step: int, samples: int) -> None:
-        """A step was committed, the one with this number from 1."""
+    def on_step(self, event: StepEvent, now: float) -> None:
+        """A step was committed."""
         if len(self._committed) > MOST_OPEN:
             self._committed.clear()
-        self._committed[step - 1] = samples
-        self._unreported += samples
+        self._committed[event.step - 1] = event.samples
+        self._unreported += event.samples
 
     def add_times(self, first: int, blocks: Mapping[int, Block], clock: Callable[[float], float]) -> None:
         """Where the time of some consecutive steps went; `clock` gives seconds of running for a time of day.
@@ -116,7 +116,7 @@ class Members:
                     row.note_all((number, name), getattr(block, name)[begin:until])
             begin = until
 
-    def add_usage(self, event: UsageEvent, now: float) -> None:
+    def on_usage(self, event: UsageEvent, now: float) -> None:
         """What a worker has used since it was started."""
         worker, readings = self._of(event.worker)
         worker.cpu_s, worker.bytes_sent = event.cpu_s, event.bytes_sent
@@ -144,8 +144,6 @@ class Members:
             worker.spans += ((round(readings.since, 3), round(max(now, readings.since), 3)),)
             readings.since = None
         return worker
-
-    # ------------------------------------------------------------- what has come together
 
     def workers(self) -> tuple[Worker, ...]:
         """Every worker of every start, by start and number; no event can be taken afterwards."""

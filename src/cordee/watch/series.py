@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from cordee.core.events import CheckpointEvent, EpochEvent, StepEvent
+from cordee.core.events import CheckpointEvent, EpochEvent, JobEvent, StepEvent
 from cordee.core.times import percentiles
 from cordee.watch.summary import Curve, Latency
 from cordee.watch.thin import Thinner, column, curve, rate, spread
@@ -36,7 +36,9 @@ class Series:
         self.validation: Mapping[str, float | None] = {}
         self.steps, self.committed, self.lengths = array("q"), array("d"), array("d")
         """Number, time of day and length in milliseconds of all steps, also of those that were done again."""
-        self.evaluation_s = self.saving_s = 0.0
+        self.checkpoints = 0
+        self.other_s = {"evaluation": 0.0, "saving": 0.0}
+        self._is_job = False
         self._all_samples = 0
         """Of all steps, also of those that were done again."""
         self._samples = array("q")
@@ -45,12 +47,17 @@ class Series:
         self._metrics, self._saves = Thinner(EPOCH_ROWS), Thinner(EPOCH_ROWS)
         self._metric_names: dict[str, None] = {}
 
-    def commit(self, event: StepEvent, seconds: float, *, is_job: bool) -> None:
+    def on_job(self, event: JobEvent, seconds: float) -> None:
+        """So many steps stand; later ones will be done again."""
+        self._is_job, self.step = True, event.steps
+        del self._samples[event.steps :]
+
+    def on_step(self, event: StepEvent, seconds: float) -> None:
         """A step was committed; without a job, only its steps tell how many epochs a script began."""
         self.step, self.seconds, self.loss = event.step, seconds, event.loss
         self.lr, self.grad_norm = event.lr, event.grad_norm
         if not self._metrics.rows:
-            self.epochs = event.epoch + (0 if is_job else 1)
+            self.epochs = event.epoch + (0 if self._is_job else 1)
         learning, pace = self._learning.row(self.step, seconds), self._pace.row(self.step, seconds)
         for name, value in (("loss", self.loss), ("lr", self.lr), ("grad_norm", self.grad_norm)):
             learning.note(name, value)
@@ -63,32 +70,26 @@ class Series:
         del self._samples[self.step - 1 :]
         self._samples.append(event.samples)
 
-    def evaluate(self, event: EpochEvent) -> None:
+    def on_epoch(self, event: EpochEvent, seconds: float) -> None:
         """An epoch ended."""
         self.epochs = event.epoch + 1
-        self.evaluation_s += event.ms / 1e3
+        self.other_s["evaluation"] += event.ms / 1e3
         self.validation = event.validation or self.validation
         row = self._metrics.row(event.step, self.seconds)
         for name, value in event.validation.items():
             self._metric_names.setdefault(name)
             row.note(name, value)
 
-    def save(self, event: CheckpointEvent, seconds: float) -> None:
+    def on_checkpoint(self, event: CheckpointEvent, seconds: float) -> None:
         """A checkpoint was written."""
-        self.saving_s += event.ms / 1e3
+        self.checkpoints += 1
+        self.other_s["saving"] += event.ms / 1e3
         self._saves.row(event.step, seconds).note("ms", event.ms)
 
     def go_on_after(self, step: int) -> None:
         """The run was resumed after `step`."""
         for thinner in (self._learning, self._pace, self._metrics, self._saves):
             thinner.go_on_after(step)
-
-    def rewind(self, step: int) -> None:
-        """So many steps stand; later ones will be done again."""
-        self.step = step
-        del self._samples[step:]
-
-    # ------------------------------------------------------------- what has come together
 
     @property
     def samples(self) -> int:

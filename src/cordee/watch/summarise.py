@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from cordee.core import damage, events
-from cordee.core.errors import Interrupted, PlanError, StorageError
+from cordee.core.errors import Interrupted, StorageError
 from cordee.core.eventlog import read_events
 from cordee.core.plan import Plan
 from cordee.core.times import Block, Breakdown, without_start
@@ -87,7 +87,6 @@ class _Reader:
         self._first_place = 0
         """Where among all steps those of this start begin."""
         self._series, self._incidents = Series(), Incidents()
-        self._checkpoints = 0
         self._members = Members(0)
         self._ready: float | None = None
         """When the last worker was ready for its first step of this start; None before that is known."""
@@ -100,6 +99,9 @@ class _Reader:
             self._heard = max(self._heard, event.time)
         if take := getattr(self, f"_on_{event.kind}", None):
             take(event)
+        for part in (self._series, self._members):
+            if take := getattr(part, f"on_{event.kind}", None):
+                take(event, self._running(event.moment))
         self._breakdown.take(event)
         if text := tell(event):
             fields = {name: getattr(event, name) for name in ("worker", "host", "ms") if hasattr(event, name)}
@@ -109,8 +111,6 @@ class _Reader:
     def _running(self, moment: float) -> float:
         """A time of day as seconds of running; what comes before a start counts as coming with it."""
         return round(self._offset + (max(0.0, moment - self._began) if self._starts else 0.0), 4)
-
-    # ------------------------------------------------------------- sections
 
     def _on_start(self, event: events.StartEvent) -> None:
         self._starts += 1
@@ -154,7 +154,6 @@ class _Reader:
     def _on_job(self, event: events.JobEvent) -> None:
         self._job = event
         self._go_on_after(event.steps)
-        self._series.rewind(event.steps)
 
     def _on_plan(self, event: events.PlanEvent) -> None:
         self._plan = event
@@ -165,38 +164,15 @@ class _Reader:
     def _on_end(self, event: events.EndEvent) -> None:
         self._ended = event
 
-    # ------------------------------------------------------------- training
-
     def _on_step(self, event: events.StepEvent) -> None:
-        at = event.moment
         if self._start_s is None:
-            self._start_s = max(0.0, at - event.ms / 1e3 - self._began)
-        self._series.commit(event, self._running(at), is_job=self._job is not None)
-        self._members.commit(event.step, event.samples)
-
-    def _on_epoch(self, event: events.EpochEvent) -> None:
-        self._series.evaluate(event)
-
-    def _on_checkpoint(self, event: events.CheckpointEvent) -> None:
-        self._checkpoints += 1
-        self._series.save(event, self._running(event.moment))
-
-    # ------------------------------------------------------------- workers
-
-    def _on_worker(self, event: events.WorkerEvent) -> None:
-        self._members.enter(event, self._running(event.time))
+            self._start_s = max(0.0, event.moment - event.ms / 1e3 - self._began)
 
     def _on_block(self, first: int, blocks: Mapping[int, Block]) -> None:
         if self._ready is None:
             self._ready = max(block.began for block in blocks.values())
             blocks = without_start(blocks)
         self._members.add_times(first, blocks, self._running)
-
-    def _on_usage(self, event: events.UsageEvent) -> None:
-        self._members.add_usage(event, self._running(event.at))
-
-    def _on_failure(self, event: events.FailureEvent) -> None:
-        self._members.lose(event, self._running(event.moment))
 
     def _add(self, kind: str, moment: float, text: str, **fields: Any) -> None:
         moment_s = self._running(self._heard if kind == "attempt" else moment)
@@ -211,7 +187,7 @@ class _Reader:
         job: Mapping[str, Any] = run.get("job") or (to_builtins(self._job) if self._job else {})
         workers = self._members.workers()
         state, reason, code = self._state(now)
-        other_s = {"start": self._all_starts_s, "evaluation": series.evaluation_s, "saving": series.saving_s}
+        other_s = {"start": self._all_starts_s, **series.other_s}
         return Summary(
             name=str(job.get("name") or Path(str(run.get("target", ""))).stem or folder.absolute().name),
             folder=str(folder),
@@ -222,7 +198,7 @@ class _Reader:
             heard=self._heard,
             running_s=self._offset,
             starts=self._starts,
-            plan=_written(self._plan.plan) if self._plan else str(run.get("plan") or ""),
+            plan=str(Plan.from_dict(self._plan.plan)) if self._plan else str(run.get("plan") or ""),
             faithfulness=self._plan.faithfulness if self._plan else str(run.get("faithfulness") or ""),
             ended=str(result.get("ended") or ""),
             run=run,
@@ -239,7 +215,7 @@ class _Reader:
             throughput=series.throughput,
             latency=latency(series.lengths),
             failures=self._incidents.count["failure"],
-            checkpoints=self._checkpoints,
+            checkpoints=series.checkpoints,
             other_s={name: round(seconds, 4) for name, seconds in other_s.items()},
             resources={
                 "cpu_s": round(sum(worker.cpu_s for worker in workers), 3),
@@ -265,11 +241,3 @@ class _Reader:
         word = {0: "completed", Interrupted.code: "interrupted"}.get(code, "failed")
         message = self._ended.message if word == "failed" else ""
         return word, self._ended.reason + (f": {message}" if message else ""), code
-
-
-def _written(plan: Mapping[str, Any]) -> str:
-    """A plan as it stands in `run.json`."""
-    try:
-        return str(Plan.from_dict(plan))
-    except PlanError:  # of another version
-        return ",".join(f"{key}={value}" for key, value in plan.items())

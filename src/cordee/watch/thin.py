@@ -35,17 +35,11 @@ class Row:
 
     def merge(self, name: Hashable, other: Iterable[float]) -> None:
         """Keep what another cell holds."""
-        cell = self.cells.get(name)
-        if cell is None:
+        if (cell := self.cells.get(name)) is None:
             self.cells[name] = [*other]
-            return
-        count, total, low, high = other
-        cell[0] += count
-        cell[1] += total
-        if low < cell[2]:
-            cell[2] = low
-        if high > cell[3]:
-            cell[3] = high
+        else:
+            count, total, low, high = other
+            cell[:] = cell[0] + count, cell[1] + total, min(low, cell[2]), max(high, cell[3])
 
 
 class Thinner:
@@ -90,8 +84,7 @@ class Thinner:
         """A new section of the run begins: rows beyond `step` will be done again, and no row spans both."""
         self.cut()
         for row in self.rows:
-            if row.step > step:
-                row.redone = True
+            row.redone |= row.step > step
 
     def cut(self) -> None:
         """What comes from here on is of another kind than what came before: no row spans both."""
@@ -116,25 +109,19 @@ class Thinner:
         self.rows = rows
 
 
-_PICKS: dict[str, Any] = {
-    "mean": lambda cell: cell[1] / cell[0],
-    "sum": lambda cell: cell[1],
-    "low": lambda cell: cell[2],
-    "high": lambda cell: cell[3],
-}
-
-
 def column(rows: Sequence[Row], name: Hashable, what: str = "mean") -> Column:
     """The `mean`, `low`, `high` or `sum` of one name, one value per row; None where a row has none."""
-    pick = _PICKS[what]
-    return tuple(None if (cell := row.cells.get(name)) is None else pick(cell) for row in rows)
+    cells = [row.cells.get(name) for row in rows]
+    if what == "mean":
+        return tuple(None if cell is None else cell[1] / cell[0] for cell in cells)
+    place = ("count", "sum", "low", "high").index(what)
+    return tuple(None if cell is None else cell[place] for cell in cells)
 
 
 def spread(rows: Sequence[Row], name: str) -> dict[str, Column]:
     """The mean, the least and the greatest of one name."""
-    return {
-        f"{name}{end}": column(rows, name, what) for end, what in (("", "mean"), ("_low", "low"), ("_high", "high"))
-    }
+    ends = {"": "mean", "_low": "low", "_high": "high"}
+    return {f"{name}{end}": column(rows, name, what) for end, what in ends.items()}
 
 
 def rate(rows: Sequence[Row], name: str, per: str) -> Column:
