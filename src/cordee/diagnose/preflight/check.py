@@ -257,8 +257,9 @@ def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
         if team.agree([table]):  # otherwise a worker was lost, and what it did is done by another
             break
     findings = [Finding(**json.loads(bytes(row.tolist()).rstrip(b"\0"))) for row in table]
-    if error := next((one.error for one in findings if one.error), ""):
-        raise ModelError(error)
+    for one in findings:
+        if one.test == "error":
+            raise ModelError(one.words)
     return findings
 
 
@@ -276,4 +277,4 @@ def _run(test: Callable[[], Finding], *, alone: bool) -> Finding:
     except CordeeError as error:
         if alone:
             raise
-        return Finding("error", void="error", error=str(error)[:MOST_WORDS])
+        return Finding("error", words=str(error)[:MOST_WORDS])

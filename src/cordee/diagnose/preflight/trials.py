@@ -61,19 +61,11 @@ class Finding:
     """The same if shares weighed what the called losses divide by; None if there is no such number."""
     trusted: bool = True
     """Whether errors count: draws that could not be replayed make errors of their own."""
-    losses: Sequence[float] = ()
-    """Of the whole, of its two parts, and of the parts together."""
-    weights: Sequence[float] = ()
-    gradient_off: float = 0.0
     is_sum: bool = False
-    share: float | None = None
-    """If the whole is a mean of the parts with other weights than declared: the weight of the first."""
     buffers: dict[str, bool] = field(default_factory=dict)
     """Buffers that the pass updates from its batch: whether the update is a mean over samples."""
-    state: str = ""
-    """Other state that is kept from batch to batch and changes later losses."""
-    error: str = ""
-    """The user's code failed in this test."""
+    words: str = ""
+    """What is shown of it: numbers, the names of state that later losses depend on, or an error of the user's code."""
 
     @property
     def wrong(self) -> bool:
@@ -212,17 +204,21 @@ def compare(whole: Pass, parts: Sequence[Pass], *, trusted: bool = True) -> Find
     known = find_normalisers(all_three)
     vector, (first, second) = whole.vector, (part.vector for part in parts)
     added = _added(parts, weights[1:])
+    is_sum = float((vector - first - second).norm()) < 1e-3 * (float(vector.norm()) or 1.0)
+    if is_sum:
+        words = f"{vector[0]:.6g} for all samples, {first[0]:.6g} and {second[0]:.6g} for two parts"
+    else:
+        off = float((vector - added)[1:].norm()) / (float(vector[1:].norm()) + 1e-12)
+        words = f"{vector[0]:.6g} for all samples together, {added[0]:.6g} from two parts of {weights[1]:g} and "
+        words += f"{weights[2]:g} (gradients differ by {off:.1%})"
     return Finding(
         "replay",
         over=_off(all_three, weights),
         normalised=_off(all_three, known) if known is not None and any(known) else None,
         trusted=trusted,
-        losses=[*(one.loss for one in all_three), float(added[0])],
-        weights=weights,
-        gradient_off=float((vector - added)[1:].norm()) / (float(vector[1:].norm()) + 1e-12),
-        is_sum=float((vector - first - second).norm()) < 1e-3 * (float(vector.norm()) or 1.0),
-        share=_share(vector, first, second),
+        is_sum=is_sum,
         buffers=buffers,
+        words=words,
     )
 
 
@@ -244,16 +240,6 @@ def _off(all_three: Sequence[Pass], weights: Sequence[float]) -> float:
     of_rest = max(TOLERANCE, 16 * low, 16 * epsilon) * (size + 1e-3 * loss)
     errors = [float(off[0]) / (of_loss + TINY), float(off[1:].max()) / (of_rest + TINY)]
     return max(*errors, abs(weights[0] - total) / (1e-6 * total))
-
-
-def _share(whole: Tensor, first: Tensor, second: Tensor) -> float | None:
-    """The weight of the first part, if the whole is a weighted mean of the two."""
-    apart = first - second
-    if not float(apart.norm()):
-        return None
-    share = float((whole - second) @ apart) / float(apart @ apart)
-    rest = float((whole - share * first - (1 - share) * second).norm())
-    return share if rest <= 1e-4 * (float(whole.norm()) or 1.0) and 0.0 <= share <= 1.0 else None
 
 
 def _is_mean(name: str, all_three: Sequence[Pass]) -> bool:
@@ -278,7 +264,9 @@ def try_scale(passes: Passes, samples: Samples, largest: int) -> Finding:
     small, big = (_change(passes, samples, size) for size in (SMALL, large))
     if not small or big is None:
         return Finding("scale", void="the loss does not depend on its samples")
-    return Finding("scale", over=big / small / MOST_GROWTH, is_sum=True)
+    over = big / small / MOST_GROWTH
+    words = "what one sample adds to it grows with the batch" if over > 1.0 else ""
+    return Finding("scale", over=over, is_sum=True, words=words)
 
 
 def _change(passes: Passes, samples: Samples, size: int) -> float | None:
@@ -310,7 +298,7 @@ def try_aftermath(passes: Passes, samples: Samples, names: Sequence[str]) -> Fin
     for before in (range(half), range(half, 2 * half)):
         passes.run(samples.batch(before))
         ends.append(passes.run(samples.batch(range(half)), go_on=True))
-    return Finding("state", over=_distance(*ends), state=", ".join(names)[:500])
+    return Finding("state", over=_distance(*ends), words=", ".join(names)[:500])
 
 
 def _distance(first: Pass, second: Pass) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,9 +15,6 @@ from cordee.diagnose.preflight.watch import DEFAULT_IGNORED, Call
 from cordee.feed.batch import Batch
 from cordee.feed.fields import named_tensors
 
-EXPECTED_MEAN = (
-    "Cordée weighs shares by their samples and expects a mean: divide by the number of samples (reduction='mean')"
-)
 USUAL_CAUSES = (
     "Usual causes: a loss that compares samples with each other (contrastive, pairwise): cordee.gather(tensor) gives "
     "it the rows of all workers; an output and a target of different shapes, (n, 1) and (n,), which are broadcast "
@@ -39,7 +37,7 @@ def refuse_state(findings: Sequence[Finding]) -> None:
             "each worker would keep its own value, made from its share. Make the update a mean over the batch, or "
             f"compute it from the global batch: cordee.gather(tensor) gives the rows of all workers. {OWN_STATE}"
         )
-    if state := next((one.state for one in findings if one.test == "state" and one.wrong), ""):
+    if state := next((one.words for one in findings if one.test == "state" and one.wrong), ""):
         raise MixingError(
             f"the objective keeps state from its batches ({state}), and later losses depend on it: each worker "
             "would keep its own value, made from its share. Compute it from the global batch with "
@@ -50,56 +48,39 @@ def refuse_state(findings: Sequence[Finding]) -> None:
 
 def refuse_mixing(findings: Sequence[Finding], first: Pass, batch: Batch, *, weighed: bool) -> None:
     """Raise `MixingError` if a finding that counts speaks against the objective."""
-    against = [one for one in findings if one.wrong and one.trusted and one.test in ("interaction", "replay", "scale")]
+    spoken = [one for one in findings if one.test in ("interaction", "replay", "scale") and not one.void]
+    against = [one for one in spoken if one.wrong and one.trusted]
     if not against:
         return
-    if any(one.test == "scale" for one in against):
-        grows = "what one sample adds to it grows with the batch"
-        raise MixingError(f"the loss is a sum, not a mean: {grows}. {EXPECTED_MEAN}")
-    replays = [one for one in (*against, *findings) if one.test == "replay" and not one.void]
-    numbers = "a sample changes what others add to it."
-    if replays:
-        shown = replays[0]
-        whole, one, other, added = shown.losses
-        if shown.is_sum and shown.wrong:
-            raise MixingError(
-                f"the loss is a sum, not a mean: {whole:.6g} for all samples, {one:.6g} and {other:.6g} for two parts. "
-                + EXPECTED_MEAN
-            )
-        numbers = (
-            f"{whole:.6g} for all samples together, {added:.6g} from two parts of {shown.weights[1]:g} and "
-            f"{shown.weights[2]:g} (gradients differ by {shown.gradient_off:.1%})."
+    shown = next((one for one in (*against, *spoken) if one.words), against[0])
+    if shown.is_sum and shown.wrong:
+        raise MixingError(
+            f"the loss is a sum, not a mean: {shown.words}. Cordée weighs shares by their samples and expects a mean: "
+            "divide by the number of samples (reduction='mean')"
         )
     per = "what `weigh` says" if weighed else "their samples"
     raise MixingError(
-        f"the loss of a batch is not the mean of its parts, weighted by {per}: {numbers}\n"
-        f"{_explain(findings, first, batch)}.\n"
+        f"the loss of a batch is not the mean of its parts, weighted by {per}: "
+        f"{shown.words or 'a sample changes what others add to it'}.\n{_explain(spoken, first, batch)}.\n"
         "Several workers would not train the same model as one process does. If you want that: preflight=False"
     )
 
 
-def _explain(findings: Sequence[Finding], first: Pass, batch: Batch) -> str:
+def _explain(spoken: Sequence[Finding], first: Pass, batch: Batch) -> str:
     """The probable cause, and what to do about it."""
-    spoken = [one for one in findings if one.test in ("interaction", "replay") and not one.void]
-    normalised = all(one.normalised is not None and one.normalised <= 1.0 for one in spoken if one.trusted)
-    if spoken and normalised and first.calls:
+    trusted = [one for one in spoken if one.trusted and one.test != "scale"]
+    if first.calls and all(one.normalised is not None and one.normalised <= 1.0 for one in trusted):
         return _declare(first.calls[0], first.normaliser, batch)
-    if shapes := explain_broadcast(first.output, batch):
-        return shapes
-    mixing = any(one.wrong for one in spoken if one.test == "interaction")
-    share = next((one.share for one in spoken if one.test == "replay" and one.wrong and one.share is not None), None)
-    if not mixing and share is not None:
-        return (
-            f"It is a mean with other weights: the first part counts {share:.3g} of the whole. Declare what the loss "
-            "divides by: Job(weigh=lambda batch: ...)"
-        )
-    return USUAL_CAUSES
+    return explain_broadcast(first.output, batch) or USUAL_CAUSES
 
 
 def _declare(call: Call, total: float | None, batch: Batch) -> str:
     """The line that declares what the loss divides by, if one is found that comes to the same number."""
-    ways = _lines_to_add(call, batch)
-    lines = [line for line, value in ways if total is not None and abs(value - total) <= 1e-5 * total]
+    lines = [
+        line
+        for line, value in _lines_to_add(call, batch)
+        if total is not None and math.isclose(value, total, rel_tol=1e-5)
+    ]
     if call.weights is None:
         line = (lines or [f"(batch.y != {call.ignored}).sum()"])[0]
         return f"The loss has ignore_index={call.ignored}: {OTHER_MEAN}. Add to the job: weigh=lambda batch: {line}"
@@ -108,24 +89,19 @@ def _declare(call: Call, total: float | None, batch: Batch) -> str:
 
 def _lines_to_add(call: Call, batch: Batch) -> Iterator[tuple[str, float]]:
     """Ways to declare what a call divides by, each with what it comes to for this batch."""
-    for name, tensor in named_tensors(batch.fields):
-        if tensor.is_floating_point() or tensor.is_complex() or not tensor.dim():
+    fields = [(_spelt(name), one) for name, one in named_tensors(batch.fields) if one.dim()]
+    shifted = [(f"{line}[:, 1:]", one[:, 1:]) for line, one in fields if one.dim() > 1]  # of the next token
+    for line, target in (*fields, *shifted):
+        if target.is_floating_point() or target.is_complex():
             continue
-        spelt = _spelt(name)
-        for target_line, target in ((spelt, tensor), (f"{spelt}[:, 1:]", tensor[:, 1:] if tensor.dim() > 1 else None)):
-            if target is None:
-                continue
-            counted = target != call.ignored
-            if call.weights is None:
-                yield f"({target_line} != {call.ignored}).sum()", float(counted.sum())
-                continue
-            inside = target[counted]
-            if inside.numel() and (int(inside.min()) < 0 or int(inside.max()) >= len(call.weights)):
-                continue
+        counted = target != call.ignored
+        inside = target[counted].long()
+        if call.weights is None:
+            yield f"({line} != {call.ignored}).sum()", float(counted.sum())
+        elif not inside.numel() or (int(inside.min()) >= 0 and int(inside.max()) < len(call.weights)):
             table = torch.tensor(call.weights, dtype=torch.float64, device=target.device)
-            all_count = bool(counted.all()) or (call.ignored == DEFAULT_IGNORED and bool((target >= 0).all()))
-            chosen = target_line if all_count else f"{target_line}[{target_line} != {call.ignored}]"
-            yield f"weights[{chosen}].sum()", float(table[inside.long()].sum())
+            chosen = line if bool(counted.all()) else f"{line}[{line} != {call.ignored}]"
+            yield f"weights[{chosen}].sum()", float(table[inside].sum())
 
 
 def _spelt(name: str) -> str:
