@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from cordee.core.errors import DivergedError
 from cordee.feed.batch import Batch
+from cordee.feed.feeder import Feeder
 from cordee.feed.fields import named_tensors
-from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.source import Source
 
@@ -15,17 +13,7 @@ AT_ONCE = 64
 """Samples that are read at a time to look at them."""
 
 
-class Reader(Protocol):
-    """What reads the data of a loop."""
-
-    source: Source
-    order: Order
-
-    def close(self) -> None:
-        """Stop reading."""
-
-
-def explain_divergence(loss: float, number: int, batch: Batch, feeder: Reader | None) -> DivergedError:
+def explain_divergence(loss: float, number: int, batch: Batch, feeder: Feeder | None) -> DivergedError:
     """The error for a step with this loss, after `number` others; `feeder`, if it is still there, has its data."""
     event = f"the loss of step {number + 1} (epoch {batch.epoch + 1}) is {loss}; the parameters are those before it."
     odd = ""
@@ -51,21 +39,16 @@ def find_odd_samples(source: Source, ids: Ids) -> str:
 
     Every worker looks at the whole global batch, so that all of them say the same.
     """
+    rows = source.traits.rows  # of the data as the user gave it, before sets were held out
     odd: dict[str, list[int]] = {}
     for first in range(0, len(ids), AT_ONCE):
         part = ids[first : first + AT_ONCE]
         for name, tensor in named_tensors(source.gather(part)):
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(part):
                 bad = ~tensor.isfinite().reshape(len(part), -1).all(1)
-                odd.setdefault(name, []).extend(part[bad.cpu().numpy()].tolist())
+                odd.setdefault(name, []).extend((part if rows is None else rows[part])[bad.cpu().numpy()].tolist())
     return ", ".join(
-        f"{name} of sample {_given(source, min(samples))}{f' and {len(samples) - 1} more' if len(samples) > 1 else ''}"
+        f"{name} of sample {min(samples)}{f' and {len(samples) - 1} more' if len(samples) > 1 else ''}"
         for name, samples in odd.items()
         if samples
     )
-
-
-def _given(source: Source, sample: int) -> int:
-    """A sample's number in the data as the user gave it, before sets were held out."""
-    rows = source.traits.rows
-    return sample if rows is None else int(rows[sample])

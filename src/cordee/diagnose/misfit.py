@@ -118,20 +118,12 @@ def find_place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [one for one in frames if not one.filename.startswith((*OURS, "<frozen"))]
     own = [one for one in theirs if not _installed(one.filename)] or theirs
-    return f"{_short(own[-1].filename)}, line {own[-1].lineno}, in {own[-1].name}" if own else ""
+    return f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}, in {own[-1].name}" if own else ""
 
 
 def _installed(file: str) -> bool:
     packages = "site-packages" in file or "dist-packages" in file
     return packages or file.startswith(sysconfig.get_path("stdlib") + os.sep)
-
-
-def _short(file: str) -> str:
-    """As seen from the folder in which the command was given, if it lies in there."""
-    try:
-        return str(Path(file).resolve().relative_to(Path.cwd()))
-    except (OSError, ValueError):
-        return file
 
 
 def is_users(thing: object) -> bool:

@@ -54,28 +54,24 @@ def check_port(number: int) -> Check:
             listener.bind(("0.0.0.0", number))
             listener.listen(1)
     except OSError as problem:
-        return judge_port(number, problem, find_holders(number) if problem.errno == errno.EADDRINUSE else [])
+        return judge_port(number, problem)
     return ok("port", f"{number} is free")
 
 
-def judge_port(number: int, problem: OSError, holders: list[str]) -> Check:
-    """Why a run cannot listen at a port."""
+def judge_port(number: int, problem: OSError) -> Check:
+    """Why a run cannot listen at a port; if it is in use, by which processes, as far as this user may see them."""
+    state, advice = (
+        f"cannot be used: {problem.strerror}",
+        "Choose another port; those below 1024 are reserved for root.",
+    )
     if problem.errno == errno.EADDRINUSE:
+        holders = []
+        for pid in sorted(pid for pid in listeners(number) if pid is not None):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                holders.append(f"{psutil.Process(pid).name()} (process {pid})")
         who = " and ".join(holders) or "a process that this user may not see"
         state, advice = f"is in use by {who}", "End that process, or choose another port."
-    else:
-        reserved = "Ports below 1024 are reserved for root: choose a higher one."
-        state, advice = f"cannot be used: {problem.strerror}", reserved if number < 1024 else "Choose another port."
     return error("port", f"{number} {state}", advice, RendezvousError.code)
-
-
-def find_holders(number: int) -> list[str]:
-    """The processes that listen at a port, as far as this user may see them."""
-    holders = []
-    for pid in sorted(pid for pid in listeners(number) if pid is not None):
-        with contextlib.suppress(psutil.Error):  # it has ended
-            holders.append(f"{psutil.Process(pid).name()} (process {pid})")
-    return holders
 
 
 # ------------------------------------------------------------- protection

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError, UsageError
-from cordee.diagnose.network import find_holders, judge_port
+from cordee.diagnose.network import judge_port
 from cordee.group.messages import Present
 from cordee.group.token import default_token_file, read_token, write_token
 from cordee.group.wire import Address
@@ -156,7 +156,7 @@ def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | 
     """Why we could not join at an address; if we could not listen there either, because it is taken, by whom it is."""
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return error  # it is another host's
-    taken = judge_port(address.port, cause, find_holders(address.port))
+    taken = judge_port(address.port, cause)
     # An answer that is no message of ours is not from a peer without the token, but from another program.
     kind = type(error) if error.__cause__ is None else RendezvousError
     stop = "" if str(error).endswith("?") else "."

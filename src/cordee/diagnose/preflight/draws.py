@@ -28,8 +28,7 @@ _REPLAYED = frozenset(
     )
 )
 _SHUFFLES = frozenset(("permutation", "permuted", "shuffle", "sample", "choice", "choices"))
-_BOUND: tuple[tuple[Any, Any], ...] = ((np.random, np.random.rand), (random, random.random))
-GLOBAL_GENERATORS = {module: method.__self__ for module, method in _BOUND}
+GLOBAL_GENERATORS: dict[Any, Any] = {np.random: np.random.mtrand._rand, random: random._inst}
 """The modules whose functions draw from one generator of the process, with that."""
 _NO_DRAWS = frozenset(("seed", "get_state", "set_state", "getstate", "setstate", "get_bit_generator"))
 

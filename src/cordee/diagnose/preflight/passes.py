@@ -105,8 +105,6 @@ class Passes:
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # training warns of the same, once
-            gpus = list(range(torch.cuda.device_count())) if uses_gpus() else []
-            stack.enter_context(torch.random.fork_rng(devices=gpus))
             stack.enter_context(exact_kernels())
             if "torch._dynamo" in sys.modules:  # what the user compiled runs as written
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -124,10 +122,10 @@ class Passes:
             functions = [one for one in (*self.subject.functions, self.subject.weigh) if one is not None]
             self._models = [(f"model {place}" if place else "", model) for place, model in enumerate(models)]
             self._holdings = Holdings([*self._models, *((getattr(one, "__name__", "self"), one) for one in functions)])
-            self._generators = [*GLOBAL_GENERATORS.values(), *self._holdings.generators]
+            self._generators = [torch.default_generator, *(torch.cuda.default_generators if uses_gpus() else ())]
+            self._generators += [*GLOBAL_GENERATORS.values(), *self._holdings.generators]
             for generator in self._generators:
                 stack.callback(set_state, generator, state_of(generator))
-            self._buffers = {name for prefix, model in self._models for name, _ in model.named_buffers(prefix)}
             stack.callback(self._holdings.bring_back)
             self._sketch = Sketch(list({id(one): one for model in models for one in model.parameters()}.values()))
             stack.callback(self._sketch.close)
@@ -159,8 +157,9 @@ class Passes:
 
         Raises `ReplayFailed`.
         """
-        self._holdings.bring_back(self._buffers if go_on else None)
-        self._seed(seed)
+        self._holdings.bring_back(self._buffers() if go_on else None)
+        for place, generator in enumerate(self._generators):
+            seed_generator(generator, seed + place)
         self._sketch.begin()
         draws = Draws(replay)
         watch = Watch(draws, self._holdings.before_write)
@@ -172,7 +171,7 @@ class Passes:
         after = repr([state_of(one) for one in others])
         draws.tape.unseen |= before != after
         projections, size = self._sketch.result()
-        buffers_now, changed = self._changes()
+        changed, buffers = set(self._holdings.changed()), self._buffers()
         weigh = self.subject.weigh
         return Pass(
             vector=torch.cat([loss.detach().reshape(1).to("cpu", torch.float64), projections]),
@@ -183,8 +182,8 @@ class Passes:
             calls=watch.calls,
             epsilon=max(watch.epsilon, torch.finfo(loss.dtype).eps),
             low=watch.low,
-            buffers=buffers_now,
-            changed=changed,
+            buffers={name: tensor.detach().clone() for name, tensor in buffers.items() if name in changed},
+            changed=sorted(changed - buffers.keys()),
             ends=self._ends(after),
             gathers=self.subject.count_gathers() != gathers,
             output=map_tensors(Tensor.detach, output) if keep_output else None,
@@ -205,23 +204,13 @@ class Passes:
             raise explain_misfit(error, self.subject.models[0], batch) from error
         return loss, output
 
-    def _changes(self) -> tuple[dict[str, Tensor], list[str]]:
-        """Buffers that the pass changed, with what they hold; and the names of other state."""
-        names = set(self._holdings.changed())
-        buffers = {name: tensor for prefix, model in self._models for name, tensor in model.named_buffers(prefix)}
-        changed = {name: tensor.detach().clone() for name, tensor in buffers.items() if name in names}
-        return changed, sorted(names - buffers.keys())
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: tensor for prefix, model in self._models for name, tensor in model.named_buffers(prefix)}
 
     def _ends(self, others: str) -> str:
         """A digest of the states of torch's generators and of the user's; calls of others are on the tape."""
-        states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if uses_gpus() else ())]
-        states += [state_of(one) for one in self._holdings.generators if isinstance(one, torch.Generator)]
-        return digest_of([*(one.numpy() for one in states), others.encode()])
-
-    def _seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-        for place, generator in enumerate(self._generators, start=1 - len(GLOBAL_GENERATORS)):
-            seed_generator(generator, seed + max(0, place))
+        states = [state_of(one).numpy() for one in self._generators if isinstance(one, torch.Generator)]
+        return digest_of([*states, others.encode()])
 
 
 def uses_gpus() -> bool:
