@@ -19,12 +19,11 @@ from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 from cordee.core.plan import Plan
 from cordee.group.tls import make_server_tls
 from cordee.group.wire import Address
-from cordee.runtime.engines.forkserver import Changed, News, Serving, Start, Started, decode_news, receive, send
+from cordee.runtime.engines.forkserver import News, decode_news, receive, send
 from cordee.runtime.engines.seam import seats
 from cordee.runtime.engines.warm import _connect, connect_warm, start_warm, stop_warm
 from cordee.runtime.launch import Launch
-from cordee.runtime.notices import NotStarted
-from cordee.runtime.spec import Target
+from cordee.runtime.spec import Target, WorkerSpec
 from harness import DEADLINE_S, marked, train, until
 
 NO_FORKS = """
@@ -51,12 +50,12 @@ os.register_at_fork(after_in_parent=hook)
 """
 
 
-def asked(out: Path) -> Start:
+def asked(out: Path) -> WorkerSpec:
     """A worker whose launcher is not there."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     launch = Launch(Target("job", "job.py"), 1, Plan(), out, threads=1)
-    return Start(launch.spec(Address("127.0.0.1", port, "t" * 64), "127.0.0.1", *seats([1])))
+    return launch.spec(Address("127.0.0.1", port, "t" * 64), "127.0.0.1", *seats([1]))
 
 
 def answers(sock: socket.socket) -> Iterator[News]:
@@ -70,10 +69,11 @@ def test_a_worker_that_does_not_reach_its_launcher_says_so_in_one_line(warm: int
     assert server is not None
     with server, (tmp_path / "said").open("w") as said:
         heard = answers(server)
-        assert next(heard) == (-1, Serving())
+        assert next(heard) == News()
         send(server, asked(tmp_path), (said.fileno(), said.fileno()))
-        assert isinstance(next(heard)[1], Started)
-        assert next(heard) == (0, Changed(RendezvousError.code << 8))
+        started = next(heard)
+        assert started.pid > 0 and started == News(0, started.pid)
+        assert next(heard) == News(0, started.pid, RendezvousError.code << 8)
     (line,) = (tmp_path / "said").read_text().splitlines()
     assert line.startswith("cordee: worker 0 ends: could not reach the launcher at 127.0.0.1:")
 
@@ -92,9 +92,9 @@ def test_a_worker_that_cannot_be_forked_is_told(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, process(NO_FORKS, str(theirs.fileno()), pass_fds=[theirs.fileno()]):
         heard = answers(ours)
-        assert next(heard) == (-1, Serving())
+        assert next(heard) == News()
         send(ours, asked(tmp_path), (1, 2))
-        assert next(heard) == (0, NotStarted(os.strerror(11)))
+        assert next(heard) == News(0, reason=os.strerror(11))
 
 
 def test_warm_servers_are_stopped_and_their_runs_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_warm_servers_are_stopped_and_their_runs_are_not(tmp_path: Path, monkeyp
         run = _connect(path)
         assert run is not None
         heard = answers(run)
-        assert next(heard) == (-1, Serving())
+        assert next(heard) == News()
         assert stop_warm() == [server.pid]
         assert server.wait(DEADLINE_S) == 0
         assert not path.exists() and not stale.exists()
@@ -163,7 +163,7 @@ def test_a_folder_that_is_not_this_users_alone_is_not_trusted_and_not_needed(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     said: list[str] = []
     assert connect_warm(said.append) is None
-    assert "is not a folder of this user alone" in said[0]
+    assert "is not private to this user" in said[0]
     with pytest.raises(SecurityError, match="remove it, or set XDG_RUNTIME_DIR"):
         start_warm(1)
 

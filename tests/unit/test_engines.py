@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,11 @@ from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.group.wire import LOOPBACK, Address
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.engines.foreign import _Keeper
+from cordee.runtime.engines.foreign import _keep
 from cordee.runtime.engines.seam import seats
 from cordee.runtime.launch import Launch
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.spec import Target
-from harness import until
 
 
 def test_processes_are_numbered_host_by_host() -> None:
@@ -39,8 +39,7 @@ def test_a_folder_that_vanishes_is_told_under_another_launcher_too(tmp_path: Pat
     recorder.begin(2)
     hub = Hub(Address(LOOPBACK, 0, secrets.token_hex(32)), expected=2)
     shutil.rmtree(tmp_path / "run")
-    keeper = _Keeper(hub, recorder)
-    until(lambda: keeper._failed)
     with pytest.raises(StorageError, match="was removed or renamed"):
-        keeper.end(None)
+        _keep(hub, recorder, threading.Event())
+    hub.close()
     recorder.close()

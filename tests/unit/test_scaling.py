@@ -21,7 +21,7 @@ from cordee.core.scaling import Figures, Timed, estimate, figures, is_oversubscr
 from cordee.core.times import percentiles
 from cordee.feed.data import digits
 from cordee.group.wire import Address
-from cordee.runtime.engines.forkserver import Start, decode_request
+from cordee.runtime.engines.forkserver import decode_request
 from cordee.runtime.scaling import Measurement, step_times
 from cordee.runtime.spec import Target, Trial, WorkerSpec
 from cordee.train.job import Job, Save, Stop
@@ -194,7 +194,7 @@ def test_a_trial_reaches_the_worker() -> None:
     for trial in (None, Trial(7, 3)):
         target = Target("job", "job.py", {"a": "1"}, ("b",), trial)
         spec = WorkerSpec(0, target, Plan(), "out", False, hub, "lo", 1, (0,), "folder", {}, 1.0, "cpu")
-        assert decode_request(encode(Start(spec))) == Start(spec)
+        assert decode_request(encode(spec)) == spec
 
 
 def made_job(**fields: Any) -> Job:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cordee.core.errors import RendezvousError, SecurityError
+from cordee.core.errors import RendezvousError, SecurityError, StorageError
 from cordee.core.locks import take_lock
 from cordee.core.world import World
 from cordee.group.wire import Address
@@ -30,7 +30,7 @@ class Meeting:
         """Nothing is written or read yet."""
         self._named = world.run or f"the folder {Path.cwd()}"
         about = f"{world.source} {world.size} {self._named}"
-        self._path = _private_folder() / f"meeting-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
+        self._path = private_folder("TMPDIR") / f"meeting-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
         self._handle = -1
 
     def open(self, address: Address) -> None:
@@ -59,10 +59,17 @@ class Meeting:
             self._handle = -1
 
 
-def _private_folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"cordee-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
+def private_folder(variable: str) -> Path:
+    """A folder that only this user can use, in the one that a variable names, or among temporary files.
+
+    No process may be served by what another user has put there.
+    """
+    try:
+        folder = Path(os.environ.get(variable) or tempfile.gettempdir()) / f"cordee-{os.getuid()}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise StorageError(f"no folder for this user: {error}. Set {variable} to one that you can write") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise SecurityError(f"{folder} is not private to this user: remove it, or set TMPDIR to a folder of your own")
+        raise SecurityError(f"{folder} is not private to this user: remove it, or set {variable} to another folder")
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -146,14 +147,16 @@ def enter(
             "If the network is trusted, say so on every host: CORDEE_TRUSTED_NETWORK=1"
         )
     meeting = Meeting(world) if one_host else None
+    there = Address(LOOPBACK, 0, secrets.token_hex(32)) if one_host else _off_host(world)
     hub = None
     try:
         if world.rank == 0:
-            bind = Address(LOOPBACK, 0, secrets.token_hex(32)) if meeting else _off_host(world, _token_from_file())
-            hub = Hub(bind, expected=world.size, heard=record, settings=settings)
+            hub = Hub(there, expected=world.size, heard=record, settings=settings)
+            there = hub.address
             if meeting is not None:
-                meeting.open(hub.address)
-        channel, address = _connect(world, deadline_s, hub, meeting)
+                meeting.open(there)
+        find = meeting.find if meeting is not None and hub is None else lambda: there
+        channel, address = _connect(world, deadline_s, find)
         interface = LOOPBACK if one_host else own_address_towards(address.host, address.port)
         device = _device(world, device)
         entry = Entry(world, channel, device=device, interface=interface, plan=plan, deadline_s=deadline_s, hub=hub)
@@ -168,15 +171,12 @@ def enter(
             meeting.close()
 
 
-def _connect(world: World, deadline_s: float, hub: Hub | None, meeting: Meeting | None) -> tuple[Channel, Address]:
+def _connect(world: World, deadline_s: float, find: Callable[[], Address]) -> tuple[Channel, Address]:
     """A channel to rank 0's hub, as soon as that is there."""
     deadline = time.monotonic() + deadline_s
     while True:
         try:
-            if hub is not None:
-                address = hub.address
-            else:
-                address = meeting.find() if meeting is not None else _off_host(world, _token_from_file())
+            address = find()
             return Channel(address, world.rank, world.host), address
         except (RendezvousError, OSError, ValueError) as error:
             if time.monotonic() > deadline:
@@ -199,21 +199,17 @@ def _device(world: World, wanted: str) -> str:
     return device
 
 
-def _off_host(world: World, token: str) -> Address:
+def _off_host(world: World) -> Address:
     """Beside the port of the other launcher, which is its own."""
-    if world.master is None:
-        raise RendezvousError(
-            f"{world.source} did not say where rank 0 is: set MASTER_ADDR and MASTER_PORT on all hosts"
-        )
-    host, port = world.master
-    return Address(host, port + 1, token, tls=True)
-
-
-def _token_from_file() -> str:
     path = os.environ.get("CORDEE_TOKEN_FILE")
     if not path:
         raise SecurityError(
             "this run spans several hosts, so its processes must share a token: write one with "
             "`cordee token FILE`, copy the file to every host, and set CORDEE_TOKEN_FILE to its path"
         )
-    return read_token(Path(path))
+    if world.master is None:
+        raise RendezvousError(
+            f"{world.source} did not say where rank 0 is: set MASTER_ADDR and MASTER_PORT on all hosts"
+        )
+    host, port = world.master
+    return Address(host, port + 1, read_token(Path(path)), tls=True)

@@ -17,7 +17,7 @@ from cordee.group.messages import Go
 Notices = queue.SimpleQueue[tuple[int, Any]]
 
 
-class NotStarted(msgspec.Struct, tag=True):
+class NotStarted(msgspec.Struct):
     """A process could not be started."""
 
     reason: str

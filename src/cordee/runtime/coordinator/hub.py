@@ -72,11 +72,13 @@ class Hub:
 
     def abort(self, reason: str) -> None:
         """End all workers at once."""
-        self._server.call(self._abort, reason)
+        self._ending = True
+        self._server.call(self._server.tell_all, messages.Abort(reason), True)
 
     def tell_host(self, node: int, message: Message) -> None:
         """Tell the launcher of the host with this place in the order of hosts."""
-        self._server.call(self._tell_host, self.hosts.order[node], message)
+        if (peer := self._server.peers.get(("node", self.hosts.order[node]))) is not None:
+            self._server.call(self._server.tell, peer, message)
 
     def hear_out(self, seconds: float) -> None:
         """Wait until all is read that ended workers said: their connections come to an end then. At most so long."""
@@ -94,18 +96,13 @@ class Hub:
         """Let a worker in that was not here before, and hosts until all have come."""
         if peer.role == "node":
             peer.number = self.hosts.free()
-        reason = self._refuse(peer)
-        return Evicted(reason) if reason else Welcome(self._settings)
-
-    def _refuse(self, peer: Peer) -> str | None:
-        """Why this peer may not come in; None if it may."""
-        if (peer.role, peer.number) in self._server.peers:
-            return f"{peer.role} {peer.number} is here already"
-        if peer.role == "worker" and self.roster.has_lost(peer.number):
-            return "it was evicted: the others continued without it"
-        if peer.role == "node" and peer.number >= self.hosts.nodes:
-            return f"all {self.hosts.nodes} hosts of this run are here already"
-        return None
+            if peer.number >= self.hosts.nodes:
+                return Evicted(f"all {self.hosts.nodes} hosts of this run are here already")
+        elif self.roster.has_lost(peer.number):
+            return Evicted("it was evicted: the others continued without it")
+        elif (peer.role, peer.number) in self._server.peers:
+            return Evicted(f"worker {peer.number} is here already")
+        return Welcome(self._settings)
 
     def came(self, peer: Peer, who: Who) -> None:
         """Enter a worker into the roster, or number all workers once all hosts have come."""
@@ -192,11 +189,6 @@ class Hub:
             self._server.tell(peer, present)
         self._notify(-1, present)
 
-    def _tell_host(self, host: int, message: Message) -> None:
-        for peer in self._server.those("node"):
-            if peer.number == host:
-                self._server.tell(peer, message)
-
     def _advance(self) -> None:
         """Let all leave, or begin the next generation, if it is time."""
         if all_finished(self.roster):
@@ -241,7 +233,3 @@ class Hub:
         if generation == self.roster.generation and self.roster.formed and not self._ending:
             self.roster = self.roster.tear()
             self._server.tell_all(messages.Break(generation, None))
-
-    def _abort(self, reason: str) -> None:
-        self._ending = True
-        self._server.tell_all(messages.Abort(reason), True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cordee.core import heap
-from cordee.core.errors import CordeeError, Interrupted, StorageError, UsageError
+from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.world import World
 from cordee.runtime.coordinator.controller import GOES_ON
@@ -20,6 +21,10 @@ from cordee.runtime.recorder import Recorder
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
+
+
+KEPT_S = 10.0
+"""How long the last words may take to be written down."""
 
 
 def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None = None) -> dict[str, Any]:
@@ -53,12 +58,15 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
             record=recorder is not None,
             settings=launch.taken_over,
         )
-        team, keeper = entry.meet(), None
+        team, keeper, ended = entry.meet(), None, threading.Event()
         # Rank 0 knows the run's folder, which others may not see.
         launch = launch.told(team.channel.settings)
         if recorder is not None and entry.hub is not None:
             recorder.begin(world.size, world.nodes)
-            keeper = _Keeper(entry.hub, recorder)
+            keeper = ends.enter_context(ThreadPoolExecutor(1, "cordee-keeper")).submit(
+                _keep, entry.hub, recorder, ended
+            )
+            ends.callback(ended.set)
         error: CordeeError | None = None
         result: dict[str, Any] = {}
         try:
@@ -77,44 +85,24 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
         if isinstance(error, GOES_ON) and saved_step(launch.out) is not None:
             name, out = launch.wording.flag("resume"), launch.wording.option("out", str(launch.out))
             error.next_step = f"to go on: start it again with {name} and {out}"
-        if keeper is not None:
-            result = keeper.end(error)
+        if keeper is not None and recorder is not None and entry.hub is not None:
+            ended.set()
+            failed = keeper.exception(KEPT_S)
+            entry.hub.close()
+            if failed is not None:
+                raise error or failed
+            result = recorder.end(error)
         if error is not None:
             raise error
         return result
 
 
-class _Keeper:
-    """A thread of rank 0 that writes down what the hub hears."""
-
-    def __init__(self, hub: Hub, recorder: Recorder) -> None:
-        self._hub, self._recorder = hub, recorder
-        self._failed: StorageError | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="cordee-keeper", daemon=True)
-        self._thread.start()
-
-    def end(self, error: CordeeError | None) -> dict[str, Any]:
-        """Close the record; raises what ended the run, or that the record could not be written."""
-        self._ended.set()
-        self._thread.join(10.0)
-        self._hub.close()
-        if self._failed is not None:
-            raise error or self._failed
-        return self._recorder.end(error)
-
-    def _keep(self) -> None:
+def _keep(hub: Hub, recorder: Recorder, ended: threading.Event) -> None:
+    """On a thread of rank 0: write down what the hub hears, to the last word after the end."""
+    while True:
         try:
-            while not self._take():
-                pass
-        except StorageError as error:
-            self._failed = error
-
-    def _take(self) -> bool:
-        """Write down the next notice; True when there are no more."""
-        try:
-            self._recorder.notice(*self._hub.notices.get(timeout=0.1))
+            recorder.notice(*hub.notices.get(timeout=0.1))
         except queue.Empty:
-            self._recorder.flush()
-            return self._ended.is_set()
-        return False
+            recorder.flush()
+            if ended.is_set():
+                return

@@ -16,18 +16,17 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import msgspec
+import psutil
 
 from cordee.core.errors import CordeeError
 from cordee.core.text import plain
 from cordee.group.wire import HEADER, length_of, pack, unpack
-from cordee.runtime.notices import NotStarted
 from cordee.runtime.spec import WorkerSpec
 from cordee.runtime.streams import outlive_terminal
 
@@ -38,40 +37,21 @@ GRACE_S = 1.0
 """How long workers may take to end by themselves after their launcher is gone."""
 
 
-class Start(msgspec.Struct, tag=True):
-    """Fork this worker; the open files come with it."""
+class News(msgspec.Struct):
+    """What the server says of a worker; without a number, that it has imported everything."""
 
-    spec: WorkerSpec
-
-
-class Kill(msgspec.Struct, tag=True):
-    """End this process."""
-
-    pid: int
-
-
-class Serving(msgspec.Struct, tag=True):
-    """The server has imported everything."""
+    worker: int = -1
+    pid: int = 0
+    """Of the process that it is now."""
+    status: int | None = None
+    """Of one that ended, was stopped or goes on, as `os.waitpid` gives it."""
+    reason: str = ""
+    """Why it could not be started."""
 
 
-class Started(msgspec.Struct, tag=True):
-    """The worker is a process now."""
-
-    pid: int
-
-
-class Changed(msgspec.Struct, tag=True):
-    """The process ended, was stopped, or goes on after that."""
-
-    status: int
-    """As `os.waitpid` gives it."""
-
-
-decode_request: Callable[[bytes], Start | Kill] = msgspec.json.Decoder(Start | Kill).decode
-"""What a launcher asks of its server."""
-News = tuple[int, Serving | Started | NotStarted | Changed]
+decode_request: Callable[[bytes], WorkerSpec | int] = msgspec.json.Decoder(WorkerSpec | int).decode
+"""A worker to fork, whose open files come with it, or a process to end."""
 decode_news: Callable[[bytes], News] = msgspec.json.Decoder(News).decode
-"""What the server says of which worker."""
 
 
 def send(sock: socket.socket, message: object, descriptors: tuple[int, ...] = ()) -> None:
@@ -125,7 +105,7 @@ def serve(sock: socket.socket) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children: dict[int, int] = {}
-    _say(sock, -1, Serving())
+    _say(sock, News())
     while True:
         readable, _, _ = select.select([sock.fileno(), wake_read], [], [])
         if wake_read in readable:
@@ -137,32 +117,31 @@ def serve(sock: socket.socket) -> NoReturn:
         message, descriptors = receive(sock, decode_request)
         if message is None:
             _end_all(children)
-        if isinstance(message, Kill):
-            if message.pid in children:  # still ours, so the number has not passed to another process
-                os.kill(message.pid, signal.SIGKILL)
+        if isinstance(message, int):
+            if message in children:  # still ours, so the number has not passed to another process
+                os.kill(message, signal.SIGKILL)
             continue
-        worker = message.spec.worker
         try:
             pid = os.fork()
         except OSError as error:  # no memory, or too many processes
             pid = -1
-            _say(sock, worker, NotStarted(error.strerror or str(error)))
+            _say(sock, News(message.worker, reason=error.strerror or str(error)))
         if pid == 0:
             signal.set_wakeup_fd(-1)
             os.close(wake_read)
             os.close(wake_write)
             sock.close()
-            _become_worker(message.spec, descriptors)
+            _become_worker(message, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
-            children[pid] = worker
-            _say(sock, worker, Started(pid))
+            children[pid] = message.worker
+            _say(sock, News(message.worker, pid))
 
 
-def _say(sock: socket.socket, worker: int, news: Serving | Started | NotStarted | Changed) -> None:
+def _say(sock: socket.socket, news: News) -> None:
     with contextlib.suppress(OSError):  # the launcher is gone: the next read says so
-        send(sock, (worker, news))
+        send(sock, news)
 
 
 def _reap(sock: socket.socket, children: dict[int, int]) -> None:
@@ -176,24 +155,16 @@ def _reap(sock: socket.socket, children: dict[int, int]) -> None:
             return
         if pid not in children:
             continue
-        _say(sock, children[pid], Changed(status))
+        _say(sock, News(children[pid], pid, status))
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             del children[pid]
 
 
 def _end_all(children: dict[int, int]) -> NoReturn:
     """Workers notice by themselves that their launcher is gone; a worker that does not is ended."""
-    deadline = time.monotonic() + GRACE_S
-    while children and time.monotonic() < deadline:
-        with contextlib.suppress(ChildProcessError):
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-            if pid:
-                children.pop(pid, None)
-                continue
-        time.sleep(0.02)
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _, left = psutil.wait_procs([psutil.Process(pid) for pid in children], GRACE_S)
+    for process in left:
+        process.kill()
     os._exit(0)
 
 

@@ -16,7 +16,7 @@ from cordee.core.errors import CordeeError, WorkersLost
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import python_module
 from cordee.group.messages import Lose, Seat
-from cordee.runtime.engines.forkserver import Changed, Kill, Serving, Start, Started, decode_news, receive, send
+from cordee.runtime.engines.forkserver import News, decode_news, receive, send
 from cordee.runtime.engines.warm import START_S, connect_warm, server_environment
 from cordee.runtime.notices import Look, Notices, NotStarted
 from cordee.runtime.relay import Output, Relay
@@ -71,7 +71,7 @@ class LocalEngine:
             self._asked.add(seat.worker)
             try:
                 with self._relay.outputs() as outputs:
-                    send(self._sock, Start(self._spec_of(seat)), (*outputs, *self._job))
+                    send(self._sock, self._spec_of(seat), (*outputs, *self._job))
             except OSError as error:
                 self._asked.discard(seat.worker)
                 raise CordeeError(f"the process that starts workers has ended: {error}") from error
@@ -122,7 +122,7 @@ class LocalEngine:
         """By its parent, which knows whether a process number is still the worker's."""
         if (pid := self._pids.get(worker)) is not None:
             with contextlib.suppress(OSError):
-                send(self._sock, Kill(pid))
+                send(self._sock, pid)
 
     def _serve(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -137,27 +137,9 @@ class LocalEngine:
         return ours
 
     def _listen(self) -> None:
-        while (message := receive(self._sock, decode_news)[0]) is not None:
-            worker, news = message
+        while (news := receive(self._sock, decode_news)[0]) is not None:
             with self._changed:
-                match news:
-                    case Serving():
-                        self._is_ready.set()
-                    case Started(pid):
-                        self._pids[worker] = pid
-                        self._asked.discard(worker)
-                    case NotStarted():
-                        self._asked.discard(worker)
-                        self._notices.put(message)
-                    case Changed(status) if os.WIFSTOPPED(status):
-                        self._stopped_since.setdefault(worker, time.monotonic())
-                        self._notices.put((-1, Look()))
-                    case Changed(status):
-                        self._stopped_since.pop(worker, None)
-                        if not os.WIFCONTINUED(status):
-                            self._pids.pop(worker, None)
-                            self._ended[worker] = _in_words(os.waitstatus_to_exitcode(status))
-                            self._notices.put((worker, Lose(worker, self._ended[worker])))
+                self._take(news.worker, news)
                 self._changed.notify_all()
         self._is_ready.set()
         with self._changed:
@@ -166,6 +148,25 @@ class LocalEngine:
             self._changed.notify_all()
         gone = "the process that starts workers was ended, and the workers with it"
         self._notices.put((-1, WorkersLost(gone)))
+
+    def _take(self, worker: int, news: News) -> None:
+        if news.pid or news.reason:
+            self._asked.discard(worker)
+        if worker < 0:
+            self._is_ready.set()
+        elif news.reason:
+            self._notices.put((worker, NotStarted(news.reason)))
+        elif news.status is None:
+            self._pids[worker] = news.pid
+        elif os.WIFSTOPPED(news.status):
+            self._stopped_since.setdefault(worker, time.monotonic())
+            self._notices.put((-1, Look()))
+        else:
+            self._stopped_since.pop(worker, None)
+            if not os.WIFCONTINUED(news.status):
+                self._pids.pop(worker, None)
+                self._ended[worker] = _in_words(os.waitstatus_to_exitcode(news.status))
+                self._notices.put((worker, Lose(worker, self._ended[worker])))
 
 
 def _in_words(status: int) -> str:

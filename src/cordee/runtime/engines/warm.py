@@ -7,11 +7,9 @@ import hashlib
 import os
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ import psutil
 
 from cordee.core.errors import CordeeError, SecurityError, WaitedTooLong
 from cordee.core.interpreter import python_module
+from cordee.group.meeting import private_folder
 
 START_S = 120.0
 """How long a fresh server may take to import everything."""
@@ -46,24 +45,7 @@ def warm_path() -> Path:
     identity = (
         f"{variables}|{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
     )
-    return _warm_folder() / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
-
-
-def _warm_folder() -> Path:
-    """Where this user's warm servers are found. A run must not be served by what another user has put there."""
-    try:
-        folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"cordee-{os.getuid()}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise CordeeError(
-            f"there is no folder for a warm server: {error}. Set XDG_RUNTIME_DIR to one that you can write"
-        ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise SecurityError(
-            f"{folder} is not a folder of this user alone: remove it, or set XDG_RUNTIME_DIR to another one"
-        )
-    return folder
+    return private_folder("XDG_RUNTIME_DIR") / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
 
 
 def connect_warm(say: Callable[[str], None] = lambda message: None) -> socket.socket | None:
@@ -119,7 +101,7 @@ def stop_warm() -> list[int]:
     Runs that are going on are not touched: each has a server of its own.
     """
     stopped = []
-    for path in sorted(_warm_folder().glob("warm-*.sock")):
+    for path in sorted(private_folder("XDG_RUNTIME_DIR").glob("warm-*.sock")):
         found = _connect(path)
         if found is None:
             path.unlink(missing_ok=True)
