@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,10 +28,8 @@ class ArraySource:
     def __init__(self, arrays: Mapping[str, Array] | Sequence[Array], *, scaled: Collection[str] = ()) -> None:
         """Keep the arrays as they are; fields named in `scaled` hold uint8 and come out as float32 in 0 .. 1."""
         self.names = tuple(arrays) if isinstance(arrays, Mapping) else None
-        brought: list[Any] = list(arrays.values()) if isinstance(arrays, Mapping) else list(arrays)
-        labels = self.names or tuple(str(place) for place in range(len(brought)))
-        values = [as_array(name, one) for name, one in zip(labels, brought, strict=True)]
-        self._columns = [_Column(label, value, label in scaled) for label, value in zip(labels, values, strict=True)]
+        labelled = arrays if isinstance(arrays, Mapping) else {str(place): one for place, one in enumerate(arrays)}
+        self._columns = [_Column(label, as_array(label, value), label in scaled) for label, value in labelled.items()]
         lengths = {column.label: len(column.rows) for column in self._columns}
         if not lengths or 0 in lengths.values():
             raise DataError(f"there are no samples: the arrays have the lengths {lengths}, at least 1 is needed")
@@ -46,7 +44,8 @@ class ArraySource:
     @property
     def traits(self) -> Traits:
         """Rows of arrays in memory."""
-        return Traits(runs_user_code=False, columns=self._named_rows, table=self)
+        columns = [(column.label, column.rows) for column in self._columns]
+        return Traits(runs_user_code=False, columns=lambda: columns, table=self)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -80,17 +79,10 @@ class ArraySource:
         """Every array as a tensor of the type it has here; `structured` makes batches of rows of them."""
         return [column.tensor() for column in self._columns]
 
-    def _named_rows(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Every array by its name or place, as it lies in memory."""
-        return ((column.label, column.rows) for column in self._columns)
-
     def structured(self, rows: list[torch.Tensor]) -> Fields:
         """Rows of `tensors()` as a batch: scaled where that was asked for, by name if the arrays have names."""
-        scaled = [
-            column.scale(tensor) if column.scaled else tensor
-            for column, tensor in zip(self._columns, rows, strict=True)
-        ]
-        return self._structure(scaled)
+        pairs = zip(self._columns, rows, strict=True)
+        return self._structure([tensor.float() / 255 if column.scaled else tensor for column, tensor in pairs])
 
     def _structure(self, tensors: list[torch.Tensor]) -> Fields:
         return tuple(tensors) if self.names is None else dict(zip(self.names, tensors, strict=True))
@@ -115,10 +107,6 @@ class _Column:
     def tensor(self) -> torch.Tensor:
         tensor = torch.from_numpy(self.rows if self.rows.flags.writeable else self.rows.copy())
         return tensor if self.scaled else tensor.view(self.dtype)
-
-    @staticmethod
-    def scale(rows: torch.Tensor) -> torch.Tensor:
-        return rows.float() / 255
 
     def fill(self, ids: Ids, target: torch.Tensor) -> torch.Tensor:
         filled = target[: len(ids)] if len(target) != len(ids) else target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,15 @@ def arrays(
     Types of NumPy arrays and tensors stay, unless `scale` asks for x as uint8 / 255 in float32. Lists, and frames and
     series of pandas, become tensors: a frame float32 (rows, columns), floats float32, whole numbers int64.
     """
-    held = {
-        name: _named(value if isinstance(value, Mapping) else {"x": value[0], "y": value[1]}, scale=scale)
-        for name, value in (("validation", validation), ("test", test))
-        if isinstance(value, tuple | Mapping)
-    }
-    ratios = (_ratio("validation", validation), _ratio("test", test))
-    return _with_held(_divide(_named({"x": x, "y": y, **more}, scale=scale), *ratios, seed=seed), held)
+    train = _named({"x": x, "y": y, **more}, scale)
+    own: dict[str, Source] = {}
+    ratios = {"test": 0.0, "validation": 0.0}
+    for name, held in (("test", test), ("validation", validation)):
+        if isinstance(held, tuple | Mapping):
+            own[name] = _named(held if isinstance(held, Mapping) else {"x": held[0], "y": held[1]}, scale)
+        else:
+            ratios[name] = _ratio(name, held)
+    return replace(_divide(train, **ratios, seed=seed), **own)
 
 
 def npz(
@@ -69,18 +71,21 @@ def npz(
 ) -> Data:
     """An npz file with x and y, or with x_train, y_train, x_test, y_test (and x_validation, y_validation)."""
     found = read_npz(path)
-    whole = _part(found, "", scale)
-    train = whole or _part(found, "_train", scale)
-    if train is None:
+    train = "" if "x" in found else "_train"
+    if f"x{train}" not in found:
         raise DataError(
             f"{Path(path).absolute()} holds {', '.join(found) or 'nothing'}: x and y were expected, or x_train, "
             "y_train, x_test and y_test; save it with these names, or load it and use cordee.data.arrays"
         )
-    held = {} if whole else {name: _part(found, f"_{name}", scale) for name in ("validation", "test")}
-    for name, ratio in (("validation", validation), ("test", test)):
-        if ratio and held.get(name):
-            raise DataError(f"{name}={ratio}, but {Path(path).absolute()} has its own x_{name}: leave the ratio out")
-    return _with_held(_divide(train, _ratio("validation", validation), _ratio("test", test), seed=seed), held)
+    held: dict[str, Held] = {"validation": validation, "test": test}
+    for name, ratio in held.items():
+        if train and f"x_{name}" in found:
+            if ratio:
+                raise DataError(
+                    f"{name}={ratio}, but {Path(path).absolute()} has its own x_{name}: leave the ratio out"
+                )
+            held[name] = (found[f"x_{name}"], found.get(f"y_{name}"))
+    return arrays(found[f"x{train}"], found.get(f"y{train}"), seed=seed, scale=scale, **held)
 
 
 def npy(
@@ -100,12 +105,10 @@ def npy(
 def idx(folder: str | Path, validation: float = 0.0, *, seed: int = 0, scale: bool = False) -> Data:
     """A folder with the four files of MNIST (IDX, plain or .gz): uint8 images (n, height, width) and int64 labels."""
     train, test = (
-        _xy(
-            _idx_file(folder, f"{name}-images", 3), _idx_file(folder, f"{name}-labels", 1).astype(np.int64), scale=scale
-        )
+        (_idx_file(folder, f"{name}-images", 3), _idx_file(folder, f"{name}-labels", 1).astype(np.int64))
         for name in ("train", "t10k")
     )
-    return _with_held(_divide(train, _ratio("validation", validation), 0.0, seed=seed), {"test": test})
+    return arrays(*train, validation=validation, test=test, seed=seed, scale=scale)
 
 
 def digits(validation: float = 0.1, test: float = 0.1, *, seed: int = 0) -> Data:
@@ -126,14 +129,9 @@ def text(
     paths = [path] if isinstance(path, str | Path) else list(path)
     places = [existing(place, "a text file") for place in paths]
     texts = [np.memmap(place, dtype=np.uint8, mode="r") for place in places if place.stat().st_size]
-    ratios = (_ratio("validation", validation), _ratio("test", test))
-    _check_sum(*ratios)
-    parts = cut(texts, (1 - sum(ratios), *ratios))
-    wanted = (True, *(ratio > 0 for ratio in ratios))
-    sets = (TextSource(part, window, stride) if take else None for part, take in zip(parts, wanted, strict=True))
-    train, *held = sets
-    assert train is not None
-    return Data(train, *held)
+    ratios = _check_sum(_ratio("validation", validation), _ratio("test", test))
+    parts = zip(cut(texts, ratios), ratios, strict=True)
+    return Data(*(TextSource(part, window, stride) if ratio else None for part, ratio in parts))  # type: ignore[arg-type]
 
 
 def dataset(train: Any, validation: Any = None, test: Any = None, *, collate: Collate | None = None) -> Data:
@@ -157,11 +155,11 @@ def as_source(given: Any) -> Source:
     if is_frame(given):
         raise refuse_frame(given)
     if isinstance(given, np.ndarray | torch.Tensor) or is_series(given):
-        return _xy(given)
+        return _named({"x": given})
     if isinstance(given, Mapping):
         return ArraySource(given)
     if _is_pair(given):
-        return _xy(*given)
+        return _named({"x": given[0], "y": given[1]})
     if isinstance(given, tuple) and len(given) > 2 and all(is_rows(part) for part in given):
         raise refuse_many(len(given))
     indexed = hasattr(given, "__getitem__") and hasattr(given, "__len__")
@@ -199,31 +197,17 @@ def _from_dataset(given: Any, collate: Collate | None) -> Source:
             f"a DataLoader makes batches of its own, which is the job's affair here (batch=..., shuffle=...): "
             f"give {give}"
         )
-    if (
-        type(given) is TensorDataset and collate is None
-    ):  # its samples lie in arrays: gathered much faster than collated
+    if type(given) is TensorDataset and collate is None:  # its samples lie in arrays: no need to collate them
         return ArraySource(given.tensors)
     return given if isinstance(given, Source) else DatasetSource(given, collate)
 
 
-def _xy(x: Any, y: Any = None, *, scale: bool = False) -> ArraySource:
-    return _named({"x": x, "y": y}, scale=scale)
-
-
-def _named(fields: Mapping[str, Any], *, scale: bool = False) -> ArraySource:
+def _named(fields: Mapping[str, Any], scale: bool = False) -> ArraySource:
     """The fields that there are."""
     return ArraySource({name: one for name, one in fields.items() if one is not None}, scaled=("x",) if scale else ())
 
 
-def _part(found: Mapping[str, Any], suffix: str, scale: bool) -> ArraySource | None:
-    return _xy(found[f"x{suffix}"], found.get(f"y{suffix}"), scale=scale) if f"x{suffix}" in found else None
-
-
-def _with_held(data: Data, held: Mapping[str, Source | None]) -> Data:
-    return Data(data.train, held.get("validation") or data.validation, held.get("test") or data.test)
-
-
-def _divide(source: Source, validation: float, test: float, *, seed: int) -> Data:
+def _divide(source: Source, validation: float, test: float, seed: int) -> Data:
     """Set random samples aside, which ones depends on seed and number of samples alone; each set keeps its order."""
     _check_sum(validation, test)
     if not validation and not test:
@@ -240,16 +224,18 @@ def _divide(source: Source, validation: float, test: float, *, seed: int) -> Dat
 
 
 def _ratio(name: str, value: Held) -> float:
-    if value is None or isinstance(value, tuple | Mapping):
+    if value is None:
         return 0.0
     if not isinstance(value, int | float) or not 0 <= value < 1:
         raise DataError(f"{name}={value!r}: a ratio from 0 to below 1 is needed, for instance 0.1")
     return float(value)
 
 
-def _check_sum(validation: float, test: float) -> None:
+def _check_sum(validation: float, test: float) -> tuple[float, float, float]:
+    """What all three sets get."""
     if validation + test >= 1:
         raise DataError(f"validation={validation} and test={test} leave nothing to train on: their sum must be below 1")
+    return 1 - validation - test, validation, test
 
 
 def _idx_file(folder: str | Path, name: str, dimensions: int) -> Any:

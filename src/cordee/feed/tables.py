@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from cordee.core.errors import DataError
 
 LABELS = ("y", "label", "labels", "target", "targets", "class")
 """Columns that are likely to be the target, for an example in an error."""
+
+_NUMBERS = "biuf"  # kinds of NumPy's types
 
 
 def is_frame(given: Any) -> bool:
@@ -37,16 +38,16 @@ def as_array(label: str, given: Any) -> Any:
     Arrays and tensors stay as they are. Rows count by their place; the index of a frame is not looked at.
     """
     if is_frame(given):
-        columns = {str(name): _numbers(given[name].to_numpy()) for name in given.columns}
-        if strange := [name for name, column in columns.items() if column is None]:
+        columns = {str(name): given[name].to_numpy() for name in given.columns}
+        if strange := [name for name, column in columns.items() if column.dtype.kind not in _NUMBERS]:
             raise DataError(
                 f"{label}: the columns {', '.join(strange)} hold no numbers: leave them out, or make numbers of them "
                 "(pandas.get_dummies(frame), column.astype('category').cat.codes)"
             )
-        return np.stack([column.astype(np.float32) for column in columns.values() if column is not None], axis=1)
+        return np.stack([column.astype(np.float32) for column in columns.values()], axis=1)
     if is_series(given):
-        column = _numbers(given.to_numpy())
-        if column is None:
+        column = given.to_numpy()
+        if column.dtype.kind not in _NUMBERS:
             raise DataError(
                 f"{label}: the column holds no numbers: column.astype('category').cat.codes makes classes of its values"
             )
@@ -73,10 +74,6 @@ def refuse_many(count: int) -> DataError:
         "cordee.data.arrays(x=x, mask=mask, y=y, validation=0.1), which also holds out samples. batch.fields has "
         "them by these names"
     )
-
-
-def _numbers(column: NDArray[Any]) -> NDArray[Any] | None:
-    return column if column.dtype.kind in "biuf" else None
 
 
 def _of_list(label: str, given: list[Any]) -> Any:
