@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from cordee.core.errors import JobError
-from cordee.feed.batch import Batch
-from cordee.feed.fields import target_of
+from cordee.feed.batch import Batch, target_of
 from harness import assert_same, train
 
 X, LABELS, OTHER = torch.zeros(2, 3), torch.ones(2), torch.full((2,), 2.0)

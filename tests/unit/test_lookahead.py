@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cordee.feed.digest import delivered
-from cordee.feed.lookahead import Lookahead
+from cordee.feed.feeder import Lookahead
 from cordee.feed.order import Order
 
 ORDERS = [

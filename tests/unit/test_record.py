@@ -11,7 +11,7 @@ import pytest
 from cordee.core.events import TimesEvent
 from cordee.core.record import Record
 from cordee.feed.digest import delivered
-from cordee.feed.lookahead import Lookahead
+from cordee.feed.feeder import Lookahead
 from cordee.feed.order import Order
 from cordee.group.team import Team
 from cordee.train.ledger import Committed, Ledger

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from cordee.core.errors import DataError
 from cordee.feed import data
 from cordee.feed.arrays import ArraySource
-from cordee.feed.resident import columns
+from cordee.feed.memory import upload
 from cordee.feed.source import Subset, map_tensors
 from cordee.feed.text import TextSource
 
@@ -332,9 +332,9 @@ def test_arrays_are_brought_to_a_device_once_and_go_with_their_source() -> None:
     parts = [sets.train, sets.validation]
     whole = parts[0].source  # type: ignore[union-attr]
     assert isinstance(whole, ArraySource) and parts[1].source is whole  # type: ignore[union-attr]
-    there = columns(whole, torch.device("meta"))
-    assert columns(whole, torch.device("meta")) is there and there[0].shape == X.shape
-    assert columns(ArraySource({"x": X}), torch.device("meta")) is not there
+    there = upload(whole, torch.device("meta"))
+    assert upload(whole, torch.device("meta")) is there and there[0].shape == X.shape
+    assert upload(ArraySource({"x": X}), torch.device("meta")) is not there
     gone = weakref.ref(there[0])
     del sets, parts, whole, there
     gc.collect()

@@ -11,11 +11,10 @@ import torch
 from cordee.feed import feeder as feeder_module
 from cordee.feed.arrays import ArraySource
 from cordee.feed.digest import delivered
-from cordee.feed.feeder import Feeder, Slot
+from cordee.feed.feeder import Feeder, Slot, steps_at_once
 from cordee.feed.order import Order
 from cordee.feed.share import Share, Shares
 from cordee.feed.source import Source, Subset
-from cordee.feed.strip import steps_at_once
 from cordee.group.team import Team
 
 X, Y = torch.randn(103, 4), torch.arange(103)

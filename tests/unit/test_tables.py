@@ -10,8 +10,8 @@ import torch
 
 import cordee
 from cordee.core.errors import DataError
+from cordee.feed.arrays import as_array
 from cordee.feed.data import as_data
-from cordee.feed.tables import as_array
 
 ROWS = [[1.5, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0], [9.0, 10.0]]
 CLASSES = [0, 1, 0, 1, 1]

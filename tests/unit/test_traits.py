@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset, default_collate
 
-import cordee
 from cordee.feed.arrays import ArraySource
 from cordee.feed.dataset import DatasetSource
 from cordee.feed.source import Source, Subset, Traits
@@ -51,10 +49,3 @@ def test_a_dataset_knows_whether_it_draws_once_it_was_read() -> None:
     assert source.traits == Traits(draws=None)
     source.gather(np.arange(2))
     assert source.traits == Traits(draws=True)
-
-
-def test_tensors_of_a_dataset_can_be_looked_through_but_are_no_table() -> None:
-    tensors = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    traits = cordee.data.dataset(tensors, collate=default_collate).train.traits
-    assert traits.runs_user_code and traits.table is None and traits.columns is not None
-    assert [name for name, _ in traits.columns()] == ["0", "1"]

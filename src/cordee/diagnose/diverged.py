@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cordee.core.errors import DivergedError
-from cordee.feed.batch import Batch
+from cordee.feed.batch import Batch, named_tensors
 from cordee.feed.feeder import Feeder
-from cordee.feed.fields import named_tensors
 from cordee.feed.permute import Ids
 from cordee.feed.source import Source
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import DataError, ModelError
-from cordee.feed.batch import Batch
-from cordee.feed.fields import dtype_name, named_tensors, shapes
+from cordee.feed.batch import Batch, dtype_name, named_tensors, shapes
 
 OURS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).resolve().parents[1], Path(torch.__file__).parent))
 """Code that no user can fix."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cordee.core.errors import DataError
+from torch import Tensor
+
+from cordee.core.errors import DataError, JobError
 from cordee.feed.permute import Ids
 from cordee.feed.source import Fields
 
@@ -54,3 +56,61 @@ class Batch:
             return fields
         held = f"the fields {', '.join(map(str, fields))}" if isinstance(fields, Mapping) else type(fields).__name__
         raise DataError(f"this batch has no {name!r}, it holds {held}: use batch.fields, or name a field {name!r}")
+
+
+TARGETS = ("labels", "label", "targets", "target")
+"""What the target is called where it is not called y."""
+
+
+def target_of(batch: Batch, name: str | int | None) -> Any:
+    """What loss and metrics compare an output with: the field `name`; by default y, or the only one of `TARGETS`."""
+    fields = batch.fields
+    if name is not None:
+        if isinstance(fields, Mapping) and name in fields:
+            return fields[name]
+        if isinstance(fields, tuple | list) and isinstance(name, int) and 0 <= name < len(fields):
+            return fields[name]
+        if not isinstance(fields, Mapping) and name == "x":
+            return batch.x
+        raise JobError(f"target={name!r}: a batch holds {_names(fields)}. Name one of them")
+    if not isinstance(fields, Mapping) or "y" in fields:
+        return batch.y
+    found = [one for one in TARGETS if one in fields]
+    if len(found) == 1:
+        return fields[found[0]]
+    which = f"both {' and '.join(found)}" if found else "no field y"
+    raise JobError(f"a batch holds {_names(fields)}: {which}. Say which one is the target: target='...'")
+
+
+def _names(fields: Any) -> str:
+    if isinstance(fields, Mapping):
+        return f"the fields {', '.join(map(str, fields))}"
+    return f"the fields 0 to {len(fields) - 1}, without names" if isinstance(fields, tuple | list) else "one tensor, x"
+
+
+def named_tensors(fields: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in the data of a batch, each with the name of its field."""
+    if isinstance(fields, Tensor):
+        yield name or "x", fields
+    elif isinstance(fields, Mapping):
+        for key, value in fields.items():
+            yield from named_tensors(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(fields, tuple | list):
+        for place, value in enumerate(fields):
+            yield from named_tensors(value, f"{name}.{place}" if name else f"field {place}")
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """`float32`, for instance."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def shapes(fields: Any) -> str:
+    """Shape and type of all that is in there."""
+    if isinstance(fields, Tensor):
+        return f"{tuple(fields.shape)} {dtype_name(fields)}"
+    if isinstance(fields, Mapping):
+        return ", ".join(f"{name} {shapes(value)}" for name, value in fields.items())
+    if isinstance(fields, tuple | list):
+        return ", ".join(shapes(value) for value in fields)
+    return type(fields).__name__

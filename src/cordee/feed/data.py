@@ -12,12 +12,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from cordee.core.errors import DataError
-from cordee.feed.arrays import ArraySource
+from cordee.feed.arrays import ArraySource, is_frame, is_rows, is_series, refuse_frame, refuse_many
 from cordee.feed.dataset import Collate, DatasetSource
 from cordee.feed.files import existing, read_idx, read_npy, read_npz
 from cordee.feed.permute import permutation
 from cordee.feed.source import Source, Subset
-from cordee.feed.tables import is_frame, is_rows, is_series, refuse_frame, refuse_many
 from cordee.feed.text import TextSource, cut
 
 Held = float | tuple[Any, Any] | Mapping[str, Any] | None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset, default_collate
+import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data import Subset as TorchSubset
 
 from cordee.core.errors import DataError
-from cordee.feed.content import content_of
 from cordee.feed.permute import Ids
 from cordee.feed.reading import SampleDraws, places_of_others, reading
 from cordee.feed.source import Fields, Traits, check_ids, digest_of
@@ -21,7 +20,7 @@ from cordee.feed.source import Fields, Traits, check_ids, digest_of
 Collate = Callable[[list[Any]], Fields]
 """Makes a batch of a list of samples."""
 
-
+_PLACES, _DEPTH = 64, 4  # of what a dataset holds
 _LOOKED = 16
 """So many, from first to last, are read once to see whether they draw from Python's or NumPy's generator."""
 
@@ -42,7 +41,9 @@ class DatasetSource:
         if len(dataset) < 1:
             raise DataError(f"the dataset {kind} is empty: at least 1 sample is needed")
         self.dataset = dataset
-        self.fingerprint = digest_of([f"{type(dataset).__qualname__} {len(dataset)}".encode(), _told(dataset)])
+        own = getattr(dataset, "fingerprint", None)
+        content = content_of(dataset) if own is None else str(own)
+        self.fingerprint = digest_of([f"{type(dataset).__qualname__} {len(dataset)}".encode(), content.encode()])
         """Made of its type, its length, and its own `fingerprint` if it has one, else of what it holds now."""
         self._collate: Collate = collate or default_collate
         self._get_many: Callable[[list[int]], list[Any]] | None = _many(dataset)
@@ -54,9 +55,8 @@ class DatasetSource:
 
     @property
     def traits(self) -> Traits:
-        """Samples that the user's code makes; those of a `TensorDataset` lie in memory."""
-        in_memory = hasattr(self.dataset, "tensors")
-        return Traits(draws=self._others, columns=self._columns if in_memory else None)
+        """Samples that the user's code makes."""
+        return Traits(draws=self._others)
 
     def __len__(self) -> int:
         """The length of the dataset."""
@@ -118,12 +118,6 @@ class DatasetSource:
         with nullcontext() if self._plain else draws:
             return [self._sample(place, draws) for place in ids]
 
-    def _columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """The tensors of a `TensorDataset`, by place."""
-        for place, tensor in enumerate(self.dataset.tensors):
-            if isinstance(tensor, Tensor) and len(tensor) == len(self):
-                yield str(place), tensor.detach().cpu().numpy()
-
     def _sample(self, place: int, draws: SampleDraws) -> Any:
         draws.turn_to(place)
         try:
@@ -139,11 +133,6 @@ def _is_plain(dataset: Any) -> bool:
     if type(dataset) in (TorchSubset, ConcatDataset):
         return all(map(_is_plain, dataset.datasets if type(dataset) is ConcatDataset else [dataset.dataset]))
     return type(dataset) is TensorDataset
-
-
-def _told(dataset: Any) -> bytes:
-    own = getattr(dataset, "fingerprint", None)
-    return (content_of(dataset) if own is None else str(own)).encode()
 
 
 def _form(sample: Any) -> str:
@@ -163,3 +152,54 @@ def _many(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
         return None
     own: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
     return own
+
+
+def content_of(dataset: Any) -> str:
+    """A digest of arrays and lists that it holds, of those as long as itself or longer: some places, first to last.
+
+    Shorter ones may be anything, but those inside them count, and so do datasets that it is made of. No sample is
+    read: it may be drawn at random.
+    """
+    least = 1 if isinstance(dataset, list | tuple) else max(1, len(dataset))
+    return digest_of(part.encode() for part in _parts(dataset, least, _DEPTH))
+
+
+def _parts(value: Any, least: int, depth: int) -> Iterator[str]:
+    """What counts of a value: of a list that is long enough all that it holds, whatever its length (`least` = 0)."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, torch.Tensor | np.ndarray):
+        if np.prod(value.shape) >= least:
+            yield _of_array(value)
+    elif isinstance(value, Mapping):
+        yield from _parts(list(value.items() if len(value) >= least else value.values()), least, depth)
+    elif isinstance(value, list | tuple | range):
+        if len(value) >= least:
+            yield str(len(value))
+            least = 0
+        for place in _places(len(value)) if depth else ():
+            yield from _parts(value[place], least, depth - 1)
+    elif isinstance(value, str | PurePath):
+        if not least:  # only what follows the last slash: the same files may lie in another folder
+            yield str(value).rpartition("/")[2]
+    elif isinstance(value, bool | int | float | bytes | None):
+        if not least:
+            yield repr(value)
+    elif depth == _DEPTH or (depth and isinstance(value, Dataset) and hasattr(value, "__len__")):
+        for name, held in sorted(getattr(value, "__dict__", {}).items()):
+            for part in _parts(held, max(1, len(value)), depth - 1):
+                yield f"{name} {part}"
+
+
+def _of_array(value: Any) -> str:
+    """Its shape, its type, and numbers at some places; of what is not plainly stored, shape and type."""
+    words = f"{tuple(value.shape)} {value.dtype}"
+    try:
+        flat = value.detach().reshape(-1) if isinstance(value, torch.Tensor) else value.reshape(-1)
+        return f"{words} {flat[_places(len(flat))].tolist()}"
+    except (RuntimeError, TypeError, NotImplementedError):
+        return words
+
+
+def _places(count: int) -> list[int]:
+    return sorted(set(np.linspace(0, count - 1, _PLACES).astype(int).tolist())) if count else []

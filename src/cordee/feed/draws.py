@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cordee.feed.batch import Batch
-from cordee.feed.fields import named_tensors
+from cordee.feed.batch import Batch, named_tensors
 from cordee.feed.permute import mix, random_bits
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio: neighbouring ids begin far from each other

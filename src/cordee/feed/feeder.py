@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from cordee.feed.batch import Batch
+from cordee.feed.digest import delivered_each, delivered_shares
 from cordee.feed.loader import Loader, Request
-from cordee.feed.lookahead import Lookahead
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.share import Share, Shares
-from cordee.feed.source import Source
-from cordee.feed.strip import steps_at_once, strip
+from cordee.feed.source import Fields, Source
 from cordee.group.team import Team
 
 LONGEST_S = 0.005
 """What gathering small batches of many steps at once may take."""
+MOST_BYTES = 2**20
+"""Of all of them together."""
+MOST, FEWEST = 32, 4
+_IDS_AT_ONCE = 16_384  # 128 KiB: they stay in a core's cache
+_CHUNKS = 3  # of the step that is committed, of the one that is computed, of the one that is read ahead
+
+Weigh = Callable[[Batch], float]
+"""What a batch weighs, where samples are not what counts: the number of its tokens, for example."""
 
 
 class Slot(NamedTuple):
@@ -30,6 +40,14 @@ class Slot(NamedTuple):
     step: int
     """Within the epoch."""
     micro: int = 0
+
+
+class _Mine(NamedTuple):
+    """My part of a micro-batch: positions in the global batch, and the samples there."""
+
+    positions: range | np.ndarray
+    ids: Ids
+    borrowed: bool = False
 
 
 class Feeder:
@@ -75,25 +93,14 @@ class Feeder:
         """How many micro-batches a step is computed in; none of them is empty."""
         return 1 if self.accumulate == 1 else max(1, min(self.accumulate, self.order.size(step)))
 
-    def window(self, slot: Slot) -> range:
-        """The positions of the global batch that a micro-batch holds: the same for any number of workers."""
-        size, micros = self.order.size(slot.step), self.micros(slot.step)
-        return range(size * slot.micro // micros, size * (slot.micro + 1) // micros)
-
-    def after(self, slot: Slot) -> Slot:
-        """The slot that follows, over the end of the epoch too."""
-        if slot.micro + 1 < self.micros(slot.step):
-            return Slot(slot.epoch, slot.step, slot.micro + 1)
-        if slot.step + 1 < self.order.steps:
-            return Slot(slot.epoch, slot.step + 1)
-        return Slot(slot.epoch + 1, 0)
-
     def take(self, slot: Slot, *, ahead: bool = True) -> Batch:
         """My share of this slot's samples; an empty share borrows the first sample of the micro-batch."""
         found = self._strip.pop(slot, None) or (self._from_strip(slot) if self._at_once > 0 else None)
         if found is not None:
             self.batch = found
             return found
+        if self._requested and slot not in self._requested:
+            self.forget()
         if self._loader.ahead:  # also if nothing is ready: the thread may still read what was cancelled
             self._request(slot)
         if slot in self._requested:
@@ -110,7 +117,7 @@ class Feeder:
             small = self._loader.plain and self._loader.quick and self.accumulate == 1
             self._at_once = steps_at_once(batch.fields) if small else 0
         if ahead and self._loader.ahead:
-            self._request(self.after(slot))
+            self._request(self._after(slot))
         return batch
 
     def forget(self) -> None:
@@ -140,6 +147,12 @@ class Feeder:
         self.forget()
         self._loader.close()
 
+    def _after(self, slot: Slot) -> Slot:
+        """The slot that follows, over the end of the epoch too."""
+        if slot.micro + 1 < self.micros(slot.step):
+            return slot._replace(micro=slot.micro + 1)
+        return Slot(slot.epoch, slot.step + 1) if slot.step + 1 < self.order.steps else Slot(slot.epoch + 1, 0)
+
     def _request(self, slot: Slot) -> None:
         if slot not in self._requested:
             mine = self._mine(slot)
@@ -156,39 +169,87 @@ class Feeder:
             return None
         shares = np.ascontiguousarray(whole[:, cut.start : cut.stop])
         began = time.perf_counter()
-        self._strip = {Slot(one.epoch, one.step): one for one in strip(self.source, shares, cut, slot.epoch, slot.step)}
+        self._strip = {Slot(one.epoch, one.step): one for one in _strip(self.source, shares, cut, slot)}
         if time.perf_counter() - began > LONGEST_S:  # a step in so many would be held up by it
             self._at_once = 0
         return self._strip.pop(slot)
 
     def _mine(self, slot: Slot) -> _Mine:
-        window = self.window(slot)
-        whole = self.lookahead.ids(slot.epoch, slot.step)
+        size, micros = self.order.size(slot.step), self.micros(slot.step)
+        start, stop = size * slot.micro // micros, size * (slot.micro + 1) // micros  # alike for any number of workers
+        whole = self.lookahead.ids(slot.epoch, slot.step)[start:stop]
         share = self.shares.at(slot.epoch * self.order.steps + slot.step)
-        cut = self._cuts.get((share, len(window)))
+        cut: range | Ids | None = self._cuts.get((share, len(whole)))
         if cut is None:
-            drawn = share.positions(len(window), self.team.mesh.leaders, self.team.replica, slot)
-            if not isinstance(drawn, range):
-                return (
-                    _Mine(drawn + window.start, whole[drawn + window.start]) if len(drawn) else _borrow(whole, window)
-                )
-            cut = self._cuts[share, len(window)] = drawn
-        positions = range(window.start + cut.start, window.start + cut.stop)
+            cut = share.positions(len(whole), self.team.mesh.leaders, self.team.replica, slot)
+            if isinstance(cut, range):
+                self._cuts[share, len(whole)] = cut
+        if not len(cut):
+            return _Mine(range(0), whole[:1].copy(), borrowed=True)
+        if not isinstance(cut, range):
+            return _Mine(cut + start, whole[cut])
         # A copy: it is the user's, and the next steps' ids must stay as they are.
-        return _Mine(positions, whole[positions.start : positions.stop].copy()) if positions else _borrow(whole, window)
+        return _Mine(range(start + cut.start, start + cut.stop), whole[cut.start : cut.stop].copy())
 
 
-class _Mine(NamedTuple):
-    """My part of a micro-batch: positions in the global batch, and the samples there."""
+class Lookahead:
+    """Ids and digests of whole global batches, computed many steps at a time: a call of numpy costs more than them."""
 
-    positions: range | np.ndarray
-    ids: Ids
-    borrowed: bool = False
+    def __init__(self, order: Order) -> None:
+        """Compute nothing yet."""
+        self._order = order
+        self._at_once = max(1, _IDS_AT_ONCE // order.batch)
+        self._chunks: OrderedDict[tuple[int, int], tuple[Ids, list[int]]] = OrderedDict()
+
+    def ids(self, epoch: int, step: int) -> Ids:
+        """The samples of a step's global batch; read only."""
+        number, within = divmod(step, self._at_once)
+        start = within * self._order.batch
+        return self._chunk(epoch, number)[0][start : start + self._order.batch]
+
+    def following(self, epoch: int, step: int, most: int) -> Ids | None:
+        """The samples of this step and of those after it, at most so many, one in a row; None if it is a short one."""
+        number, within = divmod(step, self._at_once)
+        ids, batch = self._chunk(epoch, number)[0], self._order.batch
+        count = min(most, len(ids) // batch - within)
+        return ids[within * batch : (within + count) * batch].reshape(count, batch) if count > 0 else None
+
+    def digest(self, epoch: int, step: int) -> int:
+        """What the shares' digests of a step have to add up to."""
+        number, within = divmod(step, self._at_once)
+        return self._chunk(epoch, number)[1][within]
+
+    def _chunk(self, epoch: int, number: int) -> tuple[Ids, list[int]]:
+        found = self._chunks.get((epoch, number))
+        if found is None:
+            first = number * self._at_once
+            ids = self._order.span(epoch, range(first, min(first + self._at_once, self._order.steps)))
+            found = self._chunks[epoch, number] = (ids, delivered_each(ids, self._order.batch))
+            if len(self._chunks) > _CHUNKS:
+                self._chunks.popitem(last=False)
+        return found
 
 
-def _borrow(whole: Ids, window: range) -> _Mine:
-    return _Mine(range(0), whole[window.start : window.start + 1].copy(), borrowed=True)
+def steps_at_once(fields: Fields) -> int:
+    """How many batches like this one are worth gathering at once; 0: one at a time."""
+    nbytes = sum(one.nbytes for one in _flat(fields))
+    count = min(MOST, MOST_BYTES // nbytes) if nbytes else 0
+    return count if count >= FEWEST else 0
 
 
-Weigh = Callable[[Batch], float]
-"""What a batch weighs, where samples are not what counts: the number of its tokens, for example."""
+def _strip(source: Source, shares: Ids, positions: range, first: Slot) -> Iterator[Batch]:
+    """The batches of steps from `first` on; a row of `shares` holds the ids at `positions` of one of them."""
+    fields = source.gather(shares.reshape(-1))
+    pieces = [torch.split(one, len(positions)) for one in _flat(fields)]
+    digests = delivered_shares(shares, positions)
+    for place, parts in enumerate(zip(*pieces, strict=True)):
+        batch = Batch(shares[place], dict(zip(fields, parts, strict=True)) if isinstance(fields, dict) else parts)
+        batch.epoch, batch.step, batch.positions = first.epoch, first.step + place, positions
+        batch.digest = digests[place]
+        yield batch
+
+
+def _flat(fields: Fields) -> list[Tensor]:
+    """What a batch holds by name or by place; none of what is nested deeper."""
+    held = list(fields.values() if isinstance(fields, dict) else fields if isinstance(fields, tuple) else ())
+    return held if all(isinstance(one, Tensor) for one in held) else []

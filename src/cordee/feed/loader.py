@@ -88,7 +88,7 @@ class Loader:
         return None if self._timings < _FIRST_TIMINGS else not self._slow
 
     def request(self, ids: Ids, epoch: int = 0) -> Request:
-        """Let the thread gather the samples `ids` of an epoch; returns at once."""
+        """Let the thread gather the samples `ids` of an epoch; one batch at a time may be asked for ahead."""
         if self._thread is None:
             self._thread = self._start(self._serve, "cordee-loader")
         request = Request()
@@ -108,9 +108,9 @@ class Loader:
             ) from error
 
     def cancel(self, request: Request) -> None:
-        """It is not needed any more: its memory is for the next batch."""
-        if not request.cancel():
-            request.add_done_callback(self._give_back)
+        """It is not needed any more."""
+        request.cancel()
+        self._memory.renew()
 
     def take_now(self, ids: Ids, epoch: int = 0) -> Batch:
         """The samples `ids`, gathered here and now."""
@@ -141,12 +141,8 @@ class Loader:
         return thread
 
     def _hand_out(self, gathered: Gathered) -> Batch:
-        self._memory.hand_out(gathered)
+        self._memory.await_copy(gathered)
         return Batch(gathered.ids, gathered.fields)
-
-    def _give_back(self, ended: Request) -> None:
-        if ended.exception() is None:
-            self._memory.give_back(ended.result().buffers)
 
     def _learn(self, took_s: float) -> None:
         """Whether a thread is worth its while."""

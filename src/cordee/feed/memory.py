@@ -1,23 +1,29 @@
-"""The memory that batches are gathered into: a few sets of buffers in turn, pinned for a GPU."""
+"""The memory of batches: a few sets of buffers in turn, pinned for a GPU; or a GPU that holds all samples."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
-from cordee.feed.fields import named_tensors
+from cordee.feed.arrays import ArraySource
+from cordee.feed.batch import named_tensors
 from cordee.feed.permute import Ids
 from cordee.feed.reading import reading
-from cordee.feed.resident import resident
-from cordee.feed.source import Fields, Source, map_tensors
+from cordee.feed.source import Fields, Source, check_ids, map_tensors
+
+LARGEST_PART = 0.25
+"""Of the GPU's free memory that data may take; the model, its activations and other workers want the rest."""
+_uploaded: WeakKeyDictionary[ArraySource, dict[torch.device, list[torch.Tensor]]] = WeakKeyDictionary()
 
 
 @dataclass
-class Buffers:
+class _Buffers:
     """Memory for `capacity` samples; without `fields` it only stands for a batch that makes its own."""
 
     capacity: int = 0
@@ -25,18 +31,16 @@ class Buffers:
     copied: torch.cuda.Event | None = None
 
 
-@dataclass(frozen=True)
-class Gathered:
+class Gathered(NamedTuple):
     """Samples that were gathered, on their device or on the way to it."""
 
     ids: Ids
     fields: Fields
-    buffers: Buffers | None
-    """None: the batch has memory of its own, which the allocator takes back."""
+    copied: torch.cuda.Event | None = None
 
 
 class Memory:
-    """`depth` sets of buffers for batches that were handed out, and one for the next; more only when waited for."""
+    """Room for the last `depth` batches and the next one: whoever gathers a batch has taken the one before it."""
 
     def __init__(self, source: Source, device: torch.device, depth: int, *, seed: int, deadline_s: float) -> None:
         """Allocate nothing before it is needed; `seed` is for random draws of the user's code."""
@@ -47,74 +51,48 @@ class Memory:
         self._seed, self._deadline_s = seed, deadline_s
         self._device = device
         self._depth = depth
-        self._lock = threading.Lock()  # for the counts and queues: one thread gathers, another hands out
-        self._made = 0
         self._largest = 0
-        self._free: deque[Buffers] = deque()
-        self._handed_out: deque[Buffers] = deque()
+        self.renew()
         self._stream = torch.cuda.Stream(device) if self.on_gpu else None  # type: ignore[no-untyped-call]
-        self._resident = resident(source, device) if self.on_gpu else None
+        self._resident = _gather_there(source, device) if self.on_gpu else None
         self.copies = self.on_gpu and self._resident is None
         """Whether batches have a way to go after they were gathered."""
+
+    def renew(self) -> None:
+        """Begin with new sets: of the old ones, one may hold a batch that is never taken."""
+        self._sets = deque(_Buffers() for _ in range(self._depth + 1))
 
     def gather(self, ids: Ids, epoch: int = 0) -> Gathered:
         """Gather samples of an epoch, and begin their way to the device."""
         if self._resident is not None:
-            return Gathered(ids, self._resident.gather(ids), None)
-        buffers = self._acquire(len(ids))
-        try:
-            with reading(self._seed, epoch, deadline_s=self._deadline_s) if self._runs_user_code else nullcontext():
-                fields = self._source.gather(ids, buffers.fields)
-            if self.on_gpu:
-                fields = self._copy(fields, buffers)
-            elif self._device.type != "cpu":
-                fields = map_tensors(lambda tensor: tensor.to(self._device), fields)
-        except BaseException:
-            self.give_back(buffers)
-            raise
-        return Gathered(ids, fields, buffers)
-
-    def hand_out(self, gathered: Gathered) -> None:
-        """Make the batch safe to use now, and its memory free after `depth` more."""
-        if gathered.buffers is None:
-            return
-        if gathered.buffers.copied is not None:
-            stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(gathered.buffers.copied)
-            for _, tensor in named_tensors(gathered.fields):
-                tensor.record_stream(stream)  # the allocator must not reuse its memory before that
-        self._handed_out.append(gathered.buffers)
-        while len(self._handed_out) > self._depth:
-            self.give_back(self._handed_out.popleft())
-
-    def give_back(self, buffers: Buffers | None) -> None:
-        """Let the next batch have this memory."""
-        if buffers is None:
-            return
-        with self._lock:
-            if self._made > self._depth + 1:  # one more was made for a batch that was waited for
-                self._made -= 1
-            else:
-                self._free.append(buffers)
-
-    def _acquire(self, count: int) -> Buffers:
-        with self._lock:
-            if self._free:
-                buffers = self._free.popleft()
-            else:
-                buffers = Buffers()
-                self._made += 1
+            return Gathered(ids, self._resident(ids))
+        sets = self._sets
+        buffers = sets[0]
         if buffers.copied is not None:
             buffers.copied.synchronize()  # long past, unless the GPU is `depth` batches behind
-            buffers.copied = None
-        if buffers.capacity < count or not buffers.capacity:
+        if buffers.capacity < len(ids) or not buffers.capacity:
             # As large as the largest so far, so that memory is made a few times only, whatever sizes come.
-            self._largest = max(self._largest, count)
+            self._largest = max(self._largest, len(ids))
             buffers.fields = self._source.buffers(self._largest, pin=self.on_gpu)
             buffers.capacity = self._largest
-        return buffers
+        with reading(self._seed, epoch, deadline_s=self._deadline_s) if self._runs_user_code else nullcontext():
+            fields = self._source.gather(ids, buffers.fields)
+        if self.on_gpu:
+            fields = self._copy(fields, buffers)
+        elif self._device.type != "cpu":
+            fields = map_tensors(lambda tensor: tensor.to(self._device), fields)
+        sets.rotate(-1)
+        return Gathered(ids, fields, buffers.copied)
 
-    def _copy(self, fields: Fields, buffers: Buffers) -> Fields:
+    def await_copy(self, gathered: Gathered) -> None:
+        """Make a batch safe to use now, on the current stream."""
+        if gathered.copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(gathered.copied)
+            for _, tensor in named_tensors(gathered.fields):
+                tensor.record_stream(stream)  # the allocator must not reuse its memory before that
+
+    def _copy(self, fields: Fields, buffers: _Buffers) -> Fields:
         """Copy to the GPU on a stream of our own, from pinned memory, without waiting for it."""
         if buffers.fields is None:
             fields = map_tensors(torch.Tensor.pin_memory, fields)
@@ -123,3 +101,40 @@ class Memory:
             buffers.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             buffers.copied.record(self._stream)
         return moved
+
+
+def _gather_there(source: Source, device: torch.device) -> Callable[[Ids], Fields] | None:
+    """How samples are gathered on this GPU, if they are arrays that fit into a part of its free memory; else None.
+
+    That is a thousand times cheaper than a copy. They stay there as long as their source does: each evaluation reads
+    the same arrays again, and subsets share those of the whole. What is changed in place after that is not seen.
+    """
+    table, rows, length = source.traits.table, source.traits.rows, len(source)
+    if table is None:
+        return None
+    if device.index is None:
+        device = torch.device(device.type, torch.cuda.current_device())
+    free, _ = torch.cuda.mem_get_info(device)
+    needed = 0 if device in _uploaded.get(table, ()) else table.nbytes
+    if needed + (0 if rows is None else rows.nbytes) > LARGEST_PART * free:
+        return None
+    rows_there = None if rows is None else torch.from_numpy(rows).to(device)
+    columns = upload(table, device)
+
+    def gather(ids: Ids) -> Fields:
+        """On the current stream, without waiting for it."""
+        check_ids(ids, length)
+        chosen = torch.from_numpy(ids).pin_memory().to(device, non_blocking=True)
+        if rows_there is not None:
+            chosen = rows_there[chosen]
+        return table.structured([column.index_select(0, chosen) for column in columns])
+
+    return gather
+
+
+def upload(table: ArraySource, device: torch.device) -> list[torch.Tensor]:
+    """The arrays of a table on a device; copied when they are first asked for, and let go with the table."""
+    there = _uploaded.setdefault(table, {})
+    if device not in there:
+        there[device] = [tensor.to(device) for tensor in table.tensors()]
+    return there[device]

@@ -12,8 +12,7 @@ from cordee.core.errors import JobError
 from cordee.diagnose.misfit import describe_error
 from cordee.diagnose.preflight import check
 from cordee.diagnose.preflight.passes import Subject
-from cordee.feed.batch import Batch
-from cordee.feed.fields import shapes, target_of
+from cordee.feed.batch import Batch, shapes, target_of
 from cordee.feed.order import Order
 from cordee.group.team import Team
 from cordee.train.gathering import count_calls

@@ -15,9 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from cordee.core.errors import JobError
 from cordee.core.words import did_you_mean
-from cordee.feed.batch import Batch
+from cordee.feed.batch import Batch, target_of
 from cordee.feed.data import Data, as_data
-from cordee.feed.fields import target_of
 from cordee.feed.order import SHUFFLES, Order
 from cordee.train.callbacks import Callback
 

@@ -33,8 +33,7 @@ from cordee.diagnose.preflight.trials import (
     try_scale,
 )
 from cordee.diagnose.preflight.verdict import explain_unchecked, refuse_mixing, refuse_state, warn_of_unseen_weights
-from cordee.feed.batch import Batch
-from cordee.feed.fields import shapes
+from cordee.feed.batch import Batch, shapes
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.reading import reading

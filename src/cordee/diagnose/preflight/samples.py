@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cordee.feed.batch import Batch
-from cordee.feed.fields import named_tensors
+from cordee.feed.batch import Batch, named_tensors
 from cordee.feed.permute import Ids
 from cordee.feed.source import Source, digest_of, map_tensors
 

@@ -12,8 +12,7 @@ from cordee.diagnose.misfit import explain_broadcast
 from cordee.diagnose.preflight.passes import Pass
 from cordee.diagnose.preflight.trials import Finding
 from cordee.diagnose.preflight.watch import DEFAULT_IGNORED, Call
-from cordee.feed.batch import Batch
-from cordee.feed.fields import named_tensors
+from cordee.feed.batch import Batch, named_tensors
 
 USUAL_CAUSES = (
     "Usual causes: a loss that compares samples with each other (contrastive, pairwise): cordee.gather(tensor) gives "
