@@ -286,7 +286,7 @@ def test_an_optimizer_made_anew_takes_the_reducer_over() -> None:
         again, _ = reducers.of(torch.optim.SGD(model.parameters(), lr=0.1))
         assert reducers.only() is again is whole and whole.overlap
         assert [hooks(parameter) for parameter in model.parameters()] == [1] * 6
-    assert len(reducers._optimizers) == 1
+    assert len(reducers._of) == 1
     reducers.close()
     assert [hooks(parameter) for parameter in model.parameters()] == [0] * 6
 

@@ -148,6 +148,6 @@ def differing(first: Any, other: Any) -> tuple[str, str]:
     return str(first), str(other)
 
 
-def settings_of(optimizer: Optimizer) -> Any:
-    """Its numbers, in a form that a file gives back as it was."""
-    return json.loads(json.dumps(of_optimizer(optimizer)["optimizer's settings"], default=str))
+def in_json(value: Any) -> Any:
+    """In a form that a file gives back as it was."""
+    return json.loads(json.dumps(value, default=str))

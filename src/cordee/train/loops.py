@@ -6,7 +6,7 @@ outer loop only one of them may train, because a step that is void is computed a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from cordee.core.errors import UsageError
@@ -48,17 +48,14 @@ class Loop:
         team: Team,
         plan: Plan,
         device: str,
-        keys: Sequence[Hashable],
+        data: object,
         shares: Shares | None = None,
     ) -> None:
-        """Over a source in this order, shared as the workers agreed, else as the plan says; no step is open yet.
-
-        `keys` are those of its data.
-        """
+        """Over a source, made of `data`, in this order; shared as the workers agreed, else as the plan says."""
         shares = shares or Shares(((0, Share(plan.share, plan.proportions, seed=order.seed)),))
         self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=device)
         local = plan.sync == "local"  # a replica's gradient is the mean over its own share
-        self.weigh, self.keys = weigh or (len if local else None), keys
+        self.weigh, self.data = weigh or (len if local else None), data
         self.weight = GlobalWeight(Team().layers if local else team.layers, local=local)
         self.guard = Guard()
         self.losses = Readings()
@@ -172,16 +169,16 @@ class Loops:
 
     def __init__(self) -> None:
         """None is open, and no data was trained on."""
-        self._open: list[Loop] = []
+        self.open: list[Loop] = []
         self.shares: Shares | None = None
         """What the workers agreed on for the outermost loop; None: what the plan says."""
-        self._next: dict[Hashable, int] = {}
-        self._kept: dict[int, object] = {}
+        self._next: dict[Hashable, tuple[int, object]] = {}
+        """The epoch with which a loop over some data goes on, by its fingerprint and by its place in memory."""
 
     @property
     def now(self) -> Loop | None:
         """The loop whose batch the user's code works on."""
-        return self._open[-1] if self._open else None
+        return self.open[-1] if self.open else None
 
     def current(self) -> tuple[Loop, Batch]:
         """The same, and its batch; there has to be one."""
@@ -193,16 +190,12 @@ class Loops:
     @property
     def nested(self) -> bool:
         """Whether it is inside another one."""
-        return len(self._open) > 1
+        return len(self.open) > 1
 
     @property
     def inside_open(self) -> bool:
         """Whether it is inside a step that has gradients for its next update."""
-        return any(outer.open for outer in self._open[:-1])
-
-    def __iter__(self) -> Iterator[Loop]:
-        """All of them, from outside to inside."""
-        return iter(self._open)
+        return any(outer.open for outer in self.open[:-1])
 
     @contextmanager
     def opened(self, loop: Loop, state: StepState, forget: Callable[..., None]) -> Iterator[None]:
@@ -210,7 +203,7 @@ class Loops:
 
         The outermost loop lets `forget` drop the gradients that no step has used.
         """
-        self._open.append(loop)
+        self.open.append(loop)
         silent, void = state.silent, state.void
         try:
             with gathering(loop.feeder, state):
@@ -218,9 +211,9 @@ class Loops:
         finally:
             if not self.nested:
                 forget(more=loop.open)
-            if loop in self._open:
-                del self._open[self._open.index(loop) :]
-            self.shares = self.shares if self._open else None
+            if loop in self.open:
+                del self.open[self.open.index(loop) :]
+            self.shares = self.shares if self.open else None
             state.silent = silent
             state.void |= void
 
@@ -259,27 +252,24 @@ class Loops:
                 "when a worker is lost, the outer step is computed again with all that is inside it. Evaluate in the "
                 "inner loop, or begin it before s.backward() or after s.step() of the outer one"
             )
-        for outer in self._open[:-1]:
+        for outer in self.open[:-1]:
             outer.trained_inside = True
             outer.guard.trained_inside()
 
-    def key_of(self, data: object) -> int:
-        """A key that is this very object, which is kept, so that no other one gets its place in memory."""
-        self._kept[id(data)] = data
-        return id(data)
-
-    def first(self, keys: Sequence[Hashable], start: Start | None, epochs: int | None) -> tuple[Start, int | None]:
-        """Where a loop over the data with these `keys` begins, and before which epoch it ends.
+    def first(
+        self, fingerprint: str, data: object, start: Start | None, epochs: int | None
+    ) -> tuple[Start, int | None]:
+        """Where a loop over this data begins, and before which epoch it ends.
 
         Without a `start` it goes on with the epoch after the last one that was trained on in this session, and `epochs`
         counts from there.
         """
         if start is not None:
             return start, epochs
-        first = max(self._next.get(key, 0) for key in keys)
+        first = max(self._next.get(key, (0, None))[0] for key in (fingerprint, id(data)))
         return (first, 0), None if epochs is None else first + epochs
 
     def trained(self, loop: Loop, epoch: int) -> None:
         """A step of this epoch was committed."""
-        for key in loop.keys:
-            self._next[key] = epoch + 1
+        for key in (loop.feeder.source.fingerprint, id(loop.data)):
+            self._next[key] = epoch + 1, loop.data  # held, so that no other object gets its place in memory

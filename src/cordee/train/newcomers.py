@@ -6,14 +6,14 @@ of their next step, let it in after that step, and one of them gives it what a c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from typing import Any
 
 from cordee.core.errors import JobError, WorkersLost
 from cordee.group.team import Team
 from cordee.state.handover import share_snapshot
 from cordee.state.naming import Snapshot
-from cordee.train.agreement import differing, of_job
+from cordee.train.agreement import differing, in_json, of_job
 from cordee.train.job import Job
 from cordee.train.stepper import Stepper
 
@@ -24,7 +24,7 @@ def come_in(job: Job, team: Team) -> Snapshot:
     snapshot = share_snapshot(team, _nothing)
     assert snapshot is not None
     if (theirs := snapshot.extra["asks"]) != (own := _asks(job)):
-        before, now = differing(json.loads(theirs), json.loads(own))
+        before, now = differing(theirs, own)
         raise JobError(f"the job has changed since the run began: {before} then, {now} now")
     return snapshot
 
@@ -39,9 +39,9 @@ def let_in(job: Job, stepper: Stepper, capture: Callable[[], Snapshot]) -> None:
         share_snapshot(stepper.team, lambda: capture().with_extra(asks=_asks(job)).copied())
 
 
-def _asks(job: Job) -> str:
-    """What a job asks for; the same text on all workers that were given the same job."""
-    return json.dumps(of_job(job, resume=False), default=str)
+def _asks(job: Job) -> Any:
+    """What a job asks for, in a form that travels; the same on all workers that were given the same job."""
+    return in_json(of_job(job, resume=False))
 
 
 def _nothing() -> Snapshot:

@@ -36,15 +36,14 @@ class Reducers:
         self._team, self._plan, self._models, self._on_lost = team, plan, models, on_lost
         self.least = 1
         """So many updates may be expected of a step: two, if some parameters are in no optimizer so far."""
-        self._shared: dict[int, nn.Parameter] = {}
+        self._shared: set[nn.Parameter] = set()
         """Parameters outside of all models, which all workers have from the first one."""
         self._differed = False
         self.loop: dict[str, Any] = {}
         """What is gone through; all workers have to go through the same."""
         self._passing = False
         """Whether a backward pass is under way."""
-        self._of: dict[int, Sync] = {}
-        self._optimizers: dict[int, Optimizer] = {}  # held, so that an id stays its optimizer's own
+        self._of: dict[Optimizer, Sync] = {}
         if plan.replace:
             team.on_regroup.append(self._renew)
 
@@ -54,21 +53,17 @@ class Reducers:
         A new one is compared with those of the other workers, unless they do not `agree` now.
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        reducer = self._of.get(id(optimizer))
+        reducer = self._of.get(optimizer)
         if reducer is not None and _covers(reducer, parameters):
             return reducer, True
         _refuse_closure(optimizer)
         same = next((key for key, other in self._of.items() if _covers(other, parameters)), None)
         if reducer is None and same is not None:  # made anew for another stage: nothing changes for the gradients
-            reducer = self._of.pop(same)
-            del self._optimizers[same]
-            return self._enter(optimizer, reducer, agree), True
+            return self._enter(optimizer, self._of.pop(same), agree), True
         sound = self.hold_back()
-        chosen = {id(parameter) for parameter in parameters}
         for key, other in list(self._of.items()):  # its own former one, and those of stages with fewer parameters
-            if other is reducer or all(id(parameter) in chosen for parameter in other.parameters):
+            if other is reducer or set(other.parameters) <= set(parameters):
                 self._of.pop(key).close()
-                del self._optimizers[key]
         return self._enter(optimizer, self._make(parameters), agree), sound
 
     def _make(self, parameters: Sequence[nn.Parameter]) -> Sync:
@@ -97,15 +92,15 @@ class Reducers:
         if agree:
             agree_on(self._team, {**of_optimizer(optimizer), **self.loop})
             self._share_strays(optimizer)
-        self._of[id(optimizer)], self._optimizers[id(optimizer)] = reducer, optimizer
-        given = {id(one) for each in self._of.values() for one in each.parameters}
-        self.least = 2 if any(one.requires_grad and id(one) not in given for one in self.all_parameters()) else 1
+        self._of[optimizer] = reducer
+        given = {one for each in self._of.values() for one in each.parameters}
+        self.least = 2 if any(one.requires_grad and one not in given for one in self.all_parameters()) else 1
         return reducer
 
     def _share_strays(self, optimizer: Optimizer) -> None:
         """Give all workers the first one's parameters, where no prepared model holds them."""
-        known = {id(one) for model in self._models for one in model.parameters()} | self._shared.keys()
-        strays = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in known]
+        known = {one for model in self._models for one in model.parameters()} | self._shared
+        strays = [one for group in optimizer.param_groups for one in group["params"] if one not in known]
         if not strays:
             return
         if (owner := owner_of(strays)) is not None:
@@ -114,7 +109,7 @@ class Reducers:
                 "they would begin with other numbers on every worker, and its layers and buffers would know its share "
                 "alone. Write model = s.prepare(model) for every model, then make its optimizer"
             )
-        self._shared |= {id(one): one for one in strays}
+        self._shared.update(strays)
         self._differed |= share(self._team, strays)
 
     def differed(self, updates: int) -> bool:
@@ -193,11 +188,10 @@ def _covers(sync: Sync, parameters: Sequence[nn.Parameter]) -> bool:
 
 def owner_of(parameters: Sequence[nn.Parameter]) -> nn.Module | None:
     """A module that holds one of these parameters; None for parameters by themselves."""
-    wanted = {id(one) for one in parameters}
+    wanted = set(parameters)
     for thing in gc.get_objects():  # a parameter does not know its module; asked once, where there are strays
-        if issubclass(type(thing), nn.Module) and any(id(one) in wanted for one in thing._parameters.values()):
-            found: nn.Module = thing
-            return found
+        if issubclass(type(thing), nn.Module) and not wanted.isdisjoint(thing._parameters.values()):
+            return thing  # type: ignore[no-any-return]
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +35,6 @@ class Saver:
     def __init__(self, folder: Path, rule: Save, channel: Channel | Unconnected) -> None:
         """Nothing is written or read yet."""
         self._folder, self._rule, self._channel = folder, rule, channel
-        self._made: Checkpoints | None = None
         self.owners = Owners()
         """Which of several writers this worker is."""
         self._live = False
@@ -42,13 +42,11 @@ class Saver:
         self.step = -1
         """The step of the last checkpoint that was begun; -1 if it has to be written again."""
 
-    @property
+    @functools.cached_property
     def _checkpoints(self) -> Checkpoints:
-        if self._made is None:
-            self._made = Checkpoints(
-                self._folder, keep_last=self._rule.keep_last, keep_best=self._rule.keep_best, owners=self.owners
-            )
-        return self._made
+        """Made when it is first needed, on the workers that write or read."""
+        keep_last, keep_best = self._rule.keep_last, self._rule.keep_best
+        return Checkpoints(self._folder, keep_last=keep_last, keep_best=keep_best, owners=self.owners)
 
     def latest(self) -> Snapshot:
         """The newest intact checkpoint."""
@@ -95,20 +93,20 @@ class Saver:
 
     def see_through(self, *, most_s: float = MOST_S, word_s: float = WORD_AFTER_S) -> None:
         """The run ends early: let the checkpoint under way come to its end, and say so if it does not."""
-        step = self._made.under_way if self._made is not None else None
-        if self._made is None or step is None:
+        files: Checkpoints | None = vars(self).get("_checkpoints")  # None: this worker has written nothing
+        if files is None or (step := files.under_way) is None:
             return
         what = f"the checkpoint of step {step}"
         self._channel.send(Saving(step, most_s + WORD_AFTER_S))  # and our last words
-        ended = self._made.await_end(word_s)
+        ended = files.await_end(word_s)
         if not ended:
             bound = f"at most {most_s:.0f} s; Ctrl-C gives it up"
             self._warn(f"before the run ends: waiting for {what}, which is still being written ({bound})")
-            ended = self._made.await_end(most_s - word_s)
+            ended = files.await_end(most_s - word_s)
         if not ended:
             self._warn(f"{what} was not written within {most_s:.0f} s, and is given up")
-        elif self._made.problem is not None:
-            self._warn(f"{what} was not written: {self._made.problem}")
+        elif files.problem is not None:
+            self._warn(f"{what} was not written: {files.problem}")
 
     def _warn(self, message: str) -> None:
         self._channel.post(WarningEvent(message))

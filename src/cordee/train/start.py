@@ -26,7 +26,7 @@ from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights
 from cordee.state.naming import Snapshot
 from cordee.state.start import take_weights
-from cordee.train.agreement import agree_on, of_job, settings_of, share_model
+from cordee.train.agreement import agree_on, in_json, of_job, of_optimizer, share_model
 from cordee.train.checks import check_job, materialise
 from cordee.train.devices import fuse
 from cordee.train.job import Job, Resolved
@@ -132,7 +132,7 @@ def _make_optimizer(
         group["lr"] = group["lr"] * resolved.lr_factor
     if stepper.plan.fused:
         fuse(optimizer, model)
-    settings = settings_of(optimizer)
+    settings = in_json(of_optimizer(optimizer)["optimizer's settings"])
     schedule = job.make_schedule(optimizer)
     stepper.sync_of(optimizer, agree=agree)
     return Setup(resolved, order, model, optimizer, schedule, settings)

@@ -144,10 +144,9 @@ class Stepper:
         """My share of each global batch; see `Session.batches`."""
         source = as_source(data)
         order = order or Order(len(source), batch, seed=self.seed)
-        keys = (source.fingerprint, self.loops.key_of(data))
-        first, end = self.loops.first(keys, start, epochs)
+        first, end = self.loops.first(source.fingerprint, data, start, epochs)
         self._reducers.loop = of_loop(source, order, epochs, first)
-        loop = Loop(source, order, weigh, self.team, self.plan, self.device, keys, self.loops.shares)
+        loop = Loop(source, order, weigh, self.team, self.plan, self.device, data, self.loops.shares)
         before = first[0] * order.steps + first[1]  # of the run that a script goes on with
         self.number = before if start is not None and before else self.team.steps
         with self.loops.opened(loop, self._state, self._reducers.forget):
@@ -302,5 +301,5 @@ class Stepper:
     def _regrouped(self) -> None:
         self._state.void = True  # what is left of this step was cut for other members
         self.reporter.repeat()
-        for loop in self.loops:
+        for loop in self.loops.open:
             loop.feeder.forget()
