@@ -45,7 +45,7 @@ def reach():
             time.sleep(0.05)
 
 with reach() as plain:
-    words = b'{"nonce":"00000000000000000000000000000000"}'
+    words = b'{"message":"hello","nonce":"00000000000000000000000000000000"}'
     plain.sendall(struct.pack("!I", len(words)) + words)
     try:
         answer = plain.recv(1000)

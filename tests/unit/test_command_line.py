@@ -123,7 +123,7 @@ def test_a_scripts_options_that_look_like_ours(given: list[str], asked: list[tup
 
 def test_the_last_line_says_how_far_it_came() -> None:
     heard: list[str] = []
-    listener = Reported(lambda event: heard.append(event.kind), tell=False)
+    listener = Reported(Path(), lambda event: heard.append(event.kind), tell=False)
     assert listener.reached() == ""
     listener(StartEvent(1, "", False))
     for number in (7, 8):

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cordee.cli.options import AsJson, JobFile, Out
-from cordee.core.errors import (
-    CheckpointError,
-    CordeeError,
-    DataError,
-    JobError,
-    MixingError,
-    ModelError,
-    PlanError,
-    UsageError,
-)
+from cordee.core.errors import CordeeError, UsageError
 from cordee.core.text import plain
 
 if TYPE_CHECKING:
@@ -29,8 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="twin", help="A cluster emulated on this machine.", no_args_is_help=True)
 
-AGAIN = (UsageError, JobError, DataError, PlanError, ModelError, MixingError, CheckpointError)
-"""After one of these the same command would end alike."""
 HOSTS_HELP = 'The hosts, such as "2 x cpu=0.75 link=100mbit, 1 x cpu=0.25 link=10mbit".'
 Hosts = Annotated[str | None, typer.Option(help=HOSTS_HELP, show_default=False)]
 Name = Annotated[str | None, typer.Option(help="Which twin. Default: the only one.", show_default=False)]
@@ -38,11 +27,6 @@ HostName = Annotated[str, typer.Argument(help="Name of a host, such as b.", show
 Worker = Annotated[int, typer.Argument(min=0, help="Number of a worker, from 0.", show_default=False)]
 RunFolder = Annotated[Path | None, typer.Option("--run", help="Folder of the run. Default: that of `twin run`.")]
 Processes = Annotated[bool, typer.Option("--processes", help="Hosts that are mere processes: no links, no root.")]
-
-
-@app.callback()
-def about() -> None:
-    """A cluster emulated on this machine."""
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -64,6 +48,7 @@ def run(
     whose alone is what stands behind `--`.
     """
     from cordee.runtime.api import default_folder
+    from cordee.runtime.folder import saved_step
     from cordee.twin.commands import RunRequest, check_options
     from cordee.twin.run import check_possible, run
     from cordee.twin.schedule import Schedule
@@ -81,9 +66,10 @@ def run(
         check_possible(faults, twin)
         code = run(twin, request, faults, seed=seed, say=_say)
     _write_report_again(folder)
-    if not script:
-        _tell_way_on(code, folder)
-    raise typer.Exit(_exit_code(code))
+    step = None if script else saved_step(folder)
+    if step is not None and code not in (0, UsageError.code):  # the hosts' own commands are gone with their names
+        _say(f"to go on after step {step}: the same `cordee twin run` with --out {folder} --resume")
+    raise typer.Exit(code if code >= 0 else 128 - code)  # as a shell has it of a process that a signal ended
 
 
 @app.command()
@@ -211,20 +197,6 @@ def _write_report_again(folder: Path) -> None:
         from cordee.watch.report import write_report
 
         write_report(folder)
-
-
-def _tell_way_on(code: int, folder: Path) -> None:
-    """How to resume a run that ended early: the hosts' own commands are gone with their names and their token."""
-    from cordee.runtime.folder import saved_step
-
-    step = saved_step(folder)
-    if step is not None and code not in (0, *(error.code for error in AGAIN)):
-        _say(f"to go on after step {step}: the same `cordee twin run` with --out {folder} --resume")
-
-
-def _exit_code(code: int) -> int:
-    """As a shell has it: a process that a signal ended has 128 more than its number."""
-    return code if code >= 0 else 128 - code
 
 
 def _say(message: str) -> None:

@@ -25,7 +25,7 @@ from cordee.runtime.spec import Target
 from cordee.runtime.start import run
 from cordee.runtime.wording import PYTHON, Wording
 from cordee.watch.progress import ProgressView
-from cordee.watch.report import Reported, reported
+from cordee.watch.report import Reported
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
@@ -84,7 +84,7 @@ def launch(given: Launch, *, ours: bool, job: Job | None = None, progress: bool 
     # Under another launcher a signal is for that launcher, which stops all of its processes.
     counting = contextlib.nullcontext() if World.from_env().is_foreign else interrupts.counted()
     tell = shown if progress else lambda event: None
-    with counting, tidied(given.out, ours=ours), reported(given.out, tell, tell=progress) as listen:
+    with counting, tidied(given.out, ours=ours), Reported(given.out, tell, tell=progress) as listen:
         try:
             return Result(given.out, run(given, listen, job)), listen
         finally:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from cordee.core import interrupts
@@ -56,7 +55,7 @@ def run(twin: Twin, request: RunRequest, schedule: Schedule, *, seed: int = 0, s
             shutil.rmtree(request.folder(twin, host), ignore_errors=True)
         (twin.entry.folder / "run").write_text(str(request.out.resolve()))
         with started(twin, request) as processes:
-            code = _Run(processes, follower, schedule, Faults(twin, follower, seed, say), say).watch()
+            code = _watch(processes, follower, schedule, Faults(twin, follower, seed, say), say)
         _collect(twin, request, say)
         return code
 
@@ -90,52 +89,44 @@ def collect_files(folders: Iterable[Path], out: Path) -> list[str]:
     return moved
 
 
-@dataclass
-class _Run:
-    """A run that was started on all hosts."""
+def _watch(processes: HostProcesses, follower: RunFollower, schedule: Schedule, faults: Faults, say: Say) -> int:
+    """A run that was started on all hosts, until it has ended; its exit code."""
+    first = processes.first
+    with _passed_on(first) as signals:
+        absent, reached = _follow(processes, follower, schedule, faults, say)
+        if absent is None and signals and first.returncode == -PASSED_ON:  # it could not report it itself
+            raise Interrupted(_stopped(follower))
+        for message in schedule.missed(follower.first, reached) if follower.began is not None else ():
+            say(message)
+            append_event(follower.folder / "events.jsonl", WarningEvent(message))
+        if absent is not None:
+            return processes.hosts[absent].returncode or CordeeError.code
+        # Not for hosts that a fault struck: one that is cut off waits for a while before it gives up.
+        processes.wait(ENDING_S if first.returncode == 0 else _LEFT_S, but=faults.struck)
+        tell_ends(processes, faults.struck, say)
+    return first.returncode
 
-    processes: HostProcesses
-    follower: RunFollower
-    schedule: Schedule
-    faults: Faults
-    say: Say
-    reached: Progress = field(default_factory=Progress)
 
-    def watch(self) -> int:
-        """Until it has ended; its exit code."""
-        first, follower = self.processes.first, self.follower
-        with _passed_on(first) as signals:
-            absent = self._follow()
-            if absent is None and signals and first.returncode == -PASSED_ON:  # it could not report it itself
-                raise Interrupted(_stopped(follower))
-            for message in self.schedule.missed(follower.first, self.reached) if follower.began is not None else ():
-                self.say(message)
-                append_event(follower.folder / "events.jsonl", WarningEvent(message))
-            if absent is not None:
-                return self.processes.hosts[absent].returncode or CordeeError.code
-            # Not for hosts that a fault struck: one that is cut off waits for a while before it gives up.
-            self.processes.wait(ENDING_S if first.returncode == 0 else _LEFT_S, but=self.faults.struck)
-            tell_ends(self.processes, self.faults.struck, self.say)
-        return first.returncode
-
-    def _follow(self) -> str | None:
-        """Until the first host's command ends; the host that was lost before they met."""
-        first, follower, absent = self.processes.first, self.follower, None
-        while first.poll() is None:
-            due, self.reached = follower.due(self.schedule, self.reached)
-            for action in due:
-                self.faults.do(action)
-            lost = [host for host, one in self.processes.hosts.items() if one is not first and one.poll() is not None]
-            if absent is None and not follower.met and lost:
-                wait_for([first], _TOGETHER_S)
-                follower.look()
-                if first.poll() is None and not follower.met:
-                    absent = lost[0]
-                    how = f"{_ended(self.processes.hosts[absent].returncode)} before the hosts had met"
-                    self.say(f"host {absent} {how}: {self.processes.last_line(absent)}")
-                    first.terminate()  # it would wait for ten minutes
-            time.sleep(LOOK_EVERY_S)
-        return absent
+def _follow(
+    processes: HostProcesses, follower: RunFollower, schedule: Schedule, faults: Faults, say: Say
+) -> tuple[str | None, Progress]:
+    """Until the first host's command ends; the host that was lost before they met, and how far the run came."""
+    first, absent, reached = processes.first, None, Progress()
+    while first.poll() is None:
+        due, reached = follower.due(schedule, reached)
+        for action in due:
+            faults.do(action)
+        lost = [host for host, one in processes.hosts.items() if one is not first and one.poll() is not None]
+        if absent is None and not follower.met and lost:
+            wait_for([first], _TOGETHER_S)
+            follower.look()
+            if first.poll() is None and not follower.met:
+                absent = lost[0]
+                how = f"{_ended(processes.hosts[absent].returncode)} before the hosts had met"
+                say(f"host {absent} {how}: {processes.last_line(absent)}")
+                first.terminate()  # it would wait for ten minutes
+        time.sleep(LOOK_EVERY_S)
+    return absent, reached
 
 
 def tell_ends(processes: HostProcesses, struck: Collection[str], say: Say) -> None:

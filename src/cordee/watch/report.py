@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from cordee.core import damage
@@ -36,11 +34,14 @@ def save_report(folder: Path, page: str) -> Path:
 
 
 class Reported:
-    """Listens to a run, passes everything on, and knows how far the run came and whether it is recorded here."""
+    """Listens to a run, passes everything on, and writes its report whatever way it ends, if this process records it.
 
-    def __init__(self, listen: Listener, tell: bool) -> None:
+    Of a run that failed nothing is shown but its error: `tell` where its report is, if there was a step.
+    """
+
+    def __init__(self, folder: Path, listen: Listener, *, tell: bool = True) -> None:
         """Nothing has been heard."""
-        self._listen, self._tell = listen, tell
+        self._folder, self._listen, self._tell = folder, listen, tell
         self._is_begun = False
         self._began = time.monotonic()
         self._steps = 0
@@ -48,6 +49,9 @@ class Reported:
         self._last: StepEvent | None = None
         self.path: Path | None = None
         """The report, once it is written."""
+
+    def __enter__(self) -> Reported:
+        return self
 
     def __call__(self, event: Event) -> None:
         """One event of the run."""
@@ -66,29 +70,13 @@ class Reported:
         seconds = time.monotonic() - self._began
         return f"{plural(self._steps, 'step')}{whole}, last loss {figure(self._last.loss)}, {seconds:.1f} s"
 
-    def write(self, folder: Path, *, failed: bool) -> None:
-        """Write the report if the run was recorded here; what goes wrong with it is only a note."""
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if not self._is_begun:
             return  # refused before it began, or a host or rank that only follows
         try:
-            self.path = write_report(folder)
-            if failed and self._steps and self._tell:
+            self.path = write_report(self._folder)
+            if kind is not None and self._steps and self._tell:
                 print(plain(f"report: {self.path}"), file=sys.stderr)  # noqa: T201
         except Exception as error:  # the run has its own end, which nothing here may hide
             note = f"note: the report could not be written ({type(error).__name__}: {error})"
             print(plain(note), file=sys.stderr)  # noqa: T201
-
-
-@contextlib.contextmanager
-def reported(folder: Path, listen: Listener, *, tell: bool = True) -> Iterator[Reported]:
-    """Whatever way the run in here ends, its report is written, if this process is the one that records it.
-
-    Of a run that failed nothing is shown but its error: `tell` where its report is, if there was a step.
-    """
-    listener = Reported(listen, tell)
-    failed = True
-    try:
-        yield listener
-        failed = False
-    finally:
-        listener.write(folder, failed=failed)
