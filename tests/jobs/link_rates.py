@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import cordee
-from cordee.group.links import all_pairs, measure
+from cordee.group.links import measure
 from cordee.group.team import Team
 from cordee.train.session import stepper_of
 
@@ -27,11 +27,11 @@ def main(file: Path) -> None:
     """Measure all links, and sums of all hosts; the first worker writes the results."""
     with cordee.session() as current:
         team = stepper_of(current).team
-        links = measure(team, socket.gethostname(), all_pairs, ENOUGH_S) or []
-        slowest = min((link.bit_s for link in links), default=1e9)
+        links = measure(team, socket.gethostname(), pairs=True, enough_s=ENOUGH_S) or []
+        slowest = min((mbit_s * 1e6 for _, _, mbit_s, _ in links), default=1e9)
         summed = _sums(team, slowest)
         if current.rank == 0:
-            file.write_text(json.dumps({"links": [link.recorded() for link in links], "allreduce": summed}))
+            file.write_text(json.dumps({"links": links, "allreduce": summed}))
 
 
 def _sums(team: Team, bit_s: float) -> dict[str, float]:

@@ -40,10 +40,9 @@ with cordee.session() as s:
             return self.lane.send(tensor, target, tag)
 
     links._lane = lambda *which: Counted(lane_of(*which))
-    found = links.measure(team, names[rank], links.all_pairs if which == "ALL" else links.ring, 0.01)
+    found = links.measure(team, names[rank], pairs=which == "ALL", enough_s=0.01)
     total = torch.ones(3)
     while not team.agree([total]):
         total = torch.ones(3)
-    said = None if found is None else [[one.source, one.target, one.bit_s, one.round_trip_s] for one in found]
-    about = {"links": said, "total": total.tolist(), "members": list(team.membership.members), "sent": sent}
+    about = {"links": found, "total": total.tolist(), "members": list(team.membership.members), "sent": sent}
     Path(folder, f"{rank if found is not None else team.membership.worker}.json").write_text(json.dumps(about))

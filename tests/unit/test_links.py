@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cordee.group.links import Link, all_pairs, ring
 from harness import JOBS, Run, run_script
 
 
@@ -19,15 +18,6 @@ def measured(folder: Path, which: str, *hosts: str, dies: str = "") -> tuple[Run
     words = (which, str(told), *([dies] if dies else []), *hosts)
     run = run_script(JOBS / "links.py", folder / "run", *words, workers=len(hosts))
     return run, {int(file.stem): json.loads(file.read_text()) for file in told.iterdir()}
-
-
-def test_who_sends_to_whom() -> None:
-    assert [list(ring(count)) for count in (1, 2, 3, 9)] == [[], [1], [1], [1]]
-    assert [list(all_pairs(count)) for count in (1, 2, 3, 4)] == [[], [1], [1, 2], [1, 2, 3]]
-
-
-def test_a_link_as_the_event_has_it() -> None:
-    assert Link("a", "b", 12_345_678.9, 0.000_123_456).recorded() == ("a", "b", 12.346, 0.1235)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +39,7 @@ def test_every_member_learns_of_every_link(
     found = told[0]["links"]
     assert [one["links"] for one in told.values()] == [found] * len(hosts)
     assert [f"{source}{target}" for source, target, *_ in found] == expected
-    assert all(0 < bit_s < 1e13 and round_trip_s > 0 for *_, bit_s, round_trip_s in found)
+    assert all(0 < mbit_s < 1e7 and round_trip_ms > 0 for *_, mbit_s, round_trip_ms in found)
     assert all(one["total"] == [len(hosts)] * 3 for one in told.values()), "the members still add up afterwards"
     speakers = [hosts.index(name) for name in dict.fromkeys(hosts)]
     assert all((one["sent"] > 0) == (rank in speakers and len(speakers) > 1) for rank, one in told.items())
@@ -61,7 +51,7 @@ def test_every_member_learns_of_every_link(
         "1@1",  # before the first word
         "1@2",  # in the midst of the first round trip, which the others have begun
         "2@20",  # while round trips are measured
-        "1@55",  # while much is sent
+        "1@27",  # while much is sent
     ],
 )
 def test_a_member_that_dies_while_it_is_measured(moment: str, warm: int, tmp_path: Path) -> None:

@@ -7,14 +7,11 @@ an all-reduce does. Of each host the first worker measures; the others wait.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -25,116 +22,141 @@ from cordee.group.team import Team
 from cordee.group.transport.gloo import LOOK_S
 
 PINGS = 12
-FIRST_BYTES, MOST_BYTES, GROWTH = 65_536, 67_108_864, 2
+FIRST_BYTES, MOST_BYTES = 65_536, 67_108_864
 ENOUGH_S = 0.2
 """A transfer that lasts so long says how fast a link is; shorter ones say how deep the buffers on the way are."""
-AGAIN, LONG_S = 2, 5.0
+TIMES, LONG_S = 3, 5.0
 """It is repeated unless it lasted long, and the middle one counts: others may use the processor meanwhile."""
 _NAME = 64
-_SIZE, _READY, _GO, _DATA, _ANSWER = range(71, 76)
+_PING, _PONG, _GO, _DATA = range(71, 75)
 """What tells our messages apart."""
 
-
-@dataclass(frozen=True)
-class Link:
-    """From one host to another."""
-
-    source: str
-    target: str
-    bit_s: float
-    round_trip_s: float
-
-    def recorded(self) -> tuple[str, str, float, float]:
-        """From, to, Mbit/s, round trip in ms: as the event `links` has it."""
-        return self.source, self.target, round(self.bit_s / 1e6, 3), round(self.round_trip_s * 1e3, 4)
-
-
-def measure(
-    team: Team, host: str, shifts: Callable[[int], Iterable[int]], enough_s: float = ENOUGH_S
-) -> list[Link] | None:
-    """The links between hosts, for all members; every member calls this. None if one was lost meanwhile.
-
-    `shifts` says, for a number of hosts, which ones: `ring` for the neighbours, `all_pairs` for all pairs. A transfer
-    lasts `enough_s`, or more.
-    """
-    measures: tuple[Callable[[Team, int], float], ...] = (_round_trip, partial(_speed, enough_s=enough_s))
-    names = _names(team, host)
-    if names is None:
-        return None
-    hosts = list(dict.fromkeys(names))
-    speakers = [names.index(one) for one in hosts]
-    count = len(hosts)
-    mine = torch.zeros(count, len(measures), dtype=torch.float64)
-    for shift, (column, ask) in itertools.product(shifts(count), enumerate(measures)):
-        if team.world.rank in speakers:
-            place = speakers.index(team.world.rank)
-            target, source = speakers[(place + shift) % count], speakers[(place - shift) % count]
-            mine[(place + shift) % count, column] = _exchange(team, partial(ask, team, target), source)
-        if team.layers.gather(torch.zeros(1)).wait() is None:  # the next one begins when all have ended this one
-            return None
-    tables = team.layers.gather(mine).wait()
-    if tables is None:
-        return None
-    return [
-        Link(hosts[i], hosts[j], bit_s=bit_s, round_trip_s=round_trip_s)
-        for i, speaker in enumerate(speakers)
-        for j, (round_trip_s, bit_s) in enumerate(tables[speaker].tolist())
-        if bit_s > 0
-    ]
+Link = tuple[str, str, float, float]
+"""From host, to host, Mbit/s, round trip in ms: as the event `links` has it."""
 
 
 def tell(team: Team, host: str) -> None:
     """Measure the ring, and have it on record; said by one member for all. Not where replicas lie in slices."""
-    if team.sliced:
-        return
-    links = measure(team, host, ring)
+    links = measure(team, host) if not team.sliced else None
     if links and team.speaks:
-        team.channel.post(LinksEvent([link.recorded() for link in links]))
+        team.channel.post(LinksEvent(links))
 
 
-def ring(count: int) -> Iterable[int]:
-    """From each host to the next."""
-    return range(1, min(2, count))
+def measure(team: Team, host: str, *, pairs: bool = False, enough_s: float = ENOUGH_S) -> list[Link] | None:
+    """The links from each host to the next, or between all `pairs`, for all members; None if one was lost meanwhile.
 
-
-def all_pairs(count: int) -> Iterable[int]:
-    """From each host to every other."""
-    return range(1, count)
-
-
-def _names(team: Team, host: str) -> Sequence[str] | None:
+    Every member calls this. A transfer lasts `enough_s`, or more.
+    """
     raw = host.encode()[:_NAME].ljust(_NAME)
-    gathered = team.layers.gather(torch.frombuffer(bytearray(raw), dtype=torch.uint8)).wait()
-    return None if gathered is None else [bytes(one.tolist()).decode(errors="replace").strip() for one in gathered]
+    of_all = team.layers.gather(torch.frombuffer(bytearray(raw), dtype=torch.uint8)).wait()
+    if of_all is None:
+        return None
+    names = [bytes(one.tolist()).decode(errors="replace").strip() for one in of_all]
+    hosts = list(dict.fromkeys(names))
+    speakers = [names.index(one) for one in hosts]
+    found: dict[tuple[int, int], Link] = {}
+    for shift in range(1, len(hosts) if pairs else min(2, len(hosts))):
+        targets = [speakers[(place + shift) % len(hosts)] for place in range(len(hosts))]
+        trips = _round_trips(team, speakers, targets)
+        speeds = trips and _speeds(team, speakers, targets, enough_s)
+        if not trips or not speeds:
+            return None
+        for place, (trip_s, bit_s) in enumerate(zip(trips, speeds, strict=True)):
+            other = (place + shift) % len(hosts)
+            found[place, other] = hosts[place], hosts[other], round(bit_s / 1e6, 3), round(trip_s * 1e3, 4)
+    return [found[place] for place in sorted(found)]
 
 
-def _exchange(team: Team, ask: Callable[[], float], source: int) -> float:
-    """What `ask` measures, while we answer `source`; 0 if a member was lost."""
-    found: list[float] = []
-    tasks = (lambda: found.append(ask()), lambda: _answer(team, source))
-    threads = [threading.Thread(target=_quietly, args=(task,), name="cordee-links", daemon=True) for task in tasks]
-    for thread in threads:
-        thread.start()
-    lost_at = None
-    while any(thread.is_alive() for thread in threads):
-        for thread in threads:
-            thread.join(LOOK_S / 2)
+def _round_trips(team: Team, speakers: list[int], targets: list[int]) -> list[float] | None:
+    """Of each speaker to its target, in seconds; while all do so, and none sends much."""
+    mine, task = team.world.rank, None
+    if mine in speakers:
+        target, source = targets[speakers.index(mine)], speakers[targets.index(mine)]
+        task = lambda: statistics.median(_ping(team, target, source) for _ in range(PINGS))  # noqa: E731
+    seconds = _exchange(team, task)
+    return None if seconds is None else [seconds[speaker] for speaker in speakers]
+
+
+def _speeds(team: Team, speakers: list[int], targets: list[int], enough_s: float) -> list[float] | None:
+    """From each speaker to its target, in bits per second; while all send that are not measured yet."""
+    mine, task = team.world.rank, None
+    sizes, speeds = [FIRST_BYTES] * len(speakers), [0.0] * len(speakers)
+    spent: list[list[float]] = [[] for _ in speakers]
+    while not all(speeds):
+        if mine in speakers:
+            out, into = speakers.index(mine), targets.index(mine)
+            task = partial(_transfer, team, (targets[out], sizes[out]), (speakers[into], sizes[into]))
+        seconds = _exchange(team, task)
+        if seconds is None:
+            return None
+        for place, target in enumerate(targets):
+            if speeds[place]:
+                continue
+            if not spent[place] and seconds[target] < enough_s and sizes[place] < MOST_BYTES:
+                sizes[place] *= 2
+                continue
+            spent[place].append(seconds[target])
+            if len(spent[place]) == TIMES or seconds[target] > LONG_S:
+                speeds[place] = sizes[place] * 8 / max(statistics.median(spent[place]), 1e-9)
+                sizes[place] = 1
+    return speeds
+
+
+def _exchange(team: Team, task: Callable[[], float] | None) -> list[float] | None:
+    """What the `task` of each member measures; None if one was lost. The next one begins when all have ended this one.
+
+    On a thread of its own: gloo does not wake a rank that waits in the middle of a message.
+    """
+    measured: list[float] = []
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError, CordeeError):  # a peer was lost, which the gather notices too
+            measured.append(task() if task is not None else 0.0)
+
+    thread = threading.Thread(target=run, name="cordee-links", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(LOOK_S / 2)
         if team.membership.broken:
-            lost_at = lost_at or time.monotonic()
-            if time.monotonic() - lost_at > LOOK_S:  # gloo does not wake a rank that waits in the middle of a message
-                team.membership.stuck = True
-                break
-    return found[0] if found else 0.0
+            thread.join(LOOK_S)
+            team.membership.stuck = team.membership.stuck or thread.is_alive()
+            break
+    of_all = team.layers.gather(torch.tensor(measured or [0.0], dtype=torch.float64)).wait()
+    return None if of_all is None else [float(one) for one in of_all]
 
 
-def _quietly(task: Callable[[], Any]) -> None:
-    with contextlib.suppress(RuntimeError, CordeeError):  # a peer was lost, which the next gather notices too
-        task()
+def _ping(team: Team, target: int, source: int) -> float:
+    """How long a word takes to the target and back, while we send back what comes from the source."""
+    mine, word = team.world.rank, torch.zeros(1, dtype=torch.uint8)
+    ping = _lane(team, source, mine).receive(word.clone(), source, _PING)
+    pong = _lane(team, target, mine).receive(word.clone(), target, _PONG)
+    began = time.perf_counter()
+    sent = _lane(team, mine, target).send(word, target, _PING)
+    _await(ping)
+    answer = _lane(team, mine, source).send(word, source, _PONG)
+    _await(pong)
+    spent = time.perf_counter() - began
+    _await(sent, answer)
+    return spent
 
 
-def _await(*handles: Handle) -> None:
-    if not all(handle.wait() for handle in handles):
-        raise RuntimeError("a peer was lost")
+def _transfer(team: Team, out: tuple[int, int], into: tuple[int, int]) -> float:
+    """How long so many bytes took from the source (`into`: rank, bytes), while we send to the target (`out`).
+
+    The clock begins with a word that comes the same way just before them.
+    """
+    (target, sent), (source, received), mine = out, into, team.world.rank
+    data, word = torch.zeros(sent, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+    from_source, to_target = _lane(team, source, mine), _lane(team, mine, target)
+    go = from_source.receive(word.clone(), source, _GO)
+    came = from_source.receive(torch.empty(received, dtype=torch.uint8), source, _DATA)
+    sending = to_target.send(word, target, _GO), to_target.send(data, target, _DATA)
+    _await(go)
+    began = time.perf_counter()
+    _await(came)
+    spent = time.perf_counter() - began
+    _await(*sending)
+    return spent
 
 
 def _lane(team: Team, source: int, target: int) -> Comm:
@@ -146,58 +168,6 @@ def _lane(team: Team, source: int, target: int) -> Comm:
     return team.layers if source < target else team.sums
 
 
-def _round_trip(team: Team, target: int) -> float:
-    """In seconds; while all do so, and none sends much."""
-    found = statistics.median(_sent(team, target, 1)[0] for _ in range(PINGS))
-    _end(team, target)
-    return found
-
-
-def _speed(team: Team, target: int, *, enough_s: float) -> float:
-    """In bits per second; while all send as much as they can."""
-    size = FIRST_BYTES
-    while True:
-        times = [_sent(team, target, size)[1]]
-        times += [_sent(team, target, size)[1] for _ in range(AGAIN if enough_s <= times[0] < LONG_S else 0)]
-        if (spent := statistics.median(times)) >= enough_s or size >= MOST_BYTES:
-            break
-        size *= GROWTH
-    _end(team, target)
-    return size * 8 / max(spent, 1e-9)
-
-
-def _sent(team: Team, target: int, size: int) -> tuple[float, float]:
-    """How long it takes to send so many bytes and get an answer, and how long they came for at the target.
-
-    The target's clock begins with a word that goes the same way just before them: what comes back to us may have to
-    wait behind what the target itself sends.
-    """
-    lane, data = _lane(team, team.world.rank, target), torch.zeros(size, dtype=torch.uint8)
-    ready, answer = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.float64)
-    _await(lane.send(torch.tensor([size]), target, _SIZE))
-    _await(lane.receive(ready, target, _READY))
-    began = time.perf_counter()
-    sending = [lane.send(ready, target, _GO), lane.send(data, target, _DATA)]
-    _await(lane.receive(answer, target, _ANSWER), *sending)
-    return time.perf_counter() - began, float(answer)
-
-
-def _end(team: Team, target: int) -> None:
-    """Nothing more comes."""
-    _await(_lane(team, team.world.rank, target).send(torch.zeros(1, dtype=torch.int64), target, _SIZE))
-
-
-def _answer(team: Team, source: int) -> None:
-    lane, size, word = _lane(team, source, team.world.rank), torch.zeros(1, dtype=torch.int64), torch.zeros(1).byte()
-    while True:
-        _await(lane.receive(size, source, _SIZE))
-        if not int(size):
-            return
-        go = lane.receive(word, source, _GO)
-        data = lane.receive(torch.empty(int(size), dtype=torch.uint8), source, _DATA)
-        _await(lane.send(torch.zeros(1).byte(), source, _READY))
-        _await(go)
-        began = time.perf_counter()
-        _await(data)
-        spent = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-        _await(lane.send(spent, source, _ANSWER))
+def _await(*handles: Handle) -> None:
+    if not all(handle.wait() for handle in handles):
+        raise RuntimeError("a peer was lost")

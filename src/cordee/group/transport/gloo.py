@@ -31,17 +31,20 @@ LOOK_S = 1.0
 
 
 class GlooWork:
-    """A collective of gloo."""
+    """A collective of gloo, or a message to or from one rank."""
 
     ends_by_itself = True
-    __slots__ = ("_work",)
+    __slots__ = ("_is_message", "_work")
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Any, *, is_message: bool = False) -> None:
         """Made by `Gloo`."""
-        self._work = work
+        self._work, self._is_message = work, is_message
 
     def wait(self, broken: Callable[[], bool]) -> None:
         """Until it ends; `LostInMessage` if gloo does not notice that a peer was lost."""
+        if self._is_message:  # a timeout would close all connections of the group
+            self._work.wait()
+            return
         looks = 0
         while True:
             try:
@@ -54,21 +57,6 @@ class GlooWork:
                 looks += broken()
                 if looks > 1:  # sockets that were shut at the first look have had their time to be noticed
                     raise LostInMessage("a peer was lost in the middle of a message") from error
-
-
-class GlooMessage:
-    """A message of gloo to or from one rank. A timeout in its `wait` would close all connections of the group."""
-
-    ends_by_itself = True
-    __slots__ = ("_work",)
-
-    def __init__(self, work: Any) -> None:
-        """Made by `Gloo`."""
-        self._work = work
-
-    def wait(self, broken: Callable[[], bool]) -> None:
-        """Until it is sent or received; a rank that has received part of it blocks until the group's timeout."""
-        self._work.wait()
 
 
 class Gloo:
@@ -110,13 +98,13 @@ class Gloo:
         options.rootRank = root
         return GlooWork(self.group.broadcast([tensor], options))
 
-    def send(self, tensor: Tensor, rank: int, tag: int) -> GlooMessage:
+    def send(self, tensor: Tensor, rank: int, tag: int) -> GlooWork:
         """To one rank."""
-        return GlooMessage(self.group.send([tensor], rank, tag))
+        return GlooWork(self.group.send([tensor], rank, tag), is_message=True)
 
-    def receive(self, tensor: Tensor, rank: int, tag: int) -> GlooMessage:
+    def receive(self, tensor: Tensor, rank: int, tag: int) -> GlooWork:
         """From one rank."""
-        return GlooMessage(self.group.recv([tensor], rank, tag))
+        return GlooWork(self.group.recv([tensor], rank, tag), is_message=True)
 
     def cut(self) -> None:
         """Shut the sockets that are connected."""
