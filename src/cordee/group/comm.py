@@ -7,8 +7,9 @@ None. Collectives of one `Comm` are begun in the same order by all members.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,54 +60,47 @@ class Comm:
 
     def sum(self, tensor: Tensor) -> Handle:
         """Begin to add `tensor` up over all members, in place."""
-        if self.size == 1:
-            return AT_ONCE
-        if not self.transports or self.membership.broken:
-            return NEVER
         tensor = _as_real(tensor)
-        self.meter.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
-        try:
-            return self._handle(one.sum(tensor) for one in self.transports)
-        except RuntimeError:
-            return NEVER
+        return self._begin("sum", 2 * tensor.nbytes * (self.size - 1) // self.size, tensor)
 
     def gather(self, tensor: Tensor) -> Gathering:
         """Begin to gather the `tensor` of every member, all of one shape."""
         if self.size == 1:
-            return Gathering(self, NEVER, [tensor], tensor, 0.0)
+            return Gathering(self, AT_ONCE, [tensor], tensor, 0.0)
         arrived = self.membership.clock()
-        if not self.transports or self.membership.broken:
-            return Gathering(self, NEVER, [], tensor, arrived)
         payload = _stamped(tensor, arrived)
         parts = [torch.empty_like(payload) for _ in range(self.size)]
-        self.meter.bytes_sent += payload.nbytes * (self.size - 1)
-        try:
-            handle = self._handle(one.gather(payload, parts) for one in self.transports)
-        except RuntimeError:
-            handle, parts = NEVER, []
+        handle = self._begin("gather", payload.nbytes * (self.size - 1), payload, parts)
         return Gathering(self, handle, parts, tensor, arrived)
 
     def broadcast(self, tensor: Tensor, root: int) -> Handle:
         """Begin to give all members the `tensor` of rank `root`, in place."""
-        if self.size == 1:
-            return AT_ONCE
-        if not self.transports or self.membership.broken:
-            return NEVER
         tensor = _as_real(tensor)
-        self.meter.bytes_sent += tensor.nbytes
-        try:
-            return self._handle(one.broadcast(tensor, root) for one in self.transports)
-        except RuntimeError:
-            return NEVER
+        return self._begin("broadcast", tensor.nbytes, tensor, root)
 
     def send(self, tensor: Tensor, rank: int, tag: int) -> Handle:
-        """Begin to send `tensor` to one member; `RuntimeError` if that was lost."""
-        self.meter.bytes_sent += tensor.nbytes
-        return self._handle(one.send(tensor, rank, tag) for one in self.transports)
+        """Begin to send `tensor` to one member."""
+        return self._begin("send", tensor.nbytes, tensor, rank, tag)
 
     def receive(self, tensor: Tensor, rank: int, tag: int) -> Handle:
-        """Begin to receive `tensor` from one member; `RuntimeError` if that was lost."""
-        return self._handle(one.receive(tensor, rank, tag) for one in self.transports)
+        """Begin to receive `tensor` from one member."""
+        return self._begin("receive", 0, tensor, rank, tag)
+
+    def _begin(self, collective: str, sent: int, *given: Any) -> Handle:
+        """By the first transport that carries it; `sent` bytes leave this worker."""
+        if self.size == 1:
+            return AT_ONCE
+        if self.membership.broken:
+            return NEVER
+        self.meter.bytes_sent += sent
+        try:
+            for transport in self.transports:
+                work = getattr(transport, collective)(*given)
+                if work is not None:
+                    return Handle(self, work)
+        except RuntimeError:  # a member was lost
+            pass
+        return NEVER
 
     def cut(self) -> None:
         """Release every wait; called by another thread when a member is lost."""
@@ -141,12 +135,6 @@ class Comm:
     def _is_broken(self) -> bool:
         self.look()
         return self.membership.broken
-
-    def _handle(self, offers: Iterable[Work | None]) -> Handle:
-        for work in offers:
-            if work is not None:
-                return Handle(self, work)
-        raise RuntimeError("a member was lost: the transports of this generation are gone")
 
 
 class Handle:

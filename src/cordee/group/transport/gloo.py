@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from cordee.group.transport.seam import LostInMessage
+from cordee.group.transport.seam import LostInMessage, Transport
 from cordee.group.transport.sockets import open_sockets, seal, shut
 
 FORM_S = 10.0
@@ -59,7 +59,7 @@ class GlooWork:
                     raise LostInMessage("a peer was lost in the middle of a message") from error
 
 
-class Gloo:
+class Gloo(Transport):
     """A group of gloo, and its sockets."""
 
     def __init__(self, interface: str) -> None:

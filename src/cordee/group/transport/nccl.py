@@ -21,6 +21,7 @@ from torch import Tensor
 from cordee.core.errors import PlanError
 from cordee.group.store import HubStore
 from cordee.group.transport.gloo import unless_broken
+from cordee.group.transport.seam import Transport
 
 _POLL_S = 0.00005
 
@@ -46,7 +47,7 @@ class NcclWork:
             self._complete = ended
 
 
-class Nccl:
+class Nccl(Transport):
     """A group of NCCL."""
 
     def __init__(self, group: Any) -> None:
@@ -56,18 +57,6 @@ class Nccl:
     def sum(self, tensor: Tensor) -> NcclWork | None:
         """Tensors on GPUs only."""
         return NcclWork(self._group.allreduce([tensor])) if tensor.is_cuda else None
-
-    def gather(self, tensor: Tensor, parts: Sequence[Tensor]) -> None:
-        """Left to gloo."""
-
-    def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Left to gloo, which can be cut."""
-
-    def send(self, tensor: Tensor, rank: int, tag: int) -> None:
-        """Left to gloo."""
-
-    def receive(self, tensor: Tensor, rank: int, tag: int) -> None:
-        """Left to gloo."""
 
     def cut(self) -> None:
         """End its kernels."""

@@ -27,23 +27,28 @@ class Work(Protocol):
         """Until the result is here; `RuntimeError` if it never comes. `broken()` says whether a peer was lost."""
 
 
-class Transport(Protocol):
-    """Carries tensors among the ranks of one group."""
+class Transport:
+    """Carries tensors among the ranks of one group; what one does not override is left to gloo."""
 
     def sum(self, tensor: Tensor) -> Work | None:
         """Begin to add `tensor` up over all ranks, in place."""
+        return None
 
     def gather(self, tensor: Tensor, parts: Sequence[Tensor]) -> Work | None:
         """Begin to copy the tensor of each rank into its part."""
+        return None
 
     def broadcast(self, tensor: Tensor, root: int) -> Work | None:
         """Begin to give all ranks the tensor of rank `root`, in place."""
+        return None
 
     def send(self, tensor: Tensor, rank: int, tag: int) -> Work | None:
         """Begin to send `tensor` to one rank."""
+        return None
 
     def receive(self, tensor: Tensor, rank: int, tag: int) -> Work | None:
         """Begin to receive `tensor` from one rank."""
+        return None
 
     def cut(self) -> None:
         """Release what waits for a lost peer; called by another thread, also while the group is being made."""

@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cordee.group.transport.seam import Transport
+
 ARENA_BYTES = 16 * 2**20
 """For each member's sums: two or more under way at once."""
 NEAR_BYTES = 16 * 2**20
@@ -45,7 +47,7 @@ _PATIENT_S = 0.0002
 Store = Any
 
 
-class Shared:
+class Shared(Transport):
     """The arenas of all members of a generation, for collectives that all of them begin in the same order."""
 
     def __init__(self, memory: memoryview, rank: int, size: int, broken: Callable[[], bool], deadline_s: float) -> None:
@@ -80,18 +82,6 @@ class Shared:
     def gather(self, tensor: Tensor, parts: Sequence[Tensor]) -> SharedWork | None:
         """Each rank's tensor into its part."""
         return self.post(tensor, parts) if self.fits(tensor) else None
-
-    def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Left to gloo: rare, and large."""
-
-    def send(self, tensor: Tensor, rank: int, tag: int) -> None:
-        """Left to gloo."""
-
-    def receive(self, tensor: Tensor, rank: int, tag: int) -> None:
-        """Left to gloo."""
-
-    def cut(self) -> None:
-        """Nothing blocks here: a wait looks by itself whether its generation broke."""
 
     def post(self, tensor: Tensor, parts: Sequence[Tensor] = ()) -> SharedWork:
         """Begin to add up `tensor`, in place; or, if there are `parts`, to copy each member's into its part.
