@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cordee.core.errors import SecurityError, UsageError
+from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
 from cordee.runtime.api import Options, train
 from cordee.runtime.join import session
@@ -27,19 +27,34 @@ def launch(out: Path = Path("runs/a b"), **more: object) -> Launch:
 
 
 def test_the_command_that_goes_on_can_be_pasted() -> None:
-    first = ["cordee", "train", "slow job.py", "--out", "runs/a b", "--workers", "3"]
-    assert shlex.split(launch().again()) == [*first, "--resume"]
-    meeting = Rendezvous("192.0.2.7", 29400, 2, trusted_network=True)
-    asked = launch(plan="accumulate=2,precision=bf16", threads=1, cores=(0, 2), device="cpu", rendezvous=meeting)
-    more = ["--plan", "accumulate=2,precision=bf16", "--threads", "1", "--cores", "0,2", "--device", "cpu"]
-    where = ["--rendezvous", "192.0.2.7:29400", "--nodes", "2", "--trusted-network"]
-    assert shlex.split(asked.again()) == [*first, *more, *where, "--resume"]
-    call = replace(asked, wording=PYTHON).again()
-    assert call.endswith(
-        "cores='0,2', device='cpu', rendezvous='192.0.2.7:29400', nodes=2, trusted_network=True, resume=True)"
+    target, first = Target("job", "slow job.py"), ["cordee", "train", "slow job.py", "--out", "runs/a b"]
+    options = Options(workers=3, out="runs/a b")
+    assert shlex.split(options.launch(target, COMMAND).again()) == [*first, "--workers", "3", "--resume"]
+    call = options.launch(target, PYTHON).again()
+    assert call == "cordee.train('slow job.py', out='runs/a b', workers=3, resume=True)"
+    (core,) = usable_cores()[:1]
+    asked = Options(
+        plan=Plan.parse("accumulate=2,precision=bf16"),
+        out=Path("runs/a b"),
+        threads=1,
+        cores=str(core),
+        device="cpu",
+        rendezvous="192.0.2.7:29400",
+        nodes=2,
+        trusted_network=True,
+        replace=True,
     )
-    assert Plan.parse("accumulate=2,precision=bf16") == asked.plan
-    assert launch(wording=PYTHON).again() == "cordee.train('slow job.py', out='runs/a b', workers=3, resume=True)"
+    more = ["--plan", "accumulate=2,precision=bf16", "--threads", "1", "--cores", str(core), "--device", "cpu"]
+    where = ["--rendezvous", "192.0.2.7:29400", "--nodes", "2", "--trusted-network", "--replace"]
+    assert shlex.split(asked.launch(target, COMMAND).again()) == [*first, *more, *where, "--resume"]
+    assert (
+        asked.launch(target, PYTHON)
+        .again()
+        .endswith(
+            f"cores='{core}', device='cpu', rendezvous='192.0.2.7:29400', nodes=2, trusted_network=True, replace=True, "
+            "resume=True)"
+        )
+    )
 
 
 def test_how_to_go_on_is_said_where_there_is_a_checkpoint(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,7 @@ class Options:
             )
         meeting = Rendezvous.parse(self.rendezvous, self.nodes, self.token_file, self.trusted_network, wording)
         plan = Plan.parse(self.plan)
+        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
         return Launch(
             target,
             default_workers(self.device) if self.workers is None else self.workers,
@@ -70,6 +71,11 @@ class Options:
             self.device,
             rendezvous=meeting,
             wording=wording,
+            given={
+                name: value if isinstance(value, int | float) else str(value)
+                for name, value in given.items()
+                if name not in ("out", "resume")
+            },
         ).taking_over()
 
 

@@ -52,6 +52,8 @@ class Launch:
     wording: Wording = COMMAND
     output: Output = field(default_factory=Output)
     """Where the output of the workers goes, if not to our own."""
+    given: Mapping[str, object] = field(default_factory=dict)
+    """Options that the user gave, besides the folder."""
 
     @property
     def nodes(self) -> int:
@@ -98,17 +100,7 @@ class Launch:
 
     def again(self) -> str:
         """The command, or the call, that resumes this run as it was started. Its folder remembers the settings."""
-        given: dict[str, object] = {"out": str(self.out), "workers": self.workers}
-        changed = {
-            "plan": (str(self.plan), self.plan != Plan()),
-            "threads": (self.threads, self.threads is not None),
-            "cores": (",".join(map(str, self.cores or ())), self.cores is not None),
-            "deadline": (_short(self.deadline_s), self.deadline_s != DEADLINE_S),
-            "device": (self.device, self.device != "auto"),
-        }
-        given |= {name: value for name, (value, is_given) in changed.items() if is_given}
-        given |= self.rendezvous.given() if self.rendezvous is not None else {}
-        given["resume"] = True
+        given = {"out": str(self.out), **self.given, "resume": True}
         if self.wording.python:
             job = repr(self.target.path) if self.target.kind == "job" else "job"
             return f"cordee.train({', '.join([job, *(self.wording.option(*one) for one in given.items())])})"
@@ -145,9 +137,4 @@ class Launch:
 def check_deadline(seconds: float, wording: Wording) -> None:
     """Refuse what leaves workers no time to wait for each other."""
     if seconds <= 0:
-        raise UsageError(f"{wording.option('deadline', _short(seconds))}: a number of seconds above 0 is needed")
-
-
-def _short(seconds: float) -> float:
-    """Without a fraction, where there is none."""
-    return int(seconds) if seconds == int(seconds) else seconds
+        raise UsageError(f"{wording.option('deadline', seconds)}: a number of seconds above 0 is needed")

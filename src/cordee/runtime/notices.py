@@ -28,7 +28,7 @@ class Look(msgspec.Struct):
 
 
 class Lost(msgspec.Struct):
-    """A member is gone."""
+    """A worker is gone."""
 
     host: str
     reason: str
@@ -38,13 +38,8 @@ class Lost(msgspec.Struct):
     """When it was seen, in seconds since 1970."""
     with_host: bool = False
     """Whether its host is gone too."""
-
-
-class KeptOut(msgspec.Struct):
-    """A worker that was to come in is gone before it could."""
-
-    reason: str
-    with_host: bool = False
+    member: bool = True
+    """False: it was to come in, and is gone before it could."""
 
 
 class Formed(msgspec.Struct):

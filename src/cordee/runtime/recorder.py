@@ -23,7 +23,7 @@ from cordee.core.usage import Resources
 from cordee.group.messages import Go
 from cordee.runtime.folder import UNKNOWN, Hold, check, identity, make
 from cordee.runtime.launch import Launch
-from cordee.runtime.notices import Formed, KeptOut, Lost
+from cordee.runtime.notices import Formed, Lost
 
 
 class Recorder:
@@ -127,13 +127,11 @@ class Recorder:
             case Event():
                 self._posted(notice)
             case Lost(host, reason, left, at):
-                self.failures += 1
                 self._resources.left(worker)
-                self._lost_at = self._lost_at or at
-                self.event(events.FailureEvent(worker, host, reason, left, round(at, 6)))
-            case KeptOut(reason):
-                self._resources.left(worker)
-                self.event(events.WarningEvent(reason))
+                if notice.member:
+                    self.failures += 1
+                    self._lost_at = self._lost_at or at
+                    self.event(events.FailureEvent(worker, host, reason, left, round(at, 6)))
             case Formed(go, at):
                 self._formed(go, round(at, 6), joined)
 

@@ -67,12 +67,6 @@ class Rendezvous:
             raise UsageError(f"{wording.option('nodes', nodes)}: at least 1 is needed")
         return cls(host, int(port), nodes, Path(token_file) if token_file else None, trusted_network)
 
-    def given(self) -> dict[str, object]:
-        """As options of the command, or arguments in Python."""
-        found: dict[str, object] = {"rendezvous": f"{self.host}:{self.port}", "nodes": self.nodes}
-        found |= {"token_file": str(self.token_file)} if self.token_file is not None else {}
-        return found | ({"trusted_network": True} if self.trusted_network else {})
-
     def address(self, wording: Wording = COMMAND) -> Address:
         """The coordinator's address with the token, if everything that protects it is there."""
         try:

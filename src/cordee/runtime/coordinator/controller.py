@@ -30,7 +30,7 @@ from cordee.runtime.coordinator.state import Places
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
-from cordee.runtime.notices import Formed, Interrupt, KeptOut, Lost, NotStarted
+from cordee.runtime.notices import Formed, Interrupt, Lost, NotStarted
 from cordee.runtime.recorder import Recorder
 
 IDLE_S = 0.5
@@ -104,10 +104,8 @@ class Controller:
                 self._hub.lose(worker, reason)
             case Lost():
                 self._lost(worker, notice)
-            case KeptOut(reason, with_host):
-                self._kept_out(worker, reason, with_host)
             case NotStarted(reason) if worker in self._places.replaces:
-                self._kept_out(worker, reason, False)
+                self._lost(worker, Lost("", reason, 1, time.time(), member=False))
             case Formed(go):
                 self._places = self._places.came(go.newcomers, self._steps)
                 joined = [(new, self._hosts[new], self._places.replaces[new]) for new in go.newcomers]
@@ -131,7 +129,11 @@ class Controller:
         host = lost.host or self._hosts.get(worker, "")
         lost = msgspec.structs.replace(lost, host=host, reason=self._reason(worker, lost.reason))
         self._recorder.notice(worker, lost)
-        self._error = self._what_ends(worker, lost)
+        if lost.member:
+            self._error = self._what_ends(worker, lost)
+        else:
+            place = f"worker {worker} was to take the place of worker {self._places.replaces.get(worker)}"
+            self._recorder.event(WarningEvent(f"{place}, and was lost: {lost.reason}"))
         if not lost.with_host:
             self._vacant.append(worker)
 
@@ -143,13 +145,6 @@ class Controller:
         while (ended := self._engine.how_it_ended(worker)) is None and time.monotonic() < deadline:
             time.sleep(0.005)
         return ended or seen
-
-    def _kept_out(self, worker: int, reason: str, with_host: bool) -> None:
-        """A worker that was to come in is gone before it could."""
-        told = f"worker {worker} was to take the place of worker {self._places.replaces.get(worker)}, and was lost"
-        self._recorder.notice(worker, KeptOut(f"{told}: {self._reason(worker, reason)}"))
-        if not with_host:
-            self._vacant.append(worker)
 
     def _fill_places(self) -> None:
         """Start a worker in the place of each that was lost, if the plan says so and the training has begun."""

@@ -20,7 +20,7 @@ from cordee.group.wire import Address
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts, Roster
-from cordee.runtime.notices import Formed, KeptOut, Lost, Notices
+from cordee.runtime.notices import Formed, Lost, Notices
 
 
 class Hub:
@@ -216,14 +216,13 @@ class Hub:
         generation, was_member = self.roster.generation, worker not in self.roster.invited
         self.roster = self.roster.lose(worker, reason)
         peer = self._server.drop(worker, Evicted(reason))
-        if not was_member:  # the others have not counted on it
-            self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
-            self._notify(worker, KeptOut(reason, with_host))
-            return
-        self._server.tell_all(messages.Break(generation, worker))
         host = peer.host if peer is not None else host
-        self._notify(worker, Lost(host, reason, len(self.roster.alive), time.time(), with_host))
-        self._advance()
+        self._notify(worker, Lost(host, reason, len(self.roster.alive), time.time(), with_host, was_member))
+        if was_member:
+            self._server.tell_all(messages.Break(generation, worker))
+            self._advance()
+        else:  # the others have not counted on it
+            self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
 
     def _invite(self, worker: int, node: int) -> None:
         self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)
