@@ -22,7 +22,6 @@ ALWAYS = {
     "cores",
     "memory",
     "shared memory",
-    "open files",
     "disk",
     "bf16 on cpu",
     "fp16 on cpu",
@@ -31,7 +30,6 @@ ALWAYS = {
     "encryption",
     "token",
     "twin",
-    "twin: CPU shares",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -32,7 +31,6 @@ def examine(
         "cores": lambda: machine.judge_cores(len(usable_cores()), cpu_quota()),
         "memory": lambda: machine.judge_memory(psutil.virtual_memory().available, memory_limit()),
         "shared memory": machine.check_shared_memory,
-        "open files": lambda: machine.judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         "disk": machine.check_disk,
         "number formats": lambda: software.check_formats(torch(), quick),
         "C++ compiler": machine.check_compiler,
@@ -42,7 +40,6 @@ def examine(
         # Our channel's modules load torch, which may end this very process.
         "token": lambda: [] if torch().problem else network.check_token(token_file),
         "twin": twin.check_network,
-        "twin: CPU shares": twin.check_cpu_shares,
     }
     checks: list[Check] = []
     for name, look in looks.items():

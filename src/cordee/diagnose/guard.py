@@ -6,12 +6,18 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
 
 INSTEAD = "s.backward(loss) instead of loss.backward(), and s.step(optimizer) instead of optimizer.step()"
+MOVED = (
+    "parameters changed between s.backward() and the update that uses its gradient, as SAM changes them: by the "
+    "gradient of this worker's share alone, which differs from worker to worker. Make each change of parameters an "
+    "update of its own: s.step(optimizer) uses the gradient of the global batch. See the page A loop of your own, "
+    "Two passes (SAM)"
+)
 LOOKS = 8
 """Steps at the beginning of a loop of which every gradient is looked at; a microsecond per parameter."""
 LOOKS_EVERY = 32
@@ -69,7 +75,7 @@ class Guard:
         again, self._gradients = self._gradients, True
         self._check(parameters)
         if again and self._before is not None and self._before != _marks(models):  # not every change is counted
-            raise _moved()
+            raise UsageError(MOVED)
 
     def seal(self, parameters: Sequence[nn.Parameter], *, sent: bool) -> None:
         """The backward pass is over: only an update may use these gradients; `sent`: they are on their way to peers.
@@ -130,8 +136,10 @@ class Guard:
         for parameter in parameters:
             seal, gradient = self._seals.get(id(parameter)), parameter.grad
             if seal is not None and seal.changed not in (None, parameter._version):
-                raise _moved()
-            if gradient is None or _is_ours(seal, gradient):
+                raise UsageError(MOVED)
+            if gradient is None or (
+                seal is not None and seal.gradient == gradient._cdata and seal.written in (None, gradient._version)
+            ):
                 continue
             if gradient.layout is not torch.strided or gradient.any():  # asked last: on a GPU it is a wait
                 raise UsageError(
@@ -142,20 +150,6 @@ class Guard:
                     "use optimizer.register_step_pre_hook, which sees the global ones. What an evaluation left: "
                     "zero_grad() before the loop"
                 )
-
-
-def _is_ours(seal: _Seal | None, gradient: Tensor) -> bool:
-    """Whether a gradient is where the backward pass left it, and as it left it."""
-    return seal is not None and seal.gradient == gradient._cdata and seal.written in (None, gradient._version)
-
-
-def _moved() -> UsageError:
-    return UsageError(
-        "parameters changed between s.backward() and the update that uses its gradient, as SAM changes them: by the "
-        "gradient of this worker's share alone, which differs from worker to worker. Make each change of parameters an "
-        "update of its own: s.step(optimizer) uses the gradient of the global batch. See the page A loop of your own, "
-        "Two passes (SAM)"
-    )
 
 
 def _marks(models: Iterable[nn.Module]) -> dict[int, str]:

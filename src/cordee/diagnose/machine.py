@@ -1,9 +1,8 @@
-"""The doctor looks at the machine: cores, memory, files and disk. Each judgement is a function of plain readings."""
+"""The doctor looks at the machine: cores, memory, disk and compiler. Each judgement is a function of plain readings."""
 
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 from pathlib import Path
 
@@ -15,17 +14,14 @@ GIB = 1 << 30
 ENOUGH_MEMORY = 2 * GIB
 ENOUGH_SHARED = 256 << 20
 """Containers have 64 MiB by default: too little for NCCL and for DataLoader workers."""
-ENOUGH_FILES = 1024
 ENOUGH_DISK = GIB
 
 
 def judge_cores(count: int, quota: float | None) -> Check:
     """Cores that this process may run on, and how many cores' worth of time its control group gives it."""
     here = f"{plural(count, 'core')} to run on"
-    if quota is None:
-        return ok("cores", f"{here}, no quota")
-    if quota >= count:
-        return ok("cores", f"{here}, a quota of {quota:g}")
+    if quota is None or quota >= count:
+        return ok("cores", f"{here}, {'no quota' if quota is None else f'a quota of {quota:g}'}")
     whole = max(1, int(quota))
     other = f", or --workers 1 --threads {whole}" if whole > 1 else ""
     return warning(
@@ -60,18 +56,6 @@ def check_shared_memory() -> Check:
         state,
         "Enough for gloo, too little for NCCL on several GPUs and for DataLoader workers of your own: "
         "in a container --shm-size=1g, elsewhere remove old files from /dev/shm.",
-    )
-
-
-def judge_open_files(limit: int) -> Check:
-    """The limit in force."""
-    if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
-        return ok("open files", "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit} per process")
-    return warning(
-        "open files",
-        f"at most {limit} per process",
-        "Every pair of workers has sockets between them: `ulimit -n 4096` before the start, or as root in limits.conf; "
-        "for a container --ulimit nofile=4096.",
     )
 
 

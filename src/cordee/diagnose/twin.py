@@ -1,10 +1,7 @@
-"""The doctor looks at what a cluster emulated on one machine needs: namespaces, links of limited speed, CPU shares."""
+"""The doctor looks at what a cluster emulated on one machine needs: namespaces and links of limited speed."""
 
 from __future__ import annotations
 
-import os
-
-from cordee.core.cgroup import control_group
 from cordee.diagnose.check import Check, ok, warning
 from cordee.diagnose.child import Ended, run_child
 
@@ -28,16 +25,4 @@ def judge_network(trial: Ended) -> Check:
         trial.words,
         "Only `cordee twin` needs it: root, the programs ip and tc (iproute2), the kernel modules veth and sch_tbf; "
         "in a container --cap-add NET_ADMIN --cap-add SYS_ADMIN.",
-    )
-
-
-def check_cpu_shares() -> Check:
-    """Whether a control group with a share of the processor time could be made."""
-    group = control_group("cpu")
-    if group is not None and os.access(group.mount, os.W_OK):
-        return ok("twin: CPU shares", f"control groups of version {group.version} can be made")
-    return warning(
-        "twin: CPU shares",
-        f"{group.mount} cannot be written" if group else "no control group for processor time is mounted",
-        "Only the twin's slower hosts need it: run as root on a host, or in a container started with --privileged.",
     )

@@ -249,8 +249,12 @@ def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
     while True:
         table = torch.zeros(len(tests), ROOM_BYTES, dtype=torch.uint8)  # a sum over workers: all but one add zeros
         for place in share_out([cost for cost, _ in tests], team.replicas)[team.replica]:
-            if place not in results:
-                results[place] = _run(tests[place][1], alone=team.replicas == 1)
+            try:
+                results[place] = results.get(place) or tests[place][1]()
+            except CordeeError as error:
+                if team.replicas == 1:
+                    raise
+                results[place] = Finding("error", words=str(error)[:MOST_WORDS])
             raw = json.dumps(asdict(results[place])).encode()
             table[place, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         if team.agree([table]):  # otherwise a worker was lost, and what it did is done by another
@@ -268,12 +272,3 @@ def share_out(costs: Sequence[int], workers: int) -> list[list[int]]:
     for place in sorted(range(len(costs)), key=lambda at: -costs[at]):
         min(chosen, key=lambda places: sum(costs[at] + 1 for at in places)).append(place)
     return chosen
-
-
-def _run(test: Callable[[], Finding], *, alone: bool) -> Finding:
-    try:
-        return test()
-    except CordeeError as error:
-        if alone:
-            raise
-        return Finding("error", words=str(error)[:MOST_WORDS])

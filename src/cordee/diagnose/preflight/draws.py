@@ -63,11 +63,6 @@ class Tape:
     fused: bool = False
     """Dropout within a fused attention kernel: the plain kernel shows its draws."""
 
-    @property
-    def forms(self) -> list[tuple[Any, ...]]:
-        """Of all draws."""
-        return [draw.form for draw in self.draws]
-
 
 @dataclass(frozen=True)
 class Slice:

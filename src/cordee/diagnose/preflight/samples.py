@@ -6,7 +6,7 @@ only found if a pass sees it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,9 @@ class Samples:
         if chosen.max(initial=0) >= len(self._whole):
             self._whole = self._gather(self.ids)
         # Cut from what was read once: a data set that draws at random gives other samples each time.
-        index = torch.from_numpy(chosen)
-        whole = self._whole
-        batch = Batch(
-            self.ids[chosen],
-            map_tensors(lambda one: one.index_select(0, index.to(one.device)), whole.fields),
-        )
-        batch.epoch, batch.step = whole.epoch, whole.step
+        rows = map_tensors(lambda one: one[torch.from_numpy(chosen).to(one.device)], self._whole.fields)
+        batch = Batch(self.ids[chosen], rows)
+        batch.epoch, batch.step = self._whole.epoch, self._whole.step
         return batch
 
     def _gather(self, ids: Ids) -> Batch:
@@ -69,7 +65,11 @@ class Samples:
 
 def choose(source: Source, usual: Ids, telling: Iterable[int] = ()) -> Ids:
     """As many ids as `usual` has: samples with one of the `telling` values first, then rare ones, then the usual."""
-    columns = [column for _, column in sorted(find_whole_numbers(source), key=lambda one: one[0] not in TARGETS)]
+    traits = source.traits
+    named = sorted(traits.columns() if traits.columns is not None else (), key=lambda one: one[0] not in TARGETS)
+    # Whole numbers that lie in memory, but not the bytes of images.
+    whole = [one for _, one in named if one.dtype.kind in "iu" and (one.dtype.itemsize > 1 or one.ndim == 1)]
+    columns = whole if traits.rows is None else [one[traits.rows] for one in whole]
     first: list[int] = []
     for value in telling:
         for column in columns:
@@ -81,14 +81,6 @@ def choose(source: Source, usual: Ids, telling: Iterable[int] = ()) -> Ids:
     # Behind the first ones stand usual samples, so that what they are exchanged for is something else.
     chosen = [*first[:FIRST], *rest[: 2 * FIRST], *first[FIRST:], *rest[2 * FIRST :]]
     return np.asarray(chosen[: len(usual)], dtype=np.int64)
-
-
-def find_whole_numbers(source: Source) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The columns of whole numbers that lie in memory, by name; none of what must be read or computed."""
-    traits = source.traits
-    for name, column in traits.columns() if traits.columns is not None else ():
-        if column.dtype.kind in "iu" and (column.dtype.itemsize > 1 or column.ndim == 1):  # not the bytes of images
-            yield name, column if traits.rows is None else column[traits.rows]
 
 
 def _rare(column: NDArray[Any]) -> list[int]:

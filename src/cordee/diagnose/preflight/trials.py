@@ -119,10 +119,8 @@ def try_interaction(passes: Passes, samples: Samples, size: int) -> Finding:
         return Finding("interaction", void="too few samples")
     cells = [passes.run(samples.batch([*first, *rest])) for first in sets[:2] for rest in sets[2:]]
     buffers = {name: False for name in list(cells[0].buffers)[:MOST_BUFFERS] if _differ(name, cells)}
-    void = why_void(cells)
-    if not void and any(cell.tape.forms != cells[0].tape.forms or cell.ends != cells[0].ends for cell in cells):
-        void = UNEVEN_DRAWS
-    if void:
+    drawn = [([one.form for one in cell.tape.draws], cell.ends) for cell in cells]
+    if void := why_void(cells) or (UNEVEN_DRAWS if any(one != drawn[0] for one in drawn) else ""):
         return Finding("interaction", void=void, buffers=buffers)
     weights = [cell.weight for cell in cells]
     known = find_normalisers(cells)
