@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from cordee.core.errors import CheckpointError
-from cordee.state.load import load, read_weights
-from cordee.state.start import take_weights
+from cordee.state.load import load, read_weights, take_weights
 
 
 class Tied(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,8 @@ _MIX_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _NUMBER_BITS = np.uint64(TABLE_LIMIT - 1)
 
 
-class Permutation(Protocol):
-    """A bijection of 0 .. n-1, computed for the places asked for and no others."""
-
-    def __call__(self, places: Ids) -> Ids:
-        """What stands at `places`, each of which is in 0 .. n-1."""
-        ...
+Permutation = Callable[[Ids], Ids]
+"""A bijection of 0 .. n-1: what stands at the places asked for, each of which is in 0 .. n-1."""
 
 
 def permutation(n: int, purpose: str, *numbers: int) -> Permutation:

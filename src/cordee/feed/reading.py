@@ -29,13 +29,10 @@ from cordee.feed.permute import random_bits
 _turn = threading.RLock()
 _here = threading.local()  # .key: the seed and the epoch of what this thread reads
 
-_MADE = ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson")
-_ALIKE = ("rand_like", "randn_like", "randint_like")  # older torch has no `generator` for them
-_METHODS = ("uniform_", "normal_", "random_", "bernoulli", "bernoulli_", "multinomial", "exponential_", "geometric_")
+_FUNCTIONS = "rand randn randint randperm normal bernoulli multinomial poisson rand_like randn_like randint_like"
+_METHODS = "uniform_ normal_ random_ bernoulli bernoulli_ multinomial exponential_ geometric_ cauchy_ log_normal_"
 _DRAWS = frozenset(
-    [getattr(torch, name) for name in _MADE]
-    + [getattr(torch, name) for name in _ALIKE if "generator" in (getattr(torch, name).__doc__ or "")]
-    + [getattr(Tensor, name) for name in (*_METHODS, "cauchy_", "log_normal_")]
+    [*(getattr(torch, name) for name in _FUNCTIONS.split()), *(getattr(Tensor, name) for name in _METHODS.split())]
 )
 
 

@@ -136,8 +136,12 @@ def _trace(model: nn.Module, example: Any) -> Traced:
     from torch import export  # takes more than a second to import, and only the end of a run needs it
     from torch.export.graph_signature import InputKind
 
+    shapes: Any = export.ShapesCollection()  # type: ignore[no-untyped-call]
+    for leaf in pytree.tree_leaves(example):
+        if _has_batch(leaf, _ROWS):
+            shapes[leaf] = {0: export.Dim.DYNAMIC}
     with _quiet():
-        program = export.export(model, *example, dynamic_shapes=_batch_shapes(export, example), strict=False)
+        program = export.export(model, *example, dynamic_shapes=shapes, strict=False)
     state: dict[str, str] = {}
     constants: dict[str, torch.Tensor] = {}
     inputs: list[Any] = []
@@ -179,29 +183,17 @@ def _has_batch(leaf: Any, size: int) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == size
 
 
-def _batch_of(example: Any) -> int:
-    tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
-    if not tensors or tensors[0].shape[0] == 0:
-        raise CheckpointError("a model can only be traced with an example batch of at least one sample, as a tensor.")
-    return int(tensors[0].shape[0])
-
-
 def _rows(example: Any, count: int) -> Any:
     """The example with exactly `count` samples, repeated or cut."""
-    size = _batch_of(example)
+    tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
+    size = len(tensors[0]) if tensors else 0
+    if not size:
+        raise CheckpointError("a model can only be traced with an example batch of at least one sample, as a tensor.")
 
     def cut(leaf: Any) -> Any:
         return leaf[torch.arange(count, device=leaf.device) % size] if _has_batch(leaf, size) else leaf
 
     return pytree.tree_map(cut, example)
-
-
-def _batch_shapes(export: Any, example: Any) -> Any:
-    shapes = export.ShapesCollection()
-    for leaf in pytree.tree_leaves(example):
-        if _has_batch(leaf, _batch_of(example)):
-            shapes[leaf] = {0: export.Dim.DYNAMIC}
-    return shapes
 
 
 @contextmanager

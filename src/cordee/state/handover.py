@@ -32,9 +32,12 @@ def share_snapshot(team: Team, read: Callable[[], Snapshot | None]) -> Snapshot 
             described = json.loads(content.numpy().tobytes())
         except ValueError:  # zeros, of a member that had not read
             continue
-        if described["tensors"] is None:
+        held = described["tensors"]
+        if held is None:
             return None
-        tensors = snapshot.tensors if snapshot is not None else _empty(described["tensors"])
+        tensors = {} if snapshot is None else snapshot.tensors
+        for name, kind, shape in held if snapshot is None else ():
+            tensors[name] = torch.empty(shape, dtype=getattr(torch, kind))
         giver = torch.tensor([team.membership.worker])
         team.share_from_first([*tensors.values(), giver])
         if int(giver) == described["reader"]:
@@ -47,7 +50,3 @@ def _table(snapshot: Snapshot | None, reader: int) -> bytes:
         return json.dumps({"reader": reader, "tensors": None}).encode()
     shapes = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in snapshot.tensors.items()]
     return json.dumps({"reader": reader, "meta": snapshot.meta, "tensors": shapes}).encode()
-
-
-def _empty(table: list[tuple[str, str, list[int]]]) -> dict[str, torch.Tensor]:
-    return {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in table}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.export import PROGRAM, WEIGHTS
 from cordee.state.files import read_tensors
 from cordee.state.layout import INDEX, damaged, read_folder
-from cordee.state.naming import fingerprint, load_weights, under_all_names
+from cordee.state.naming import few, fingerprint, load_weights, under_all_names, with_tied
 from cordee.state.program import Program
 from cordee.state.recipe import Recipe
 
@@ -102,3 +102,46 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         return read_tensors(path)
     except (OSError, *DAMAGE) as problem:
         raise damaged(path, str(problem)) from problem
+
+
+def take_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, where: str, partly: bool) -> str:
+    """Copy into `model` what `weights` hold for it, and return what was not taken, in words; empty if all was.
+
+    A tied tensor needs only one of its names in the file. Numbers of another precision are converted. Another shape is
+    an error unless `partly`; so is a file of which nothing fits.
+    """
+    own = {name: one for name, one in model.state_dict(keep_vars=True).items() if isinstance(one, torch.Tensor)}
+    given = with_tied(own, weights)
+    misfits = {name: _misfit(given[name], one) for name, one in own.items() if name in given}
+    misfits = {name: why for name, why in misfits.items() if why}
+    if misfits and not partly:
+        raise CheckpointError(
+            f"{where} does not fit the model: {few([f'{name} {why}' for name, why in misfits.items()])}. Build the "
+            "model with these sizes, or take only what fits: start_partly=True"
+        )
+    fitting = {name: one for name, one in given.items() if name not in misfits}
+    left = model.load_state_dict(fitting, strict=False)
+    taken = [name for name in own if name in fitting and name not in left.missing_keys]
+    if not taken:
+        raise CheckpointError(
+            f"{where} holds nothing for this model: it has {few(list(weights))}, and the model has "
+            f"{few(list(own))}. The names have to be the same"
+        )
+    missing = [name for name in left.missing_keys if name not in misfits]
+    converted = sorted({f"{fitting[name].dtype}" for name in taken if fitting[name].dtype != own[name].dtype})
+    parts = [
+        f"not in the file, so they begin as the model makes them: {few(missing)}" if missing else "",
+        f"of another shape, so not taken: {few(list(misfits))}" if misfits else "",
+        f"only in the file: {few(left.unexpected_keys)}" if left.unexpected_keys else "",
+        f"converted from {' and '.join(converted)}".replace("torch.", "") if converted else "",
+    ]
+    told = "; ".join(part for part in parts if part)
+    return f"start_from took {len(taken)} of the model's {len(own)} tensors from {where}; {told}" if told else ""
+
+
+def _misfit(stored: torch.Tensor, wanted: torch.Tensor) -> str:
+    """Why it cannot be copied; empty if it can."""
+    if stored.shape != wanted.shape:
+        return f"is {tuple(stored.shape)} in the file, {tuple(wanted.shape)} in the model"
+    alike = (stored.is_complex(), stored.is_floating_point()) == (wanted.is_complex(), wanted.is_floating_point())
+    return "" if alike else f"is of {stored.dtype} in the file, {wanted.dtype} in the model".replace("torch.", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -198,25 +199,27 @@ def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
 def _capture_optimizer(
     key: str, optimizer: Optimizer, model: nn.Module, tensors: dict[str, torch.Tensor], take: Take
 ) -> dict[str, Any]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups, state = [], {}
-    for index, group in enumerate(optimizer.param_groups):
-        members = [_name_of(parameter, names, key) for parameter in group["params"]]
+    for index, (group, names) in enumerate(zip(optimizer.param_groups, _names(key, optimizer, model), strict=True)):
         rest = {name: value for name, value in group.items() if name != "params"}
-        groups.append({"params": members, "values": encode(rest, f"{OPTIM}{key}.group-{index}", tensors)})
-        for name, parameter in zip(members, group["params"], strict=True):
+        groups.append({"params": names, "values": encode(rest, f"{OPTIM}{key}.group-{index}", tensors)})
+        for name, parameter in zip(names, group["params"], strict=True):
             if parameter in optimizer.state:
                 state[name] = encode(dict(optimizer.state[parameter]), f"{OPTIM}{key}.{name}", tensors, take)
     return {"kind": type(optimizer).__name__, "groups": groups, "state": state}
 
 
-def _name_of(parameter: torch.Tensor, names: Mapping[int, str], key: str) -> str:
-    if id(parameter) not in names:
-        raise CheckpointError(
-            f"the optimizer {key!r} holds a parameter of shape {tuple(parameter.shape)} that is not part of the model, "
-            "so it has no name in a checkpoint. Make it, or the loss that owns it, a part of the model."
-        )
-    return names[id(parameter)]
+def _names(key: str, optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
+    """The names of the parameters in each group of the optimizer."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise CheckpointError(
+                    f"the optimizer {key!r} holds a parameter of shape {tuple(parameter.shape)} that is not part of "
+                    "the model, so it has no name in a checkpoint. Make it, or the loss that owns it, a part of it."
+                )
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def _check_groups(key: str, kept: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> None:
@@ -226,9 +229,7 @@ def _check_groups(key: str, kept: Mapping[str, Any], optimizer: Optimizer, model
             f"the optimizer {key!r} was a {kept['kind']} in the checkpoint and is a {type(optimizer).__name__} now. "
             "Resume with the same optimizer, or start a new run from the checkpoint's weights alone."
         )
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    stored = [list(group["params"]) for group in kept["groups"]]
-    now = [[_name_of(parameter, names, key) for parameter in group["params"]] for group in optimizer.param_groups]
+    stored, now = [group["params"] for group in kept["groups"]], _names(key, optimizer, model)
     if stored != now:
         raise CheckpointError(
             f"the optimizer {key!r} had parameters in groups of {[len(group) for group in stored]} in the checkpoint "
@@ -240,28 +241,25 @@ def _check_groups(key: str, kept: Mapping[str, Any], optimizer: Optimizer, model
 def _restore_optimizer(
     kept: Mapping[str, Any], optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    count = 0
+    numbers = count()
     groups = []
     for stored, group in zip(kept["groups"], optimizer.param_groups, strict=True):
         values = _on_device(decode(stored["values"], tensors), _scalar_device(group))
         # How the update is computed belongs to this start, not to the state.
         values.update({name: group[name] for name in ("fused", "foreach") if name in group})
-        members = list(range(count, count + len(group["params"])))
-        count += len(members)
-        groups.append({**values, "params": members})
+        groups.append({**values, "params": list(islice(numbers, len(group["params"])))})
     # Groups go through the optimizer's own door (it fills in defaults and calls hooks); the state does not, because
     # that door casts every state to the parameter's dtype and so would round an fp32 moment of a bf16 parameter.
     optimizer.load_state_dict({"state": {}, "param_groups": groups})
     parameters = dict(model.named_parameters())
-    group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-    for name, state in kept["state"].items():
-        parameter = parameters[name]
-        values = decode(state, tensors)
-        scalar = _scalar_device(group_of[id(parameter)])
-        optimizer.state[parameter] = {
-            entry: _on_device(value, scalar) if entry == "step" else _beside(parameter, value)
-            for entry, value in values.items()
-        }
+    for stored, group in zip(kept["groups"], optimizer.param_groups, strict=True):
+        scalar = _scalar_device(group)
+        for name in stored["params"]:
+            if name in kept["state"]:
+                optimizer.state[parameters[name]] = {
+                    entry: _on_device(value, scalar) if entry == "step" else _beside(parameters[name], value)
+                    for entry, value in decode(kept["state"][name], tensors).items()
+                }
 
 
 def _scalar_device(group: Mapping[str, Any]) -> torch.device:
@@ -292,15 +290,12 @@ def _same_names(what: str, given: Iterable[str], expected: Iterable[str]) -> Non
     unexpected = sorted(set(given) - set(expected))
     if missing or unexpected:
         raise CheckpointError(
-            f"the {what} do not fit: missing in the file {few(missing)}; "
-            f"in the file but unknown here {few(unexpected)}. "
-            "Load it into a model and optimizers built by the same job."
+            f"the {what} do not fit: missing in the file {few(missing)}; in the file but unknown here "
+            f"{few(unexpected)}. Load it into a model and optimizers built by the same job."
         )
 
 
 def few(names: Sequence[str]) -> str:
     """The first of many names, for an error."""
-    if not names:
-        return "nothing"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return ", ".join(names[:_SHOWN]) + more if names else "nothing"

@@ -23,9 +23,8 @@ from cordee.feed.batch import Batch
 from cordee.feed.order import Order
 from cordee.feed.source import map_tensors
 from cordee.state.handover import share_snapshot
-from cordee.state.load import read_weights
+from cordee.state.load import read_weights, take_weights
 from cordee.state.naming import Snapshot
-from cordee.state.start import take_weights
 from cordee.train.agreement import agree_on, in_json, of_job, of_optimizer, share_model
 from cordee.train.checks import check_job, materialise
 from cordee.train.devices import fuse
