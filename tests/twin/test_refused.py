@@ -18,7 +18,7 @@ NO_PROGRAMS = {**os.environ, "PATH": "/nowhere"}
     ("words", "message"),
     [
         (["--schedule", "at step 3: cutt b"], "schedule, line 1, 'at step 3: cutt b': 'cutt b' is no action"),
-        (["--schedule", "at 1 s: cut b\nat 2 s: cut d"], "line 2, 'at 2 s: cut d': there is no host 'd'; the hosts"),
+        (["--schedule", "at 1 s: cut b\nat 2 s: cut d"], "'at 2 s: cut d': there is no host 'd'; the hosts"),
         (["--schedule", "at step 3: kill worker 2"], "there is no worker 2: expected one from 0 to 1"),
         (["--schedule", "at step 3: set b link=9"], "link=9: expected a speed"),
         (["--schedule", "at 1 s: cut b; " * 40 + "at 2: cut b"], "line 1, 'at 2: cut b': 'at 2' is no moment"),
@@ -60,7 +60,7 @@ def test_a_job_that_is_not_there(tmp_path: Path) -> None:
 def test_mere_processes_have_nothing_to_cut(job: Path, tmp_path: Path) -> None:
     words = ["--hosts", "2", "--processes", "--out", tmp_path / "out"]
     done = command("twin", "run", job, *words, "--schedule", "at step 3: kill worker 1 and cut b")
-    assert done.returncode == 2 and "line 1, 'at step 3: kill worker 1 and cut b': the hosts of twin" in done.stderr
+    assert done.returncode == 2 and "'at step 3: kill worker 1 and cut b': the hosts of twin" in done.stderr
     assert "are mere processes, without links" in done.stderr
     done = command("twin", "run", job, "--hosts", "link=1mbit", "--processes", "--out", tmp_path / "out")
     assert done.returncode == 2 and "host a cannot have a link: it is a mere process" in done.stderr

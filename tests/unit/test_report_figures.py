@@ -61,10 +61,9 @@ def test_every_metric_has_its_tile(tmp_path: Path) -> None:
             "accuracy 0.5000 after step 1,200, epoch 4; the model is that one",
         ),
         (
-            {"best": {"step": 12, "epoch": None, "metric": "-error", "value": None}, "model": "last"},
-            "error after step 12; the model is that of the last step",
+            {"best": {"step": 12, "epoch": 0, "metric": "error", "value": 0.25}, "model": "last"},
+            "error 0.2500 after step 12, epoch 1; the model is that of the last step",
         ),
-        ({"best": {"step": 12}}, "metric after step 12"),
         ({"best": None}, ""),
     ],
 )

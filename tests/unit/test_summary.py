@@ -12,8 +12,7 @@ import pytest
 from cordee.core.errors import StorageError
 from cordee.core.plan import Plan
 from cordee.watch.incidents import MOST_OF_A_KIND
-from cordee.watch.page import render
-from cordee.watch.plots import shown_numbers, spans_of
+from cordee.watch.page import render, shown
 from cordee.watch.series import latency
 from cordee.watch.summarise import summarise
 from cordee.watch.thin import Thinner, column
@@ -343,7 +342,7 @@ def test_a_resumed_run(tmp_path: Path) -> None:
     assert (after.cpu_s, after.bytes_sent, after.steps, after.at_least) == (1.0, 5, 0, True)
     assert summary.samples == 7 * 12  # of steps that were done twice the first time does not count
     assert summary.resources["cpu_s"] == 3.0 and summary.resources["bytes_sent"] == 55
-    assert spans_of(summary, 0) == [(1.0, 3.0), (4.0, 5.2)] and shown_numbers(summary) == [0, 1, 2]
+    assert shown(summary) == (list(summary.workers), [0, 1, 2])
 
 
 def test_a_worker_that_was_lost_before_a_resume_stays_lost(tmp_path: Path) -> None:

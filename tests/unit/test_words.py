@@ -39,13 +39,13 @@ def made_worker(
         (  # what the bars show is what is said
             [(5, 50, 15, 30), (5, 60, 15, 20), (5, 55, 15, 25)],
             "The workers wait for each other by turns; none of them is always the last. Most of the time is spent "
-            "computing (computing 55%, communication 15%, waiting for each other 25%, data 5%).",
+            "computing (data 5%, compute 55%, communication 15%, waiting 25%).",
         ),
         ([(34, 31, 30, 5), (34, 31, 30, 5)], "The largest part of the time is spent waiting for data ("),
         ([(1, 20, 78, 1), (1, 20, 78, 1)], "Communication takes most of the time"),
         ([(80, 10, 8, 2), (80, 10, 8, 2)], "Most of the time is spent waiting for data"),
         ([(1, 30, 9, 60), (1, 30, 9, 60)], "The workers wait for each other by turns"),
-        ([(20, 80, 0, 0)], "Worker 0 spends 80% of its steps computing and 20% waiting for data."),
+        ([(20, 80, 0, 0)], "Worker 0 works alone (data 20%, compute 80%, communication 0%, waiting 0%)."),
     ],
 )
 def test_who_is_slow_and_why(workers: list[tuple[float, float, float, float]], said: str) -> None:
@@ -61,9 +61,9 @@ def test_time_in_callbacks_is_not_called_computing() -> None:
         "Worker 1 is the slowest: it spends 85% of its steps in callbacks, while the other waits 85% of its time."
     )
     assert verdict([slow, dataclasses.replace(slow, worker=2)]).startswith(
-        "Most of the time is spent in callbacks (computing 10%, callbacks 85%, communication 4%"
+        "Most of the time is spent in callbacks (data 1%, compute 10%, callbacks 85%, communication 4%"
     )
-    assert verdict([slow]) == "Worker 1 spends 10% of its steps computing, 85% in callbacks and 1% waiting for data."
+    assert verdict([slow]).startswith("Worker 1 works alone (data 1%, compute 10%, callbacks 85%, ")
 
 
 def test_more_workers_than_cores_are_told() -> None:
@@ -87,7 +87,7 @@ def test_workers_of_different_starts_are_not_compared() -> None:
     again = [made_worker(number, 100, 800, 50, 50, begun=2) for number in (0, 1)]
     told = "In start 2, which did 10 of all 20 steps: "
     assert verdict([*first, *again]).startswith(f"{told}no worker holds the others up")
-    assert verdict([*first, *again[:1]]).startswith(f"{told}worker 0 spends 80% of its steps computing")
+    assert verdict([*first, *again[:1]]).startswith(f"{told}worker 0 works alone (data 10%, compute 80%")
 
 
 def test_it_is_the_start_with_the_most_steps_that_is_judged() -> None:

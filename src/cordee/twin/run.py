@@ -38,7 +38,7 @@ def check_possible(schedule: Schedule, twin: Twin) -> None:
         for action in rule.actions:
             for what in ("link",) if action.verb in ("cut", "mend") else dict(action.settings):
                 if why := twin.lacking(what):
-                    raise UsageError(f"schedule, line {rule.line}, '{rule}': {why}")
+                    raise UsageError(f"schedule, '{rule}': {why}")
 
 
 def run(twin: Twin, request: RunRequest, schedule: Schedule, *, seed: int = 0, say: Say) -> int:

@@ -19,7 +19,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -132,11 +132,10 @@ class Action:
 
 @dataclass(frozen=True)
 class Rule:
-    """One statement: what happens when, and the line that says so (which does not make it another rule)."""
+    """One statement: what happens when."""
 
     when: When
     actions: tuple[Action, ...]
-    line: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         return f"{self.when}: {' and '.join(map(str, self.actions))}"
@@ -167,7 +166,7 @@ class Schedule:
                     if not colon:
                         raise UsageError("expected `WHEN: ACTION`, such as `at step 30: cut b`")
                     actions = tuple(map(Action.parse, re.split(r"\sand\s", what)))
-                    rules.append(Rule(When.parse(when), actions, line))
+                    rules.append(Rule(When.parse(when), actions))
                 except UsageError as error:
                     raise UsageError(f"schedule, line {line}, {statement.strip()!r}: {error}") from None
         return cls(tuple(rules))
@@ -196,7 +195,7 @@ class Schedule:
                 for action in rule.actions:
                     action.check(cluster)
             except UsageError as error:
-                raise UsageError(f"schedule, line {rule.line}, '{rule}': {error}") from None
+                raise UsageError(f"schedule, '{rule}': {error}") from None
 
     def due(self, before: Progress, now: Progress) -> list[Action]:
         """The actions that became due after `before`, up to and with `now`, in the order in which they did.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,11 +19,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
+from cordee.core.times import PARTS
 from cordee.watch import words
-from cordee.watch.plots import MOST_METRICS, metric_names, plot_data, shown, shown_numbers, spans_of
-from cordee.watch.summary import Summary
+from cordee.watch.summary import Column, Curve, StepParts, Summary, Worker
 
+MOST_SHOWN = 24
+"""Workers with lines, bars and lanes of their own in the report; `cordee report --json` has all."""
+MOST_METRICS = 12
 MOST_TICKS = 100
+MARKS = ("failure", "regroup", "resume")
 
 
 def fill(template: str, *, data: Mapping[str, Any], drawn: bool, **values: Any) -> str:
@@ -73,21 +78,36 @@ def _date(moment: float) -> str:
 
 def render(summary: Summary, now: float) -> str:
     """The report of a run."""
+    workers, numbers = shown(summary)
+    metrics = [name for name in summary.metrics.values if name != "loss"][:MOST_METRICS]
+    lanes = {
+        number: [span for one in summary.workers if one.worker == number for span in one.spans] for number in numbers
+    }
     return fill(
         "report.html",
-        data=plot_data(summary),
+        data=_plot_data(summary, lanes, metrics),
         drawn=bool(summary.losses.step),
         title=summary.name,
         summary=summary,
         now=now,
-        metrics=metric_names(summary),
+        metrics=metrics,
         most_metrics=MOST_METRICS,
         whole=_whole_run(summary),
-        shown=shown(summary),
-        lanes={number: spans_of(summary, number) for number in shown_numbers(summary)},
+        shown=workers,
+        lanes=lanes,
         few=lambda moments: moments[:: max(1, -(-len(moments) // MOST_TICKS))],
         worker_columns=words.worker_columns(summary),
     )
+
+
+def shown(summary: Summary) -> tuple[list[Worker], list[int]]:
+    """The workers of bars and tables, and the numbers of those of lines and lanes, which go over all starts.
+
+    Of too many they are those that were lost, then those that wait least.
+    """
+    telling = sorted(summary.workers, key=lambda one: (not one.lost, one.share("waiting"), one.worker))
+    numbers = list(dict.fromkeys(one.worker for one in telling))
+    return sorted(telling[:MOST_SHOWN], key=lambda one: (one.start, one.worker)), sorted(numbers[:MOST_SHOWN])
 
 
 def _whole_run(summary: Summary) -> dict[str, float]:
@@ -98,6 +118,58 @@ def _whole_run(summary: Summary) -> dict[str, float]:
     whole = {"start": summary.other_s["start"], "steps": sum(steps_s.values()), **summary.other_s}
     whole["other"] = max(0.0, summary.running_s - sum(whole.values()))
     return {part: seconds for part, seconds in whole.items() if seconds}
+
+
+def _plot_data(
+    summary: Summary, lanes: Mapping[int, list[tuple[float, float]]], metrics: Sequence[str]
+) -> dict[str, Any]:
+    """Everything that is drawn, for JSON: when the workers of the `lanes` were there, and these metrics."""
+    spans = {str(number): one for number, one in lanes.items()}
+    split, known = summary.split, summary.metrics.values
+    data = {
+        "losses": summary.losses,
+        "pace": summary.pace,
+        "metrics": replace(summary.metrics, values={one: known[one] for one in ("loss", *metrics) if one in known}),
+        "split": {
+            **vars(split),
+            "parts": words.parts_of(summary.workers),
+            "workers": {number: split.workers[number] for number in spans if number in split.workers},
+            "all": _of_all(split),
+            "others": len(split.workers.keys() - spans.keys()),
+        },
+        "usage": {number: summary.usage[number] for number in spans if number in summary.usage},
+        "spans": {number: spans[number] for number in spans if number in summary.usage},
+        "latency": {name: getattr(summary.latency, name) for name in ("p99", "edges", "counts")},
+        "marks": [
+            {name: getattr(incident, name) for name in ("kind", "step", "seconds")}
+            for incident in summary.incidents
+            if incident.kind in MARKS
+        ],
+    }
+    return {name: _compact(part) for name, part in data.items()}
+
+
+def _of_all(parts: StepParts) -> dict[str, Column]:
+    """Over all workers, also those that are not shown: the mean of each part, and the samples of a step."""
+    columns: dict[str, Column] = {}
+    for name in (*PARTS, "samples"):
+        rows = zip(*(worker[name] for worker in parts.workers.values()), strict=True)
+        known = [[value for value in row if value is not None] for row in rows]
+        columns[name] = tuple(sum(row) if name == "samples" else sum(row) / len(row) if row else None for row in known)
+    return columns
+
+
+def _compact(value: Any) -> Any:
+    """A value for JSON in few characters: numbers to five figures, and to milliseconds where they are large."""
+    if isinstance(value, float):
+        return round(value, 3) if abs(value) >= 100 else float(f"{value:.5g}")
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (list, tuple)):
+        return [_compact(one) for one in value]
+    if isinstance(value, Curve):
+        value = vars(value)
+    return {name: _compact(one) for name, one in value.items()} if isinstance(value, Mapping) else value
 
 
 def _written(value: object) -> str:

@@ -125,14 +125,11 @@ def cause(summary: Summary) -> str:
 
 def best(result: Mapping[str, Any]) -> str:
     """The best checkpoint of a run and whether its model is that one; empty if `result` names none."""
-    best = result.get("best")
-    if not isinstance(best, Mapping) or "step" not in best:
+    if not (best := result.get("best")):
         return ""
-    name, value = (best.get("metric") or "metric").lstrip("-"), best.get("value")
-    epoch = f", epoch {best['epoch'] + 1}" if isinstance(best.get("epoch"), int) else ""
-    models = {"best": "; the model is that one", "last": "; the model is that of the last step"}
-    metric = f"{name} {figure(value)}" if isinstance(value, int | float) else name
-    return f"{metric} after step {best['step']:,}{epoch}{models.get(str(result.get('model')), '')}"
+    model = "that one" if result["model"] == "best" else "that of the last step"
+    metric = f"{best['metric']} {figure(best['value'])}"
+    return f"{metric} after step {best['step']:,}, epoch {best['epoch'] + 1}; the model is {model}"
 
 
 def tell(event: events.Event) -> str:
@@ -205,7 +202,7 @@ def verdict(workers: Sequence[Worker]) -> str:
 
 def _verdict(measured: Sequence[Worker]) -> str:
     if len(measured) == 1:
-        return _alone(measured[0])
+        return f"Worker {measured[0].worker} works alone ({_shares(measured)})."
     slow = min(measured, key=lambda one: (one.share("waiting"), -_own_ms(one)))
     others = [one for one in measured if one is not slow]
     waiting = _mean(others, "waiting")
@@ -228,15 +225,6 @@ def _crowded(measured: Sequence[Worker]) -> str:
     return f" {'; '.join(shared)}: some of this time is spent waiting for a free core." if shared else ""
 
 
-def _alone(one: Worker) -> str:
-    called = one.share("callbacks")
-    more = f", {percent(called)} in callbacks" if called >= NOTICEABLE else ""
-    return (
-        f"Worker {one.worker} spends {percent(one.share('compute'))} of its steps computing{more} "
-        f"and {percent(one.share('data'))} waiting for data."
-    )
-
-
 _DOING = {"data": "waiting for data", "compute": "computing", "callbacks": "in callbacks"}
 
 
@@ -256,11 +244,6 @@ def _held_up(slow: Worker, others: Sequence[Worker], waiting: float) -> str:
 
 def _together(measured: Sequence[Worker]) -> str:
     shares = {part: _mean(measured, part) for part in PARTS}
-    called = f"callbacks {percent(shares['callbacks'])}, " if shares["callbacks"] >= LEAST_CALLBACKS else ""
-    spent = (
-        f"computing {percent(shares['compute'])}, {called}communication {percent(shares['communication'])}, "
-        f"waiting for each other {percent(shares['waiting'])}, data {percent(shares['data'])}"
-    )
     largest = max(shares, key=lambda part: shares[part])
     much = "most" if shares[largest] > 0.5 else "the largest part"
     spends = f"{much} of the time is spent {_DOING.get(largest, 'in communication')}"
@@ -271,7 +254,12 @@ def _together(measured: Sequence[Worker]) -> str:
     if shares["waiting"] >= NOTICEABLE:
         lead = "The workers wait for each other by turns; none of them is always the last"
         lead += f". {_capital(spends)}" if largest != "waiting" else ""
-    return f"{lead} ({spent})."
+    return f"{lead} ({_shares(measured)})."
+
+
+def _shares(measured: Sequence[Worker]) -> str:
+    """How much of the time goes into each part, as a mean over the workers."""
+    return ", ".join(f"{part} {percent(_mean(measured, part))}" for part in parts_of(measured))
 
 
 def _mean(workers: Sequence[Worker], part: str) -> float:
