@@ -20,7 +20,7 @@ from cordee.group.wire import Address, Connection, connect
 from cordee.runtime import rendezvous
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines import hosts
-from cordee.runtime.engines.hosts import Follower, HostsEngine, which_workers
+from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.seam import seats
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Notices
@@ -123,7 +123,7 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     assert [seat.worker for seat in coordinator.specs] == [0, 1]
     specs = follower._engine.specs  # type: ignore[attr-defined]
     until(lambda: len(specs) == 4)
-    assert said[-1] == "workers 2 to 5 are on this host, of 7 in all"
+    assert said[-1] == "on this host, of 7 workers in all: 2, 3, 4, 5"
     assert [spec.worker for spec in specs] == [2, 3, 4, 5]
     assert [World.from_env(spec.environment).node for spec in specs] == [1] * 4
     assert {spec.target.settings["epochs"] for spec in specs} == {"40"}  # which the coordinator said
@@ -140,8 +140,3 @@ def test_too_few_hosts(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.5)
     with pytest.raises(RendezvousError, match="only 1 of 3 hosts came"):
         await_hosts(hub, 3, lambda message: None)
-
-
-def test_which_workers_are_here() -> None:
-    assert which_workers(seats([1, 1])[1:]) == "worker 1 is on this host, one of 2"
-    assert which_workers(seats([2, 3])[2:]) == "workers 2 to 4 are on this host, of 5 in all"

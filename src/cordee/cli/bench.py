@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,7 +99,7 @@ def _measure(measurement: Measurement, *, json: bool) -> None:
     setup = _setup(measurement)
     order = order_of_runs(measurement.counts, measurement.rounds)
     runs = []
-    with contextlib.closing(Rounds(len(order))) as watcher, _output_to_error():
+    with contextlib.closing(Rounds(len(order))) as watcher:
         for number, (round, workers) in enumerate(order, start=1):
             watcher.begin(number, round=round, workers=workers)
             name = f"run {number} of {len(order)} (round {round}, --workers {workers})"
@@ -147,17 +145,3 @@ def _setup(measurement: Measurement) -> Setup:
         versions={"cordee": __version__, "torch": version("torch"), "python": platform.python_version()},
         measured=time.strftime("%Y-%m-%d %H:%M %z"),
     )
-
-
-@contextlib.contextmanager
-def _output_to_error() -> Iterator[None]:
-    """What workers print goes to standard error meanwhile: the figures are alone on standard output."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)

@@ -16,7 +16,7 @@ import msgspec
 from cordee.core.errors import CheckpointError, CordeeError, StorageError, UsageError
 from cordee.core.eventlog import read_events
 from cordee.core.events import EndEvent, Event, StepEvent
-from cordee.core.locks import lock, take_lock
+from cordee.core.locks import is_locked, take_lock
 from cordee.runtime.wording import COMMAND, Wording
 
 LOCK = "run.lock"
@@ -67,21 +67,13 @@ class Hold:
 def is_held(folder: Path) -> bool | None:
     """Whether a process of this machine writes into a run's folder; None where that cannot be told from here."""
     try:
-        file = os.open(folder / LOCK, os.O_RDONLY)
+        host = (folder / LOCK).read_text(errors="replace").strip().rpartition(" on ")[2]
+        # Not every file system shows the locks of other machines.
+        return is_locked(folder / LOCK) if host == socket.gethostname() else None
     except FileNotFoundError:
         return False  # the holder of a folder has made the file first
     except OSError:
         return None
-    try:
-        host = os.read(file, 1000).decode(errors="replace").strip().rpartition(" on ")[2]
-        if host != socket.gethostname():
-            return None  # not every file system shows the locks of other machines
-        taken = lock(file, shared=True)
-        return None if taken is None else not taken
-    except OSError:
-        return None
-    finally:
-        os.close(file)
 
 
 # ------------------------------------------------------------- whether to begin there

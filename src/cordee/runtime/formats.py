@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
 from cordee.diagnose.machine import find_compiler
-from cordee.diagnose.number_format import NOTABLE, NumberFormat, recall_format, try_format
+from cordee.diagnose.number_format import NOTABLE, recall_format, try_format
 
 
 def check_formats(plan: Plan, device: str, threads: int, say: Callable[[str], None]) -> dict[str, str]:
@@ -25,11 +25,6 @@ def check_formats(plan: Plan, device: str, threads: int, say: Callable[[str], No
     if found is None:
         say(f"measuring once whether {plan.precision} works here and is faster than fp32")
         found = try_format(plan.precision, device, threads=threads)
-    return judged(found, say)
-
-
-def judged(found: NumberFormat, say: Callable[[str], None]) -> dict[str, str]:
-    """What follows from a trial of the plan's number format."""
     if not found.works:
         raise PlanError(found.sentence)
     if found.speed * NOTABLE <= 1 or found.environment:

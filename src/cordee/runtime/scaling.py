@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,6 +18,7 @@ from cordee.core.plan import Plan
 from cordee.core.scaling import Timed, is_oversubscribed
 from cordee.core.world import World
 from cordee.runtime.launch import Launch
+from cordee.runtime.relay import Output
 from cordee.runtime.resources import devices
 from cordee.runtime.spec import Target, Trial
 from cordee.runtime.start import run
@@ -80,7 +82,9 @@ class Measurement:
         trial = Trial(self.warm_up + self.steps, workers if self.weak else 1)
         out = self.out / "runs" / f"round-{round}-workers-{workers}"
         target = replace(self.target, trial=trial)
-        return Launch(target, workers, self.plan, out, threads=self.threads_each, device=self.device)
+        # The figures are alone on standard output.
+        output = Output(lambda text: print(text, file=sys.stderr), frozenset({1}))  # noqa: T201
+        return Launch(target, workers, self.plan, out, threads=self.threads_each, device=self.device, output=output)
 
     def run(self, name: str, round: int, workers: int, listen: Listener) -> Timed:
         """Run it; the folder of a run that fails is kept, and the error says so, and gives the run's `name`."""

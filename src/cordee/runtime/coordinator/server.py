@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import socket
 import threading
 import time
@@ -79,8 +80,7 @@ class Server:
         self._standing: Message | None = None
         """What every peer is told, whenever it connects: that the run stops."""
         self._ticked = time.monotonic()
-        self._loop = asyncio.new_event_loop()
-        listener = _listen(bind.host, bind.port)
+        listener = _bind(bind.host, bind.port)
         self.address = dataclasses.replace(bind, port=listener.getsockname()[1])
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener,), name="cordee-hub", daemon=True)
@@ -88,6 +88,7 @@ class Server:
     def start(self) -> None:
         """Let peers in."""
         self._thread.start()
+        self._started.wait()
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         """Let the server's thread call this; from any other one."""
@@ -96,10 +97,8 @@ class Server:
 
     def close(self) -> None:
         """Close every connection and end the thread."""
-        if self._thread.is_alive():
-            self._started.wait(5)
-            self.call(self._loop.stop)
-            self._thread.join(timeout=5)
+        self.call(lambda: self._closing.set())
+        self._thread.join(timeout=5)
 
     def those(self, role: str) -> list[Peer]:
         """The peers of one role."""
@@ -128,20 +127,18 @@ class Server:
     # ------------------------------------------------------------- the thread
 
     def _run(self, listener: socket.socket) -> None:
-        asyncio.set_event_loop(self._loop)
-        start = asyncio.start_server(self._serve, sock=listener, ssl=self._tls.context if self._tls else None)
-        server = self._loop.run_until_complete(start)
-        self._started.set()
+        asyncio.run(self._listen(listener))
+
+    async def _listen(self, listener: socket.socket) -> None:
+        """Until `close`; whatever is under way is given up then."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         self._loop.call_later(BEAT_S, self._tick)
-        self._loop.run_forever()
+        server = await asyncio.start_server(self._serve, sock=listener, ssl=self._tls and self._tls.context)
+        self._started.set()
+        await self._closing.wait()
         server.close()
         for peer in self.peers.values():
             peer.writer.close()
-        pending = asyncio.all_tasks(self._loop)
-        for task in pending:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
-        self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -226,15 +223,12 @@ async def _read(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> Message
     return unpack(head, await reader.readexactly(length_of(head, limit)), decode_message)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener.bind((host, port))
+        return socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
-        listener.close()
         raise RendezvousError(
-            f"cannot listen at {host}:{port}: {error.strerror}. Choose another port, or end the process that holds it"
+            f"cannot listen at {host}:{port}: {os.strerror(error.errno or 0)}. Choose another port, or end the process "
+            "that holds it"
         ) from error
-    listener.listen(512)
-    return listener

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from cordee.core import interrupts
 from cordee.core.errors import CoordinatorLost, CordeeError, Interrupted, RendezvousError, WorkerFailed
 from cordee.core.interrupts import Interrupts
+from cordee.core.words import plural
 from cordee.group import messages
 from cordee.group.client import Client
 from cordee.group.messages import Message, Seat
@@ -105,7 +106,8 @@ class Follower:
                     self._awaited = f"waiting for the other hosts: {here} of {of} hosts are here" if here < of else ""
                 case messages.Start(seats):
                     self._started = True
-                    self._say(which_workers(seats))
+                    numbers = ", ".join(str(seat.worker) for seat in seats)
+                    self._say(f"on this host, of {plural(seats[0].world.size, 'worker')} in all: {numbers}")
                     self._engine.start(seats)
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)
@@ -127,11 +129,3 @@ class Follower:
     def _spec(self, seat: Seat) -> WorkerSpec:
         interface = own_address_towards(self._address.host, self._address.port)
         return self._launch.spec(self._address, interface, seat)
-
-
-def which_workers(seats: list[Seat]) -> str:
-    """Which workers of the run are on this host."""
-    total = seats[0].world.size
-    if len(seats) == 1:
-        return f"worker {seats[0].worker} is on this host, one of {total}"
-    return f"workers {seats[0].worker} to {seats[-1].worker} are on this host, of {total} in all"
