@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+import torch
+from torch import nn
 
-from cordee.train.job import Stop
+from cordee.train.job import Job, Stop
 from cordee.train.stopping import Evaluations, tell_cause
 
 
@@ -107,26 +107,25 @@ EVERYTHING = Stop(steps=90, minutes=2.5, metric="loss", patience=2, when=lambda 
 
 
 @pytest.mark.parametrize(
-    ("steps", "epochs", "more", "stop", "last_epoch", "cause"),
+    ("steps", "epochs", "stop", "last_epoch", "cause"),
     [
-        (60, 5, {}, EVERYTHING, 5, "all 5 epochs are done"),
-        (60, 1, {}, Stop(), 1, "its epoch is done"),
-        (90, 4, {}, EVERYTHING, 5, "Stop(steps=90)"),
-        (60, 4, {}, Stop(when=lambda step: True), None, "Stop(when=...)"),
-        (60, 4, {"wish": "Stop(when=...)"}, EVERYTHING, None, "Stop(when=...)"),
-        (60, 4, {}, EVERYTHING, None, "Stop(minutes=2.5) or Stop(when=...)"),
-        (60, 4, {}, Stop(), 5, "a callback wished to stop"),
-        (
-            60,
-            4,
-            {"exhausted": True},
-            EVERYTHING,
-            5,
-            "Stop(metric='loss', patience=2), after 2 evaluations without progress",
-        ),
+        (60, 5, EVERYTHING, 5, "all 5 epochs are done"),
+        (60, 1, Stop(), 1, "its epoch is done"),
+        (90, 4, EVERYTHING, 5, "Stop(steps=90)"),
+        (60, 4, Stop(when=lambda step: True), None, "Stop(when=...)"),
+        (60, 4, EVERYTHING, None, "Stop(minutes=2.5) or Stop(when=...)"),
+        (60, 4, Stop(), 5, "a callback wished to stop"),
     ],
 )
-def test_why_it_ended_is_told_in_words(
-    steps: int, epochs: int, more: dict[str, Any], stop: Stop, last_epoch: int | None, cause: str
-) -> None:
-    assert tell_cause(stop, last_epoch, steps=steps, epochs=epochs, **more) == cause
+def test_why_it_ended_is_told_in_words(steps: int, epochs: int, stop: Stop, last_epoch: int | None, cause: str) -> None:
+    assert tell_cause(job(stop, last_epoch), steps, epochs, exhausted=False) == cause
+
+
+def test_patience_that_ran_out_is_told_in_words() -> None:
+    cause = "Stop(metric='loss', patience=2), after 2 evaluations without progress"
+    assert tell_cause(job(EVERYTHING, 5), 60, 4, exhausted=True) == cause
+
+
+def job(stop: Stop, epochs: int | None) -> Job:
+    data = {"train": torch.zeros(3, 1), "validation": torch.zeros(3, 1)}
+    return Job(nn.Identity, data, torch.optim.SGD, loss=nn.functional.mse_loss, stop=stop, epochs=epochs)

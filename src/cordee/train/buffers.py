@@ -219,26 +219,14 @@ class Buffers:
             buffer = module._buffers.get(name)
             one.settled = None if buffer is None else (buffer, buffer._version)
 
-    def names(self) -> list[str]:
-        """Those that live, by model, module and name."""
-        names = {key: name for name, key in self._named().items()}
-        return [names[key] for key, one in self._plain if one.lives]
+    def living(self) -> list[bool]:
+        """Of each buffer, whether it lives: for a worker that enters."""
+        return [one.lives for _, one in self._plain]
 
-    def take_up(self, names: Sequence[str]) -> None:
+    def take_up(self, living: Sequence[bool]) -> None:
         """Enter a run in which these live; the other workers have tried already what they follow."""
-        named = self._named()
-        for name in names:
-            one = self._kept[named[name]]
-            assert one is not None
-            one.lives = one.tried = True
-
-    def _named(self) -> dict[str, Key]:
-        return {
-            f"{number}.{place}.{name}": (module, name)
-            for number, model in enumerate(self._models)
-            for place, module in model.named_modules()
-            for name in module._buffers
-        }
+        for (_, one), lives in zip(self._plain, living, strict=False):
+            one.lives = one.tried = lives
 
     def _settle(self, live: Sequence[Key], weights: Tensor, values: Sequence[Tensor], exact: bool) -> None:
         """Write what is agreed on into the buffers; `values`: each buffer's numbers on each worker."""
@@ -260,7 +248,8 @@ class Buffers:
             if self._comm.rank != judge or (exact and not one.outside and self._follows(key, calls)):
                 continue
             how = "outside of the forward pass" if one.outside else "by something else than a mean over samples"
-            whole = next(name for name, named in self._named().items() if named == key).partition(".")[2].lstrip(".")
+            places = (place for model in self._models for place, module in model.named_modules() if module is key[0])
+            whole = f"{next(places)}.{key[1]}".lstrip(".")
             self._warn(
                 f"the buffer {whole} of {type(key[0]).__name__} changes with each worker's share, {how}: the workers "
                 "go on with the mean of theirs, weighted by samples. To have it as one process has it, compute it in "

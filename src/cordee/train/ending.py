@@ -117,14 +117,7 @@ def _result(training: Training, test: dict[str, float], *, brought_back: bool) -
     reporter.write()
     samples = stepper.ledger.samples - training.samples_before
     is_best = brought_back or evaluations.step == stepper.done
-    cause = training.interrupted or tell_cause(
-        job.stop,
-        job.epochs,
-        steps=stepper.done,
-        epochs=epochs,
-        exhausted=evaluations.exhausted,
-        wish=training.wish,
-    )
+    cause = training.interrupted or tell_cause(job, stepper.done, epochs, exhausted=evaluations.exhausted)
     return {
         "steps": stepper.done,
         "epochs": epochs,

@@ -30,7 +30,7 @@ from cordee.train.saving import Saver
 from cordee.train.session import Session
 from cordee.train.start import Setup, set_up, set_up_from
 from cordee.train.stepper import Stepper
-from cordee.train.stopping import Evaluations, wishes
+from cordee.train.stopping import Evaluations
 
 
 def run_job(
@@ -53,7 +53,10 @@ def run_job(
             training.take_up(snapshot)
         job.check_schedule(setup.schedule, job.last_step(setup.order.steps), setup.order.steps)
         if receive is None:
-            training.announce()
+            tell, batch = stepper.reporter.tell, setup.resolved.batch
+            tell(setup.describe(job, training.steps))
+            if (idle := stepper.team.replicas - batch) > 0:
+                tell(WarningEvent(f"a step has {batch} samples: {idle} workers have nothing to do"))
         else:  # no checkpoint of this moment was written
             saver.step, stepper.team.channel.joining = -1, False
         training.train()
@@ -81,8 +84,6 @@ class Training:
         """The step that comes next: its epoch, and its place there."""
         self.interrupted: str | None = None
         """Why it was asked to end early; None if it was not."""
-        self.wish = ""
-        """What this worker wished to end it for."""
         self.samples_before = 0
         """Those of former starts."""
         self._session = Session(stepper)
@@ -94,20 +95,13 @@ class Training:
         """How many steps come before the next one."""
         return self.next[0] * self.setup.order.steps + self.next[1]
 
-    def announce(self) -> None:
-        """Say what is trained, for the record."""
-        tell, batch = self.stepper.reporter.tell, self.setup.resolved.batch
-        tell(self.setup.describe(self.job, self.steps))
-        if (idle := self.stepper.team.replicas - batch) > 0:
-            tell(WarningEvent(f"a step has {batch} samples: {idle} workers have nothing to do"))
-
     # ------------------------------------------------------------- steps
 
     def train(self) -> None:
         """Step by step, until something says that it is enough."""
         job, stepper, setup = self.job, self.stepper, self.setup
         self.call("on_start")
-        if self.evaluations.exhausted or self._enough(self.steps):
+        if self._enough():
             return
         batches = stepper.batches(
             job.data.train,
@@ -148,13 +142,15 @@ class Training:
         self.call("on_step", done)
         if end_of_epoch:
             self._end_epoch(done)
-        wish.stop |= self._wishes_to_stop(done)
-        wish.save = job.save.seconds is not None and time.monotonic() - self._saved_at >= job.save.seconds
+        now = time.monotonic()
+        wish.stop |= job.stop.minutes is not None and now - self._began >= 60 * job.stop.minutes
+        wish.stop |= job.stop.when is not None and bool(job.stop.when(done))
+        wish.save = job.save.seconds is not None and now - self._saved_at >= job.save.seconds
         if done.save or self._due(done, end_of_epoch):
             self._save()
         if done.asked:  # agreed with the step: the launcher's own word may not have reached every worker yet
             self.interrupted = self.stepper.team.channel.stop_reason or "interrupted"
-        return done.stop or self.evaluations.exhausted or self._enough(done.steps)
+        return done.stop or self._enough()
 
     def _end_epoch(self, done: Committed) -> None:
         self.call("on_epoch", done.epoch)
@@ -163,16 +159,8 @@ class Training:
         ms = round((self.stepper.reporter.aside_s.get("evaluation", 0.0) - before) * 1e3, 3)
         self.stepper.reporter.tell(EpochEvent(done.epoch, done.steps, done.loss, self.validation, ms))
 
-    def _wishes_to_stop(self, done: Committed) -> bool:
-        stop = self.job.stop
-        late = stop.minutes is not None and time.monotonic() - self._began >= 60 * stop.minutes
-        if late or (stop.when is not None and bool(stop.when(done))):
-            self.wish = self.wish or wishes(stop)[0 if late else -1]
-            return True
-        return False
-
-    def _enough(self, steps: int) -> bool:
-        return self.job.stop.steps is not None and steps >= self.job.stop.steps
+    def _enough(self) -> bool:
+        return self.evaluations.exhausted or (self.job.stop.steps is not None and self.steps >= self.job.stop.steps)
 
     def _due(self, done: Committed, end_of_epoch: bool) -> bool:
         save = self.job.save
@@ -256,7 +244,7 @@ class Training:
         """
         shares = self.stepper.loops.shares
         return self._capture().with_extra(
-            living=self.stepper.buffers.names(), shares=None if shares is None else shares.to_list()
+            living=self.stepper.buffers.living(), shares=None if shares is None else shares.to_list()
         )
 
     def take_up(self, snapshot: Snapshot) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cordee.train.job import Stop
+from cordee.train.job import Job, Stop
 
 
 class Evaluations:
@@ -85,24 +85,16 @@ def _score(metric: str | None, metrics: Mapping[str, float]) -> float | None:
     return -value if metric.startswith("-") else value
 
 
-def tell_cause(
-    stop: Stop, last_epoch: int | None, *, steps: int, epochs: int, exhausted: bool = False, wish: str = ""
-) -> str:
-    """Why a training ended after so many steps and epochs, if it was to `stop` so, or after its last epoch.
-
-    `wish` is what this worker itself wished to end it for; another worker's wish is not known here.
-    """
-    if last_epoch is not None and epochs >= last_epoch:
-        return f"all {last_epoch} epochs are done" if last_epoch > 1 else "its epoch is done"
+def tell_cause(job: Job, steps: int, epochs: int, *, exhausted: bool) -> str:
+    """Why a training ended after so many steps and epochs; `exhausted`: early stopping had run out of patience."""
+    stop = job.stop
+    if job.epochs is not None and epochs >= job.epochs:
+        return f"all {job.epochs} epochs are done" if job.epochs > 1 else "its epoch is done"
     if stop.steps is not None and steps >= stop.steps:
         return f"Stop(steps={stop.steps})"
     if exhausted:
         evaluations = f"{stop.patience} evaluations" if stop.patience > 1 else "an evaluation"
         return f"Stop(metric={stop.metric!r}, patience={stop.patience}), after {evaluations} without progress"
-    return wish or " or ".join(wishes(stop)) or "a callback wished to stop"
-
-
-def wishes(stop: Stop) -> list[str]:
-    """The conditions that each worker looks at by itself, in words."""
-    minutes = [f"Stop(minutes={stop.minutes:g})"] if stop.minutes is not None else []
-    return minutes + (["Stop(when=...)"] if stop.when is not None else [])
+    # Each worker looks at these by itself: another one's wish is not known here.
+    wishes = [f"Stop(minutes={stop.minutes:g})"] if stop.minutes is not None else []
+    return " or ".join(wishes + ["Stop(when=...)"] * (stop.when is not None)) or "a callback wished to stop"
