@@ -1,4 +1,4 @@
-"""What begins with other numbers on every worker: shared from the first one, whether or not a model saves it."""
+"""What begins with other numbers on every worker: shared from the first one if a model holds it, else refused."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ class Scaled(nn.Module):
     def forward(self, x):
         return self.body(x) * self.mask
 
-second = sys.argv[2] == "second"
+second, alike = (sys.argv[2] == one for one in ("second", "alike"))
 losses = []
 with cordee.session() as s:
     torch.manual_seed(stepper_of(s).team.membership.worker)
     model = s.prepare(Scaled())
+    if alike:
+        torch.manual_seed(0)
     scale = nn.Parameter(torch.randn((), dtype=torch.float64))
     shift = torch.randn(10, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([*model.parameters()] if second else [*model.parameters(), scale, shift], lr=1e-2)
@@ -62,8 +64,8 @@ def told(folder: Path, workers: int, how: str) -> tuple[Any, list[dict[str, Any]
 
 
 def test_parameters_and_buffers_are_those_of_the_first_worker(warm: int, tmp_path: Path) -> None:
-    one, (alone,) = told(tmp_path / "1", 1, "first")
-    run, found = told(tmp_path / "3", 3, "first")
+    one, (alone,) = told(tmp_path / "1", 1, "alike")
+    run, found = told(tmp_path / "3", 3, "alike")
     for worker in found:
         np.testing.assert_allclose(worker["losses"], alone["losses"], rtol=1e-12)
         np.testing.assert_allclose(worker["norm"], alone["norm"], rtol=1e-9)
@@ -75,6 +77,7 @@ def test_parameters_and_buffers_are_those_of_the_first_worker(warm: int, tmp_pat
     assert {event["lr"] for event in run.of("step")} == {1e-2}
 
 
-def test_what_an_update_before_has_used_cannot_be_shared(warm: int, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="an optimizer of a later update"):
-        told(tmp_path / "3", 3, "second")
+@pytest.mark.parametrize("how", ["first", "second"])
+def test_parameters_that_no_model_holds_have_to_be_alike(how: str, warm: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="begin with other numbers on every worker"):
+        told(tmp_path / "3", 3, how)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -121,19 +121,12 @@ def _is_expanded(step: int, size: int) -> bool:
     return step == 0 < size - 1
 
 
-def share(team: Team, tensors: Sequence[Tensor]) -> bool:
-    """Give all workers the first one's tensors; whether some worker had others. Every one of them calls this."""
-    # Made from one seed they are mostly alike, and slow links are spared; of a replica in slices that is not known.
-    differ = team.sliced or not alike(tensors, team)
-    if differ:
-        team.share_from_first(tensors)
-    return differ
-
-
 def share_model(model: nn.Module, team: Team, plan: Plan) -> None:
     """Make the model the same on every worker, which all have to have been given alike; every worker calls this."""
     agree_on(team, of_model(model, plan))
-    share(team, state_of(model))
+    # Made from one seed they are mostly alike, and slow links are spared; of a replica in slices that is not known.
+    if team.sliced or not alike(state_of(model), team):
+        team.share_from_first(state_of(model))
 
 
 def differing(first: Any, other: Any) -> tuple[str, str]:

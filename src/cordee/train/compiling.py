@@ -49,10 +49,10 @@ class _Compiled:
 
     def __init__(self, loss_of: Loss, *, replay: bool, always: bool) -> None:
         """`always`: replay graphs whatever the user's function keeps of them."""
-        self._loss_of = loss_of
         backend = partial(_replaying, always=always) if replay else "inductor"
-        self._whole: Any = torch.compile(loss_of, fullgraph=True, backend=backend)
-        self._pieces: Any = torch.compile(loss_of, mode="reduce-overhead" if replay and always else None)
+        whole = torch.compile(loss_of, fullgraph=True, backend=backend)
+        pieces = torch.compile(loss_of, mode="reduce-overhead" if replay and always else None)
+        self._ways: list[Any] = [whole, pieces]
         self._last: tuple[int, int] | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -60,24 +60,20 @@ class _Compiled:
         if self._last != (batch.epoch, batch.step):  # what graphs gave in the last step is not needed any more
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         self._last = (batch.epoch, batch.step)
-        if self._whole is not None:
+        while True:
             try:
-                result: Tensor = self._whole(batch)
-                return result
+                return self._ways[0](batch)  # type: ignore[no-any-return]
             except Exception as error:
-                if not _of_compiler(error):
+                if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                     raise
-                self._whole = None  # tracing has computed nothing yet: the batch is as it was
-        try:
-            return self._pieces(batch)  # type: ignore[no-any-return]
-        except Exception as error:
-            if not _of_compiler(error):
-                raise
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ModelError(
-                f"the plan says compile=true, but torch.compile fails on this model: {first}. Leave compile out, or "
-                "see what it cannot compile: https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html"
-            ) from error
+                if len(self._ways) > 1:  # tracing has computed nothing yet: the batch is as it was
+                    del self._ways[0]
+                    continue
+                first = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise ModelError(
+                    f"the plan says compile=true, but torch.compile fails on this model: {first}. Leave compile out, "
+                    "or see https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html"
+                ) from error
 
 
 def _replaying(graph: torch.fx.GraphModule, inputs: list[Any], *, always: bool) -> Callable[..., Any]:
@@ -87,7 +83,3 @@ def _replaying(graph: torch.fx.GraphModule, inputs: list[Any], *, always: bool) 
     (outputs,) = graph.graph.output_node().args
     alone = not isinstance(outputs, tuple | list) or len(outputs) == 1
     return compile_fx(graph, inputs, config_patches={"triton.cudagraphs": alone or always})  # type: ignore[return-value]
-
-
-def _of_compiler(error: Exception) -> bool:
-    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))

@@ -26,15 +26,13 @@ def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
         for group in groups:  # torch's kernels for many tensors refuse slices beside whole tensors
             group.update({"foreach": False} if "foreach" in group else {})
         return False
-    if type(optimizer) not in FUSABLE:
-        return False
+    kinds = ("cpu",) if type(optimizer) is Adagrad else ("cpu", "cuda")
+    parameters = [parameter for group in groups for parameter in group["params"]]
     chosen = any(group.get("fused") is not None or group.get("foreach") is not None for group in groups)
     special = any(group.get("differentiable") or group.get("capturable") for group in groups)
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    kinds = ("cpu",) if type(optimizer) is Adagrad else ("cpu", "cuda")
-    fit = all(p.is_floating_point() and p.device.type in kinds and is_dense(p) for p in parameters)
     sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
-    if chosen or special or sparse or not fit:
+    fit = all(p.is_floating_point() and p.device.type in kinds and is_dense(p) for p in parameters)
+    if type(optimizer) not in FUSABLE or chosen or special or sparse or not fit:
         return False
     for group in groups:
         group["fused"] = True

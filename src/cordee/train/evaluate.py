@@ -17,7 +17,7 @@ from cordee.feed.order import Order
 from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.group.team import Team
-from cordee.sync.batchnorm import StepState, together
+from cordee.sync.batchnorm import together
 from cordee.train.gathering import gathering
 from cordee.train.metrics import Lost, tally_of
 from cordee.train.session import Session, stepper_of
@@ -80,22 +80,18 @@ def predict(model: nn.Module, data: Any, session: Session | None = None, *, batc
     source, team = as_source(data), stepper_of(session).team if session is not None else Team()
     order = Order(len(source), batch, shuffle="none")
     pieces = []
-    state = StepState()
     feeder = _feeder(model, source, order, team)
-    with gathering(feeder, state):
+    with _evaluating(model), together(model, team.layers) as state, gathering(feeder, state):
         for step in range(order.steps):
             while True:
                 mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
-                with _evaluating(model), together(model, team.layers) as of_layers:
-                    of_layers.silent = state.silent = mine.borrowed
-                    state.void = False
-                    output = model(mine.x)
-                    void = state.void or of_layers.void
+                state.silent, state.void = mine.borrowed, False
+                output = model(mine.x)
                 whole = torch.zeros((order.size(step), *output.shape[1:]), dtype=output.dtype)
                 if not mine.borrowed:
                     whole[mine.positions.start : mine.positions.stop] = output.cpu()  # type: ignore[union-attr]
                 generation = team.membership.generation
-                agreed = _agree(team, [whole], void=void)
+                agreed = _agree(team, [whole], void=state.void)
                 if team.membership.generation != generation:
                     feeder.forget()
                 if agreed:

@@ -34,7 +34,13 @@ from cordee.train.stopping import Evaluations
 
 
 def run_job(
-    job: Job, stepper: Stepper, *, out: Path, resume: bool = False, receive: Callable[[], Snapshot] | None = None
+    job: Job,
+    stepper: Stepper,
+    *,
+    out: Path,
+    resume: bool = False,
+    receive: Callable[[], Snapshot] | None = None,
+    finish: Callable[[Training], Outcome] = end,
 ) -> Outcome:
     """Train `job` by the steps of `stepper`, with its files in `out`; every worker of the run calls this.
 
@@ -60,7 +66,7 @@ def run_job(
         else:  # no checkpoint of this moment was written
             saver.step, stepper.team.channel.joining = -1, False
         training.train()
-        return end(training)
+        return finish(training)
 
 
 def _part(stepper: Stepper, saver: Saver) -> None:

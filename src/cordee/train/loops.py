@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from cordee.core.errors import UsageError
-from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.diagnose.guard import Guard
 from cordee.feed.batch import Batch
@@ -31,6 +31,9 @@ from cordee.train.ledger import Committed, Ledger
 from cordee.train.precision import Readings
 from cordee.train.weight import GlobalWeight
 
+if TYPE_CHECKING:
+    from cordee.train.stepper import Stepper
+
 BODIES = 2
 """So many are looked at to see whether they draw."""
 Start = tuple[int, int]
@@ -40,20 +43,11 @@ Start = tuple[int, int]
 class Loop:
     """One loop over batches: its data, and what its open step has done so far."""
 
-    def __init__(
-        self,
-        source: Source,
-        order: Order,
-        weigh: Weigh | None,
-        team: Team,
-        plan: Plan,
-        device: str,
-        data: object,
-        shares: Shares | None = None,
-    ) -> None:
+    def __init__(self, stepper: Stepper, source: Source, order: Order, weigh: Weigh | None, data: object) -> None:
         """Over a source, made of `data`, in this order; shared as the workers agreed, else as the plan says."""
-        shares = shares or Shares(((0, Share(plan.share, plan.proportions, seed=order.seed)),))
-        self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=device)
+        team, plan = stepper.team, stepper.plan
+        shares = stepper.loops.shares or Shares(((0, Share(plan.share, plan.proportions, seed=order.seed)),))
+        self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=stepper.device)
         local = plan.sync == "local"  # a replica's gradient is the mean over its own share
         self.weigh, self.data = weigh or (len if local else None), data
         self.weight = GlobalWeight(Team().layers if local else team.layers, local=local)

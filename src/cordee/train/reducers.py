@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
+from cordee.group.alike import alike
 from cordee.group.team import Team
 from cordee.sync.allreduce import AllReduce
 from cordee.sync.local import LocalSteps
 from cordee.sync.meeting_points import backward_from
 from cordee.sync.seam import Recorded, Sync
 from cordee.sync.sliced import SlicedSums
-from cordee.train.agreement import agree_on, of_optimizer, share
+from cordee.train.agreement import agree_on, of_optimizer
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -36,9 +37,8 @@ class Reducers:
         self._team, self._plan, self._models, self._on_lost = team, plan, models, on_lost
         self.least = 1
         """So many updates may be expected of a step: two, if some parameters are in no optimizer so far."""
-        self._shared: set[nn.Parameter] = set()
-        """Parameters outside of all models, which all workers have from the first one."""
-        self._differed = False
+        self._strays: set[nn.Parameter] = set()
+        """Parameters outside of all models, which are known to be the same on all workers."""
         self.loop: dict[str, Any] = {}
         """What is gone through; all workers have to go through the same."""
         self._passing = False
@@ -91,37 +91,32 @@ class Reducers:
     def _enter(self, optimizer: Optimizer, reducer: Sync, agree: bool) -> Sync:
         if agree:
             agree_on(self._team, {**of_optimizer(optimizer), **self.loop})
-            self._share_strays(optimizer)
+            self._check_strays(optimizer)
         self._of[optimizer] = reducer
         given = {one for each in self._of.values() for one in each.parameters}
         self.least = 2 if any(one.requires_grad and one not in given for one in self.all_parameters()) else 1
         return reducer
 
-    def _share_strays(self, optimizer: Optimizer) -> None:
-        """Give all workers the first one's parameters, where no prepared model holds them."""
-        known = {one for model in self._models for one in model.parameters()} | self._shared
+    def _check_strays(self, optimizer: Optimizer) -> None:
+        """Refuse parameters that no prepared model holds, unless they are the same on all workers."""
+        known = {one for model in self._models for one in model.parameters()} | self._strays
         strays = [one for group in optimizer.param_groups for one in group["params"] if one not in known]
         if not strays:
             return
+        name = type(optimizer).__name__
         if (owner := owner_of(strays)) is not None:
             raise UsageError(
-                f"{type(optimizer).__name__} was given parameters of a {type(owner).__name__} that was never prepared: "
-                "they would begin with other numbers on every worker, and its layers and buffers would know its share "
-                "alone. Write model = s.prepare(model) for every model, then make its optimizer"
+                f"{name} was given parameters of a {type(owner).__name__} that was never prepared: they would begin "
+                "with other numbers on every worker, and its layers and buffers would know its share alone. Write "
+                "model = s.prepare(model) for every model, then make its optimizer"
             )
-        self._shared.update(strays)
-        self._differed |= share(self._team, strays)
-
-    def differed(self, updates: int) -> bool:
-        """Whether the open step was computed with parameters that were not the same on all workers until now."""
-        differed, self._differed = self._differed, False
-        if differed and updates:
+        if not alike(strays, self._team):
             raise UsageError(
-                "an optimizer of a later update of this step was given parameters that no prepared model holds, and "
-                "that began with other numbers on every worker. Put them into a module and prepare it: "
-                "s.prepare(nn.ParameterList([...])), or make them alike: torch.manual_seed(0) before"
+                f"{name} was given parameters that no prepared model holds, and that begin with other numbers on every "
+                "worker. Put them into a module and prepare it: s.prepare(nn.ParameterList([...])), or make them "
+                "alike: torch.manual_seed(0) before"
             )
-        return differed
+        self._strays.update(strays)
 
     def backward(
         self, loss: Tensor, factor: float, met: Sequence[GradientEdge], early: Sync | None, record: Recorded

@@ -146,7 +146,7 @@ class Stepper:
         order = order or Order(len(source), batch, seed=self.seed)
         first, end = self.loops.first(source.fingerprint, data, start, epochs)
         self._reducers.loop = of_loop(source, order, epochs, first)
-        loop = Loop(source, order, weigh, self.team, self.plan, self.device, data, self.loops.shares)
+        loop = Loop(self, source, order, weigh, data)
         before = first[0] * order.steps + first[1]  # of the run that a script goes on with
         self.number = before if start is not None and before else self.team.steps
         with self.loops.opened(loop, self._state, self._reducers.forget):
@@ -200,7 +200,7 @@ class Stepper:
             self._trail.again()
             loop.guard.committed(sync.parameters)
             return True
-        if loop.generation != self.team.membership.generation or self._reducers.differed(loop.done):
+        if loop.generation != self.team.membership.generation:
             self._void(loop)
             return False
         self.buffers.agree(loop.count, exact=self.plan.accumulate == 1)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from pathlib import Path
 
-from cordee.train.callbacks import Callback
+from cordee.train.ending import Outcome
 from cordee.train.job import Job, Resolved, Save, Stop
 from cordee.train.loop import run_job
-from cordee.train.session import Session
 from cordee.train.stepper import Stepper
 
 
 def run_trial(job: Job, stepper: Stepper, *, out: Path, steps: int, batch_times: int = 1) -> None:
     """Train `steps` steps of `job` by its own loop and leave together; every worker of the run calls this."""
-    with contextlib.suppress(_Over):
-        run_job(trial_of(job, steps, batch_times), stepper, out=out)
+    run_job(trial_of(job, steps, batch_times), stepper, out=out, finish=lambda training: Outcome({}, None))
     while not stepper.leave():
         pass
 
@@ -38,16 +35,4 @@ def trial_of(job: Job, steps: int, batch_times: int = 1) -> Job:
         stop=Stop(steps=steps),
         save=Save(epochs=None),
         schedule=job.schedule if own is None or own >= steps else None,
-        callbacks=(_End(), *job.callbacks),
     )
-
-
-class _Over(Exception):
-    """The last step of a trial is behind us."""
-
-
-class _End(Callback):
-    """Ends the loop where it would begin to save; the first callback, so that the job's own keep out of it too."""
-
-    def on_end(self, session: Session) -> None:
-        raise _Over
