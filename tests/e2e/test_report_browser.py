@@ -158,25 +158,6 @@ def test_the_legend_forgets_who_has_gone(tmp_path: Path, chromium: Page) -> None
     assert legend(chromium, "shares")["worker 2"] == "–"
 
 
-@pytest.mark.parametrize("width", [1200, 400])
-def test_what_is_known_of_a_lost_worker_stands_apart(width: int, tmp_path: Path, chromium: Page) -> None:
-    """It reported three of its five steps; that stands in a line of its own."""
-    made = start(0.0, 2)
-    for number in range(1, 11):
-        at, both = 2.0 + number / 10, number <= 5
-        made.append(step(at, number))
-        made.append(times(at, 0, number - 1, [at - 0.05], (5.0, 40.0, 55.0, 0.0), 6 if both else 12))
-        if number <= 3:
-            made.append(times(at, 1, number - 1, [at - 0.05], (5.0, 40.0, 55.0, 0.0), 6))
-        if number == 5:
-            made.append(event("failure", at + 0.01, worker=1, host="here", reason="killed", left=1))
-            made.append(event("regroup", at + 0.02, generation=2, workers=[0], ms=90.0))
-    chromium.open(write_report(write(tmp_path, [*made, end(3.1)])), width=width)
-    said = chromium.evaluate("[...document.querySelectorAll('.split .ms')].map((one) => one.innerText)")
-    assert said[-2:] == ["100 ms per step", "100 ms per step\n3 of 5 steps known"]
-    assert_fine(chromium, plots=6)
-
-
 @pytest.mark.parametrize("steps", [1, 5000])
 def test_learning_rate_gradient_norm_and_callbacks_are_drawn(steps: int, tmp_path: Path, chromium: Page) -> None:
     made = [*start(0.0, 1), usage(1.1, 0, 3.0)]
