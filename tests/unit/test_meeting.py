@@ -117,7 +117,7 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     assert "2 of 3 hosts are here" in said[0]
     third, _ = come(hub, 1)
     coordinator = Workers(hub.notices, lambda seat: seat)  # type: ignore[arg-type,return-value]
-    until(lambda: hub.hosts.first)
+    until(lambda: hub.hosts.order)
     engine = HostsEngine(coordinator, hub)  # type: ignore[arg-type]
     engine.start(seats([2, 4, 1]))
     assert [seat.worker for seat in coordinator.specs] == [0, 1]

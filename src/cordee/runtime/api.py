@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -58,7 +59,7 @@ class Options:
             )
         meeting = Rendezvous.parse(self.rendezvous, self.nodes, self.token_file, self.trusted_network, wording)
         plan = Plan.parse(self.plan)
-        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("out", "resume")}
         return Launch(
             target,
             default_workers(self.device) if self.workers is None else self.workers,
@@ -73,8 +74,8 @@ class Options:
             wording=wording,
             given={
                 name: value if isinstance(value, int | float) else str(value)
-                for name, value in given.items()
-                if name not in ("out", "resume")
+                for name, value in values.items()
+                if value != getattr(Options, name)
             },
         ).taking_over()
 
@@ -142,8 +143,5 @@ def default_workers(device: str = "auto") -> int:
 def default_folder(name: str) -> Path:
     """A new folder under `runs/`, named after the job and the time."""
     first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = first, 1
-    while folder.exists():  # another one of the same second
-        number += 1
-        folder = first.with_name(f"{first.name}-{number}")
-    return folder
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))  # of the same second
+    return next(folder for folder in itertools.chain([first], others) if not folder.exists())

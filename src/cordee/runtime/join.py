@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -29,28 +30,22 @@ from cordee.train.session import Session
 from cordee.train.stepper import Stepper
 
 
+@dataclass
 class Entry:
     """The way of this process into its run: it is connected, or alone, and has not met the other workers yet."""
 
-    def __init__(
-        self,
-        world: World,
-        channel: Channel | None = None,
-        *,
-        device: str = "cpu",
-        interface: str = LOOPBACK,
-        plan: Plan | None = None,
-        deadline_s: float = DEADLINE_S,
-        hub: Hub | None = None,
-    ) -> None:
-        """Alone without a channel. `plan` and `deadline_s` are the launcher's; a script may have others."""
-        self.world, self.channel, self.device, self.hub = world, channel, device, hub
-        self.plan = plan or Plan()
-        self.deadline_s = deadline_s
-        self._interface = interface
-        self._team: Team | None = None
-        self.backend = "auto"
-        """What the team was formed with."""
+    world: World
+    channel: Channel | None = None
+    """None: alone."""
+    device: str = "cpu"
+    interface: str = LOOPBACK
+    plan: Plan = field(default_factory=Plan)
+    """The launcher's, as is the deadline; a script may have others."""
+    deadline_s: float = DEADLINE_S
+    hub: Hub | None = None
+    backend: str = "auto"
+    """What the team was formed with."""
+    _team: Team | None = None
 
     def meet(self, plan: Plan | None = None) -> Team:
         """The team, which forms at the first call: `plan` says how workers are connected."""
@@ -59,7 +54,7 @@ class Entry:
             try:
                 self._team = Team(
                     self.channel,
-                    interface=self._interface,
+                    interface=self.interface,
                     deadline_s=self.deadline_s,
                     device=self.device,
                     backend=chosen.backend,
@@ -69,7 +64,7 @@ class Entry:
             except WaitedTooLong as error:
                 raise self._too_few(error) from error
             self.backend = chosen.backend
-            if self._interface != LOOPBACK and not self._team.channel.joining:
+            if self.interface != LOOPBACK and not self._team.channel.joining:
                 links.tell(self._team, self.world.host)
         self._team.membership.deadline_s = self.deadline_s
         return self._team
@@ -139,7 +134,7 @@ def enter(
     It tells all others the `settings` of a run that is resumed.
     """
     if world.size == 1:
-        return Entry(world, device=_device(world, device), plan=plan)
+        return Entry(world, device=_device(world, device), plan=plan or Plan())
     one_host = world.local_size == world.size
     if not one_host and os.environ.get("CORDEE_TRUSTED_NETWORK") != "1":
         raise SecurityError(
@@ -158,8 +153,7 @@ def enter(
         find = meeting.find if meeting is not None and hub is None else lambda: there
         channel, address = _connect(world, deadline_s, find)
         interface = LOOPBACK if one_host else own_address_towards(address.host, address.port)
-        device = _device(world, device)
-        entry = Entry(world, channel, device=device, interface=interface, plan=plan, deadline_s=deadline_s, hub=hub)
+        entry = Entry(world, channel, _device(world, device), interface, plan or Plan(), deadline_s, hub)
         entry.meet()  # until then the others must find the meeting
         return entry
     except BaseException:

@@ -124,8 +124,36 @@ class Recorder:
     def notice(self, worker: int, notice: object, joined: Iterable[tuple[int, str, int]] = ()) -> None:
         """Something that the hub or a worker said; of a generation, who `joined`, where, and in whose place."""
         match notice:
+            case events.StepEvent():
+                if notice.step > self._last_step:  # a worker that took over as speaker may say it again
+                    self._last_step = notice.step
+                    self.event(notice, later=True)
+            case events.TimesEvent():
+                self._times.add(notice)
+                self._events.write(notice, later=True)
+            case events.UsageEvent():
+                self._resources.used(notice)
+                self._events.write(notice, later=True)
+            case events.WorkerEvent():
+                self._resources.came(notice.worker)
+                self.event(notice)
+                self._hosts[notice.worker] = notice.host
+                self._see_who_writes()
+            case events.JobEvent():
+                self._last_step = notice.steps
+                about = structs.asdict(notice)
+                self._run["job"] = {name: about[name] for name in about if name not in ("time", "settings")}
+                self._run["job"] |= notice.settings
+                self._waits = False
+                self._write_json("run.json", self._run)
+                self.event(notice)
+            case events.PlanEvent():
+                self._own_plan(notice)
+            case events.ResultEvent(result):
+                self.result = result
             case Event():
-                self._posted(notice)
+                self.saved = notice.step if isinstance(notice, events.CheckpointEvent) else self.saved
+                self.event(notice)
             case Lost(host, reason, left, at):
                 self._resources.left(worker)
                 if notice.member:
@@ -134,40 +162,6 @@ class Recorder:
                     self.event(events.FailureEvent(worker, host, reason, left, round(at, 6)))
             case Formed(go, at):
                 self._formed(go, round(at, 6), joined)
-
-    def _posted(self, event: Event) -> None:
-        """A worker has something for the record."""
-        if isinstance(event, events.StepEvent):
-            if event.step > self._last_step:  # a worker that took over as speaker may say it again
-                self._last_step = event.step
-                self.event(event, later=True)
-        elif isinstance(event, events.TimesEvent):
-            self._times.add(event)
-            self._events.write(event, later=True)
-        elif isinstance(event, events.UsageEvent):
-            self._resources.used(event)
-            self._events.write(event, later=True)
-        elif isinstance(event, events.WorkerEvent):
-            self._resources.came(event.worker)
-            self.event(event)
-            self._hosts[event.worker] = event.host
-            self._see_who_writes()
-        elif isinstance(event, events.JobEvent):
-            self._last_step = event.steps
-            about = structs.asdict(event)
-            self._run["job"] = {name: about[name] for name in about if name not in ("time", "settings")}
-            self._run["job"] |= event.settings
-            self._waits = False
-            self._write_json("run.json", self._run)
-            self.event(event)
-        elif isinstance(event, events.PlanEvent):
-            self._own_plan(event)
-        elif isinstance(event, events.ResultEvent):
-            self.result = event.result
-        else:
-            if isinstance(event, events.CheckpointEvent):
-                self.saved = event.step
-            self.event(event)
 
     def _formed(self, go: Go, at: float, joined: Iterable[tuple[int, str, int]]) -> None:
         members = list(go.members)
@@ -186,15 +180,11 @@ class Recorder:
         host = self._hosts.get(self._first, self._writes_on)
         if host == self._writes_on:
             return
-        self._writes_on, who = host, f"worker {self._first} on {host}"
+        self._writes_on = host
+        does, what = "writes checkpoints and the trained model", f"there, in the folder that --out names on {host}"
         if self._script:
-            message = f"{who} has rank 0 from now on: what the script saves as rank 0 is there, on {host}"
-        else:
-            message = (
-                f"{who} writes checkpoints and the trained model from now on: "
-                f"there, in the folder that --out names on {host}"
-            )
-        self.event(events.WarningEvent(message))
+            does, what = "has rank 0", f"what the script saves as rank 0 is there, on {host}"
+        self.event(events.WarningEvent(f"worker {self._first} on {host} {does} from now on: {what}"))
 
     def _own_plan(self, event: events.PlanEvent) -> None:
         """A script's session says by which plan it trains; news if that is not what the record says already."""
@@ -206,8 +196,11 @@ class Recorder:
 
     def end(self, error: CordeeError | None) -> dict[str, Any]:
         """Write the result and close."""
-        if self._waits and error is not None:
-            self._leave_as_it_was(error)
+        if self._waits and error is not None:  # it did not go on: the run's record keeps one line of this start
+            self._events.forget()
+            self._waits = False
+            self.event(events.AttemptEvent(error.code, str(error)))
+            self._events.close()
             return {}
         reason, code = ("completed", 0) if error is None else (error.title, error.code)
         result = dict(self.result or {})
@@ -221,13 +214,6 @@ class Recorder:
         self.event(events.EndEvent(reason, code, "" if error is None else str(error)))
         self._events.close()
         return result
-
-    def _leave_as_it_was(self, error: CordeeError) -> None:
-        """The run did not go on: its record keeps one line of this start, and its files nothing."""
-        self._events.forget()
-        self._waits = False
-        self.event(events.AttemptEvent(error.code, str(error)))
-        self._events.close()
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         path = self.out / name

@@ -41,14 +41,7 @@ def work(spec: WorkerSpec, sent_job: int | None) -> int:
     os.chdir(spec.folder)
     _use(spec)
     channel = Channel(spec.hub, spec.worker, socket.gethostname(), joins=spec.joins)
-    entry = Entry(
-        World.from_env(),
-        channel,
-        device=spec.device,
-        interface=spec.interface,
-        plan=spec.plan,
-        deadline_s=spec.deadline_s,
-    )
+    entry = Entry(World.from_env(), channel, spec.device, spec.interface, spec.plan, spec.deadline_s)
     set_current(entry)
     try:
         _run(spec, entry, sent_job)

@@ -124,7 +124,7 @@ class Hub:
         if peer.role == "worker":
             self._lost(peer.number, reason, peer.host)
             return
-        if peer.number not in self.hosts.first:
+        if peer.number not in self.hosts.order:
             self.hosts = self.hosts.leave(peer.number)
             self._tell_hosts()
             return

@@ -119,10 +119,10 @@ class Hosts:
     """So many are to come."""
     workers: dict[int, int]
     """Host → how many workers it has."""
-    first: dict[int, int] = field(default_factory=dict)
-    """Host → the id of its first worker, once all hosts have come."""
-    later: dict[int, int] = field(default_factory=dict)
-    """Worker that was started later → its host."""
+    order: tuple[int, ...] = ()
+    """The hosts, by the ids of their workers, once all have come; a host's place in here is its node number."""
+    places: dict[int, int] = field(default_factory=dict)
+    """Worker → its host."""
 
     def free(self) -> int:
         """The number of the next host that comes."""
@@ -138,16 +138,9 @@ class Hosts:
 
     def numbered(self, names: dict[int, str]) -> Hosts:
         """Number the workers through, host by host, by the `names` of the hosts that follow the coordinator's."""
-        first, total = {}, 0
-        for host in sorted(self.workers, key=lambda host: (names.get(host, ""), host)):
-            first[host] = total
-            total += self.workers[host]
-        return replace(self, first=first)
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """The hosts, by the ids of their workers; a host's place in here is its node number."""
-        return tuple(self.first)
+        order = tuple(sorted(self.workers, key=lambda host: (names.get(host, ""), host)))
+        hosts = [host for host in order for _ in range(self.workers[host])]
+        return replace(self, order=order, places=dict(enumerate(hosts)))
 
     @property
     def counts(self) -> list[int]:
@@ -156,9 +149,8 @@ class Hosts:
 
     def start_later(self, worker: int, node: int) -> Hosts:
         """A worker is started on the host with this node number, in the place of another one."""
-        return replace(self, later={**self.later, worker: self.order[node]}) if self.order else self
+        return replace(self, places={**self.places, worker: self.order[node]}) if self.order else self
 
     def workers_of(self, host: int) -> list[int]:
         """The ids of a host's workers."""
-        first = range(self.first[host], self.first[host] + self.workers[host])
-        return [*first, *(worker for worker, there in self.later.items() if there == host)]
+        return [worker for worker, there in self.places.items() if there == host]
