@@ -1,5 +1,6 @@
-"""`cordee.feed.data` and `cordee.feed.draws` under their public name."""
+"""`cordee.feed.data` and `cordee.feed.batch` under their public name."""
 
+from cordee.feed.batch import draws as draws
 from cordee.feed.data import Data as Data
 from cordee.feed.data import arrays as arrays
 from cordee.feed.data import as_data as as_data
@@ -10,4 +11,3 @@ from cordee.feed.data import idx as idx
 from cordee.feed.data import npy as npy
 from cordee.feed.data import npz as npz
 from cordee.feed.data import text as text
-from cordee.feed.draws import draws as draws

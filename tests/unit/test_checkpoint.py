@@ -203,18 +203,18 @@ def test_one_save_at_a_time_and_a_deadline(tmp_path: Path, monkeypatch: pytest.M
 
 
 # Killed before the first file, before the index, before the rename, and between the two renames of replacing a step.
-KILLS = [("layout.write_tensors", 1, 2), ("layout.sync", 2, 2), ("places.put_in_place", 1, 2), ("os.rename", 2, 1)]
+KILLS = [("layout.write_tensors", 1, 2), ("layout.sync", 2, 2), ("checkpoint.put_in_place", 1, 2), ("os.rename", 2, 1)]
 
 WRITERS = """
 import json, os, signal, sys
 import torch
-from cordee.state import checkpoint, layout, places
+from cordee.state import checkpoint, layout
 from cordee.state.naming import Snapshot
 
 def write_and_die(folder, where, count, step):
     checkpoints = checkpoint.Checkpoints(folder)
     module, name = where.split(".")
-    owner = {"layout": layout, "places": places, "os": os}[module]
+    owner = {"layout": layout, "checkpoint": checkpoint, "os": os}[module]
     real, calls = getattr(owner, name), []
     def die(*args, **more):
         calls.append(args)

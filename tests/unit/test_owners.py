@@ -11,9 +11,8 @@ import torch
 
 from cordee.core.errors import CheckpointError, WaitedTooLong, WorkersLost
 from cordee.state.checkpoint import Checkpoints
-from cordee.state.layout import _seal, read_index
+from cordee.state.layout import Owners, _seal, read_index
 from cordee.state.naming import Slice, Snapshot
-from cordee.state.owners import Owners
 
 WHOLE = torch.arange(24.0).reshape(4, 6)
 BIAS = torch.arange(3.0)

@@ -21,8 +21,8 @@ def test_arrays_lie_in_memory_and_run_no_code_of_the_user() -> None:
     traits = source.traits
     assert isinstance(source, Source)
     assert (traits.runs_user_code, traits.draws, traits.rows) == (False, False, None)
-    assert traits.table is source and traits.columns is not None
-    assert [name for name, _ in traits.columns()] == ["x", "y"]
+    assert traits.table is source
+    assert [name for name, _ in source.columns()] == ["x", "y"]
 
 
 def test_a_subset_of_a_subset_names_rows_of_the_whole() -> None:
@@ -34,7 +34,7 @@ def test_a_subset_of_a_subset_names_rows_of_the_whole() -> None:
 
 def test_text_is_read_but_has_no_columns() -> None:
     traits = TextSource([np.zeros(100, dtype=np.uint8)], window=10).traits
-    assert not traits.runs_user_code and traits.columns is None and traits.table is None
+    assert not traits.runs_user_code and traits.table is None
 
 
 def test_a_dataset_knows_whether_it_draws_once_it_was_read() -> None:

@@ -17,6 +17,9 @@ from cordee.feed.source import Fields, Traits, check_ids, digest_of
 Array = NDArray[Any] | torch.Tensor
 """What counts as an array; its first dimension counts samples."""
 
+LABELS = ("y", "label", "labels", "target", "targets", "class")
+"""Columns that are likely to be the target, for an example in an error."""
+_NUMBERS = "biuf"  # kinds of NumPy's types
 _SAMPLED_ROWS = 64
 _SAMPLED_BYTES = 4_096
 
@@ -43,8 +46,7 @@ class ArraySource:
     @property
     def traits(self) -> Traits:
         """Rows of arrays in memory."""
-        columns = [(column.label, column.rows) for column in self._columns]
-        return Traits(runs_user_code=False, columns=lambda: columns, table=self)
+        return Traits(runs_user_code=False, table=self)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -68,6 +70,10 @@ class ArraySource:
         targets = out.values() if isinstance(out, dict) else out
         filled = [column.fill(ids, target) for column, target in zip(self._columns, targets, strict=True)]
         return self._structure(filled)
+
+    def columns(self) -> list[tuple[str, NDArray[Any]]]:
+        """Every array by its name or place, as it lies in memory."""
+        return [(column.label, column.rows) for column in self._columns]
 
     @property
     def nbytes(self) -> int:
@@ -146,12 +152,6 @@ def _torch_dtype(label: str, rows: NDArray[Any]) -> torch.dtype:
         raise DataError(
             f"{label}: values of type {rows.dtype} cannot become a tensor; convert them to numbers"
         ) from None
-
-
-LABELS = ("y", "label", "labels", "target", "targets", "class")
-"""Columns that are likely to be the target, for an example in an error."""
-
-_NUMBERS = "biuf"  # kinds of NumPy's types
 
 
 def is_frame(given: Any) -> bool:

@@ -25,12 +25,10 @@ class Traits:
     """The user's code makes the samples: one thread at a time runs it, with random draws that belong to the samples."""
     draws: bool | None = False
     """Whether samples draw from the generators of Python or NumPy; None: not known before some were read."""
-    columns: Callable[[], Iterable[tuple[str, NDArray[Any]]]] | None = None
-    """Gives the arrays in memory that samples are made of, by name; None if samples must be read to be looked at."""
     table: Any = None
-    """The `ArraySource` of which batches are rows, so that a GPU may hold them; None if there is none."""
+    """The `ArraySource` of which batches are rows: a GPU may hold it, and its columns can be looked through."""
     rows: Ids | None = None
-    """Which rows of `columns` and `table` the samples are; None for all of them, in their order."""
+    """Which rows of the table the samples are; None for all of them, in their order."""
 
 
 @runtime_checkable

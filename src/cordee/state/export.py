@@ -61,23 +61,16 @@ def trace_program(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     Every input tensor whose first size is that of the first one has a batch there, which may be of any size later. The
     model is traced in evaluation mode and left as it was. `CheckpointError` says why a model cannot be traced.
     """
-    with _evaluation(model), torch.no_grad():
-        try:
-            example = _rows((tuple(args), dict(kwargs or {})), _ROWS)
-            return _trace(model, example)
-        except Exception as problem:
-            raise _not_saved(problem) from problem
+    with _saying_why(), _evaluation(model):
+        return _trace(model, _rows((tuple(args), dict(kwargs or {})), _ROWS))
 
 
 def save_program(path: Path, model: nn.Module, traced: Traced) -> None:
     """Compare what was traced with the model, and write it without its weights; `CheckpointError` if they differ."""
     recipe, constants = traced.recipe, traced.constants
-    with _evaluation(model), torch.no_grad():
-        try:
-            state = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
-            _compare(model, Program(recipe, state, constants), traced.example)
-        except Exception as problem:
-            raise _not_saved(problem) from problem
+    with _saying_why(), _evaluation(model):
+        state = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
+        _compare(model, Program(recipe, state, constants), traced.example)
     header = {"program": json.dumps(recipe.to_json(), allow_nan=False), "torch": torch.__version__}
     size = len(header["program"]) + tensor_bytes(constants.values())
     replace_file(path, size, lambda file: write_tensors(file, constants, header))
@@ -96,28 +89,33 @@ def called_with(model: nn.Module, *ways: Callable[[], Any]) -> tuple[tuple[Any, 
 
     hook = model.register_forward_pre_hook(see, prepend=True, with_kwargs=True)
     try:
-        with _evaluation(model), torch.no_grad():
+        with _saying_why(), _evaluation(model):
             for way in ways:
                 with suppress(Exception):  # ours, or one of a way that does not work
                     way()
                 if calls:
                     return calls[0]
+            raise CheckpointError("the job's objective does not call it as a whole, by model(...).")
     finally:
         hook.remove()
-    raise _not_saved(CheckpointError("the job's objective does not call it as a whole, by model(...)."))
 
 
 class _SeenError(Exception):
     """The call of a model was seen: nothing more is needed of it."""
 
 
-def _not_saved(problem: Exception) -> CheckpointError:
-    said = (str(problem).strip().splitlines() or [""])[0]
-    reason = said if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {said}"
-    return CheckpointError(
-        f"the model cannot be saved as a program. {reason.rstrip('.')}. The training and its weights are not affected; "
-        "load them with cordee.load(run, model=...)."
-    )
+@contextmanager
+def _saying_why() -> Iterator[None]:
+    """Raise one `CheckpointError` for whatever keeps a model from being saved as a program."""
+    try:
+        yield
+    except Exception as problem:
+        said = (str(problem).strip().splitlines() or [""])[0]
+        reason = said if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {said}"
+        raise CheckpointError(
+            f"the model cannot be saved as a program. {reason.rstrip('.')}. The training and its weights are not "
+            "affected; load them with cordee.load(run, model=...)."
+        ) from problem
 
 
 @contextmanager
@@ -198,19 +196,19 @@ def _rows(example: Any, count: int) -> Any:
 
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, with modes and buffers given back afterwards."""
+    """The model in evaluation mode, without gradients; modes and buffers are given back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it would put inference-only operations into the recipe
     model.eval()
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
+    with torch.no_grad():
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for module, mode in modes:
+                module.training = mode
             for buffer, before in buffers:
                 buffer.copy_(before)
 

@@ -11,39 +11,20 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
 from cordee.core.errors import CheckpointError, StorageError
 
 _CHUNK = 1 << 20
 _PIECE = 32 << 20
 """Bytes of a tensor that are written at once."""
-_CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""How safetensors calls number formats."""
 
 _ADVICE = {
     errno.ENOSPC: "Free some space, write the run to another disk, or keep fewer checkpoints.",
@@ -115,11 +96,11 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
     pairs.
     """
     here = {name: tensor.detach() for name, tensor in tensors.items()}
-    pairs = [name for name, one in here.items() if one.is_complex() and one.dtype != torch.complex64]
+    pairs = [name for name, one in here.items() if one.is_complex() and not _code(one.dtype)]
     if pairs:
         here |= {name: torch.view_as_real(here[name].resolve_conj()) for name in pairs}
         metadata = {**(metadata or {}), PAIRS: json.dumps(pairs)}
-    if strange := sorted({str(one.dtype) for one in here.values() if one.dtype not in _CODES}):
+    if strange := sorted({str(one.dtype) for one in here.values() if not _code(one.dtype)}):
         raise CheckpointError(
             f"cannot write {path}: safetensors has no word for {', '.join(strange)}. Keep such a tensor out of the "
             "state, or store it in another dtype."
@@ -130,7 +111,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
     for name in names:
         start, end = end, end + here[name].nbytes
         shape = list(here[name].shape)
-        header[name] = {"dtype": _CODES[here[name].dtype], "shape": shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": _code(here[name].dtype), "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
@@ -142,6 +123,15 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
                 rest = rest[file.write(rest) :]
             hashed.result()
     return digest.hexdigest()
+
+
+@cache
+def _code(dtype: torch.dtype) -> str | None:
+    """How safetensors calls a number format, as its own library writes it; None if it has no word for it."""
+    try:
+        return str(json.loads(save({"x": torch.empty(0, dtype=dtype)})[8:])["x"]["dtype"])
+    except (KeyError, RuntimeError, SafetensorError):
+        return None
 
 
 def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:

@@ -11,20 +11,22 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cordee.core.damage import DAMAGE, named
-from cordee.core.errors import CheckpointError
+from cordee.core.damage import DAMAGE, named, write_whole
+from cordee.core.errors import CheckpointError, WaitedTooLong, WorkersLost
 from cordee.state.files import read_tensors, sha256, sync, write_tensors
 from cordee.state.naming import Slice, Snapshot
 from cordee.state.plain import decode
 
 FORMAT = 1
 INDEX = "checkpoint.json"
+LOOK_S = 0.01
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -157,3 +159,51 @@ def _seal(body: Mapping[str, Any]) -> str:
 def damaged(path: Path, why: str) -> CheckpointError:
     """The error for a file that is not what was written."""
     return CheckpointError(f"{path} is damaged: {why}. Resume from another checkpoint.")
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Which owner this worker is. They meet in the file system: nothing waits for the training, nor it for them."""
+
+    number: int = 0
+    count: int = 1
+    token: str = ""
+    """The same for all owners, and for no other run: by it they find the folder of a checkpoint under way."""
+
+    lost: Callable[[], bool] = field(default=lambda: False, compare=False)
+    """Whether one of the owners was lost: then its slices never come."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this one commits."""
+        return self.number == 0
+
+    def write(self, snapshot: Snapshot, folder: Path, deadline_s: float, on_read: Callable[[], None]) -> None:
+        """Of an owner that does not commit: its slices, into the folder that the first owner has made."""
+        self._await(folder, "which the first owner makes", deadline_s)
+        part = write_part(folder, snapshot.slices_alone(), self.number, on_read)
+        write_whole(folder / f"part-{self.number:05d}.json", json.dumps(part))
+
+    def parts(self, folder: Path, deadline_s: float) -> Iterator[dict[str, Any]]:
+        """Of the first owner: what the others have written, as it comes."""
+        for number in range(1, self.count):
+            path = folder / f"part-{number:05d}.json"
+            self._await(path, f"the slices of owner {number} of {self.count}", deadline_s)
+            yield json.loads(path.read_text(encoding="utf-8"))
+            path.unlink()
+
+    def _await(self, path: Path, what: str, deadline_s: float) -> None:
+        """Wait until `path` is there."""
+        deadline = time.monotonic() + deadline_s
+        while True:
+            lost = self.lost()  # asked before the look: what a lost owner has left is taken
+            if path.exists():
+                return
+            if lost:
+                raise WorkersLost(f"a worker that holds slices of the model was lost before {path} came: {what}")
+            if time.monotonic() > deadline:
+                raise WaitedTooLong(
+                    f"a checkpoint waited {deadline_s:g} s for {path}, {what}. All workers that hold slices of a model "
+                    "write into the folder of the run: let them see the same one."
+                )
+            time.sleep(LOOK_S)

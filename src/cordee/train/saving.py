@@ -16,9 +16,8 @@ from cordee.group.channel import Channel, Unconnected
 from cordee.group.messages import Saving
 from cordee.group.team import Team
 from cordee.state.checkpoint import Checkpoints
-from cordee.state.layout import tensor_bytes
+from cordee.state.layout import Owners, tensor_bytes
 from cordee.state.naming import MODEL, Snapshot
-from cordee.state.owners import Owners
 from cordee.train.job import Save
 
 MOST_S = 120.0

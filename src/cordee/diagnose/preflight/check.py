@@ -108,7 +108,7 @@ def preflight(
                 break
         else:
             warnings = check(passes, samples, first, team, largest=largest)
-    if subject.weigh is None and source.traits.columns is None:  # not all targets could be looked through
+    if subject.weigh is None and source.traits.table is None:  # not all targets could be looked through
         warnings += warn_of_unseen_weights(first)
     return warnings
 

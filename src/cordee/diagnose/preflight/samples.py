@@ -66,7 +66,7 @@ class Samples:
 def choose(source: Source, usual: Ids, telling: Iterable[int] = ()) -> Ids:
     """As many ids as `usual` has: samples with one of the `telling` values first, then rare ones, then the usual."""
     traits = source.traits
-    named = sorted(traits.columns() if traits.columns is not None else (), key=lambda one: one[0] not in TARGETS)
+    named = sorted(traits.table.columns() if traits.table is not None else (), key=lambda one: one[0] not in TARGETS)
     # Whole numbers that lie in memory, but not the bytes of images.
     whole = [one for _, one in named if one.dtype.kind in "iu" and (one.dtype.itemsize > 1 or one.ndim == 1)]
     columns = whole if traits.rows is None else [one[traits.rows] for one in whole]
