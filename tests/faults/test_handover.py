@@ -42,6 +42,8 @@ CLOSED: dict[str, Any] = {"admits": False, "newcomers": []}
 def told(folder: Path, generation: int) -> list[dict[str, Any]]:
     """What the workers of a generation were told, each once if they were told the same."""
     found = [json.loads(path.read_text()) for path in (folder / "words").glob(f"go-{generation}.*")]
+    for go in found:
+        del go["recorded"]  # how far the record has come is a matter of time
     return [go for place, go in enumerate(found) if go not in found[:place]]
 
 

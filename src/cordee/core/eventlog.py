@@ -23,12 +23,8 @@ parse_event: Callable[[bytes], Event] = msgspec.json.Decoder(ANY_EVENT).decode
 
 def append_event(path: str | os.PathLike[str], event: Event) -> None:
     """Append one record to the log of another process: in one piece, as the system appends."""
-    with contextlib.suppress(FileNotFoundError):
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(handle, _line(event))
-        finally:
-            os.close(handle)
+    with contextlib.suppress(FileNotFoundError), open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb", 0) as file:
+        file.write(_line(event))
 
 
 def _line(event: Event) -> bytes:

@@ -34,15 +34,11 @@ def search_in(folders: Iterable[str | Path]) -> None:
     """
     added = [str(Path(folder).resolve()) for folder in folders]
     kept = [entry for entry in sys.path if entry not in added]
-    own = {os.path.realpath(path) for path in _standard()}
+    # The compiled part of the standard library has a folder of its own.
+    names = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("DESTSHARED")]
+    own = {os.path.realpath(name) for name in names if name}
     place = max((at + 1 for at, entry in enumerate(kept) if os.path.realpath(entry) in own), default=0)
     sys.path[:] = [*kept[:place], *added, *kept[place:]]
-
-
-def _standard() -> list[str]:
-    """The folders of the standard library, its compiled part included."""
-    names = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("DESTSHARED")]
-    return [name for name in names if name]
 
 
 def shadowed(error: BaseException, folder: Path) -> str:

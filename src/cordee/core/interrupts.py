@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -20,14 +21,13 @@ from cordee.core.errors import Interrupted
 EARLY = "stopped before the training began"
 
 
+@dataclass
 class Interrupts:
     """The signals that have asked this process to stop."""
 
-    def __init__(self) -> None:
-        """None has come."""
-        self.count = 0
-        self.wake: Callable[[], None] = lambda: None
-        """Called by the handler: it may do no more than put a word into a queue."""
+    count: int = 0
+    wake: Callable[[], None] = lambda: None
+    """Called by the handler: it may do no more than put a word into a queue."""
 
 
 _counting: Interrupts | None = None
@@ -66,11 +66,8 @@ def counted() -> Iterator[Interrupts]:
     Within another `counted` these are the same, so that what comes after a run is not cut short either.
     """
     global _counting
-    if threading.current_thread() is not threading.main_thread():
-        yield Interrupts()
-        return
-    if _counting is not None:
-        yield _counting
+    if threading.current_thread() is not threading.main_thread() or _counting is not None:
+        yield _counting or Interrupts()
         return
     found = Interrupts()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cordee.core.errors import WorkersLost
@@ -59,7 +59,14 @@ class Lines:
             lookout = Lookout(other_hosts(places, self._interface), name, warn)
             for comm in self._comms:
                 comm.look = lookout.look
-        self._lay_out(hosts)
+        if self.per_replica > 1 and who.generation > 1:
+            raise WorkersLost(SLICE_LOST)
+        self.mesh = lay_out(who.members, hosts, slices=self.per_replica)
+        assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
+        self.world.among(who.members)
+        self.slices.among(self.mesh.along("slice", who.worker))
+        for comm in (self.sums, self.layers):
+            comm.among(self.mesh.along("replica", who.worker))
         column = f" {self.sums.members}" if self.per_replica > 1 else ""
         if column:
             self._connect(self.slices, f"slices {self.slices.members}")
@@ -71,7 +78,10 @@ class Lines:
             self.cut()
 
     def device_mesh(self) -> DeviceMesh:
-        """The mesh as torch has it."""
+        """The mesh as torch has it, over groups that a lost member releases; of no use after a regrouping.
+
+        All members call this.
+        """
         return self._registered.open(self.mesh, self._device)
 
     def cut(self) -> None:
@@ -85,17 +95,6 @@ class Lines:
         for comm in self._comms:
             comm.drop()
         self._registered.close()
-
-    def _lay_out(self, hosts: Mapping[int, str]) -> None:
-        who = self._membership
-        if self.per_replica > 1 and who.generation > 1:
-            raise WorkersLost(SLICE_LOST)
-        self.mesh = lay_out(who.members, hosts, slices=self.per_replica)
-        assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
-        self.world.among(who.members)
-        self.slices.among(self.mesh.along("slice", who.worker))
-        for comm in (self.sums, self.layers):
-            comm.among(self.mesh.along("replica", who.worker))
 
     def _connect(self, comm: Comm, purpose: str) -> None:
         """Form the group of gloo on which all other transports fall back."""

@@ -37,21 +37,19 @@ class Registered:
 
     def open(self, mesh: Mesh, device: str) -> DeviceMesh:
         """The mesh of this generation as torch has it, with the axes `replica` and `slice`; all members call this."""
-        if self._mesh is None:
-            if dist.is_initialized():
-                raise UsageError(
-                    "torch.distributed.init_process_group was called before: a model in slices needs torch's default "
-                    "group for itself. Leave that call out"
-                )
-            self._mesh = self._open(mesh, device)
-        return self._mesh
-
-    def _open(self, mesh: Mesh, device: str) -> DeviceMesh:
+        if self._mesh is not None:
+            return self._mesh
+        if dist.is_initialized():
+            raise UsageError(
+                "torch.distributed.init_process_group was called before: a model in slices needs torch's default "
+                "group for itself. Leave that call out"
+            )
         from torch.distributed.device_mesh import DeviceMesh  # a second of imports that only such runs pay for
 
         who = self._membership
         if not hasattr(dist.Backend, BACKEND.upper()):
-            dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["cpu", "cuda"])
+            make = lambda options, _: _makers[0](options)  # noqa: E731
+            dist.Backend.register_backend(BACKEND, make, extended_api=True, devices=["cpu", "cuda"])
         _makers[:] = [self._make]
         dist.init_process_group(
             BACKEND,
@@ -61,7 +59,8 @@ class Registered:
             timeout=timedelta(seconds=who.deadline_s),
         )
         ranks = [next([who.members.index(one) for one in slices] for slices in stages) for stages in mesh.replicas]
-        return DeviceMesh(device.partition(":")[0], ranks, mesh_dim_names=("replica", "slice"))
+        self._mesh = DeviceMesh(device.partition(":")[0], ranks, mesh_dim_names=("replica", "slice"))
+        return self._mesh
 
     def _make(self, options: Any) -> Any:
         who, group = self._membership, Gloo(self._interface)
@@ -85,7 +84,3 @@ class Registered:
         self._mesh = None
         self._groups.clear()
         _makers.clear()
-
-
-def _make(options: Any, _: Any) -> Any:
-    return _makers[0](options)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,9 +23,6 @@ from cordee.group.lines import Lines
 from cordee.group.membership import Membership
 from cordee.group.messages import Go
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Team:
@@ -150,13 +146,6 @@ class Team:
             if self.settle(handles, raw):  # kept, in case that a member needs it handed over
                 part.put(raw)
                 return
-
-    def device_mesh(self) -> DeviceMesh:
-        """The mesh of this generation as torch has it, over groups that a lost member releases; all members call this.
-
-        After a regrouping it is of no use any more, and this gives another one.
-        """
-        return self.lines.device_mesh()
 
     def finish(self) -> bool:
         """Leave together: True when no member has anything left to agree on, False after a regrouping."""

@@ -38,7 +38,7 @@ class TensorSlices:
         cuts = check(model, self._plan, self._team.slices.size)
         from torch.distributed.tensor.parallel import parallelize_module
 
-        mesh = self._team.device_mesh()["slice"]
+        mesh = self._team.lines.device_mesh()["slice"]
         plan = {name: _style(how) for name, how in cuts.items()}
         # src_data_rank=None: every worker has the whole model here, and takes its own part of it.
         return parallelize_module(model, mesh, plan, src_data_rank=None)

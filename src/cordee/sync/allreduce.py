@@ -96,8 +96,7 @@ class AllReduce(Sync):
         if self._generation != self.team.membership.generation:  # begun among others: the rest is not awaited
             self._launched = 0
             return False
-        while self._launched < len(self._buckets):
-            self._launch()
+        self._launch_rest()
         self._launched = 0
         complete = [bucket.handle.wait() for bucket in self._buckets]
         if not all(complete) or self._found_late():
@@ -115,8 +114,7 @@ class AllReduce(Sync):
         nothing is begun: what a failing replica has must not look to the others like a gradient.
         """
         if self._armed and passed and self._generation == self.team.membership.generation:
-            while self._launched < len(self._buckets):
-                self._launch()
+            self._launch_rest()
         self._armed = False
         for bucket in self._buckets[: self._launched]:
             bucket.handle.wait()
@@ -132,17 +130,14 @@ class AllReduce(Sync):
         if self.team.replicas == 1:
             self.team.settle((), ())
             return Agreed(record(), *self._treat(treatment))
-        if not self._buckets and not self._build():
-            self.team.settle((), (), void=True)
-            return None
-        if not self._armed and not self._begin():
+        if not (self._buckets or self._build()) or not (self._armed or self._begin()):
             self.team.settle((), (), void=True)
             return None
         self._armed = False
         own = [self.parameters[number] for number in sorted(self._sparse)]
         rows = sparse.add_up(own, self.team.layers) if own else []
-        while self._launched < len(self._buckets) and rows is not None:
-            self._launch()
+        if rows is not None:
+            self._launch_rest()
         handles = [bucket.handle for bucket in self._buckets]
         result = [*(bucket.flats[self._turn] for bucket in self._buckets), self._treated[self._turn]]
         self._launched = 0
@@ -248,6 +243,10 @@ class AllReduce(Sync):
         # Always in the same order: the replicas' collectives have to meet. The last one agrees to all that went before.
         ready = len(self._buckets) - bool(self._sparse)
         while self._launched < ready and self._buckets[self._launched].missing == 0:
+            self._launch()
+
+    def _launch_rest(self) -> None:
+        while self._launched < len(self._buckets):
             self._launch()
 
     def _launch(self) -> None:

@@ -149,17 +149,14 @@ def make_bucket(group: list[nn.Parameter], riders: int, sets: int) -> Bucket:
     size = sum(parameter.numel() for parameter in group) + riders
     like = group[0] if group else torch.empty(0, dtype=torch.float64)
     flats = [torch.empty(size, dtype=like.dtype, device=like.device) for _ in range(sets)]
-    return Bucket(group, flats, [_views(flat, group) for flat in flats])
-
-
-def _views(flat: Tensor, group: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Every parameter's window of `flat`, with the parameter's own strides where they are dense (channels-last)."""
-    views, offset = [], 0
-    for parameter in group:
+    views: list[list[Tensor]] = [[] for _ in flats]
+    offset = 0
+    for parameter in group:  # its own strides where they are dense (channels-last)
         strides = parameter.stride() if is_dense(parameter) else parameter.contiguous().stride()
-        views.append(flat.as_strided(parameter.shape, strides, offset))
+        for flat, windows in zip(flats, views, strict=True):
+            windows.append(flat.as_strided(parameter.shape, strides, offset))
         offset += parameter.numel()
-    return views
+    return Bucket(group, flats, views)
 
 
 def is_dense(tensor: Tensor) -> bool:

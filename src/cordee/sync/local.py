@@ -32,9 +32,9 @@ class LocalSteps(Sync):
         """`on_lost` is told the number of samples that a lost replica took with it."""
         super().__init__(parameters)
         self._team, self._every, self._on_lost = team, every, on_lost
-        self._own = self._all = _NOTHING
-        """Records since the last merge, added up: of this replica, and of all."""
-        self._open = _NOTHING, _NOTHING
+        self._weight = self._samples = self._of_all = 0.0
+        """Since the last merge: what this replica's samples weigh, how many they are, and how many all replicas had."""
+        self._open = 0.0, 0.0, 0.0
         """The same of the step that has committed and is not applied yet."""
         self._steps = 0
         """Steps since the last merge."""
@@ -47,7 +47,7 @@ class LocalSteps(Sync):
         if not self._team.settle(handles, [numbers], void=void):
             return None
         summed = Record.summed(numbers.tolist())
-        self._open = own, summed
+        self._open = own.weight, own.samples, summed.samples
         gradients = [p.grad for p in self.parameters if p.grad is not None and p.grad.layout is torch.strided]
         gradients += values_of(self.parameters)
         fits = treatment.scale == 1.0 or unscale(gradients, treatment.scale)
@@ -59,8 +59,12 @@ class LocalSteps(Sync):
     def update(self, optimizer: Optimizer) -> None:
         """Step, and merge if it is time."""
         optimizer.step()
-        own, summed = self._open
-        self._own, self._all = _added(self._own, own), _added(self._all, summed)
+        weight, samples, of_all = self._open
+        self._weight, self._samples, self._of_all = (
+            self._weight + weight,
+            self._samples + samples,
+            self._of_all + of_all,
+        )
         self._steps += 1
         if self._steps >= self._every:
             self.merge()
@@ -71,23 +75,16 @@ class LocalSteps(Sync):
         if self._steps == 0:
             return
         self._steps = 0
-        own, everywhere, self._own, self._all = self._own, self._all, _NOTHING, _NOTHING
-        samples = own.samples
+        samples = self._samples
         while self._team.replicas > 1:
-            sums = [parameter * own.weight for parameter in self.parameters]
-            counts = torch.tensor([own.weight, own.samples], dtype=torch.float64)
+            sums = [parameter * self._weight for parameter in self.parameters]
+            counts = torch.tensor([self._weight, self._samples], dtype=torch.float64)
             if not self._team.agree([*sums, counts]):
                 continue  # a replica was lost: without it, once more
             weight, samples = counts.tolist()
             for parameter, total in zip(self.parameters, sums, strict=True):
                 parameter.copy_(total / weight if weight else parameter)
             break
-        if (lost := round(everywhere.samples - samples)) > 0:
+        if (lost := round(self._of_all - samples)) > 0:
             self._on_lost(lost)
-
-
-_NOTHING = Record._make([0.0] * (len(Record._fields) - 1) + [0])
-
-
-def _added(before: Record, more: Record) -> Record:
-    return before._replace(weight=before.weight + more.weight, samples=before.samples + more.samples)
+        self._weight = self._samples = self._of_all = 0.0

@@ -30,7 +30,7 @@ class SlicedSums(Sync):
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
         """Sum gradients over the replicas, then records over all workers; None if the step has to be done again."""
         team, own = self._team, record()
-        gradients = [self._gradient(parameter) for parameter in self.parameters]
+        gradients = [p.grad if p.grad is None else local_of(aligned(p.grad, p)) for p in self.parameters]
         present = torch.tensor([made is not None for made in gradients], dtype=torch.float32)
         complete = team.sums.sum(present).wait() and not void
         sums: list[Tensor] = []
@@ -50,9 +50,6 @@ class SlicedSums(Sync):
         if treatment.clip is not None and norm.isfinite():
             shorten(sums, norm.sqrt(), treatment.clip)
         return Agreed(Record.summed(numbers.tolist()), norm=norm.sqrt())
-
-    def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        return None if parameter.grad is None else local_of(aligned(parameter.grad, parameter))
 
     def _flat(self, gradients: list[Tensor | None]) -> Iterator[tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]]:
         """Gradients side by side, and each parameter's window of them; zeros where this replica has none."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import queue
 import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -75,7 +75,10 @@ class Gloo(Transport):
         self, store: Any, rank: int, size: int, timeouts_s: tuple[float, float], broken: Callable[[], bool]
     ) -> None:
         """Connect the ranks that `store` knows; `timeouts_s` are those of a collective and of this call."""
-        _raise_limit()
+        # As many open files as the system permits: gloo keeps all connections, and aborts without room for one.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._before = open_sockets()
         make = partial(_make, store, rank, size, self._interface, timeouts_s[0])
         self.group = unless_broken(make, broken, timeouts_s[1])
@@ -136,13 +139,6 @@ def _make(store: Any, rank: int, size: int, interface: str, deadline_s: float) -
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _raise_limit() -> None:
-    """Allow as many open files as the system permits: gloo keeps all connections, and aborts without room for one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def unless_broken(make: Callable[[], Any], broken: Callable[[], bool], timeout_s: float) -> Any:
     """What `make` returns; `RuntimeError` if a peer is lost before, or after `timeout_s`.
 
@@ -150,27 +146,21 @@ def unless_broken(make: Callable[[], Any], broken: Callable[[], bool], timeout_s
     attempt has other ports.
     """
     deadline = time.monotonic() + timeout_s
-    made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_put_outcome, args=(made, make), name="cordee-form", daemon=True).start()
-    while True:
+    made: Future[Any] = Future()
+
+    def run() -> None:
         try:
-            outcome = made.get(timeout=0.02)
-        except queue.Empty:
-            if broken():
-                raise RuntimeError("the generation broke while it was formed") from None
-            if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"a group of workers did not form within {timeout_s:.0f} s: a host is overloaded, or another "
-                    "program connects to gloo's ports"
-                ) from None
-            continue
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
 
-
-def _put_outcome(made: queue.SimpleQueue[Any], make: Callable[[], Any]) -> None:
-    try:
-        made.put(make())
-    except BaseException as error:
-        made.put(error)
+    threading.Thread(target=run, name="cordee-form", daemon=True).start()
+    while not wait([made], timeout=0.02).done:
+        if broken():
+            raise RuntimeError("the generation broke while it was formed")
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"a group of workers did not form within {timeout_s:.0f} s: a host is overloaded, or another "
+                "program connects to gloo's ports"
+            )
+    return made.result()

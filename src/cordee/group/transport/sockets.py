@@ -28,32 +28,24 @@ def open_sockets() -> dict[int, str]:
     return found
 
 
-def shut(sockets: dict[int, str]) -> int:
-    """Shut those that are open and connected, both ways; returns how many. Listeners stay: gloo aborts on them."""
-    count = 0
+def shut(sockets: dict[int, str]) -> None:
+    """Shut those that are open and connected, both ways. Listeners stay: gloo aborts on them."""
     for twin in _copies(sockets):
         if not twin.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            try:
+            with contextlib.suppress(OSError):  # never connected
                 twin.shutdown(socket.SHUT_RDWR)
-                count += 1
-            except OSError:
-                continue  # never connected
-    return count
 
 
-def seal(sockets: dict[int, str], interface: str) -> int:
-    """Have the kernel drop whatever comes to those that listen at `interface`; returns how many.
+def seal(sockets: dict[int, str], interface: str) -> None:
+    """Have the kernel drop whatever comes to those that listen at `interface`.
 
     gloo accepts every connection, keeps it open, and aborts the process when it may open no more. Once a group has
     formed, no peer connects any more, and no other program has to.
     """
-    count = 0
     for twin in _copies(sockets):
         if twin.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and twin.getsockname()[0] == interface:
             with contextlib.suppress(OSError):  # a sandbox that knows no filters
                 twin.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(_DROP_ALL)))
-                count += 1
-    return count
 
 
 def _copies(sockets: dict[int, str]) -> Iterator[socket.socket]:
