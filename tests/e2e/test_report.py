@@ -170,10 +170,10 @@ def test_a_start_that_is_refused_leaves_the_report_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], ["there is no folder", "nowhere", "events.jsonl"]),
-        (["empty"], ["holds no events.jsonl"]),
-        (["."], ["holds no events.jsonl", "runs/b, runs/a"]),
-        (["job.py"], ["job.py is a file, but not one of a run", "runs/b, runs/a"]),
+        (["nowhere"], ["nowhere is no run", "events.jsonl"]),
+        (["empty"], ["empty is no run"]),
+        (["."], ["is no run", "runs/b, runs/a"]),
+        (["job.py"], ["job.py is no run", "runs/b, runs/a"]),
         (["runs/a", "--steps", "1:2"], ["--trace"]),
         (["runs/a", "--trace", "t.json", "--steps", "x"], ["--steps x", "100:200"]),
         (["runs/a", "--trace", "no/where.json"], ["no/where.json"]),

@@ -256,6 +256,6 @@ def test_the_exit_code_is_that_of_the_first_error() -> None:
 
 def test_the_summary_counts() -> None:
     well, so_so, bad = ok("a", "b"), warning("c", "d", "e"), error("f", "g", "h")
-    assert summary([well, well]) == "2 checks, all well"
+    assert summary([well, well]) == "2 checks: all well"
     assert summary([well, so_so]) == "2 checks: 1 warning"
     assert summary([bad, so_so, bad]) == "3 checks: 2 errors and 1 warning"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cordee.cli.report import with_state
 from cordee.watch.page import render
 from cordee.watch.summarise import summarise
 from cordee.watch.words import ending
@@ -16,21 +15,18 @@ from records import T0, end, event, start, step, write
 
 def test_a_run_whose_process_is_gone(tmp_path: Path) -> None:
     """The hold on its folder tells what the record cannot; it says nothing new of a run that has ended."""
-    summary = summarise(write(tmp_path, [*start(0.0, 1), step(2.0, 1)]), T0 + 3.0)
-    gone = with_state(summary, is_writing=False)
+    write(tmp_path, [*start(0.0, 1), step(2.0, 1)])
+    gone = summarise(tmp_path, T0 + 3.0, is_writing=False)
     assert gone.state == "killed"
     assert ending(gone, T0 + 3.0) == "It was killed after 2.0 s: its process is gone, and no end is on record."
     assert 'class="pill killed"' in render(gone, T0 + 3.0)
-    assert (with_state(summary, is_writing=True).state, with_state(summary, is_writing=None).state) == (
-        "running",
-        "running",
-    )
+    assert [summarise(tmp_path, T0 + 3.0, held).state for held in (True, None)] == ["running", "running"]
     saved = write(tmp_path, [event("checkpoint", 2.5, step=1, ms=5.0, at=T0 + 2.4)])
-    late = summarise(saved, T0 + 3600.0)
-    assert (late.state, with_state(late, is_writing=True).state) == ("unknown", "running")  # a very long step
-    assert ending(with_state(late, is_writing=False), T0).endswith("--resume continues it.")
-    ended = summarise(write(tmp_path, [end(3.0)]), T0 + 4.0)
-    assert with_state(ended, is_writing=False) == ended
+    late = [summarise(saved, T0 + 3600.0, held) for held in (None, True, False)]
+    assert [one.state for one in late] == ["unknown", "running", "killed"]  # a very long step
+    assert ending(late[2], T0).endswith("--resume continues it.")
+    write(tmp_path, [end(3.0)])
+    assert summarise(tmp_path, T0 + 4.0, is_writing=False) == summarise(tmp_path, T0 + 4.0)
 
 
 @pytest.mark.parametrize("ended", [True, False])

@@ -10,7 +10,7 @@ import pytest
 
 from cordee.core.errors import StorageError, UsageError
 from cordee.watch.tensorboard import write_tensorboard
-from cordee.watch.trace import StepRange, write_trace
+from cordee.watch.trace import parse_steps, write_trace
 from records import T0, epoch, event, long_run, start, step, times, write
 
 Event = dict[str, Any]
@@ -118,7 +118,7 @@ def test_what_happened_is_on_the_track_of_the_run(tmp_path: Path) -> None:
     [("2:3", (2, 3)), ("2:", (2, 3)), (":1", (1, 1)), ("3:3", (3, 3)), (":", (1, 3))],
 )
 def test_some_steps_only(text: str, steps: tuple[int, int], tmp_path: Path) -> None:
-    events = traced(a_run(tmp_path), StepRange.parse(text))
+    events = traced(a_run(tmp_path), parse_steps(text))
     assert_sound(events)
     shown = [int(one["name"].split()[1]) for one in slices(events, 0) if one["name"].startswith("step")]
     assert shown == list(range(steps[0], steps[1] + 1))
@@ -128,7 +128,7 @@ def test_some_steps_only(text: str, steps: tuple[int, int], tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["5", "0:3", "4:2", "a:b", "1:2:3", "-1:3"])
 def test_a_range_that_is_none(text: str) -> None:
     with pytest.raises(UsageError, match="expected A:B"):
-        StepRange.parse(text)
+        parse_steps(text)
 
 
 @pytest.mark.parametrize("seed", range(10))

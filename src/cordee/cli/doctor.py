@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,9 +67,6 @@ def _show(checks: list[Check]) -> None:
 
 def summary(checks: list[Check]) -> str:
     """How many there are of each kind, in words."""
-    errors = sum(one.state == "error" for one in checks)
-    warnings = sum(one.state == "warning" for one in checks)
-    if not errors and not warnings:
-        return f"{len(checks)} checks, all well"
-    counted = [plural(count, word) for count, word in ((errors, "error"), (warnings, "warning")) if count]
-    return f"{len(checks)} checks: {' and '.join(counted)}"
+    counts = Counter(one.state for one in checks)
+    bad = [plural(counts[state], state) for state in ("error", "warning") if counts[state]]
+    return f"{len(checks)} checks: {' and '.join(bad) or 'all well'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -50,15 +49,15 @@ def report(
     """Show the result of a run, and write its report.html again."""
     from cordee.runtime.folder import is_held
     from cordee.watch.summarise import damaged_run, summarise
-    from cordee.watch.trace import StepRange, write_trace
+    from cordee.watch.trace import ALL_STEPS, parse_steps, write_trace
 
-    shown = StepRange.parse(steps)
+    shown = parse_steps(steps) if steps is not None else ALL_STEPS
     if steps is not None and trace is None:
         raise UsageError("--steps says which steps a trace shows: name its file with --trace")
     folder = find_run(run)
     is_writing = is_held(folder)  # before the record is read: a run that ends meanwhile has its end there
     now = time.time()
-    summary = with_state(summarise(folder, now), is_writing)
+    summary = summarise(folder, now, is_writing)
     with damage.named(damaged_run(folder)):
         if as_json:
             print(json.dumps(summary.to_dict(), allow_nan=False))
@@ -73,19 +72,9 @@ def report(
         write_tensorboard(folder, tensorboard)
         print(f"tensorboard --logdir {tensorboard}", file=sys.stderr if as_json else sys.stdout)
     if not as_json:
-        from cordee.watch.page import render
-        from cordee.watch.report import save_report
+        from cordee.watch.report import write_report
 
-        with damage.named(damaged_run(folder)):
-            page = render(summary, now)
-        print(f"report: {save_report(folder, page)}")
-
-
-def with_state(summary: Summary, is_writing: bool | None) -> Summary:
-    """The lock of its folder tells whether a run without an end on record is running or was killed."""
-    if summary.state not in ("running", "unknown") or not summary.starts or is_writing is None:
-        return summary
-    return dataclasses.replace(summary, state="running" if is_writing else "killed")
+        print(f"report: {write_report(folder, summary, now)}")
 
 
 def find_run(run: Path) -> Path:
@@ -93,17 +82,10 @@ def find_run(run: Path) -> Path:
     folder = run.parent if run.is_file() else run
     if (folder / "events.jsonl").is_file():
         return folder
-    expected = "expected the folder of a run, with a file events.jsonl"
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder.absolute()}: {expected}")
     beneath = [path for pattern in ("*", "*/*") for path in folder.glob(f"{pattern}/events.jsonl")]
-    newest = sorted(beneath, key=lambda path: path.stat().st_mtime, reverse=True)
-    given = f"{run} is a file, but not one of a run" if run.is_file() else f"{folder.absolute()} holds no events.jsonl"
-    if not newest:
-        raise UsageError(f"{given}: {expected}")
-    names = ", ".join(str(path.parent) for path in newest[:MOST_NAMED])
-    rest = f" and {len(newest) - MOST_NAMED} more" if len(newest) > MOST_NAMED else ""
-    raise UsageError(f"{given}: {expected}. Runs near it, the newest first: {names}{rest}")
+    newest = sorted(beneath, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_NAMED]
+    near = f". Runs near it, the newest first: {', '.join(str(path.parent) for path in newest)}" if newest else ""
+    raise UsageError(f"{run.absolute()} is no run: expected the folder of one, with a file events.jsonl{near}")
 
 
 # ------------------------------------------------------------- tables

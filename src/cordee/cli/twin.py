@@ -53,6 +53,7 @@ def run(
     from cordee.twin.run import check_possible, run
     from cordee.twin.schedule import Schedule
     from cordee.twin.twin import chosen
+    from cordee.watch.report import write_report
 
     if not job.is_file():
         raise UsageError(f"there is no file {job.resolve()}: expected a Python file")
@@ -65,7 +66,8 @@ def run(
     with chosen(hosts, name, processes, faults.check) as twin:
         check_possible(faults, twin)
         code = run(twin, request, faults, seed=seed, say=_say)
-    _write_report_again(folder)
+    if (folder / "report.html").is_file():  # what was put on record after the hosts had written it belongs there too
+        write_report(folder)
     step = None if script else saved_step(folder)
     if step is not None and code not in (0, UsageError.code):  # the hosts' own commands are gone with their names
         _say(f"to go on after step {step}: the same `cordee twin run` with --out {folder} --resume")
@@ -188,15 +190,6 @@ def _do(action: str, name: str | None, folder: Path | None = None) -> Twin:
     twin = Twin.find(name)
     do_by_hand(twin, Action.parse(action), folder, _say)
     return twin
-
-
-def _write_report_again(folder: Path) -> None:
-    """What was put on record after the hosts had written their report belongs there too."""
-    report, events = folder / "report.html", folder / "events.jsonl"
-    if report.is_file() and events.is_file() and report.stat().st_mtime_ns < events.stat().st_mtime_ns:
-        from cordee.watch.report import write_report
-
-        write_report(folder)
 
 
 def _say(message: str) -> None:

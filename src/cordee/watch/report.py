@@ -11,23 +11,20 @@ from cordee.core import damage
 from cordee.core.events import Event, Listener, StartEvent, StepEvent
 from cordee.core.text import plain
 from cordee.core.words import plural
+from cordee.watch.summary import Summary
 from cordee.watch.words import figure
 
 NAME = "report.html"
 
 
-def write_report(folder: str | os.PathLike[str]) -> Path:
-    """Write the report of the run in `folder`, as far as the run has come; returns its path."""
+def write_report(folder: str | os.PathLike[str], summary: Summary | None = None, now: float | None = None) -> Path:
+    """Write the report of the run in `folder`, all of it or nothing, as far as the run has come; returns its path."""
     from cordee.watch.page import render
-    from cordee.watch.summarise import summarise
+    from cordee.watch.summarise import damaged_run, summarise
 
-    now = time.time()
-    return save_report(Path(folder), render(summarise(folder, now), now))
-
-
-def save_report(folder: Path, page: str) -> Path:
-    """Put a finished page into the run's folder, all of it or nothing."""
-    path = folder / NAME
+    path, now = Path(folder) / NAME, now or time.time()
+    with damage.named(damaged_run(Path(folder))):
+        page = render(summary or summarise(folder, now), now)
     with damage.writing(path):
         damage.write_whole(path, page)
     return path

@@ -30,9 +30,7 @@ class Series:
         self.step = self.epochs = 0
         self.seconds = 0.0
         """When the last step was committed."""
-        self.loss: float | None = None
-        self.lr: float | None = None
-        self.grad_norm: float | None = None
+        self.last: StepEvent | None = None
         self.validation: Mapping[str, float | None] = {}
         self.steps, self.committed, self.lengths = array("q"), array("d"), array("d")
         """Number, time of day and length in milliseconds of all steps, also of those that were done again."""
@@ -54,13 +52,12 @@ class Series:
 
     def on_step(self, event: StepEvent, seconds: float) -> None:
         """A step was committed; without a job, only its steps tell how many epochs a script began."""
-        self.step, self.seconds, self.loss = event.step, seconds, event.loss
-        self.lr, self.grad_norm = event.lr, event.grad_norm
+        self.step, self.seconds, self.last = event.step, seconds, event
         if not self._metrics.rows:
             self.epochs = event.epoch + (0 if self._is_job else 1)
         learning, pace = self._learning.row(self.step, seconds), self._pace.row(self.step, seconds)
-        for name, value in (("loss", self.loss), ("lr", self.lr), ("grad_norm", self.grad_norm)):
-            learning.note(name, value)
+        for name in ("loss", "lr", "grad_norm"):
+            learning.note(name, getattr(event, name))
         pace.note("ms", event.ms)
         pace.note("samples", event.samples)
         self.steps.append(event.step)
@@ -132,7 +129,6 @@ def latency(lengths: Sequence[float]) -> Latency:
         p50=round(p50, 4),
         p95=round(p95, 4),
         p99=round(p99, 4),
-        mean=round(sum(lengths) / len(lengths), 4),
         longest=round(longest, 4),
         edges=tuple(round(low + width * place, 6) for place in range(classes + 1)),
         counts=tuple(counts[place] for place in range(classes)),

@@ -30,8 +30,11 @@ SILENT_S = 60.0
 """After so long without a record, a run that has not ended is no longer called running."""
 
 
-def summarise(folder: str | os.PathLike[str], now: float | None = None) -> Summary:
-    """What the run in `folder` came to, from those of its files that are there; `now` is the time of day."""
+def summarise(folder: str | os.PathLike[str], now: float | None = None, is_writing: bool | None = None) -> Summary:
+    """What the run in `folder` came to, from those of its files that are there; `now` is the time of day.
+
+    `is_writing`: whether a process holds the folder; None if that is not known.
+    """
     place = Path(folder)
     record = place / "events.jsonl"
     reader = _Reader()
@@ -41,7 +44,8 @@ def summarise(folder: str | os.PathLike[str], now: float | None = None) -> Summa
                 reader.take(event)
         else:
             reader.result = damage.read_object(place / "result.json")
-        return reader.summary(place, damage.read_object(place / "run.json"), time.time() if now is None else now)
+        state = reader.state(time.time() if now is None else now, is_writing)
+        return reader.summary(place, damage.read_object(place / "run.json"), *state)
 
 
 def damaged_run(folder: Path) -> Callable[[str], StorageError]:
@@ -180,13 +184,12 @@ class _Reader:
 
     # ------------------------------------------------------------- what has come together
 
-    def summary(self, folder: Path, run: Mapping[str, Any], now: float) -> Summary:
+    def summary(self, folder: Path, run: Mapping[str, Any], state: str, reason: str, code: int | None) -> Summary:
         """All of it; no event can be taken afterwards."""
         self._close_section()
-        series, result = self._series, self.result
+        series, last, result = self._series, self._series.last, self.result
         job: Mapping[str, Any] = run.get("job") or (to_builtins(self._job) if self._job else {})
         workers = self._members.workers()
-        state, reason, code = self._state(now)
         other_s = {"start": self._all_starts_s, **series.other_s}
         return Summary(
             name=str(job.get("name") or Path(str(run.get("target", ""))).stem or folder.absolute().name),
@@ -207,11 +210,11 @@ class _Reader:
             last_step=job.get("last_step"),
             epochs=int(result.get("epochs", series.epochs)),
             samples=int(result.get("samples", series.samples)),
-            loss=result.get("loss", series.loss),
+            loss=result.get("loss", last.loss if last else None),
             validation=result.get("validation") or series.validation,
             test=result.get("test") or {},
-            lr=series.lr,
-            grad_norm=series.grad_norm,
+            lr=last.lr if last else None,
+            grad_norm=last.grad_norm if last else None,
             throughput=series.throughput,
             latency=latency(series.lengths),
             failures=self._incidents.count["failure"],
@@ -232,9 +235,11 @@ class _Reader:
             usage=self._members.usage(),
         )
 
-    def _state(self, now: float) -> tuple[str, str, int | None]:
+    def state(self, now: float, is_writing: bool | None) -> tuple[str, str, int | None]:
         """How the last start ended, in a word; why; and with what exit code."""
         if self._ended is None:
+            if self._starts and is_writing is not None:
+                return ("running" if is_writing else "killed"), "", None
             heard = self._starts > 0 and now - self._heard <= SILENT_S
             return ("running" if heard else "unknown"), "", None
         code = self._ended.code

@@ -114,7 +114,6 @@ class Latency:
     p50: float = 0.0
     p95: float = 0.0
     p99: float = 0.0
-    mean: float = 0.0
     longest: float = 0.0
     edges: tuple[float, ...] = ()
     """Bounds of the classes of the histogram, one more than there are classes."""

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,35 +32,25 @@ OWN, BLOCKED = ("callbacks", "data", "compute"), ("waiting", "communication")
 """The parts of a step before and after a worker comes to the collective, in the order in which they are laid out."""
 
 
-@dataclass(frozen=True)
-class StepRange:
-    """Which steps to show, both ends included."""
+ALL_STEPS = range(1, 2**53)
 
-    first: int = 1
-    last: float = float("inf")
 
-    @classmethod
-    def parse(cls, text: str | None) -> StepRange:
-        """From `A:B`, `A:` or `:B`."""
-        if text is None:
-            return cls()
-        first, colon, last = text.partition(":")
-        try:
-            steps = cls(int(first) if first else 1, int(last) if last else float("inf"))
-            if not colon or steps.first < 1 or steps.last < steps.first:
-                raise ValueError
-        except ValueError:
-            raise UsageError(f"--steps {text}: expected A:B, the first and the last step, such as 100:200") from None
-        return steps
-
-    def __contains__(self, step: int) -> bool:
-        return self.first <= step <= self.last
+def parse_steps(text: str) -> range:
+    """The steps of `A:B`, both included, of `A:` or of `:B`."""
+    first, colon, last = text.partition(":")
+    try:
+        steps = range(int(first or 1), int(last) + 1 if last else ALL_STEPS.stop)
+    except ValueError:
+        steps = range(0)
+    if not colon or not steps or steps.start < 1:
+        raise UsageError(f"--steps {text}: expected A:B, the first and the last step, such as 100:200")
+    return steps
 
 
 class _Tracer:
     """Turns the events of a run into those of a trace. Times are in seconds since the beginning."""
 
-    def __init__(self, file: TextIO, origin: float, steps: StepRange) -> None:
+    def __init__(self, file: TextIO, origin: float, steps: range) -> None:
         self._file, self._origin, self._steps = file, origin, steps
         self._separator = "\n"
         self._step = 0
@@ -110,7 +99,7 @@ class _Tracer:
 
     def _shown(self) -> bool:
         """Whether what happens now happens among the steps that are shown."""
-        return self._steps.first - 1 <= self._step <= self._steps.last
+        return self._steps.start - 1 <= self._step < self._steps.stop
 
     # ------------------------------------------------------------- what happens
 
@@ -173,14 +162,14 @@ def _micro(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def write_trace(folder: str | os.PathLike[str], path: str | os.PathLike[str], steps: StepRange | None = None) -> None:
+def write_trace(folder: str | os.PathLike[str], path: str | os.PathLike[str], steps: range = ALL_STEPS) -> None:
     """Write the trace of the run in `folder` to `path`, as far as it has come."""
     events = read_events(Path(folder) / "events.jsonl")
     first = next(events, None)
     target = Path(path)
     with damage.writing(target), target.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
-        tracer = _Tracer(file, first.time if first else 0.0, steps or StepRange())
+        tracer = _Tracer(file, first.time if first else 0.0, steps)
         for event in itertools.chain([first] if first else [], events):
             tracer.take(event)
         tracer.close()
