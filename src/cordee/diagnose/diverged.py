@@ -14,22 +14,21 @@ AT_ONCE = 64
 
 def explain_divergence(loss: float, number: int, batch: Batch, feeder: Feeder | None) -> DivergedError:
     """The error for a step with this loss, after `number` others; `feeder`, if it is still there, has its data."""
-    event = f"the loss of step {number + 1} (epoch {batch.epoch + 1}) is {loss}; the parameters are those before it."
     odd = ""
     if feeder is not None:
         feeder.close()  # from here on no thread reads the data
         odd = find_odd_samples(feeder.source, feeder.order.ids(batch.epoch, batch.step))
     in_loss = "a division by zero, or a log or root of zero or less, in the loss or the model"
+    finite = "All numbers of its batch are finite. Usual causes:"
     if odd:
-        return DivergedError(f"{event} The batch itself holds numbers that are not finite: {odd}. Fix the data")
-    if number == 0:
-        return DivergedError(
-            f"{event} No update came before it, and all numbers of its batch are finite. Usual causes: {in_loss}; "
-            "first weights that are too large"
-        )
+        why = f"The batch itself holds numbers that are not finite: {odd}. Fix the data"
+    elif number == 0:
+        why = f"No update came before it. {finite} {in_loss}; first weights that are too large"
+    else:
+        cure = "Try a smaller learning rate, or clip the gradient"
+        why = f"{finite} a learning rate that is too high; {in_loss}. {cure}"
     return DivergedError(
-        f"{event} All numbers of its batch are finite. Usual causes: a learning rate that is too high; {in_loss}. Try "
-        "a smaller learning rate, or clip the gradient"
+        f"the loss of step {number + 1} (epoch {batch.epoch + 1}) is {loss}; the parameters are those before it. {why}"
     )
 
 

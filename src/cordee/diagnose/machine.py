@@ -75,11 +75,8 @@ def check_compiler() -> Check:
     given, path = find_compiler()
     if path:
         return ok("C++ compiler", path)
-    if given:
-        return warning("C++ compiler", f"CXX={given} is not there", "compile=true needs it: correct CXX, or unset it.")
-    return warning(
-        "C++ compiler", "neither g++ nor clang++", "compile=true on a CPU needs one: install g++, or set CXX."
-    )
+    missing = f"CXX={given} is not there" if given else "neither g++ nor clang++"
+    return warning("C++ compiler", missing, "compile=true on a CPU needs one: install g++, or correct or unset CXX.")
 
 
 def find_compiler() -> tuple[str, str]:

@@ -22,64 +22,62 @@ OURS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).resolve().parents
 """Code that no user can fix."""
 OF_SHAPES = ("mat1", "size", "shape", "dimension", "channels", "target tensor", "elements", "expected input")
 OF_TYPES = ("dtype", "scalar type", "type (", "can't be cast")
+TO_INT64 = "convert them with .astype(np.int64) (a tensor: .long())"
+TO_FLOAT32 = "convert it with .astype(np.float32) (a tensor: .float())"
 FIT = "Change the model's first or last layer, the loss, or the data so that they fit"
 
 
 def explain_misfit(error: Exception, model: nn.Module, batch: Batch) -> ModelError:
     """The error to raise for one that the model or the loss raised for this batch."""
     advice = advise(error, model, batch)
-    lines = [
-        f"the model or the loss {'does not accept' if advice else 'fails with'} a batch of the data.",
-        f"  a batch: {shapes(batch.fields)}",
-        f"  the error: {describe_error(error)}",
-        *([advice] if advice else []),
-    ]
-    return ModelError("\n".join(lines))
+    return ModelError(
+        f"the model or the loss {'does not accept' if advice else 'fails with'} a batch of the data.\n"
+        f"  a batch: {shapes(batch.fields)}\n  the error: {describe_error(error)}" + (f"\n{advice}" if advice else "")
+    )
 
 
 def describe_error(error: Exception) -> str:
-    """The exception and where it came from, on one line."""
-    place = find_place(error)
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    """The exception on one line, with the last line of the user's code on the way to it, if there is one.
+
+    Installed packages only count if there is no file of the user's own.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [one for one in frames if not one.filename.startswith((*OURS, "<frozen"))]
+    own = [one for one in theirs if not _installed(one.filename)] or theirs
+    places = [f" ({os.path.relpath(one.filename)}, line {one.lineno}, in {one.name})" for one in own[-1:]]
+    return f"{type(error).__name__}: {error}{''.join(places)}"
 
 
 def advise(error: Exception, model: nn.Module, batch: Batch) -> str:
     """What to change; empty where the error has nothing to do with how model, loss and data fit together."""
     text = str(error).lower()
-    if isinstance(error, IndexError):
-        return _of_index(text, batch)
-    if not isinstance(error, RuntimeError | ValueError):
-        return ""
-    if any(word in text for word in OF_TYPES):
-        return _of_types(text, model, batch)
-    return FIT if any(word in text for word in OF_SHAPES) else ""
-
-
-def _of_index(text: str, batch: Batch) -> str:
-    if "target" in text and "out of bounds" in text:
+    if isinstance(error, IndexError) and "target" in text and "out of bounds" in text:
         target = _field(batch, "y")
         most = f"; the largest of this batch is {int(target.max())}" if target is not None and target.numel() else ""
         return f"Classes count from 0, and the model's last layer needs an output for each{most}"
-    if "index out of range in self" in text:
+    if isinstance(error, IndexError) and "index out of range in self" in text:
         return "A number in the data is beyond the size of an embedding: make that larger, or look at the data"
-    return ""
+    if not isinstance(error, RuntimeError | ValueError):
+        return ""
+    if any(word in text for word in OF_TYPES):
+        return _advise_on_types(text, model, batch)
+    return FIT if any(word in text for word in OF_SHAPES) else ""
 
 
-def _of_types(text: str, model: nn.Module, batch: Batch) -> str:
+def _advise_on_types(text: str, model: nn.Module, batch: Batch) -> str:
     weights = next((one for one in model.parameters() if one.is_floating_point()), torch.empty(0))
-    if "indices" in text:
-        return "An embedding takes whole numbers: convert them with .astype(np.int64) (a tensor: .long())"
     doubles = [name for name, one in named_tensors(batch.fields) if one.dtype == torch.float64]
-    if doubles and weights.dtype == torch.float32:
-        which = f"{' and '.join(doubles)} of the data {'are' if len(doubles) > 1 else 'is'} float64"
-        return f"{which}, the model's weights are float32: convert it with .astype(np.float32) (a tensor: .float())"
-    if "target dtype" in text or "long but found" in text:
-        return "Classes as targets are int64: convert them with .astype(np.int64) (a tensor: .long())"
     name = "y" if "cast" in text else "x"
     field = _field(batch, name)
+    if "indices" in text:
+        return f"An embedding takes whole numbers: {TO_INT64}"
+    if doubles and weights.dtype == torch.float32:
+        which = f"{' and '.join(doubles)} of the data {'are' if len(doubles) > 1 else 'is'} float64"
+        return f"{which}, the model's weights are float32: {TO_FLOAT32}"
+    if "target dtype" in text or "long but found" in text:
+        return f"Classes as targets are int64: {TO_INT64}"
     if field is not None and not field.is_floating_point():
-        numbers = f"{name} of the data is {dtype_name(field)}, the model computes in {dtype_name(weights)}"
-        return f"{numbers}: convert it with .astype(np.float32) (a tensor: .float())"
+        return f"{name} of the data is {dtype_name(field)}, the model computes in {dtype_name(weights)}: {TO_FLOAT32}"
     return FIT
 
 
@@ -107,17 +105,6 @@ def _field(batch: Batch, name: str) -> Tensor | None:
     except DataError:
         return None
     return field if isinstance(field, Tensor) else None
-
-
-def find_place(error: BaseException) -> str:
-    """`model.py, line 7, in helper`: the last line of the user's code on the way to the error; empty if there is none.
-
-    Installed packages only count if there is no file of the user's own.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [one for one in frames if not one.filename.startswith((*OURS, "<frozen"))]
-    own = [one for one in theirs if not _installed(one.filename)] or theirs
-    return f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}, in {own[-1].name}" if own else ""
 
 
 def _installed(file: str) -> bool:

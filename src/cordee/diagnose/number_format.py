@@ -19,7 +19,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -156,66 +155,57 @@ def _graphics() -> str:
 # ------------------------------------------------------------- the child
 
 
-class Bench:
-    """A model and its input on a device, made from a fixed seed, so that every format computes the same."""
+def measure(precision: str, device: str) -> float:
+    """How many times as fast as fp32 the format is: medians over passes of the two in turn.
 
-    def __init__(self, device: str) -> None:
-        """The four kinds of layer that take most time in most models: convolution, attention, linear, norm.
+    Of the four kinds of layer that take most time in most models: convolution, attention, linear, norm. About 1 GFLOP
+    per pass and thread on a CPU (25 ms), 1 TFLOP on a GPU, which is far above a kernel's fixed costs. With 16 threads
+    and the work of two, threads only wait for each other.
+    """
+    import torch
+    from torch import nn
 
-        About 1 GFLOP per pass and thread on a CPU (25 ms), 1 TFLOP on a GPU, which is far above a kernel's fixed costs.
-        With 16 threads and the work of two, threads only wait for each other.
-        """
-        import torch
-        from torch import nn
+    count, width = (4 * max(2, torch.get_num_threads()), 256) if device == "cpu" else (64, 2048)
+    torch.manual_seed(0)
+    model = nn.Sequential(  # (count, 16, 32, 32) → (count, 32, 32, 32) → (count, 32 tokens, width)
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()),
+        *(nn.Flatten(2), nn.Linear(1024, width)),
+        nn.TransformerEncoderLayer(
+            width, width // 64, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        ),
+    ).to(device)
+    images = torch.randn(count, 16, 32, 32).to(device)
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-        self._torch, self._device = torch, torch.device(device)
-        count, width = (4 * max(2, torch.get_num_threads()), 256) if device == "cpu" else (64, 2048)
-        torch.manual_seed(0)
-        self._model = nn.Sequential(  # (count, 16, 32, 32) → (count, 32, 32, 32) → (count, 32 tokens, width)
-            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()),
-            *(nn.Flatten(2), nn.Linear(1024, width)),
-            nn.TransformerEncoderLayer(
-                width, width // 64, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-            ),
-        ).to(self._device)
-        self._images = torch.randn(count, 16, 32, 32).to(self._device)
+    def clock() -> float:
+        if device == "cpu":
+            # Processor time of all threads, which do not spin (`QUIETLY`): on a busy machine the wall clock measures
+            # other processes too, and gave a factor between 0.5 and 2.3 where this one gives 1.6 every time.
+            return time.process_time()
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
 
-    def run(self, precision: str) -> tuple[float, float]:
-        """Seconds of one forward and backward pass (on a CPU: of processor time) and its loss, NaN if a gradient is."""
-        self._model.zero_grad(set_to_none=True)
-        autocast: Any = contextlib.nullcontext()  # autocast refuses float32
-        if precision != "fp32":
-            dtype = {"bf16": self._torch.bfloat16, "fp16": self._torch.float16}[precision]
-            autocast = self._torch.autocast(self._device.type, dtype)
-        began = self._clock()
+    def run(one: str) -> tuple[float, float]:
+        """Seconds of one forward and backward pass, and its loss, NaN if a gradient is."""
+        model.zero_grad(set_to_none=True)
+        autocast = torch.autocast(torch.device(device).type, dtypes[one]) if one in dtypes else contextlib.nullcontext()
+        began = clock()
         with autocast:
-            loss = self._model(self._images).float().square().mean() * SCALE
+            loss = model(images).float().square().mean() * SCALE
         loss.backward()
-        spent = self._clock() - began
-        finite = all(bool(one.grad.isfinite().all()) for one in self._model.parameters() if one.grad is not None)
+        spent = clock() - began
+        finite = all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)
         return spent, loss.item() / SCALE if finite else math.nan
 
-    def _clock(self) -> float:
-        if self._device.type == "cuda":
-            self._torch.cuda.synchronize(self._device)
-            return time.perf_counter()
-        # Processor time of all threads, which do not spin (`QUIETLY`): on a busy machine the wall clock measures other
-        # processes too, and gave a factor between 0.5 and 2.3 where this one gives 1.6 every time.
-        return time.process_time()
-
-
-def measure(precision: str, device: str) -> float:
-    """How many times as fast as fp32 the format is: medians over passes of the two in turn."""
-    bench = Bench(device)
-    _, reference = bench.run("fp32")
+    _, reference = run("fp32")
     began = time.perf_counter()
-    _, loss = bench.run(precision)
+    _, loss = run(precision)
     if not abs(loss - reference) <= NEAR * abs(reference):
         sys.exit(f"it computes wrong numbers: a loss of {loss:.4g} where fp32 gives {reference:.4g}")
     times: dict[str, list[float]] = {"fp32": [], precision: []}
     while len(times[precision]) < PAIRS:
-        for one in times:
-            times[one].append(bench.run(one)[0])
+        for one, seconds in times.items():
+            seconds.append(run(one)[0])
         if time.perf_counter() - began > TOO_LONG_S:
             break
     return statistics.median(times["fp32"]) / statistics.median(times[precision])

@@ -178,11 +178,17 @@ class Draws:
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, function)
 
+            def make(*args: Any, **kwargs: Any) -> Any:
+                """What a new generator draws cannot be recorded; one without a seed would draw otherwise each time."""
+                self.tape.unseen = True
+                return default_rng(*args, **kwargs) if args or kwargs else default_rng(seed)
+
+            default_rng = np.random.default_rng
+            replace(np.random, "default_rng", make)
             for module, generator in GLOBAL_GENERATORS.items():
                 for name, function in list(vars(module).items()):
                     if getattr(function, "__self__", None) is generator and name not in _NO_DRAWS:
                         replace(module, name, self._watched(f"{module.__name__}.{name}", function))
-            replace(np.random, "default_rng", self._new_generator(np.random.default_rng, seed))
             before = _states()
             yield
             recorded = {draw.kind.rpartition(".")[0] for draw in self.tape.draws}
@@ -200,15 +206,6 @@ class Draws:
             limits = (*args[:2], *(kwargs.get(one) for one in ("low", "high", "start", "stop")))
             whole = name in ("randint", "random_integers", "randrange")
             return self._enter(kind, result, tuple(map(repr, limits)) if whole else ())
-
-        return call
-
-    def _new_generator(self, make: Callable[..., Any], seed: int) -> Callable[..., Any]:
-        """A generator without a seed would draw otherwise each time; what any new one draws cannot be recorded."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.tape.unseen = True
-            return make(*args, **kwargs) if args or kwargs else make(seed)
 
         return call
 

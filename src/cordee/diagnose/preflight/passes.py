@@ -82,12 +82,6 @@ class Pass:
         """Whether it can be compared."""
         return bool(self.vector.isfinite().all()) and abs(self.size) < float("inf")
 
-    @property
-    def normaliser(self) -> float | None:
-        """What the losses that this pass called divide by, if all of them divide by the same."""
-        totals = {call.total for call in self.calls}
-        return totals.pop() if len(totals) == 1 else None
-
 
 class Passes:
     """Runs passes over a subject; a context manager around all of them."""

@@ -40,7 +40,6 @@ class Sketch:
     def result(self) -> tuple[Tensor, float]:
         """The projections of the gradient since `begin`, and its size in their unit."""
         total = sum((values.cpu() for values in self._sums), torch.zeros(DIRECTIONS + 1, dtype=torch.float64))
-        self.begin()
         return total[:-1], float(total[-1])
 
     def close(self) -> None:

@@ -57,8 +57,6 @@ class Finding:
     """Why the test says nothing; empty if it speaks."""
     over: float = 0.0
     """The largest error, in units of its tolerance: above 1 the shares of a batch do not add up."""
-    normalised: float | None = None
-    """The same if shares weighed what the called losses divide by; None if there is no such number."""
     trusted: bool = True
     """Whether errors count: draws that could not be replayed make errors of their own."""
     is_sum: bool = False
@@ -86,12 +84,6 @@ def why_void(passes: Sequence[Pass]) -> str:
     if all(max(abs(one.loss), one.size) <= 64 * one.epsilon for one in passes if one.finite):
         return "the loss and its gradient are zero up to rounding"
     return ""
-
-
-def find_normalisers(passes: Sequence[Pass]) -> list[float] | None:
-    """What the losses of each pass divide by; None if that is not known of all of them."""
-    known = [one.normaliser for one in passes if one.normaliser is not None]
-    return known if len(known) == len(passes) else None
 
 
 def weigh(passes: Sequence[Pass], weights: Sequence[float]) -> Tensor:
@@ -123,14 +115,8 @@ def try_interaction(passes: Passes, samples: Samples, size: int) -> Finding:
     if void := why_void(cells) or (UNEVEN_DRAWS if any(one != drawn[0] for one in drawn) else ""):
         return Finding("interaction", void=void, buffers=buffers)
     weights = [cell.weight for cell in cells]
-    known = find_normalisers(cells)
     uneven = abs(float(SIGNS @ torch.tensor(weights, dtype=torch.float64))) > 1e-6 * sum(weights)
-    return Finding(
-        "interaction",
-        over=max(_over(cells, weights), 1e9 if uneven else 0.0),
-        normalised=_over(cells, known) if known is not None else None,
-        buffers=buffers,
-    )
+    return Finding("interaction", over=max(_over(cells, weights), 1e9 if uneven else 0.0), buffers=buffers)
 
 
 def _over(cells: Sequence[Pass], weights: Sequence[float]) -> float:
@@ -199,7 +185,6 @@ def compare(whole: Pass, parts: Sequence[Pass], *, trusted: bool = True) -> Find
     if void := why_void(all_three):
         return Finding("replay", void=void, trusted=trusted, buffers=buffers)
     weights = [one.weight for one in all_three]
-    known = find_normalisers(all_three)
     vector, (first, second) = whole.vector, (part.vector for part in parts)
     added = _added(parts, weights[1:])
     is_sum = float((vector - first - second).norm()) < 1e-3 * (float(vector.norm()) or 1.0)
@@ -209,15 +194,8 @@ def compare(whole: Pass, parts: Sequence[Pass], *, trusted: bool = True) -> Find
         off = float((vector - added)[1:].norm()) / (float(vector[1:].norm()) + 1e-12)
         words = f"{vector[0]:.6g} for all samples together, {added[0]:.6g} from two parts of {weights[1]:g} and "
         words += f"{weights[2]:g} (gradients differ by {off:.1%})"
-    return Finding(
-        "replay",
-        over=_off(all_three, weights),
-        normalised=_off(all_three, known) if known is not None and any(known) else None,
-        trusted=trusted,
-        is_sum=is_sum,
-        buffers=buffers,
-        words=words,
-    )
+    over = _off(all_three, weights)
+    return Finding("replay", over=over, trusted=trusted, is_sum=is_sum, buffers=buffers, words=words)
 
 
 def _added(parts: Sequence[Pass], weights: Sequence[float]) -> Tensor:

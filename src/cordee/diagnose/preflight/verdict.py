@@ -60,26 +60,20 @@ def refuse_mixing(findings: Sequence[Finding], first: Pass, batch: Batch, *, wei
     per = "what `weigh` says" if weighed else "their samples"
     raise MixingError(
         f"the loss of a batch is not the mean of its parts, weighted by {per}: "
-        f"{shown.words or 'a sample changes what others add to it'}.\n{_explain(spoken, first, batch)}.\n"
+        f"{shown.words or 'a sample changes what others add to it'}.\n{_explain(first, batch, weighed)}.\n"
         "Several workers would not train the same model as one process does. If you want that: preflight=False"
     )
 
 
-def _explain(spoken: Sequence[Finding], first: Pass, batch: Batch) -> str:
+def _explain(first: Pass, batch: Batch, weighed: bool) -> str:
     """The probable cause, and what to do about it."""
-    trusted = [one for one in spoken if one.trusted and one.test != "scale"]
-    if first.calls and all(one.normalised is not None and one.normalised <= 1.0 for one in trusted):
-        return _declare(first.calls[0], first.normaliser, batch)
-    return explain_broadcast(first.output, batch) or USUAL_CAUSES
+    uneven = [] if weighed else [one for one in first.calls if one.uneven]
+    return _declare(uneven[0], batch) if uneven else explain_broadcast(first.output, batch) or USUAL_CAUSES
 
 
-def _declare(call: Call, total: float | None, batch: Batch) -> str:
+def _declare(call: Call, batch: Batch) -> str:
     """The line that declares what the loss divides by, if one is found that comes to the same number."""
-    lines = [
-        line
-        for line, value in _lines_to_add(call, batch)
-        if total is not None and math.isclose(value, total, rel_tol=1e-5)
-    ]
+    lines = [line for line, value in _lines_to_add(call, batch) if math.isclose(value, call.total, rel_tol=1e-5)]
     if call.weights is None:
         line = (lines or [f"(batch.y != {call.ignored}).sum()"])[0]
         return f"The loss has ignore_index={call.ignored}: {OTHER_MEAN}. Add to the job: weigh=lambda batch: {line}"

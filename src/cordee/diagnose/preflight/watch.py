@@ -1,7 +1,7 @@
 """What is seen of a pass while it runs: every operator that reaches torch's dispatcher, backward ones too.
 
 Losses that divide by something else than samples, such as cross-entropy with ignored targets or class weights, end in
-torch's `nll_loss`, which says what it divided by. That is only believed where interaction and replay agree with it.
+torch's `nll_loss`, which says what it divided by. That explains a refusal; it is no reason for one.
 """
 
 from __future__ import annotations
