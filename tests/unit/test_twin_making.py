@@ -12,7 +12,7 @@ from cordee.core.errors import CordeeError, Interrupted, UsageError
 from cordee.twin.cluster import Cluster
 from cordee.twin.quota import Quotas
 from cordee.twin.registry import Registry
-from cordee.twin.twin import Twin, missing
+from cordee.twin.twin import Twin
 
 TREE = {
     "proc/self/cgroup": "0::/\n",
@@ -60,19 +60,6 @@ def test_control_groups_matter_only_to_hosts_with_a_share(
     finally:
         made.down()
     assert registry.entries() == []
-
-
-def test_what_a_host_sees_its_own_file_in_place_of_must_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = missing()
-    monkeypatch.setattr("cordee.twin.twin.HOSTS_FILE", tmp_path / "hosts")
-    assert missing() == [
-        *before,
-        f"the file {tmp_path / 'hosts'} is missing, in whose place a host sees its own (an empty one will do)",
-    ]
-    (tmp_path / "hosts").write_text("")
-    assert missing() == before
 
 
 def test_all_twins_are_those_that_are_left_after_sweeping(registry: Registry) -> None:

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from cordee.core import interrupts
@@ -21,18 +20,7 @@ from cordee.twin.processes import end_until_none, inhabitants, marked
 from cordee.twin.quota import Quotas
 from cordee.twin.registry import Entry, Registry
 
-HOSTS_FILE = Path("/etc/hosts")
-
-
-def _refused(why: str, cluster: Cluster) -> UsageError:
-    """Hosts with links of their own cannot be made here; the message says what is possible instead."""
-    without = Quotas("x").missing
-    beyond = ["link="] if any(host.link is not None for host in cluster.hosts) else []
-    beyond += ["cpu="] if without and any(host.cpu is not None for host in cluster.hosts) else []
-    once = f", without {' and '.join(beyond)}" if beyond else ""
-    what = "mere processes, without CPU shares" if without else "processes with a CPU share each"
-    possible = f"What is possible{once}: hosts that are {what}, and no links: --processes"
-    return UsageError(f"hosts with links cannot be made here: {why}. {possible}")
+_INSTEAD = "hosts with links cannot be made here: {}. What is possible: --processes, and hosts without link="
 
 
 def missing() -> list[str]:
@@ -40,12 +28,8 @@ def missing() -> list[str]:
     reasons = []
     if os.geteuid() != 0:
         reasons.append("this user is not root, who alone may make network namespaces (sudo cordee twin ...)")
-    absent = [program for program in ("ip", "tc") if shutil.which(program) is None]
-    if absent:
-        what = f"programs {' and '.join(absent)} are" if len(absent) > 1 else f"program {absent[0]} is"
-        reasons.append(f"the {what} missing (install iproute2)")
-    if not HOSTS_FILE.exists():
-        reasons.append(f"the file {HOSTS_FILE} is missing, in whose place a host sees its own (an empty one will do)")
+    if absent := [program for program in ("ip", "tc") if shutil.which(program) is None]:
+        reasons.append(f"{' and '.join(absent)} missing (install iproute2)")
     return reasons
 
 
@@ -71,7 +55,7 @@ class Twin:
         with registry.locked():
             sweep(registry)
             if lacking := [] if processes else missing():
-                raise _refused("; ".join(lacking), cluster)
+                raise UsageError(_INSTEAD.format("; ".join(lacking)))
             twin = None
             try:
                 with interrupts.held():  # once it is on record, a command can remove it
@@ -84,7 +68,7 @@ class Twin:
                     if twin is not None:
                         twin._remove()
                 if isinstance(error, network.NetworkError):
-                    raise _refused(str(error), cluster) from error
+                    raise UsageError(_INSTEAD.format(error)) from error
                 raise
         return twin
 

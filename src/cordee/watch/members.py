@@ -21,8 +21,9 @@ class _Readings:
 
     since: float | None = None
     """Since when it has been there; None while it is not."""
-    first: tuple[float, float] | None = None
-    """Time and processor time of its first reading: what was used before belongs to no time that is known."""
+    passed: float = 0.0
+    cpu: float = 0.0
+    """Time and processor time between its readings: what was used before belongs to no time that is known."""
     last: tuple[float, float, float] | None = None
     """Time, processor time and bytes of the reading that the next rate begins with; None before there is one."""
 
@@ -126,7 +127,9 @@ class Members:
         passed, cpu, sent = (after - before for after, before in zip(reading, readings.last or reading, strict=True))
         if readings.last is not None and passed < BETWEEN_S:
             return
-        readings.first, readings.last = readings.first or reading[:2], reading
+        readings.last = reading
+        readings.passed += passed
+        readings.cpu += cpu
         row = self._usage.setdefault(worker.worker, Thinner(self._usage_rows)).row(0, now)
         spent = {"passed": passed, "cpu": cpu, "sent": sent / 2**20}
         for name, value in {**spent, "memory_mb": event.memory_mb, "gpu_mb": event.gpu_mb}.items():
@@ -148,9 +151,8 @@ class Members:
     def workers(self) -> tuple[Worker, ...]:
         """Every worker of every start, by start and number; no event can be taken afterwards."""
         for worker, readings in self._workers.values():
-            (begin, cpu_before), (end, cpu_after, _) = readings.first or (0.0, 0.0), readings.last or (0.0, 0.0, 0.0)
-            if end - begin >= BETWEEN_S:
-                worker.cpu_cores = round((cpu_after - cpu_before) / (end - begin), 3)
+            if readings.passed >= BETWEEN_S:
+                worker.cpu_cores = round(readings.cpu / readings.passed, 3)
             worker.cpu_s = round(worker.cpu_s, 3)
             worker.time_s = {part: round(seconds, 4) for part, seconds in worker.time_s.items()}
             worker.hours = round(sum(end - begin for begin, end in worker.spans) / 3600, 6)
