@@ -17,8 +17,7 @@ from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program, trace_program
 from cordee.state.load import load, read_weights
 from cordee.state.naming import capture, fingerprint
-from cordee.state.program import Program
-from cordee.state.recipe import Recipe, verb_named
+from cordee.state.program import Program, Recipe, verb_named
 
 
 class Gpt(nn.Module):

@@ -91,7 +91,7 @@ def test_ids_outside_are_refused_and_not_clipped(ids: list[int]) -> None:
     [
         ((X, Y[:9]), "x: 10, y: 9"),
         ((X[:0], Y[:0]), "no samples"),
-        ((np.array([None, 1]),), "x: an array of Python objects"),
+        ((np.array([None, 1]),), "x: values of type object"),
         ((np.array(["a", "b"]),), "x: values of type <U1"),
         ((np.float32(3),), "single value"),
     ],

@@ -131,8 +131,6 @@ def _rows(label: str, value: Array) -> NDArray[Any]:
     rows = np.asarray(value)
     if rows.ndim == 0:
         raise DataError(f"{label}: a single value is no array of samples; its first dimension must count them")
-    if rows.dtype.kind == "O":
-        raise DataError(f"{label}: an array of Python objects cannot become a tensor; convert it to numbers first")
     return np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("="))
 
 
@@ -202,15 +200,6 @@ def refuse_frame(frame: Any) -> DataError:
         f"a frame alone, with the columns {shown}, does not say which of them is the target. Give both apart, for "
         f"instance data=(frame.drop(columns={label!r}), frame[{label!r}]), or "
         "cordee.data.arrays of these two, which also holds out samples: validation=0.1"
-    )
-
-
-def refuse_many(count: int) -> DataError:
-    """More than two arrays do not say what each is."""
-    return DataError(
-        f"{count} arrays do not say what each of them is. Name them: data={{'x': x, 'mask': mask, 'y': y}}, or "
-        "cordee.data.arrays(x=x, mask=mask, y=y, validation=0.1), which also holds out samples. batch.fields has "
-        "them by these names"
     )
 
 

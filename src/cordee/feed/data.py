@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from cordee.core.errors import DataError
-from cordee.feed.arrays import ArraySource, is_frame, is_rows, is_series, refuse_frame, refuse_many
+from cordee.feed.arrays import ArraySource, is_frame, is_rows, is_series, refuse_frame
 from cordee.feed.dataset import Collate, DatasetSource
 from cordee.feed.files import existing, read_idx, read_npy, read_npz
 from cordee.feed.permute import permutation
@@ -54,15 +54,13 @@ def arrays(
     Types of NumPy arrays and tensors stay, unless `scale` asks for x as uint8 / 255 in float32. Lists, and frames and
     series of pandas, become tensors: a frame float32 (rows, columns), floats float32, whole numbers int64.
     """
-    train = _named({"x": x, "y": y, **more}, scale)
-    own: dict[str, Source] = {}
-    ratios = {"test": 0.0, "validation": 0.0}
-    for name, held in (("test", test), ("validation", validation)):
-        if isinstance(held, tuple | Mapping):
-            own[name] = _named(held if isinstance(held, Mapping) else {"x": held[0], "y": held[1]}, scale)
-        else:
-            ratios[name] = _ratio(name, held)
-    return replace(_divide(train, **ratios, seed=seed), **own)
+    own = {
+        name: _named(held if isinstance(held, Mapping) else {"x": held[0], "y": held[1]}, scale)
+        for name, held in (("validation", validation), ("test", test))
+        if isinstance(held, tuple | Mapping)
+    }
+    ratios = _ratios(None if "validation" in own else validation, None if "test" in own else test)
+    return replace(_divide(_named({"x": x, "y": y, **more}, scale), ratios, seed), **own)
 
 
 def npz(
@@ -128,7 +126,7 @@ def text(
     paths = [path] if isinstance(path, str | Path) else list(path)
     places = [existing(place, "a text file") for place in paths]
     texts = [np.memmap(place, dtype=np.uint8, mode="r") for place in places if place.stat().st_size]
-    ratios = _check_sum(_ratio("validation", validation), _ratio("test", test))
+    ratios = _ratios(validation, test)
     parts = zip(cut(texts, ratios), ratios, strict=True)
     return Data(*(TextSource(part, window, stride) if ratio else None for part, ratio in parts))  # type: ignore[arg-type]
 
@@ -143,8 +141,8 @@ def as_data(given: Any) -> Data:
     if isinstance(given, Data):
         return given
     if isinstance(given, Mapping) and "train" in given and set(given) <= {"train", "validation", "test"}:
-        return Data(**{name: as_source(value) for name, value in given.items() if value is not None})
-    return Data(as_source(given))
+        return Data(**given)
+    return Data(given)
 
 
 def as_source(given: Any) -> Source:
@@ -157,10 +155,14 @@ def as_source(given: Any) -> Source:
         return _named({"x": given})
     if isinstance(given, Mapping):
         return ArraySource(given)
-    if _is_pair(given):
-        return _named({"x": given[0], "y": given[1]})
-    if isinstance(given, tuple) and len(given) > 2 and all(is_rows(part) for part in given):
-        raise refuse_many(len(given))
+    if isinstance(given, tuple) and len(given) > 1 and all(is_rows(part) for part in given):
+        if len(given) == 2:
+            return _named({"x": given[0], "y": given[1]})
+        raise DataError(
+            f"{len(given)} arrays do not say what each of them is. Name them: data={{'x': x, 'mask': mask, 'y': y}}, "
+            "or cordee.data.arrays(x=x, mask=mask, y=y, validation=0.1), which also holds out samples. batch.fields "
+            "has them by these names"
+        )
     indexed = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     plain = isinstance(given, tuple | list | str | bytes)
     if _is_samples(given) or (not plain and (indexed or hasattr(given, "__iter__"))):
@@ -170,14 +172,6 @@ def as_source(given: Any) -> Source:
         f"data of type {type(given).__name__} is not understood: give one of cordee.data's, a PyTorch map-style "
         f"dataset, or arrays (x, y){listed}"
     )
-
-
-def _is_pair(given: Any) -> bool:
-    """Whether it is x and y; a list of two arrays is if their shapes differ, because samples have one shape."""
-    if isinstance(given, tuple) and len(given) == 2:
-        return all(is_rows(part) for part in given)
-    arrays = isinstance(given, list) and len(given) == 2 and all(hasattr(part, "shape") for part in given)
-    return arrays and len(given[0]) == len(given[1]) and given[0].shape != given[1].shape
 
 
 def _is_samples(given: Any) -> bool:
@@ -206,9 +200,9 @@ def _named(fields: Mapping[str, Any], scale: bool = False) -> ArraySource:
     return ArraySource({name: one for name, one in fields.items() if one is not None}, scaled=("x",) if scale else ())
 
 
-def _divide(source: Source, validation: float, test: float, seed: int) -> Data:
+def _divide(source: Source, ratios: tuple[float, float, float], seed: int) -> Data:
     """Set random samples aside, which ones depends on seed and number of samples alone; each set keeps its order."""
-    _check_sum(validation, test)
+    _, validation, test = ratios
     if not validation and not test:
         return Data(source)
     count = len(source)
@@ -222,19 +216,15 @@ def _divide(source: Source, validation: float, test: float, seed: int) -> Data:
     return Data(train, held_validation, held_test)
 
 
-def _ratio(name: str, value: Held) -> float:
-    if value is None:
-        return 0.0
-    if not isinstance(value, int | float) or not 0 <= value < 1:
-        raise DataError(f"{name}={value!r}: a ratio from 0 to below 1 is needed, for instance 0.1")
-    return float(value)
-
-
-def _check_sum(validation: float, test: float) -> tuple[float, float, float]:
-    """What all three sets get."""
-    if validation + test >= 1:
+def _ratios(validation: Held, test: Held) -> tuple[float, float, float]:
+    """What the sets for training, validation and test get."""
+    for name, value in (("validation", validation), ("test", test)):
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < 1):
+            raise DataError(f"{name}={value!r}: a ratio from 0 to below 1 is needed, for instance 0.1")
+    held = float(validation or 0.0), float(test or 0.0)  # type: ignore[arg-type]
+    if sum(held) >= 1:
         raise DataError(f"validation={validation} and test={test} leave nothing to train on: their sum must be below 1")
-    return 1 - validation - test, validation, test
+    return 1 - sum(held), *held
 
 
 def _idx_file(folder: str | Path, name: str, dimensions: int) -> Any:
@@ -245,7 +235,4 @@ def _idx_file(folder: str | Path, name: str, dimensions: int) -> Any:
         raise DataError(
             f"{place / names[0]} is not there, nor with .gz: the four files of MNIST were expected in {place}"
         )
-    array = read_idx(path)
-    if array.ndim != dimensions:
-        raise DataError(f"{path} has {array.ndim} dimensions where {dimensions} were expected")
-    return array
+    return read_idx(path)

@@ -56,6 +56,8 @@ class Loader:
         self.deadline_s = deadline_s
         self._who, self._what = who, f"samples from a {kind_of(source)}"
         self._memory = Memory(source, torch.device(device), depth, seed=seed, deadline_s=deadline_s)
+        self.plain = not source.traits.runs_user_code and torch.device(device).type == "cpu"
+        """Whether samples are copied from main memory to main memory, and nothing is drawn or computed for them."""
         # A copy to a GPU only overlaps with the computation if it begins before the batch is taken.
         self._ahead = self._memory.copies if ahead is None else ahead
         self._may_change = ahead is None and not self._memory.on_gpu
@@ -76,11 +78,6 @@ class Loader:
     def ahead(self) -> bool:
         """Whether a background thread gathers."""
         return self._ahead and not self.hold
-
-    @property
-    def plain(self) -> bool:
-        """Whether samples are copied from main memory to main memory, and nothing is drawn or computed for them."""
-        return self._memory.plain
 
     @property
     def quick(self) -> bool | None:

@@ -47,7 +47,6 @@ class Memory:
         self.on_gpu = device.type == "cuda"
         self._source = source
         self._runs_user_code = source.traits.runs_user_code
-        self.plain = not self._runs_user_code and device.type == "cpu"
         self._seed, self._deadline_s = seed, deadline_s
         self._device = device
         self._depth = depth

@@ -51,8 +51,6 @@ class Share:
         `workers` are the ids of those that are there, `key` says which batch it is (epoch, step, ...). Over all workers
         every position comes exactly once.
         """
-        if not 0 <= index < len(workers):
-            raise IndexError(f"index {index} is not one of {len(workers)} workers")
         if self.rule == "sampled":
             return np.flatnonzero(self._owners(size, workers, key) == index).astype(np.int64, copy=False)
         sizes = _largest_remainder(size, self._weights(workers))

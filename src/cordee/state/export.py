@@ -19,8 +19,7 @@ from cordee.core.errors import CheckpointError
 from cordee.state.files import replace_file, write_tensors
 from cordee.state.layout import tensor_bytes
 from cordee.state.naming import Snapshot, fingerprint
-from cordee.state.program import Program
-from cordee.state.recipe import Recipe, Ref, verb_name
+from cordee.state.program import Program, Recipe, Ref, verb_name
 
 WEIGHTS = "model.safetensors"
 """The weights' file in a run's folder."""

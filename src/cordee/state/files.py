@@ -53,10 +53,7 @@ def storage_errors(path: Path, needed: int) -> Iterator[None]:
 
 def free_bytes(path: Path) -> int:
     """Bytes that this user may still write on the disk that holds `path`, which need not exist yet."""
-    for folder in (path, *path.absolute().parents):
-        if folder.is_dir():
-            return shutil.disk_usage(folder).free
-    return 0
+    return shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())).free
 
 
 def need_space(path: Path, needed: int) -> None:

@@ -16,8 +16,7 @@ from cordee.state.export import PROGRAM, WEIGHTS
 from cordee.state.files import read_tensors
 from cordee.state.layout import INDEX, damaged, read_folder
 from cordee.state.naming import few, fingerprint, load_weights, under_all_names, with_tied
-from cordee.state.program import Program
-from cordee.state.recipe import Recipe
+from cordee.state.program import Program, Recipe
 
 SHARDS = "model.safetensors.index.json"
 """Where Hugging Face's folders say which of several files holds which weight."""
