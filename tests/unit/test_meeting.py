@@ -34,7 +34,7 @@ SETTINGS = {"epochs": "40"}
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     """Of a run on three hosts, two workers on the first."""
-    made = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=0, nodes=3, workers_here=2, settings=SETTINGS)
+    made = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=2, nodes=3, settings=SETTINGS)
     yield made
     made.close()
 

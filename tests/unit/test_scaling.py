@@ -93,18 +93,6 @@ def test_one_count_has_no_speed_up() -> None:
     assert only.p50_ms.value == pytest.approx(math.sqrt(10.5 * 12.5))
 
 
-@pytest.mark.parametrize("runs", [[run(1, 1, 1), run(2, 2, 1)], [run(1, 1, 1), run(1, 2, 1), run(2, 1, 1)]])
-def test_a_round_with_a_run_missing_is_refused(runs: list[Timed]) -> None:
-    with pytest.raises(ValueError, match="one run of each count"):
-        figures(runs)
-
-
-@pytest.mark.parametrize(("seconds", "samples"), [((), ()), ((1.0,), (1, 2)), ((0.0,), (1,))])
-def test_a_run_without_times_is_refused(seconds: tuple[float, ...], samples: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError):
-        Timed(1, 1, seconds, samples)
-
-
 def coverage(rounds: int, *, between: float, trials: int) -> float:
     """In how many of many measurements the interval holds the true speed-up, which is 2 here."""
     draw = random.Random(7)

@@ -31,11 +31,6 @@ class Timed:
     seconds: tuple[float, ...]
     samples: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        """Refuse what nothing can be said about."""
-        if not self.seconds or len(self.seconds) != len(self.samples) or min(self.seconds) <= 0:
-            raise ValueError(f"a run needs steps with times above 0, and samples for each of them: {self}")
-
     @property
     def p50_ms(self) -> float:
         """The median step."""
@@ -97,8 +92,6 @@ def figures(runs: Sequence[Timed], *, weak: bool = False, oversubscribed: Sequen
     """The figures of every count, from the smallest up; speed-up and efficiency are None with one count only."""
     counts = sorted({run.workers for run in runs})
     of = {count: sorted((run for run in runs if run.workers == count), key=lambda run: run.round) for count in counts}
-    if len({tuple(run.round for run in mine) for mine in of.values()}) != 1:
-        raise ValueError("every round needs one run of each count")
     first = of[counts[0]]
     speed = attrgetter("throughput" if weak else "speed")
     found = []

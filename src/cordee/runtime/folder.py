@@ -22,8 +22,6 @@ from cordee.runtime.wording import COMMAND, Wording
 LOCK = "run.lock"
 OURS = ("report.html", "events.jsonl", "run.json")
 """What a start writes before the first step."""
-UNKNOWN = (0, 0)
-"""The identity of a folder that cannot be looked at."""
 GLANCE_S = 0.3
 """A process that only looks whether a folder is held holds it for a moment itself."""
 
@@ -91,15 +89,14 @@ def make(folder: Path, wording: Wording) -> None:
         ) from error
 
 
-def identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one of its name; None if there is none."""
+def is_there(folder: Path, was: os.stat_result) -> bool:
+    """Whether the folder is still the one that it was; of a disk that does not answer, writing will tell."""
     try:
-        found = folder.stat()
+        return os.path.samestat(folder.stat(), was)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return False
     except OSError:
-        return UNKNOWN  # a disk that does not answer; writing will tell
-    return found.st_dev, found.st_ino
+        return True
 
 
 def check(folder: Path, resume: bool, script: bool, wording: Wording) -> None:

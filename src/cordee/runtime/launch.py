@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cordee.core.errors import UsageError
+from cordee.core.errors import PlanError, UsageError
 from cordee.core.machine import available_memory, usable_cores
 from cordee.core.plan import Plan
+from cordee.diagnose.machine import find_compiler
+from cordee.diagnose.number_format import NOTABLE, recall_format, try_format
 from cordee.group.messages import Seat
 from cordee.group.wire import LOOPBACK, Address
 from cordee.runtime.folder import former_settings, saved_step
-from cordee.runtime.formats import check_formats
 from cordee.runtime.relay import Output
 from cordee.runtime.rendezvous import Rendezvous
 from cordee.runtime.resources import allot, check_room, devices
@@ -108,9 +109,35 @@ class Launch:
         return shlex.join(["cordee", "train", self.target.path, *words])
 
     def check_formats(self, say: Callable[[str], None]) -> None:
-        """See that what the plan asks of the devices works here; before anything loads torch for the workers."""
+        """Refuse what the plan asks of the devices and does not work here, say what would be slower.
+
+        Called before anything loads torch for the workers: some formats need variables that are read then.
+        """
         threads, _ = allot(self.workers, self.cores or usable_cores(), self.threads)[0]
-        os.environ.update(check_formats(self.plan, devices(self.workers, self.device)[0], threads, say))
+        precision, device = self.plan.precision, devices(self.workers, self.device)[0]
+        if self.plan.compile and device == "cpu":
+            wanted, found = find_compiler()
+            if not found:
+                raise PlanError(
+                    f"compile=true needs a C++ compiler on a CPU, and there is no {wanted or 'g++ or clang++'}: "
+                    "install one (on Debian and Ubuntu: g++), name it in the variable CXX, or leave compile out"
+                )
+        if precision == "tf32" and device == "cpu":
+            raise PlanError(
+                "plan key precision=tf32 is a format of NVIDIA GPUs (Ampere and later), but this run computes on the "
+                "CPU: leave precision out"
+            )
+        if precision in ("fp32", "tf32"):  # a GPU that does not know tf32 computes in fp32
+            return
+        trial = recall_format(precision, device, threads=threads)
+        if trial is None:
+            say(f"measuring once whether {precision} works here and is faster than fp32")
+            trial = try_format(precision, device, threads=threads)
+        if not trial.works:
+            raise PlanError(trial.sentence)
+        if trial.speed * NOTABLE <= 1 or trial.environment:
+            say(trial.sentence)
+        os.environ.update(trial.environment)
 
     def spec(self, hub: Address, interface: str, seat: Seat) -> WorkerSpec:
         """What a worker of this host needs to know; `interface` is the address that it binds to."""

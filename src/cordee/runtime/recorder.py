@@ -21,7 +21,7 @@ from cordee.core.plan import Plan
 from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
 from cordee.group.messages import Go
-from cordee.runtime.folder import UNKNOWN, Hold, check, identity, make
+from cordee.runtime.folder import Hold, check, is_there, make
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Formed, Lost
 
@@ -55,7 +55,7 @@ class Recorder:
         if not out.is_dir():  # refused before anything is made
             refuse()
         make(out, wording)
-        self._identity = identity(out)
+        self._identity = out.stat()
         self._hold = Hold(out, wording)
         try:  # not before we hold it: another run may be training there
             refuse()
@@ -113,7 +113,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Write what waits, if the folder is still there; called several times a second."""
-        if identity(self.out) not in (self._identity, UNKNOWN):
+        if not is_there(self.out, self._identity):
             raise StorageError(
                 f"the folder {self.out.absolute()} was removed or renamed while its run was going on: no checkpoint "
                 "and no model could be written there. Start anew, or put the folder back and resume"

@@ -32,14 +32,12 @@ class Result:
     @property
     def validation(self) -> Mapping[str, float]:
         """Each validation metric by name."""
-        found: Mapping[str, float] = self.values["validation"]
-        return found
+        return dict(self.values["validation"])
 
     @property
     def test(self) -> Mapping[str, float]:
         """Each test metric by name."""
-        found: Mapping[str, float] = self.values["test"]
-        return found
+        return dict(self.values["test"])
 
     def model(self) -> nn.Module:
         """The trained model."""

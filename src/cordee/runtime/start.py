@@ -43,13 +43,7 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
         sent_job = None if job is None else pack_job(job)
         interrupts.check()
         try:
-            hub = Hub(
-                address,
-                expected=launch.workers,
-                nodes=nodes,
-                workers_here=launch.workers,
-                settings=launch.taken_over,
-            )
+            hub = Hub(address, expected=launch.workers, nodes=nodes, settings=launch.taken_over)
         except RendezvousError as error:
             if nodes == 1:
                 raise

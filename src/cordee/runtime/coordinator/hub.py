@@ -32,20 +32,19 @@ class Hub:
         *,
         expected: int,
         nodes: int = 1,
-        workers_here: int = 0,
         heard: bool = True,
         settings: dict[str, str] | None = None,
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
-        With several `nodes` it is the sum of the workers of all of them, known when all have come. `heard=False`:
-        `notices` are not read, so none are kept. All peers are told the `settings` of a run that is resumed.
+        With several `nodes` these are the workers of this one, to which those of the others are added when they come.
+        `heard=False`: `notices` are not read, so none are kept. All peers are told the `settings` of a resumed run.
         """
         self.notices: Notices = queue.SimpleQueue()
         self._heard = heard
         self._settings = dict(settings or {})
         self.roster = Roster(expected=expected)
-        self.hosts = Hosts(nodes, {0: workers_here})
+        self.hosts = Hosts(nodes, {0: expected})
         self._values: dict[str, bytes] = {}
         """What members of this generation left for each other."""
         self._askers: dict[str, list[Peer]] = {}
