@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import MixingError
+from cordee.diagnose.preflight import check
 from cordee.diagnose.preflight.memory import fingerprint
 from cordee.feed.data import as_source
 from cordee.group.team import Team
-from cordee.train.checks import check_job
+from cordee.train.checks import subject_of
 from cordee.train.job import Job, Resolved
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
@@ -44,7 +45,9 @@ def passes(data: Any = (X, Y), loss: Any = entropy, model: Callable[[], nn.Modul
     """How many passes a start of this job costs."""
     PASSES.tally = 0
     job = Job(model=model, loss=loss, optimizer=torch.optim.SGD, data=data)
-    check_job(job, job.make_model(), job.order(Resolved(32, 1.0)), Team(), "cpu")
+    check.before_training(
+        subject_of(job, job.make_model()), job.data.train, job.order(Resolved(32, 1.0)), Team(), "cpu"
+    )
     found, PASSES.tally = PASSES.tally, 0
     return found
 

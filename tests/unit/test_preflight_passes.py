@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import cordee
 from cordee.core.errors import MixingError, UsageError
-from cordee.diagnose.preflight import passes
+from cordee.diagnose.preflight import check, passes
 from cordee.diagnose.preflight.check import check_batch, preflight, share_out
 from cordee.feed.batch import Batch
 from cordee.group.team import Team
-from cordee.train.checks import check_job, materialise, subject_of
+from cordee.train.checks import subject_of
 from cordee.train.job import Job, Resolved
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
@@ -198,8 +198,8 @@ def test_lazy_modules_take_their_shapes_first(tmp_path: Path, monkeypatch: pytes
         settings: dict[str, Any] = {"loss": cross_entropy, "optimizer": torch.optim.SGD, "data": (X, Y)}
         job = Job(model=lambda: nn.Sequential(nn.LazyLinear(3)), **settings)
         model, order = job.make_model(), job.order(Resolved(32, 1.0))
-        materialise(job, model, order, "cpu")
-        assert check_job(job, model, order, Team(), "cpu") == []
+        check.materialise(subject_of(job, model), job.data.train, order, "cpu")
+        assert check.before_training(subject_of(job, model), job.data.train, order, Team(), "cpu") == []
         assert [tuple(one.shape) for one in model.parameters()] == [(3, 6), (3,)]
 
 

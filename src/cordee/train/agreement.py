@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 
 from cordee.core.errors import JobError
 from cordee.core.plan import Plan
-from cordee.feed.order import Order
 from cordee.feed.source import Source, digest_of
 from cordee.group.alike import alike
 from cordee.group.comm import Comm
@@ -84,11 +83,6 @@ def of_job(job: Job, *, resume: bool) -> dict[str, Any]:
 def of_data(source: Source) -> str:
     """A data set."""
     return f"{len(source)} samples with fingerprint {source.fingerprint}"
-
-
-def of_loop(source: Source, order: Order, epochs: int | None, start: tuple[int, int]) -> dict[str, Any]:
-    """What `batches` goes through."""
-    return {"data": of_data(source), "epochs": epochs, "from (epoch, step)": start, **order.describe()}
 
 
 def of_model(model: nn.Module, plan: Plan) -> dict[str, Any]:

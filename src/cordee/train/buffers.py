@@ -293,12 +293,10 @@ class Buffers:
         while floating and team.replicas > 1:
             weight = torch.tensor([float(seen)], dtype=torch.float64)
             sums = [buffer.to(torch.complex128 if buffer.is_complex() else torch.double) * seen for buffer in floating]
-            if not team.agree([weight, *sums]):
-                continue
-            if weight:  # otherwise nothing was trained since the last time
+            if team.agree([weight, *sums]):
                 for buffer, total in zip(floating, sums, strict=True):
-                    buffer.copy_((total / weight.to(total.device)).reshape(total.shape))
-            return
+                    buffer.copy_(total / weight.item() if weight else buffer)  # 0: nothing was trained since
+                return
 
 
 def _at(key: Key) -> Tensor:

@@ -13,24 +13,12 @@ from cordee.diagnose.misfit import describe_error
 from cordee.diagnose.preflight import check
 from cordee.diagnose.preflight.passes import Subject
 from cordee.feed.batch import Batch, shapes, target_of
-from cordee.feed.order import Order
-from cordee.group.team import Team
 from cordee.train.gathering import count_calls
 from cordee.train.job import Job
 from cordee.train.metrics import tally_of
 
 check_loss = partial(check.check_batch, count_gathers=count_calls)
 """The preflight of a loss that a loop of the user's own computes."""
-
-
-def check_job(job: Job, model: nn.Module, order: Order, team: Team, device: str) -> list[str]:
-    """The preflight of a job: returns what the user should know, raises what must not go on. Every worker calls it."""
-    return check.before_training(subject_of(job, model), job.data.train, order, team, device)
-
-
-def materialise(job: Job, model: nn.Module, order: Order, device: str) -> None:
-    """Let lazy modules take their shapes from the first samples."""
-    check.materialise(subject_of(job, model), job.data.train, order, device)
 
 
 def subject_of(job: Job, model: nn.Module) -> Subject:

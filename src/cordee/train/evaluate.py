@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import DataError
-from cordee.feed.batch import Batch
 from cordee.feed.data import as_source
 from cordee.feed.feeder import Feeder, Slot
 from cordee.feed.order import Order
@@ -19,22 +18,14 @@ from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.sync.batchnorm import together
 from cordee.train.gathering import gathering
+from cordee.train.job import Job
 from cordee.train.metrics import Lost, tally_of
+from cordee.train.precision import Precision, widened
 from cordee.train.session import Session, stepper_of
-
-Judge = Callable[[nn.Module, Batch], "tuple[Tensor | None, Any, Any]"]
-"""For one batch: loss (a mean over the batch, or None), output of the model, and what metrics compare it with."""
 
 
 def evaluate(
-    model: nn.Module,
-    source: Source,
-    team: Team,
-    *,
-    batch: int,
-    judge: Judge,
-    metrics: Mapping[str, Any],
-    weigh: Callable[[Batch], float] | None = None,
+    job: Job, model: nn.Module, source: Source, team: Team, *, batch: int, precision: Precision
 ) -> dict[str, float]:
     """Loss and metrics over all samples of `source`; the same on every worker. Starts again when a peer is lost.
 
@@ -43,21 +34,22 @@ def evaluate(
     """
     order = Order(len(source), batch, shuffle="none")
     while True:
-        tallies = {name: tally_of(name, metric) for name, metric in metrics.items()}
+        tallies = {name: tally_of(name, metric) for name, metric in job.metrics.items()}
         losses = torch.zeros(3, dtype=torch.float64)  # weighted sum of losses, weight, samples
         feeder = _feeder(model, source, order, team)
         with _evaluating(model), together(model, team.layers) as state, gathering(feeder, state):
             for step in range(order.steps):
                 mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
                 state.silent = mine.borrowed
-                loss, output, target = judge(model, mine)
+                with precision.autocast():
+                    loss, output = job.compute(model, mine)
                 if mine.borrowed:
                     continue
-                weight = 0.0 if loss is None else float(weigh(mine) if weigh else len(mine))
-                total = float(loss.detach()) * weight if loss is not None and weight else 0.0
+                weight = float(job.weigh(mine) if job.weigh else len(mine))
+                total = float(loss.detach()) * weight if weight else 0.0
                 losses += torch.tensor([total, weight, len(mine)], dtype=torch.float64)
                 for tally in tallies.values():
-                    tally.update(output, target)
+                    tally.update(widened(output), job.target_of(mine))
             void = state.void  # behind this block it is that of the step around the evaluation
         try:
             for tally in tallies.values() if not void else ():

@@ -25,8 +25,6 @@ from cordee.group.comm import Comm
 from cordee.sync.batchnorm import StepState
 
 _calls = 0
-
-
 _walks: list[tuple[Feeder, StepState]] = []
 """The walks through global batches that go on now; a gather belongs to the last."""
 

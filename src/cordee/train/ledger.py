@@ -51,11 +51,11 @@ class Ledger:
         `place` is its epoch, its step and the steps of an epoch; `expected` are the count and digest by the order.
         """
         epoch, step, steps = place
-        expected_count = expected[0]
         if (count, digest) != expected:
+            missing = expected[0] - count
             # Of two equal counts with different digests at least one sample is missing and one is there twice.
-            self.lost += max(expected_count - count, 1 if count == expected_count else 0)
-            self.repeated += max(count - expected_count, 1 if count == expected_count else 0)
+            self.lost += max(missing, 0) if missing else 1
+            self.repeated += max(-missing, 0) if missing else 1
         self.samples += count
         self.order_sha256 = chain(self.order_sha256, epoch * steps + step, digest, count)
 

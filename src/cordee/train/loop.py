@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from cordee.core.errors import CheckpointError
 from cordee.core.events import EpochEvent, WarningEvent
@@ -25,7 +25,6 @@ from cordee.train.evaluate import evaluate
 from cordee.train.job import Job
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.newcomers import let_in
-from cordee.train.precision import widened
 from cordee.train.saving import Saver
 from cordee.train.session import Session
 from cordee.train.start import Setup, set_up, set_up_from
@@ -195,21 +194,15 @@ class Training:
         with self.stepper.reporter.aside("evaluation"):
             self.stepper.merge()
             metrics = evaluate(
+                self.job,
                 self.setup.model,
                 source,
                 self.stepper.team,
                 batch=self.job.eval_batch or self.setup.resolved.batch,
-                judge=self._judge,
-                metrics=self.job.metrics,
-                weigh=self.job.weigh,
+                precision=self.stepper.precision,
             )
         self.call("on_evaluation", part, metrics)
         return metrics
-
-    def _judge(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
-        with self.stepper.precision.autocast():
-            loss, output = self.job.compute(model, batch)
-        return loss, widened(output), self.job.target_of(batch) if self.job.metrics else None
 
     # ------------------------------------------------------------- what is kept
 

@@ -169,22 +169,12 @@ class Loops:
         self._next: dict[Hashable, tuple[int, object]] = {}
         """The epoch with which a loop over some data goes on, by its fingerprint and by its place in memory."""
 
-    @property
-    def now(self) -> Loop | None:
-        """The loop whose batch the user's code works on."""
-        return self.open[-1] if self.open else None
-
     def current(self) -> tuple[Loop, Batch]:
-        """The same, and its batch; there has to be one."""
-        loop = self.now
+        """The loop whose batch the user's code works on, and the batch; there has to be one."""
+        loop = self.open[-1] if self.open else None
         if loop is None or loop.batch is None:
             raise UsageError("backward() and step() belong inside a loop over batches()")
         return loop, loop.batch
-
-    @property
-    def nested(self) -> bool:
-        """Whether it is inside another one."""
-        return len(self.open) > 1
 
     @property
     def inside_open(self) -> bool:
@@ -203,7 +193,7 @@ class Loops:
             with gathering(loop.feeder, state):
                 yield
         finally:
-            if not self.nested:
+            if len(self.open) == 1:
                 forget(more=loop.open)
             if loop in self.open:
                 del self.open[self.open.index(loop) :]
@@ -213,7 +203,7 @@ class Loops:
 
     def resume(self, loop: Loop) -> None:
         """The next batch of this loop is asked for."""
-        if self.now is not loop:
+        if not self.open or self.open[-1] is not loop:
             raise UsageError(
                 "two loops over batches() take turns: one was asked for its next batch while another one, begun later, "
                 "was still open. A loop inside another one has to end first (by its last batch, or by break). To train "
@@ -235,7 +225,7 @@ class Loops:
 
     def train(self) -> None:
         """The innermost loop trains: no other one may do so in the same step."""
-        if self.now is not None and self.now.trained_inside:
+        if self.open[-1].trained_inside:
             raise UsageError(
                 "a loop over batches() inside this step has trained already, so the step itself cannot: when a worker "
                 "is lost, all of it would be done again. Train in one of the two loops"

@@ -47,8 +47,7 @@ def _ranked(output: Tensor, target: Tensor, k: int) -> Tensor:
     """Per-sample share of places where the target is among the best k: (n, classes[, ...]) or (n, length, classes)."""
     scores = output if target.shape == output.shape[:-1] else output.movedim(1, -1)
     best = scores.topk(min(k, scores.shape[-1]), dim=-1).indices
-    right = (best == target.unsqueeze(-1)).any(-1).double()
-    return _per_sample(right)
+    return _per_sample((best == target.unsqueeze(-1)).any(-1).double())
 
 
 def _per_sample(values: Tensor) -> Tensor:

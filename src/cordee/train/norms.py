@@ -13,8 +13,6 @@ from cordee.core.errors import DivergedError
 from cordee.train.precision import Readings
 
 MOST_NAMED = 3
-StepPlace = tuple[int, int]
-"""Of a step: its number, and its epoch."""
 
 
 class Norms:
@@ -27,10 +25,10 @@ class Norms:
         """
         self._models, self._came = models, came
         self._coming = Readings()
-        self._of: StepPlace | None = None
+        self._of: tuple[int, int] | None = None
 
-    def see(self, norm: Tensor, parameters: Sequence[nn.Parameter], of: StepPlace) -> float | None:
-        """The norm of a gradient that is about to be used; None if it comes later."""
+    def see(self, norm: Tensor, parameters: Sequence[nn.Parameter], of: tuple[int, int]) -> float | None:
+        """The norm of a gradient of the step with this number and epoch; None if it comes later."""
         if norm.is_cuda:
             self._coming.add(norm, 1.0)
             self._of = of
@@ -53,7 +51,7 @@ class Norms:
         self._came(value)
         return value
 
-    def _refuse(self, odd: Sequence[nn.Parameter], of: StepPlace, consequence: str) -> None:
+    def _refuse(self, odd: Sequence[nn.Parameter], of: tuple[int, int], consequence: str) -> None:
         if not odd:  # all numbers are finite, and only their squares are not
             return
         names = {id(one): name for model in self._models for name, one in model.named_parameters()}

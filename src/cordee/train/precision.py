@@ -112,7 +112,10 @@ class Readings:
             self._coming.append((value.detach(), factor, None))
             return
         # Pinned memory and events are used again: to make them costs as much as a few kernels.
-        here, event = self._free.pop() if self._free else _landing()
+        if not self._free:
+            exact = torch.empty((), dtype=torch.float64, pin_memory=True)
+            self._free.append((exact, torch.cuda.Event()))  # type: ignore[no-untyped-call]
+        here, event = self._free.pop()
         here.copy_(value.detach().reshape(()), non_blocking=True)
         event.record()
         self._coming.append((here, factor, event))
@@ -135,8 +138,3 @@ class Readings:
         """A new step begins."""
         self._free += [(value, event) for value, _, event in self._coming if event is not None]
         self._coming.clear()
-
-
-def _landing() -> tuple[Tensor, torch.cuda.Event]:
-    """Memory in which a number arrives, exactly; and what says that it has."""
-    return torch.empty((), dtype=torch.float64, pin_memory=True), torch.cuda.Event()  # type: ignore[no-untyped-call]

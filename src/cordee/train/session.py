@@ -72,8 +72,7 @@ class Session:
         """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch.
 
         With `compile=True` in the plan it is compiled too, unless you compile what you compute by yourself. With
-        `tensor=N` in the plan, `tensor_plan` says which linear layers are cut; see
-        `Job.tensor_plan`.
+        `tensor=N` in the plan, `tensor_plan` says which linear layers are cut; see `Job.tensor_plan`.
         """
         return self._stepper.prepare(model, compile=compile, tensor_plan=tensor_plan)
 

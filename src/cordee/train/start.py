@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from cordee.core.errors import CheckpointError, ModelError
 from cordee.core.events import JobEvent, WarningEvent
 from cordee.core.world import World
+from cordee.diagnose.preflight import check
 from cordee.feed.batch import Batch
 from cordee.feed.order import Order
 from cordee.feed.source import map_tensors
@@ -26,7 +27,7 @@ from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights, take_weights
 from cordee.state.naming import Snapshot
 from cordee.train.agreement import agree_on, in_json, of_job, of_optimizer, share_model
-from cordee.train.checks import check_job, materialise
+from cordee.train.checks import subject_of
 from cordee.train.devices import fuse
 from cordee.train.job import Job, Resolved
 from cordee.train.saving import Saver, owners_of
@@ -81,7 +82,7 @@ def set_up(job: Job, stepper: Stepper, saver: Saver, *, resume: bool) -> tuple[S
     first = team.membership.members[0]
     order, model = _make_model(job, stepper, snapshot)
     if job.preflight:
-        for message in check_job(job, model, order, team, stepper.device):
+        for message in check.before_training(subject_of(job, model), job.data.train, order, team, stepper.device):
             tell(WarningEvent(message))
     share_model(model, team, stepper.plan)
     if job.start_from is not None and snapshot is None and team.membership.members[0] != first:
@@ -110,7 +111,7 @@ def _make_model(job: Job, stepper: Stepper, snapshot: Snapshot | None) -> tuple[
         weights = read_weights(job.start_from)
         if message := take_weights(model, weights, where=job.start_from, partly=job.start_partly):
             stepper.reporter.tell(WarningEvent(message))
-    materialise(job, model, order, stepper.device)
+    check.materialise(subject_of(job, model), job.data.train, order, stepper.device)
     return order, model
 
 

@@ -33,7 +33,7 @@ from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
-from cordee.train.agreement import of_loop, share_model
+from cordee.train.agreement import of_data, share_model
 from cordee.train.buffers import Buffers
 from cordee.train.devices import lay_out
 from cordee.train.ledger import Committed, Ledger
@@ -145,13 +145,14 @@ class Stepper:
         source = as_source(data)
         order = order or Order(len(source), batch, seed=self.seed)
         first, end = self.loops.first(source.fingerprint, data, start, epochs)
-        self._reducers.loop = of_loop(source, order, epochs, first)
+        place = {"data": of_data(source), "epochs": epochs, "from (epoch, step)": first}
+        self._reducers.loop = place | order.describe()
         loop = Loop(self, source, order, weigh, data)
         before = first[0] * order.steps + first[1]  # of the run that a script goes on with
         self.number = before if start is not None and before else self.team.steps
         with self.loops.opened(loop, self._state, self._reducers.forget):
             loop.guard.begin_loop(self.models)
-            if not self.loops.nested:
+            if len(self.loops.open) == 1:  # not inside another one
                 self._trail.most = self.updates
                 self.reporter.start()
             for slot in loop.slots(first, end):

@@ -21,14 +21,14 @@ class GlobalWeight:
         """Nothing is weighed yet; `local`: only this worker's share counts, but it is compared with those of others."""
         self._comm, self._local = comm, local
         self._gathering: Gathering | None = None
-        self._pending = False
+        """Of the weights of all workers; None: the sum is known."""
         self._known = 0.0
         self._on_gpu = Readings()
         """The weight of a batch that was not waited for."""
 
     def know(self, weight: float) -> None:
         """It is a number of samples, which every worker knows."""
-        self._known, self._pending = weight, False
+        self._known, self._gathering = weight, None
         self._on_gpu.clear()
 
     def weigh(self, batches: Sequence[Batch], weigh: Weigh) -> None:
@@ -42,32 +42,27 @@ class GlobalWeight:
             self._on_gpu.add(weights[0], 1.0)
             return
         for batch, weight in zip(batches, weights, strict=True):
-            batch.weight = _checked(float(weight), batch)
+            batch.weight = float(weight)
+            if not 0.0 <= batch.weight < float("inf"):
+                raise UsageError(
+                    f"weigh says {batch.weight:g} for a batch of {len(batch)} samples (epoch {batch.epoch + 1}, step "
+                    f"{batch.step + 1}): a weight is a finite number of at least 0, such as the number of tokens that "
+                    "count"
+                )
         self.know(sum(batch.weight for batch in batches))
-        self._pending = self._comm.size > 1
-        if self._pending:
+        if self._comm.size > 1:
             self._gathering = self._comm.gather(torch.tensor([self._known], dtype=torch.float64))
 
     def total(self) -> float | None:
         """The sum over all workers; None if a worker was lost."""
-        if self._pending:
-            parts = None if self._gathering is None else self._gathering.wait()
+        if self._gathering is not None:
+            parts = self._gathering.wait()
             if parts is None:
                 return None
-            self._known, self._pending = float(sum(parts)), False
+            self._known, self._gathering = float(sum(parts)), None
         return self._known
 
     @property
     def nothing(self) -> bool:
         """Whether a batch that was taken to count once weighs nothing: its step changes nothing."""
         return self._on_gpu.waiting and self._on_gpu.total() == 0.0
-
-
-def _checked(weight: float, batch: Batch) -> float:
-    """What `weigh` says of a batch, if it can be a weight."""
-    if not 0.0 <= weight < float("inf"):
-        raise UsageError(
-            f"weigh says {weight:g} for a batch of {len(batch)} samples (epoch {batch.epoch + 1}, step "
-            f"{batch.step + 1}): a weight is a finite number of at least 0, such as the number of tokens that count"
-        )
-    return weight
