@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 
@@ -56,11 +55,3 @@ def cut_as(pattern: Tensor, whole: Tensor) -> Tensor:
     for dim, (start, length) in enumerate(zip(offset_of(pattern), local_of(pattern).shape, strict=True)):
         whole = whole.narrow(dim, start, length)
     return whole
-
-
-def squares(tensors: list[Tensor]) -> Tensor:
-    """The sum of the squares of all numbers, in float64."""
-    total = torch.zeros((), dtype=torch.float64)
-    for tensor in tensors:
-        total = total + torch.linalg.vector_norm(tensor).double().cpu().square()
-    return total

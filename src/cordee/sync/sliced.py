@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.record import Record
-from cordee.group.sliced import aligned, is_sliced, like, local_of, squares
+from cordee.group.sliced import aligned, is_sliced, like, local_of
 from cordee.group.team import Team
 from cordee.sync.buckets import grouped
-from cordee.sync.gradients import shorten
+from cordee.sync.gradients import norm_of, shorten
 from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
 
 
@@ -39,7 +39,7 @@ class SlicedSums(Sync):
             for parameter, view in pairs:
                 parameter.grad = like(parameter, view)
             sums.append(flat)
-        norm = squares(self._counted())
+        norm = norm_of(self._counted()).to("cpu", torch.float64).square()
         complete = team.slices.sum(norm).wait() and complete
         numbers = torch.tensor(self._spoken(own).numbers(), dtype=torch.float64)
         if not team.settle([team.world.sum(numbers)] if complete else [], [numbers], void=not complete):
