@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from cordee.core.errors import CordeeError, StorageError
 
@@ -59,7 +60,6 @@ def write_whole(path: Path, text: str) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object in a file; empty if there is none, or not all of one."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}

@@ -1,7 +1,4 @@
-"""What happens in a run: one type per event. Recorder, reader, viewers and the reference page use these declarations.
-
-A field that has a default is one that former versions did not write: their records are still read.
-"""
+"""What happens in a run: one type per event. Recorder, reader, viewers and reference page use these declarations."""
 
 from __future__ import annotations
 

@@ -20,8 +20,6 @@ from cordee.core.damage import DAMAGE
 from cordee.core.errors import PlanError
 from cordee.core.words import did_you_mean
 
-Faithfulness = Literal["exact", "same", "statistical"]
-
 
 @dataclass(frozen=True)
 class Key:
@@ -221,7 +219,7 @@ class Plan:
         return ",".join(f"{name}={written(value)}" for name, value in (changed or {"sync": self.sync}).items())
 
     @property
-    def faithfulness(self) -> Faithfulness:
+    def faithfulness(self) -> Literal["exact", "same", "statistical"]:
         """How near the result is to that of one process: `exact` (bits), `same` (rounding) or `statistical`."""
         lossy = self.compress != "none" or self.batchnorm == "replica"
         return "statistical" if lossy or self.sync == "local" or self.mode != "sync" else "same"

@@ -63,8 +63,6 @@ class _Report(NamedTuple):
     columns: list[list[Any]]
 
     def cut(self, first: int, end: int) -> _Report:
-        if (first, end) == (self.first, self.end):
-            return self
         return _Report(first, end, [column[first - self.first : end - self.first] for column in self.columns])
 
 

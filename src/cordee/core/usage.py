@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from cordee.core.events import UsageEvent
 
 
+@dataclass
 class Resources:
     """Processor time, memory, bytes sent and worker-hours of one start of a run."""
 
-    def __init__(self) -> None:
-        """No worker has come yet."""
-        self._came: dict[int, float] = {}
-        self._left: dict[int, float] = {}
-        self._last: dict[int, UsageEvent] = {}
-        self._peak_mb: dict[int, float] = {}
+    _came: dict[int, float] = field(default_factory=dict)
+    _left: dict[int, float] = field(default_factory=dict)
+    _last: dict[int, UsageEvent] = field(default_factory=dict)
+    _peak_mb: dict[int, float] = field(default_factory=dict)
 
     def came(self, worker: int) -> None:
         """A worker has introduced itself."""

@@ -21,11 +21,6 @@ class Part:
     copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """A tensor that does not lie in one piece, and its copy."""
 
-    @property
-    def nbytes(self) -> int:
-        """How many bytes it has."""
-        return sum(one.numel() for one in self.own)
-
     @torch.no_grad()
     def put(self, raw: Sequence[Tensor]) -> None:
         """Write these bytes into the tensors."""
@@ -43,7 +38,7 @@ def in_parts(tensors: Sequence[Tensor], most: int) -> Iterator[Part]:
         raw = flat.reshape(-1).view(torch.uint8)
         for start in range(0, raw.numel(), most):
             piece = raw[start : start + most]
-            if part.own and part.nbytes + piece.numel() > most:
+            if part.own and sum(map(Tensor.numel, part.own)) + piece.numel() > most:
                 yield part
                 part = Part()
             part.own.append(piece)
