@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cordee.feed.digest import chain, delivered
-from cordee.feed.order import Order
+from cordee.feed.order import Order, chain, delivered
 from cordee.feed.share import Share
 
 IDS = Order(1003, batch=101).ids(0, 3)

@@ -204,7 +204,7 @@ def test_x_and_y_of_a_batch() -> None:
     assert Batch(ids, x).x is x
     with pytest.raises(DataError, match="no 'y', it holds the fields x"):
         _ = Batch(ids, {"x": x}).y
-    with pytest.raises(DataError, match="no 'y', it holds Tensor"):
+    with pytest.raises(DataError, match="no 'y', it holds one tensor, x"):
         _ = Batch(ids, x).y
     assert Batch(ids, x).weight == 2.0
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cordee.feed.digest import delivered
 from cordee.feed.feeder import Lookahead
-from cordee.feed.order import Order
+from cordee.feed.order import Order, delivered
 
 ORDERS = [
     Order(1003, 101, seed=3),

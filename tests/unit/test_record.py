@@ -10,9 +10,8 @@ import pytest
 
 from cordee.core.events import TimesEvent
 from cordee.core.record import Record
-from cordee.feed.digest import delivered
 from cordee.feed.feeder import Lookahead
-from cordee.feed.order import Order
+from cordee.feed.order import Order, delivered
 from cordee.group.team import Team
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.reporter import Over, Reporter, times_of

@@ -10,9 +10,8 @@ import torch
 
 from cordee.feed import feeder as feeder_module
 from cordee.feed.arrays import ArraySource
-from cordee.feed.digest import delivered
 from cordee.feed.feeder import Feeder, Slot, steps_at_once
-from cordee.feed.order import Order
+from cordee.feed.order import Order, delivered
 from cordee.feed.share import Share, Shares
 from cordee.feed.source import Source, Subset
 from cordee.group.team import Team

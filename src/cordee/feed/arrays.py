@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cordee.core.errors import DataError
 from cordee.feed.permute import Ids
-from cordee.feed.source import Fields, Traits, check_ids, digest_of
+from cordee.feed.source import Fields, Traits, check_ids, digest_of, spread
 
 Array = NDArray[Any] | torch.Tensor
 """What counts as an array; its first dimension counts samples."""
@@ -20,7 +20,6 @@ Array = NDArray[Any] | torch.Tensor
 LABELS = ("y", "label", "labels", "target", "targets", "class")
 """Columns that are likely to be the target, for an example in an error."""
 _NUMBERS = "biuf"  # kinds of NumPy's types
-_SAMPLED_ROWS = 64
 _SAMPLED_BYTES = 4_096
 
 
@@ -51,11 +50,10 @@ class ArraySource:
     @cached_property
     def fingerprint(self) -> str:
         """Made of names, shapes, types and the bytes of 64 rows from first to last."""
-        chosen = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
         parts: list[bytes | NDArray[Any]] = []
         for column in self._columns:
             parts.append(f"{column.label} {column.rows.shape} {column.rows.dtype} {column.dtype}".encode())
-            parts += [np.ravel(column.rows[row]).view(np.uint8)[:_SAMPLED_BYTES] for row in chosen]
+            parts += [np.ravel(column.rows[row]).view(np.uint8)[:_SAMPLED_BYTES] for row in spread(len(self))]
         return digest_of(parts)
 
     def buffers(self, count: int, *, pin: bool = False) -> Fields:

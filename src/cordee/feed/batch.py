@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from cordee.core.errors import DataError, JobError
-from cordee.feed.permute import Ids, mix, random_bits
+from cordee.feed.permute import SPREAD, Ids, mix, random_bits
 from cordee.feed.source import Fields
 
 TARGETS = ("labels", "label", "targets", "target")
 """What the target is called where it is not called y."""
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio: neighbouring ids begin far from each other
 _DROPPED_BITS = np.uint64(64 - 24)  # a float32 below 1 holds 24 bits evenly
 
 
@@ -61,8 +60,9 @@ class Batch:
             return fields[place]
         if place == 0 and not isinstance(fields, Mapping | tuple | list):
             return fields
-        held = f"the fields {', '.join(map(str, fields))}" if isinstance(fields, Mapping) else type(fields).__name__
-        raise DataError(f"this batch has no {name!r}, it holds {held}: use batch.fields, or name a field {name!r}")
+        raise DataError(
+            f"this batch has no {name!r}, it holds {_names(fields)}: use batch.fields, or name a field {name!r}"
+        )
 
 
 def target_of(batch: Batch, name: str | int | None) -> Any:
@@ -130,7 +130,7 @@ def draws(batch: Batch, count: int, *, seed: int = 0) -> Tensor:
     if count < 1:
         raise ValueError(f"count={count}: at least 1 number for every sample can be drawn")
     keys = np.array(random_bits(count, "sample", seed, batch.epoch), dtype=np.uint64)
-    places = (np.asarray(batch.ids).astype(np.uint64) + np.uint64(1)) * _SPREAD
+    places = (np.asarray(batch.ids).astype(np.uint64) + np.uint64(1)) * SPREAD
     bits = mix(places[:, None] + keys) >> _DROPPED_BITS
     numbers = torch.from_numpy(bits.astype(np.float32) * np.float32(2**-24))
     device = next((tensor.device for _, tensor in named_tensors(batch.fields)), "cpu")

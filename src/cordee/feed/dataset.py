@@ -15,12 +15,12 @@ from torch.utils.data import Subset as TorchSubset
 from cordee.core.errors import DataError
 from cordee.feed.permute import Ids
 from cordee.feed.reading import SampleDraws, places_of_others, reading
-from cordee.feed.source import Fields, Traits, check_ids, digest_of
+from cordee.feed.source import Fields, Traits, check_ids, digest_of, spread
 
 Collate = Callable[[list[Any]], Fields]
 """Makes a batch of a list of samples."""
 
-_PLACES, _DEPTH = 64, 4  # of what a dataset holds
+_DEPTH = 4  # of what a dataset holds
 _LOOKED = 16
 """So many, from first to last, are read once to see whether they draw from Python's or NumPy's generator."""
 
@@ -31,9 +31,8 @@ class DatasetSource:
     def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
         """Collate with PyTorch's default, or with the user's own function."""
         kind = type(dataset).__name__
-        if isinstance(dataset, IterableDataset) or not (
-            hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        ):
+        by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if isinstance(dataset, IterableDataset) or not by_number:
             raise DataError(
                 f"{kind} can only be iterated: samples are asked for by number here, so that any worker can take any "
                 "of them; give a map-style dataset, with __len__ and __getitem__"
@@ -77,9 +76,7 @@ class DatasetSource:
             before = places_of_others()
             fields = self._read(ids)
             if places_of_others() == before:
-                self._samples(
-                    np.linspace(0, len(self) - 1, min(_LOOKED, len(self))).astype(int).tolist(), SampleDraws()
-                )
+                self._samples(spread(len(self), _LOOKED), SampleDraws())
             self._others = places_of_others() != before
             return self._read(ids) if self._others else fields
 
@@ -97,9 +94,7 @@ class DatasetSource:
             batch: Fields = default_collate(samples)
             return batch
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
-            forms = {
-                _form(sample): place for sample, place in zip(reversed(samples), reversed(ids.tolist()), strict=True)
-            }
+            forms = {_form(sample): place for sample, place in zip(samples[::-1], ids[::-1].tolist(), strict=True)}
             seen = ", ".join(f"sample {place} is {form}" for form, place in list(forms.items())[:-3:-1])
             raise DataError(
                 f"samples of {type(self.dataset).__name__} cannot be stacked to a batch: {seen}. Give a function that "
@@ -177,7 +172,7 @@ def _parts(value: Any, least: int, depth: int) -> Iterator[str]:
         if len(value) >= least:
             yield str(len(value))
             least = 0
-        for place in _places(len(value)) if depth else ():
+        for place in spread(len(value)) if depth else ():
             yield from _parts(value[place], least, depth - 1)
     elif isinstance(value, str | PurePath):
         if not least:  # only what follows the last slash: the same files may lie in another folder
@@ -196,10 +191,6 @@ def _of_array(value: Any) -> str:
     words = f"{tuple(value.shape)} {value.dtype}"
     try:
         flat = value.detach().reshape(-1) if isinstance(value, torch.Tensor) else value.reshape(-1)
-        return f"{words} {flat[_places(len(flat))].tolist()}"
+        return f"{words} {flat[spread(len(flat))].tolist()}"
     except (RuntimeError, TypeError, NotImplementedError):
         return words
-
-
-def _places(count: int) -> list[int]:
-    return sorted(set(np.linspace(0, count - 1, _PLACES).astype(int).tolist())) if count else []

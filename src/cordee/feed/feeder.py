@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from cordee.feed.batch import Batch
-from cordee.feed.digest import delivered_each, delivered_shares
 from cordee.feed.loader import Loader, Request
-from cordee.feed.order import Order
+from cordee.feed.order import Order, delivered_each, delivered_shares
 from cordee.feed.permute import Ids
 from cordee.feed.share import Share, Shares
 from cordee.feed.source import Fields, Source

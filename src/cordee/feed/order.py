@@ -1,16 +1,18 @@
-"""Which samples a step holds: a pure function of seed, epoch and step (law 1)."""
+"""Which samples a step holds: a pure function of seed, epoch and step (law 1); and a proof that they were delivered."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cordee.core.errors import JobError
-from cordee.feed.permute import LARGEST, Ids, permutation, random_bits
+from cordee.feed.permute import SPREAD, Ids, mix, permutation, random_bits
 
 SHUFFLES = ("full", "blocks", "none")
 """The ways to order a pass over the data."""
@@ -45,8 +47,6 @@ class Order:
                 continue
             if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
                 raise JobError(f"{name}={value!r}: a whole number of at least 1 is needed")
-        if self.samples >= LARGEST:
-            raise JobError(f"samples={self.samples}: fewer than 2**62 are possible")
         if not isinstance(self.seed, int | np.integer):
             raise JobError(f"seed={self.seed!r}: a whole number is needed")
         if self.shuffle not in SHUFFLES:
@@ -91,8 +91,8 @@ class Order:
 
     def describe(self) -> dict[str, int | str | bool | None]:
         """What a checkpoint must hold to find this order again (with epoch and step: the position in the data)."""
-        values = {name: int(value) if isinstance(value, np.integer) else value for name, value in asdict(self).items()}
-        return {"form": 2, **values}
+        values = asdict(self).items()
+        return {"form": 2, **{name: int(one) if isinstance(one, np.integer) else one for name, one in values}}
 
     def _of_pass(self, number: int, places: Ids) -> Ids:
         """What stands at `places` of pass `number` over the data."""
@@ -133,3 +133,44 @@ def _runs(values: Ids) -> Iterator[tuple[slice, int]]:
     for start, stop in pairwise(edges):
         if stop > start:
             yield slice(start, stop), int(values[start])
+
+
+def delivered(ids: Ids, positions: range | Ids) -> int:
+    """The digest of `ids` at these positions of the global batch: add those of all shares, modulo 2**64.
+
+    Every pair (position, id) is hashed to 64 bits and the hashes are added, so the sum tells whether each id stood at
+    its position exactly once, on any worker.
+    """
+    if len(ids) != len(positions):
+        raise ValueError(f"{len(ids)} ids for {len(positions)} positions")
+    places = _of_range(positions) if isinstance(positions, range) else _of_places(positions)
+    return int(np.add.reduce(mix(ids.view(np.uint64) ^ places)))
+
+
+def delivered_shares(ids: Ids, positions: range) -> list[int]:
+    """The digests of one share in several steps: a row of `ids` holds those at `positions` of one step."""
+    sums: list[int] = np.add.reduce(mix(ids.view(np.uint64) ^ _of_range(positions)), axis=1).tolist()
+    return sums
+
+
+def delivered_each(ids: Ids, batch: int) -> list[int]:
+    """The digests of consecutive whole batches that lie one after the other; the last may be short."""
+    places = np.resize(_of_range(range(batch)), len(ids))
+    hashes = mix(ids.view(np.uint64) ^ places)
+    sums: list[int] = np.add.reduceat(hashes, np.arange(0, len(ids), batch)).tolist()
+    return sums
+
+
+def chain(previous: str, step: int, digest: int, count: int) -> str:
+    """The SHA-256 (hex) over all committed steps: `previous` (empty at first), then this step's numbers."""
+    return hashlib.sha256(f"{previous} {step} {digest % 2**64:016x} {count}".encode()).hexdigest()
+
+
+@lru_cache(maxsize=8)  # the same few shares come in every step
+def _of_range(positions: range) -> NDArray[np.uint64]:
+    return _of_places(np.arange(positions.start, positions.stop, positions.step, dtype=np.int64))
+
+
+def _of_places(positions: Ids) -> NDArray[np.uint64]:
+    """What tells equal ids at different positions apart."""
+    return mix((positions.astype(np.uint64) + np.uint64(1)) * SPREAD)

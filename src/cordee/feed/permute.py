@@ -21,7 +21,7 @@ LARGEST = 2**62
 
 _ROUNDS = 6
 _CHUNK = 8_192  # three scratch arrays of 64 KiB stay in a core's own cache
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio: low bits of a half reach the high ones
+SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, from the golden ratio: neighbours land far from each other
 _STIR = np.uint64(0xD6E8FEB86659FD93)  # odd, a known good multiplier between two xor-shifts
 _HALF = np.uint64(32)
 _MIX_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
@@ -33,11 +33,14 @@ Permutation = Callable[[Ids], Ids]
 """A bijection of 0 .. n-1: what stands at the places asked for, each of which is in 0 .. n-1."""
 
 
+@lru_cache(maxsize=8)  # at most 8 tables: 1 MiB
 def permutation(n: int, purpose: str, *numbers: int) -> Permutation:
     """The permutation of 0 .. n-1 that belongs to `purpose` and `numbers` (a seed, an epoch): always the same one."""
     if not 0 < n < LARGEST:
         raise ValueError(f"a permutation of {n} values is not possible: 1 to 2**62 - 1 are")
-    return _made(n, purpose, numbers)
+    if n <= TABLE_LIMIT:
+        return _Table(n, random_bits(1, purpose, *numbers)[0])
+    return _Network(n, random_bits(_ROUNDS, purpose, *numbers))
 
 
 def random_bits(words: int, purpose: str, *numbers: int) -> tuple[int, ...]:
@@ -57,19 +60,12 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values
 
 
-@lru_cache(maxsize=8)  # at most 8 tables: 1 MiB
-def _made(n: int, purpose: str, numbers: tuple[int, ...]) -> Permutation:
-    if n <= TABLE_LIMIT:
-        return _Table(n, random_bits(1, purpose, *numbers)[0])
-    return _Network(n, random_bits(_ROUNDS, purpose, *numbers))
-
-
 class _Table:
     """Sorts 0 .. n-1 by random keys. Our own keys, because numpy may change its generators between versions."""
 
     def __init__(self, n: int, seed: int) -> None:
         numbers = np.arange(n, dtype=np.uint64)
-        keys = mix((numbers + np.uint64(1)) * _SPREAD + np.uint64(seed))
+        keys = mix((numbers + np.uint64(1)) * SPREAD + np.uint64(seed))
         # 48 random bits, then the number: a plain sort, which is several times faster than argsort, and has no ties.
         keys &= ~_NUMBER_BITS
         keys |= numbers
@@ -126,7 +122,7 @@ def _add_round(
     half: NDArray[np.uint64], other: NDArray[np.uint64], size: np.uint64, key: np.uint64, scratch: NDArray[np.uint64]
 ) -> None:
     """Set half to (half + f(other)) mod size; f is a keyed hash brought to 0 .. size-1 without a division."""
-    np.multiply(other, _SPREAD, out=scratch)
+    np.multiply(other, SPREAD, out=scratch)
     scratch += key
     scratch ^= scratch >> _HALF
     scratch *= _STIR

@@ -115,6 +115,11 @@ def check_ids(ids: Ids, count: int) -> None:
         raise IndexError(f"sample ids {ids.min()} to {ids.max()} are not in 0 to {count - 1}")
 
 
+def spread(count: int, most: int = 64) -> list[int]:
+    """Some places of 0 .. count-1, from first to last."""
+    return sorted(set(np.linspace(0, count - 1, most).astype(int).tolist())) if count else []
+
+
 def digest_of(parts: Iterable[bytes | NDArray[Any]]) -> str:
     """A fingerprint made of texts and arrays: 16 hex digits."""
     whole = hashlib.sha256()

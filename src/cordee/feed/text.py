@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from cordee.core.errors import DataError
 from cordee.feed.permute import Ids
-from cordee.feed.source import Fields, Traits, check_ids, digest_of
+from cordee.feed.source import Fields, Traits, check_ids, digest_of, spread
 
 Bytes = NDArray[np.uint8]
 """The bytes of a text or of a piece of it, in memory or mapped from a file."""
 
-_SAMPLED_PLACES = 64
 _SAMPLED_BYTES = 1_024
 
 
@@ -55,8 +54,8 @@ class TextSource:
         parts: list[bytes | NDArray[Any]] = [f"text {self.window} {self.stride}".encode()]
         for text in self._texts:
             parts.append(str(len(text)).encode())
-            places = np.linspace(0, max(0, len(text) - _SAMPLED_BYTES), _SAMPLED_PLACES).astype(np.int64)
-            parts += [text[place : place + _SAMPLED_BYTES] for place in np.unique(places)]
+            places = spread(max(1, len(text) - _SAMPLED_BYTES + 1))
+            parts += [text[place : place + _SAMPLED_BYTES] for place in places]
         return digest_of(parts)
 
     def buffers(self, count: int, *, pin: bool = False) -> Fields:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cordee.feed.digest import chain
+from cordee.feed.order import chain
 
 
 @dataclass(frozen=True)

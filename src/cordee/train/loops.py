@@ -14,9 +14,8 @@ from cordee.core.errors import UsageError
 from cordee.core.record import Record
 from cordee.diagnose.guard import Guard
 from cordee.feed.batch import Batch
-from cordee.feed.digest import delivered
 from cordee.feed.feeder import Feeder, Slot, Weigh
-from cordee.feed.order import Order
+from cordee.feed.order import Order, delivered
 from cordee.feed.reading import places_of_others
 from cordee.feed.share import Share, Shares
 from cordee.feed.source import Source
