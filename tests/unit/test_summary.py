@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -55,7 +56,7 @@ def test_a_run_in_numbers(tmp_path: Path) -> None:
     assert summary.losses.values["loss"] == pytest.approx([2.0 - 0.1 * place for place in range(10)])
     assert summary.metrics.values == {"loss": (0.9,), "accuracy": (0.5,)}
     assert summary.metrics.step == (10,)
-    assert json.loads(json.dumps(summary.to_dict(), allow_nan=False))["steps"] == 10
+    assert json.loads(json.dumps(dataclasses.asdict(summary), allow_nan=False))["steps"] == 10
 
 
 def test_where_the_time_went_by_worker(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_long_run_is_summed_up_in_little(tmp_path: Path) -> None:
     assert summary.workers[0].share("waiting") == pytest.approx(1.0 / 10.1, rel=0.01)
     low, high = summary.losses.values["loss_low"], summary.losses.values["loss_high"]
     assert all(one is not None and two is not None and one < two for one, two in zip(low, high, strict=True))
-    assert len(json.dumps(summary.to_dict())) < 1_000_000
+    assert len(json.dumps(dataclasses.asdict(summary))) < 1_000_000
 
 
 # ------------------------------------------------------------- failures

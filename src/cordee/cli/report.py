@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -15,21 +16,8 @@ from cordee.core import damage
 from cordee.core.errors import UsageError
 from cordee.core.text import plain
 from cordee.core.words import plural
-from cordee.watch.summary import Summary, Worker
-from cordee.watch.words import (
-    amount,
-    best,
-    duration,
-    ending,
-    figure,
-    losses,
-    milliseconds,
-    number,
-    parts_of,
-    percent,
-    verdict,
-    worker_columns,
-)
+from cordee.watch import words
+from cordee.watch.summary import Summary
 
 WIDTH = 120
 """Of the tables where standard output is no terminal."""
@@ -60,7 +48,7 @@ def report(
     summary = summarise(folder, now, is_writing)
     with damage.named(damaged_run(folder)):
         if as_json:
-            print(json.dumps(summary.to_dict(), allow_nan=False))
+            print(json.dumps(dataclasses.asdict(summary), allow_nan=False))
         else:
             show(summary, now)
     if trace is not None:
@@ -98,8 +86,8 @@ def show(summary: Summary, now: float) -> None:
     from rich.table import Table
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(f"{plain(summary.name)}: {ending(summary, now)}", style="bold")
-    for sentence in (*losses(summary)[:MOST_NAMED], verdict(summary.workers)):
+    console.print(f"{plain(summary.name)}: {words.ending(summary, now)}", style="bold")
+    for sentence in (*words.losses(summary)[:MOST_NAMED], words.verdict(summary.workers)):
         if sentence:
             console.print(plain(sentence))
     for title, columns, rows in _tables(summary):
@@ -115,23 +103,25 @@ def show(summary: Summary, now: float) -> None:
 def _tables(summary: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
     """Title, names of the columns and rows of each table."""
     yield "", ("", ""), list(_figures(summary))
-    metrics, parts, workers = summary.metrics, parts_of(summary.workers), summary.workers[:MOST_ROWS]
+    metrics, parts, workers = summary.metrics, words.parts_of(summary.workers), summary.workers[:MOST_ROWS]
     epochs = list(zip(metrics.step, *metrics.values.values(), strict=True))[-10:] if metrics.values else []
-    rows = [[f"{step:,}", *("–" if one is None else figure(one) for one in values)] for step, *values in epochs]
+    rows = [[f"{step:,}", *("–" if one is None else words.figure(one) for one in values)] for step, *values in epochs]
     yield "validation", ("after step", *metrics.values), rows
+    columns = words.worker_columns(summary)
+    who = [column for column in columns if column[0] in ("worker", "start")]
     rows = [
-        [_worker(one, summary.starts), milliseconds(one.step_ms), *(percent(one.share(part)) for part in parts)]
+        [text(one) for _, _, text in who]
+        + [words.milliseconds(one.step_ms), *(words.percent(one.share(part)) for part in parts)]
         for one in workers
         if one.steps
     ]
-    yield "where the time of the steps went", ("worker", "per step", *parts), rows
-    columns = worker_columns(summary)
+    yield "where the time of the steps went", (*(name for name, *_ in who), "per step", *parts), rows
     rows = [[text(one) for _, _, text in columns] for one in workers]
     if more := len(summary.workers) - len(workers):
         rows.append([f"… {plural(more, 'more worker')}", *[""] * (len(columns) - 1)])
     yield "workers", [name for name, *_ in columns], rows
     incidents = summary.incidents[:MOST_ROWS]
-    rows = [[duration(one.seconds), f"{one.step:,}", one.kind, one.text] for one in incidents]
+    rows = [[words.duration(one.seconds), f"{one.step:,}", one.kind, one.text] for one in incidents]
     if more := len(summary.incidents) - len(incidents) + summary.left_out:
         rows.append(["", "", "", plural(more, "more record")])
     yield "what happened", ("after", "step", "what", ""), rows
@@ -143,35 +133,29 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "epochs", f"{summary.epochs:,}"
     yield "samples", f"{summary.samples:,}"
     if summary.losses.step:
-        yield "training loss", figure(summary.loss)
+        yield "training loss", words.figure(summary.loss)
     if summary.lr is not None:
         yield "learning rate", f"{summary.lr:.4g}"
     if summary.grad_norm is not None:
         yield "gradient norm", f"{summary.grad_norm:.4g}"
     for part, values in (("validation", summary.validation), ("test", summary.test)):
         for name, value in values.items():
-            yield f"{part} {name}", figure(value)
-    if named := best(summary.result):
+            yield f"{part} {name}", words.figure(value)
+    if named := words.best(summary.result):
         yield "best checkpoint", named
     if summary.losses.step:
-        yield "throughput", f"{number(summary.throughput)} samples/s"
+        yield "throughput", f"{words.number(summary.throughput)} samples/s"
         slow = summary.latency
-        yield "step p50 / p95 / p99", " / ".join(milliseconds(one) for one in (slow.p50, slow.p95, slow.p99))
+        yield "step p50 / p95 / p99", " / ".join(words.milliseconds(one) for one in (slow.p50, slow.p95, slow.p99))
     yield "plan", summary.plan or "not known"
     yield "faithfulness", summary.faithfulness or "not known"
     yield "workers lost", str(summary.failures)
     yield "checkpoints", str(summary.checkpoints)
-    yield "start / evaluation / saving", " / ".join(duration(seconds) for seconds in summary.other_s.values())
+    yield "start / evaluation / saving", " / ".join(words.duration(seconds) for seconds in summary.other_s.values())
     used = summary.resources
-    yield "processor time, sent", f"{duration(used['cpu_s'])}, {amount(used['bytes_sent'])}"
+    yield "processor time, sent", f"{words.duration(used['cpu_s'])}, {words.amount(used['bytes_sent'])}"
     yield "worker-hours", f"{used['worker_hours']:.3g}"
     if "order_sha256" in summary.result:
         lost, twice = summary.result["samples_lost"], summary.result["samples_repeated"]
         yield "samples lost / repeated", f"{lost} / {twice}"
         yield "order sha256", str(summary.result["order_sha256"])
-
-
-def _worker(one: Worker, starts: int) -> str:
-    """Its number, of which start it was, and whether it was lost."""
-    more = ", ".join(filter(None, (f"start {one.start}" if starts > 1 else "", "lost" if one.lost else "")))
-    return f"{one.worker}{f' ({more})' if more else ''}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -186,7 +185,3 @@ class Summary:
     split: StepParts
     usage: Mapping[str, Curve]
     """By worker, over seconds only: `cores`, `memory_mb`, `gpu_mb`, `sent_mb_s`."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return dataclasses.asdict(self)

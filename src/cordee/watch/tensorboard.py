@@ -10,7 +10,7 @@ from typing import Any
 
 from cordee.core.errors import StorageError, UsageError
 from cordee.core.eventlog import read_events
-from cordee.core.events import EpochEvent, Event, JobEvent, StartEvent, StepEvent
+from cordee.core.events import EpochEvent, Event, JobEvent, StepEvent
 from cordee.core.times import PARTS, Block, Breakdown
 
 SUFFIX = ".cordee"
@@ -45,7 +45,6 @@ class _Scalars:
             ) from None
         self._open = partial(SummaryWriter, target, filename_suffix=SUFFIX)
         self._writer: Any = self._open()
-        self._starts = 0
         self._breakdown = Breakdown(self._on_block)
 
     def take(self, event: Event) -> None:
@@ -63,11 +62,8 @@ class _Scalars:
         for tag, value in values:
             self._writer.add_scalar(tag, float("nan") if value is None else value, step, at)
 
-    def _on_start(self, event: StartEvent) -> None:
-        self._starts += 1
-
     def _on_job(self, event: JobEvent) -> None:
-        if self._starts > 1:  # what lies beyond is done again: TensorBoard then forgets the first time
+        if event.steps:  # what lies beyond is done again: TensorBoard then forgets the first time
             self._writer.close()
             self._writer = self._open(purge_step=event.steps + 1)
 

@@ -56,7 +56,6 @@ class _Tracer:
         self._step = 0
         self._after = 0.0
         """When the last step was over."""
-        self._starts = 0
         self._ends: dict[int, float] = {}
         """Where the last step of each worker ends."""
         self._breakdown = Breakdown(self._on_block)
@@ -105,10 +104,9 @@ class _Tracer:
 
     def _on_start(self, event: StartEvent) -> None:
         self.close()
-        self._starts += 1
         self._after = self._since(event.time)
         if self._shown():
-            self._instant("resume" if self._starts > 1 else "start", event.time, f"plan {event.plan}")
+            self._instant("resume" if event.resume else "start", event.time, f"plan {event.plan}")
 
     def _on_job(self, event: JobEvent) -> None:
         self._step = event.steps
