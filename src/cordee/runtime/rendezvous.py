@@ -81,13 +81,10 @@ class Rendezvous:
                 "in the clear, for every program that can reach its ports. If the network is trusted, say so: "
                 f"{wording.flag('trusted_network')}"
             )
-        return Address(str(ip), self.port, read_token(self._token_path(loopback)), tls=not loopback)
-
-    def _token_path(self, loopback: bool) -> Path:
         path = self.token_file or default_token_file()
         if not path.exists() and loopback and self.token_file is None:
             write_token(path)
-        return path
+        return Address(str(ip), self.port, read_token(path), tls=not loopback)
 
 
 class HostWait:

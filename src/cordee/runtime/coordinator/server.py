@@ -141,27 +141,23 @@ class Server:
             peer.writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = None
         try:
             peer = await asyncio.wait_for(self._greet(reader, writer), HANDSHAKE_S)
-        except asyncio.CancelledError:
-            peer = None
-        except Exception:  # whatever a stranger sends: it is not let in, and that is all
-            peer = None
-        if peer is None:
-            writer.close()
-            return
-        try:
-            while True:
+            while peer is not None:
                 message = await _read(reader)
                 if self._is_here(peer):  # or it was evicted: what it still sends belongs to a former generation
                     peer.seen = time.monotonic()
                     self._host.heard(peer, message)
-        except (OSError, asyncio.IncompleteReadError):
-            self._gone(peer, "its connection closed: the process ended")
         except asyncio.CancelledError:  # the server closes; raised further, asyncio would call it an error
             pass
         except Exception as error:
-            self._host.broken(peer, error)
+            if peer is None:  # whatever a stranger sends: it is not let in, and that is all
+                pass
+            elif isinstance(error, OSError | asyncio.IncompleteReadError):
+                self._gone(peer, "its connection closed: the process ended")
+            else:
+                self._host.broken(peer, error)
         finally:
             writer.close()
 
