@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cordee.core.errors import PlanError
 from cordee.feed.share import Share, Shares
 
 SHARES = [
@@ -73,22 +72,6 @@ def test_sampled_owners_by_proportions() -> None:
     sizes = sizes_of(Share("sampled", (0, 3, 1, 0)), 40_000, (0, 1, 2, 3), (7,))
     assert sizes[0] == sizes[3] == 0
     assert abs(sizes[1] - 30_000) < 600
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"rule": "even"}, "share='even'"),
-        ({"rule": "proportional"}, "needs proportions"),
-        ({"rule": "proportional", "proportions": (1, -2)}, "proportions=1:-2"),
-        ({"rule": "proportional", "proportions": (0, 0)}, "proportions=0:0"),
-        ({"rule": "proportional", "proportions": (1, float("nan"))}, "proportions=1:nan"),
-        ({"rule": "equal", "proportions": (1, 2)}, "contradict"),
-    ],
-)
-def test_a_meaningless_share_is_refused(fields: dict, words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        Share(**fields)
 
 
 def test_shares_change_at_their_first_step() -> None:

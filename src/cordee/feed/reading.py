@@ -40,8 +40,7 @@ _DRAWS = frozenset(
 def reading(seed: int = 0, epoch: int = 0, *, deadline_s: float = 300.0) -> Iterator[None]:
     """Wait until no other thread reads samples, and keep it so; random draws in here are those of this seed and epoch.
 
-    One turn for all datasets, because what two of them share cannot be seen. It costs little: a thread that
-    reads ahead reads one batch and then waits.
+    One turn for all datasets, because what two of them share cannot be seen.
     """
     if not _turn.acquire(timeout=deadline_s):
         raise WaitedTooLong(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,16 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from cordee.core.errors import PlanError
 from cordee.feed.permute import Ids, mix, random_bits
-
-RULES = ("equal", "proportional", "sampled")
-"""The ways to cut a batch."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """How a batch is cut over workers; a share may be empty.
+    """How a batch is cut over workers; a share may be empty. The plan has checked rule and proportions.
 
     `equal`: sizes differ by at most one. `proportional`: sizes by largest remainder. `sampled`: every sample goes to a
     worker drawn at random. `proportions` belong to worker ids, so that they still fit when some workers are gone; a
@@ -30,20 +25,6 @@ class Share:
     rule: str = "equal"
     proportions: tuple[float, ...] = ()
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse what has no meaning, naming field and value."""
-        if self.rule not in RULES:
-            raise PlanError(f"share={self.rule!r} is not known: choose one of {', '.join(RULES)}")
-        given = ":".join(f"{value:g}" for value in self.proportions)
-        if any(not math.isfinite(value) or value < 0 for value in self.proportions):
-            raise PlanError(f"proportions={given}: finite numbers of at least 0 are needed")
-        if self.proportions and not sum(self.proportions):
-            raise PlanError(f"proportions={given}: at least one must be above 0")
-        if self.rule == "proportional" and not self.proportions:
-            raise PlanError("share=proportional needs proportions, for instance proportions=5:3:2")
-        if self.rule == "equal" and self.proportions:
-            raise PlanError(f"proportions={given} contradict share=equal: use share=proportional, or leave them out")
 
     def positions(self, size: int, workers: Sequence[int], index: int, key: tuple[int, ...] = ()) -> range | Ids:
         """The positions of a batch of `size` samples that the worker at `index` of `workers` computes.

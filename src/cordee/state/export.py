@@ -32,10 +32,7 @@ _ROWS = 3  # of the example that is traced: neither 0 nor 1, which torch.export 
 
 
 def save_model(path: Path, snapshot: Snapshot) -> str:
-    """Write the model's weights by their `state_dict` names, tied ones once; aliases and a checksum in the header.
-
-    Returns the checksum.
-    """
+    """Write the weights by `state_dict` names, tied ones once, with aliases and a checksum; returns the checksum."""
     weights = snapshot.weights()
     checksum = fingerprint(weights)
     header = {"format": "pt", "aliases": json.dumps(snapshot.aliases), "sha256": checksum}

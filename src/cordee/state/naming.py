@@ -95,6 +95,7 @@ def capture(
             slices[name] = Slice(offset_of(tensor), list(tensor.shape))
         return (as_it_is if live else to_cpu)(local_of(tensor), name)
 
+    optimizers, schedules = optimizers or {}, schedules or {}
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -110,13 +111,8 @@ def capture(
     meta = {
         "aliases": aliases,
         "model": values,
-        "optimizers": {
-            key: _capture_optimizer(key, opt, model, tensors, take) for key, opt in (optimizers or {}).items()
-        },
-        "schedules": {
-            key: encode(schedule.state_dict(), f"schedule.{key}", tensors)
-            for key, schedule in (schedules or {}).items()
-        },
+        "optimizers": {key: _capture_optimizer(key, one, model, tensors, take) for key, one in optimizers.items()},
+        "schedules": {key: encode(one.state_dict(), f"schedule.{key}", tensors) for key, one in schedules.items()},
     }
     return Snapshot(tensors, meta, slices)
 
