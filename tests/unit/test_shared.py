@@ -130,8 +130,16 @@ def test_memory_that_a_limit_forbids_is_done_without(monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
+    class Store(dict[str, bytes]):
+        def set(self, key: str, value: str) -> None:
+            self[key] = value.encode()
+
+        def get(self, key: str) -> bytes:  # type: ignore[override]
+            return self[key]
+
     monkeypatch.setattr(shared.mmap, "mmap", refuse)
-    assert shared._mapped(3, 4096) is None
+    store = Store({"reached-1": b"yes"})
+    assert shared.open_shared(store, 0, 2, never, 1.0) == () and store["reached-0"] == b"no"
 
 
 def test_processors_that_reorder_writes_do_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Union
 
-from torch import Tensor, nn
+from torch import nn
 
 from cordee.core.errors import ModelError, WorkersLost
 from cordee.core.words import did_you_mean
 from cordee.group.lines import SLICE_LOST
 from cordee.group.team import Team
+from cordee.split.seam import Split
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -26,7 +27,12 @@ CUT = {"colwise": 0, "rowwise": 1}
 """Which dimension of a linear layer's weight is cut."""
 
 
-class TensorSlices:
+def split_of(team: Team, tensor_plan: TensorPlan | None = None) -> Split:
+    """How a replica lies over the workers of this team; `tensor_plan` is the job's."""
+    return TensorSlices(team, tensor_plan) if team.sliced else Split()
+
+
+class TensorSlices(Split):
     """Linear layers are cut; everything else is on all workers of a replica. See `Split`."""
 
     def __init__(self, team: Team, plan: TensorPlan | None) -> None:
@@ -42,10 +48,6 @@ class TensorSlices:
         plan = {name: _style(how) for name, how in cuts.items()}
         # src_data_rank=None: every worker has the whole model here, and takes its own part of it.
         return parallelize_module(model, mesh, plan, src_data_rank=None)
-
-    def run(self, objective: Callable[[], Tensor], backward: Callable[[Tensor], None]) -> None:
-        """Forward, backward; the layers that are cut communicate within them."""
-        backward(objective())
 
 
 @contextmanager

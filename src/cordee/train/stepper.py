@@ -27,8 +27,7 @@ from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
 from cordee.feed.order import Order
 from cordee.group.team import Team
-from cordee.split.choose import split_of
-from cordee.split.tensor import TensorPlan
+from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points

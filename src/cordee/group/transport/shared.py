@@ -13,6 +13,7 @@ The memory has no name. It belongs to the processes that hold it and goes with t
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import platform
@@ -216,7 +217,10 @@ def open_shared(
             store.set("where", f"{_host()} {os.getpid()} {descriptor} " if descriptor >= 0 else "nowhere")
         else:
             descriptor = _find(store.get("where").decode())
-        memory = _mapped(descriptor, length)
+        memory = None
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # a limit (ulimit -v) forbids it
+                memory = mmap.mmap(descriptor, length)
         store.set(f"reached-{rank}", "yes" if memory is not None else "no")
         reached = [store.get(f"reached-{one}") for one in range(size)]
         if memory is None or any(answer != b"yes" for answer in reached):
@@ -236,14 +240,6 @@ def _kind(tensor: Tensor, parts: Sequence[Tensor]) -> int:
 def _padded(nbytes: int) -> int:
     """What a post takes of an arena: whole lines of the cache."""
     return -(-nbytes // 64) * 64
-
-
-def _mapped(descriptor: int, length: int) -> mmap.mmap | None:
-    """The memory; None without a descriptor, or where a limit (ulimit -v) forbids it."""
-    try:
-        return mmap.mmap(descriptor, length) if descriptor >= 0 else None
-    except OSError:
-        return None
 
 
 def _create(length: int) -> int:
