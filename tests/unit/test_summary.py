@@ -295,10 +295,8 @@ def test_a_loop_of_ones_own_has_no_job(tmp_path: Path) -> None:
 
 def test_files_that_are_missing(tmp_path: Path) -> None:
     assert summarise(tmp_path).state == "unknown"
-    (tmp_path / "result.json").write_text('{"steps": 7, "loss": null, "test": {"accuracy": 0.5}}')
     (tmp_path / "run.json").write_text('{"target": "jobs/nice.py", "vers')
-    summary = summarise(tmp_path)
-    assert (summary.steps, summary.loss, summary.test, summary.name) == (7, None, {"accuracy": 0.5}, tmp_path.name)
+    assert summarise(tmp_path).name == tmp_path.name
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

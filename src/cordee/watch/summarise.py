@@ -42,8 +42,6 @@ def summarise(folder: str | os.PathLike[str], now: float | None = None, is_writi
         if record.exists():
             for event in _ordered(read_events(record)):
                 reader.take(event)
-        else:
-            reader.result = damage.read_object(place / "result.json")
         state = reader.state(time.time() if now is None else now, is_writing)
         return reader.summary(place, damage.read_object(place / "run.json"), *state)
 
@@ -72,7 +70,7 @@ class _Reader:
     """Takes the events of a run, one after the other, and gives each to the part that it concerns."""
 
     def __init__(self) -> None:
-        self.result: dict[str, Any] = {}
+        self._result: dict[str, Any] = {}
         self._started = self._began = self._heard = 0.0
         self._offset = 0.0
         """Seconds of running before this start."""
@@ -125,7 +123,7 @@ class _Reader:
         else:
             self._resume, self._pause_s = event, max(0.0, self._began - self._heard)
         self._heard = self._began
-        self._ended, self._plan, self.result = None, None, {}
+        self._ended, self._plan, self._result = None, None, {}
         self._start_s, self._ready, self._first_place = None, None, len(self._series.lengths)
 
     def _close_section(self) -> None:
@@ -163,7 +161,7 @@ class _Reader:
         self._plan = event
 
     def _on_result(self, event: events.ResultEvent) -> None:
-        self.result = event.result
+        self._result = event.result
 
     def _on_end(self, event: events.EndEvent) -> None:
         self._ended = event
@@ -187,7 +185,7 @@ class _Reader:
     def summary(self, folder: Path, run: Mapping[str, Any], state: str, reason: str, code: int | None) -> Summary:
         """All of it; no event can be taken afterwards."""
         self._close_section()
-        series, last, result = self._series, self._series.last, self.result
+        series, last, result = self._series, self._series.last, self._result
         job: Mapping[str, Any] = run.get("job") or (to_builtins(self._job) if self._job else {})
         workers = self._members.workers()
         other_s = {"start": self._all_starts_s, **series.other_s}
