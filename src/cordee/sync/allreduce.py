@@ -29,7 +29,7 @@ from cordee.group.comm import NEVER, Handle
 from cordee.group.team import Team
 from cordee.sync import sparse
 from cordee.sync.buckets import Buckets
-from cordee.sync.gradients import norm_of, shorten, unscale
+from cordee.sync.gradients import treat
 from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
 from cordee.sync.sparse import is_sparse
 
@@ -129,7 +129,7 @@ class AllReduce(Sync):
         self._record = record
         if self.team.replicas == 1:
             self.team.settle((), ())
-            return Agreed(record(), *self._treat(treatment))
+            return Agreed(record(), *treat(sparse.numbers_of(self.parameters), *treatment)[:2])
         if not (self._buckets or self._build()) or not (self._armed or self._begin()):
             self.team.settle((), (), void=True)
             return None
@@ -157,25 +157,16 @@ class AllReduce(Sync):
 
     def _treat(self, treatment: Treatment) -> tuple[bool, Tensor]:
         """Done once: a peer that gets the gradient handed over gets it treated, and is told so."""
-        scale, clip = treatment
-        alone = self.team.replicas == 1
-        treated, values = self._treated[self._turn], sparse.values_of(self.parameters if alone or self._sparse else ())
-        became, factor, _ = treated.tolist() if not alone else (0.0, 1.0, 0.0)
+        treated, values = self._treated[self._turn], sparse.values_of(self.parameters if self._sparse else ())
+        became, factor, _ = treated.tolist()
         if became:  # handed over; but not what is sparse, of which every replica has all rows
             for one in values:
                 one.mul_(factor)
             return became == FINITE, treated[2]
-        dense: list[Tensor] = []
-        if alone or scale != 1.0 or clip is not None:
-            dense = [p.grad for p in self.parameters if p.grad is not None and not is_sparse(p.grad)]
-        fits = scale == 1.0 or unscale(values + dense, scale)
-        norm = norm_of(values + (dense if alone else self._buckets.flats[self._turn]))
-        factor = 1.0 / scale
-        if fits and clip is not None and (norm.is_cuda or norm.isfinite()):  # or the session looks which are not
-            bound = shorten(values + dense, norm, clip)
-            factor *= bound.item() if values else 1.0  # on a GPU it would be a wait
-        if not alone and (scale != 1.0 or clip is not None):
-            treated[0], treated[1] = FINITE if fits else NOT_FINITE, factor
+        fits, norm, bound = treat(values + self._buckets.flats[self._turn], *treatment)
+        if treatment != Treatment():
+            treated[0] = FINITE if fits else NOT_FINITE
+            treated[1] = (bound.item() if values else 1.0) / treatment.scale  # on a GPU it would be a wait
             treated[2:].copy_(norm.reshape(1))
         return fits, norm
 

@@ -48,6 +48,15 @@ def shorten(gradients: Sequence[Tensor], norm: Tensor, most: float) -> Tensor:
     return factor
 
 
+def treat(gradients: Sequence[Tensor], scale: float, clip: float | None) -> tuple[bool, Tensor, Tensor]:
+    """Take the scale of the loss away and bound the norm: whether all are finite, the norm before, by which factor."""
+    fits = scale == 1.0 or unscale(gradients, scale)
+    norm = norm_of(gradients)
+    if fits and clip is not None and (norm.is_cuda or norm.isfinite()):  # or the session looks which are not
+        return fits, norm, shorten(gradients, norm, clip)
+    return fits, norm, torch.ones(())
+
+
 def _kinds(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Those of one device and format together, as kernels for many tensors want them."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}

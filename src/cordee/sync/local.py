@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 
 from cordee.core.record import Record
 from cordee.group.team import Team
-from cordee.sync.gradients import norm_of, shorten, unscale
+from cordee.sync.gradients import treat
 from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
-from cordee.sync.sparse import values_of
+from cordee.sync.sparse import numbers_of
 
 
 class LocalSteps(Sync):
@@ -48,13 +48,7 @@ class LocalSteps(Sync):
             return None
         summed = Record.summed(numbers.tolist())
         self._open = own.weight, own.samples, summed.samples
-        gradients = [p.grad for p in self.parameters if p.grad is not None and p.grad.layout is torch.strided]
-        gradients += values_of(self.parameters)
-        fits = treatment.scale == 1.0 or unscale(gradients, treatment.scale)
-        norm = norm_of(gradients)
-        if fits and treatment.clip is not None:
-            shorten(gradients, norm, treatment.clip)
-        return Agreed(summed, fits, norm)
+        return Agreed(summed, *treat(numbers_of(self.parameters), *treatment)[:2])
 
     def update(self, optimizer: Optimizer) -> None:
         """Step, and merge if it is time."""

@@ -37,6 +37,11 @@ def values_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad._values() for parameter in sparse if parameter.grad is not None]
 
 
+def numbers_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The numbers of all their gradients."""
+    return values_of(parameters) + [p.grad for p in parameters if p.grad is not None and not is_sparse(p.grad)]
+
+
 def add_up(parameters: Sequence[nn.Parameter], comm: Comm) -> list[Tensor] | None:
     """The sum of each parameter's gradients over all replicas, in the same bits on each; None if a worker was lost."""
     own = [_rows(parameter).cpu() for parameter in parameters]
