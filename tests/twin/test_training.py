@@ -187,7 +187,7 @@ def test_a_worker_is_killed_by_hand_while_a_script_runs_on_a_twin_that_stays(up:
         try:
             events_until(out, process, 5)
             second = command("twin", "run", script, "--script", "--name", twin.name, "--out", tmp_path / "second", "1")
-            assert second.returncode == 2 and f"a run goes on on twin {twin.name}" in second.stderr
+            assert second.returncode == 2 and f"is in progress on twin {twin.name}" in second.stderr
             twin.say("kill", "1")
             again = command("twin", "kill", "1", "--name", twin.name)
             assert again.returncode == 2 and "cordee: kill worker 1: " in again.stderr
