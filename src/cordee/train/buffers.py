@@ -80,7 +80,7 @@ class Buffers:
         """None lives as far as is known; `warn` is told what keeps a run from being the same as one process."""
         self._comm, self._state, self._models, self._warn = comm, state, models, warn
         self._modules: list[nn.Module] = []
-        self._kept: dict[Key, _Kept | None] = {}
+        self._kept: dict[nn.Module, dict[str, _Kept | None]] = {}
         self._plain: list[tuple[Key, _Kept]] = []
         """All that were there when the step began, but those of BatchNorm; on every worker in the same order."""
         self._next: list[Key] | None = None
@@ -105,27 +105,37 @@ class Buffers:
         self._next = None
         self._calls.clear()
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # of one type: one kernel on a GPU
-        found: dict[Key, _Kept | None] = {}
+        same = True
         for module in self._modules:
-            for name, buffer in module._buffers.items() if module._buffers else ():  # most layers have none
-                before = self._kept.get((module, name))
+            if not (module._buffers or module in self._kept):  # most layers have none
+                continue
+            kept = self._kept.setdefault(module, {})
+            for name, buffer in module._buffers.items():
+                before = kept.get(name)
                 if buffer is None or before is None:
-                    found[module, name] = None if buffer is None else _Kept(buffer, buffer.clone(), buffer._version)
+                    same &= buffer is None and before is None and name in kept
+                    kept[name] = None if buffer is None else _Kept(buffer, buffer.clone(), buffer._version)
                     continue
-                found[module, name] = before
-                before.outside |= before.moved(buffer)
-                if before.is_constant(buffer):
+                if before.settled is not None and before.moved(buffer):
+                    before.outside = True
+                if before.quiet >= QUIET and before.is_constant(buffer):
                     continue
-                before.tensor, before.version = buffer, buffer._version
-                if _alike(buffer, before.copy):
+                if buffer is not before.tensor and not _alike(buffer, before.copy):
+                    before.copy = buffer.clone()
+                else:
                     copies, buffers = groups.setdefault(buffer.dtype, ([], []))
                     copies.append(before.copy)
                     buffers.append(buffer)
-                else:
-                    before.copy = buffer.clone()
-        self._kept = found
-        plain = [key for key in found if not isinstance(key[0], _BatchNorm)]
-        self._plain = [(key, one) for key in plain if (one := found[key]) is not None]
+                before.tensor, before.version = buffer, buffer._version
+            if len(kept) > len(module._buffers):
+                same = False
+                for name in kept.keys() - module._buffers.keys():
+                    del kept[name]
+        if not same:
+            plain = [(module, kept) for module, kept in self._kept.items() if not isinstance(module, _BatchNorm)]
+            self._plain = [
+                ((module, name), one) for module, kept in plain for name, one in kept.items() if one is not None
+            ]
         for copies, buffers in groups.values():
             torch._foreach_copy_(copies, buffers)
 
@@ -135,7 +145,7 @@ class Buffers:
         taken: Snapshot = {}
         for module in self._modules:
             for name, buffer in module._buffers.items():
-                kept = self._kept.get((module, name))
+                kept = self._kept.get(module, {}).get(name)
                 if buffer is None:
                     taken[module, name] = None
                 elif kept is not None and kept.is_constant(buffer):
@@ -148,7 +158,11 @@ class Buffers:
     def bring_back(self, taken: Snapshot | None = None) -> None:
         """A step was void: undo what it did to the buffers; or make them what they were when `taken`."""
         if taken is None:
-            taken = {key: None if one is None else (one.tensor, one.copy) for key, one in self._kept.items()}
+            taken = {
+                (module, name): None if one is None else (one.tensor, one.copy)
+                for module, kept in self._kept.items()
+                for name, one in kept.items()
+            }
         for module in self._modules:
             for name in [name for name in module._buffers if (module, name) not in taken]:
                 del module._buffers[name]
@@ -231,10 +245,9 @@ class Buffers:
     def _settle(self, live: Sequence[Key], weights: Tensor, values: Sequence[Tensor], exact: bool) -> None:
         """Write what is agreed on into the buffers; `values`: each buffer's numbers on each worker."""
         judge, some = int(weights.argmax()), weights > 0
-        suspects = []
+        suspects, known = [], dict(self._plain)
         for key, table in zip(live, values, strict=True):
-            one, seen = self._kept[key], table[some]
-            assert one is not None
+            one, seen = known[key], table[some]
             if len(seen) and not torch.equal(seen, seen[:1].expand_as(seen)) and not one.tried:
                 suspects.append((key, one))
             if len(seen):

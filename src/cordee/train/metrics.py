@@ -154,10 +154,7 @@ def _gathered(team: Team, tensor: Tensor) -> list[Tensor]:
     return [part for part in parts if part.numel()] or parts
 
 
-Tally = SumTally | TorchmetricsTally
-
-
-def tally_of(name: str, metric: Any) -> Tally:
+def tally_of(name: str, metric: Any) -> SumTally | TorchmetricsTally:
     """The right tally for a function or a torchmetrics object."""
     if hasattr(metric, "update") and hasattr(metric, "_reductions"):
         return TorchmetricsTally(metric)

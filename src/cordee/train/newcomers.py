@@ -7,7 +7,6 @@ of their next step, let it in after that step, and one of them gives it what a c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from cordee.core.errors import JobError, WorkersLost
 from cordee.group.team import Team
@@ -23,7 +22,7 @@ def come_in(job: Job, team: Team) -> Snapshot:
     team.enter()
     snapshot = share_snapshot(team, _nothing)
     assert snapshot is not None
-    if (theirs := snapshot.extra["asks"]) != (own := _asks(job)):
+    if (theirs := snapshot.extra["asks"]) != (own := in_json(of_job(job, resume=False))):
         before, now = differing(theirs, own)
         raise JobError(f"the job has changed since the run began: {before} then, {now} now")
     return snapshot
@@ -36,12 +35,8 @@ def let_in(job: Job, stepper: Stepper, capture: Callable[[], Snapshot]) -> None:
     stepper.merge()
     stepper.reporter.write()  # the record holds all steps before it
     if stepper.team.admit():
-        share_snapshot(stepper.team, lambda: capture().with_extra(asks=_asks(job)).copied())
-
-
-def _asks(job: Job) -> Any:
-    """What a job asks for, in a form that travels; the same on all workers that were given the same job."""
-    return in_json(of_job(job, resume=False))
+        asks = in_json(of_job(job, resume=False))
+        share_snapshot(stepper.team, lambda: capture().with_extra(asks=asks).copied())
 
 
 def _nothing() -> Snapshot:

@@ -151,12 +151,10 @@ class Reporter:
 
     def step_ms(self) -> dict[str, float]:
         """Percentiles of the time of a step."""
-        names = ("p50", "p95", "p99")
-        return (
-            dict(zip(names, _milliseconds(percentiles(self._steps_s, 50, 95, 99)), strict=True))
-            if self._steps_s
-            else {}
-        )
+        if not self._steps_s:
+            return {}
+        values = _milliseconds(percentiles(self._steps_s, 50, 95, 99))
+        return dict(zip(("p50", "p95", "p99"), values, strict=True))
 
     def commit(self, done: Committed, mine: int, *, waits: bool = False) -> None:
         """The step is over: note where its time went. If it `waits` for its gradient's norm, that is yet to `come`."""
