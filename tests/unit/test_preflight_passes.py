@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import cordee
 from cordee.core.errors import MixingError, UsageError
 from cordee.diagnose.preflight import check, passes
-from cordee.diagnose.preflight.check import check_batch, preflight, share_out
+from cordee.diagnose.preflight.check import check_batch, preflight
 from cordee.feed.batch import Batch
 from cordee.group.team import Team
 from cordee.train.checks import subject_of
@@ -182,14 +182,6 @@ def test_class_weights_in_data_that_cannot_be_looked_through() -> None:
     with pytest.raises(MixingError, match=r"weights\[batch\.y\]"):
         check_batch(lambda part: weighted(model, part, back=False), alike, [model])
     assert check_batch(lambda part: weighted(model, part, back=True), mixed, [model]) == []
-
-
-def test_tests_are_spread_evenly() -> None:
-    costs = [32, 8, 8, 0, 8, 8, 8]
-    for workers in (1, 2, 3, 9):
-        found = share_out(costs, workers)
-        assert sorted(place for one in found for place in one) == list(range(7))
-    assert max(sum(costs[place] for place in one) for one in share_out(costs, 2)) == 40
 
 
 def test_lazy_modules_take_their_shapes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,7 @@ UNSTEADY = (
     "random or np.random without a generator: then a sample draws the same in the same epoch, on any worker"
 )
 
-Test = tuple[int, Callable[[], Finding]]
-"""What a test costs, the samples of its passes; and the test."""
+Test = Callable[[], Finding]
 
 
 # ------------------------------------------------------------- the ways in
@@ -191,21 +190,22 @@ def check(passes: Passes, samples: Samples, first: Pass, team: Team, *, largest:
     places = choose_whole(len(samples), largest)
     if len(places) < 2 or first.gathers:  # what gathers mixes by declaration, over all workers
         return []
-    size, count = min(SAMPLES, largest), len(places)
+    replays = [partial(try_replay, passes, samples, first, places, cut) for cut in choose_cuts(places)]
     tests: list[Test] = [
-        (4 * size, partial(try_interaction, passes, samples, size)),
-        (4 * 2, partial(try_interaction, passes, samples, 2)),
-        (count, partial(try_repeat, passes, samples, places, first)),
-        (2 * count if first.changed else 0, partial(try_aftermath, passes, samples, first.changed)),
-        *((count, partial(try_replay, passes, samples, first, places, cut)) for cut in choose_cuts(places)),
+        partial(try_interaction, passes, samples, min(SAMPLES, largest)),
+        partial(try_interaction, passes, samples, 2),
+        partial(try_aftermath, passes, samples, first.changed),
+        *replays[:1],
+        partial(try_repeat, passes, samples, places, first),
+        *replays[1:],
     ]
     findings = spread(tests, team)
     if any(one.void == UNEVEN_DRAWS for one in findings):  # which draw belongs to which sample is then a guess
         findings = [replace(one, trusted=False) if one.test == "replay" else one for one in findings]
     if not any(one.test == "repeat" and one.wrong for one in findings):
-        replays = [one for one in findings if one.test == "replay" and one.wrong]
-        if replays and not any(one.trusted for one in replays):
-            findings += spread([(1, partial(try_scale, passes, samples, largest))], team)
+        doubts = [one for one in findings if one.test == "replay" and one.wrong]
+        if doubts and not any(one.trusted for one in doubts):
+            findings += spread([partial(try_scale, passes, samples, largest)], team)
         refuse_state(findings)
         refuse_mixing(findings, first, samples.batch(places), weighed=passes.subject.weigh is not None)
     return explain_unchecked(findings)
@@ -224,9 +224,9 @@ def is_plainly_right(passes: Passes, samples: Samples, first: Pass, places: list
     if few and tape.draws:
         return False
     cuts = choose_cuts(places)[: team.replicas if few else None]  # one would do; what costs no time comes with it
-    tests: list[Test] = [(len(places), partial(try_replay, passes, samples, first, places, cut)) for cut in cuts]
+    tests: list[Test] = [partial(try_replay, passes, samples, first, places, cut) for cut in cuts]
     if not few:
-        tests.append((4 * 2, partial(try_interaction, passes, samples, 2)))
+        tests.append(partial(try_interaction, passes, samples, 2))
     # None of them would be right if the same batch gave another loss each time.
     return all(one.right and one.trusted for one in spread(tests, team))
 
@@ -244,13 +244,13 @@ def choose_whole(pool: int, largest: int) -> list[int]:
 
 
 def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
-    """Run every test on one of the workers; all get all findings. An error of the user's code is raised on all."""
+    """Deal the tests to the workers; all get all findings. An error of the user's code is raised on all."""
     results: dict[int, Finding] = {}
     while True:
         table = torch.zeros(len(tests), ROOM_BYTES, dtype=torch.uint8)  # a sum over workers: all but one add zeros
-        for place in share_out([cost for cost, _ in tests], team.replicas)[team.replica]:
+        for place in range(team.replica, len(tests), team.replicas):
             try:
-                results[place] = results.get(place) or tests[place][1]()
+                results[place] = results.get(place) or tests[place]()
             except CordeeError as error:
                 if team.replicas == 1:
                     raise
@@ -264,11 +264,3 @@ def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
         if one.test == "error":
             raise ModelError(one.words)
     return findings
-
-
-def share_out(costs: Sequence[int], workers: int) -> list[list[int]]:
-    """Which tests each of the workers runs: the most expensive first, each by the worker with the least to do."""
-    chosen: list[list[int]] = [[] for _ in range(workers)]
-    for place in sorted(range(len(costs)), key=lambda at: -costs[at]):
-        min(chosen, key=lambda places: sum(costs[at] + 1 for at in places)).append(place)
-    return chosen

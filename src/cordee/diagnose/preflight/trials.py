@@ -32,11 +32,6 @@ from cordee.diagnose.preflight.samples import Samples
 from cordee.feed.batch import Batch
 
 UNEVEN_DRAWS = "its random draws depend on the data"
-SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
-TOLERANCE_EPSILONS = 8.0
-"""Errors of rounding that the interaction test allows, in units of the format's epsilon."""
-LOSS_TOLERANCE, TOLERANCE = 1e-5, 1e-4
-"""Of the replay test, relative."""
 SMALL, LARGE = 2, 32
 """Batches of the scale test."""
 SEEDS = 8
@@ -86,10 +81,36 @@ def why_void(passes: Sequence[Pass]) -> str:
     return ""
 
 
-def weigh(passes: Sequence[Pass], weights: Sequence[float]) -> Tensor:
+def weigh(passes: Sequence[Pass]) -> Tensor:
     """The vector of each pass times its weight; without weight there may be no number (0/0), and it counts nothing."""
-    pairs = zip(passes, weights, strict=True)
-    return torch.stack([weight * one.vector if weight else torch.zeros_like(one.vector) for one, weight in pairs])
+    return torch.stack([one.weight * one.vector if one.weight else torch.zeros_like(one.vector) for one in passes])
+
+
+def excess(
+    passes: Sequence[Pass],
+    signs: Sequence[float],
+    *,
+    floors: tuple[float, float] = (0.0, 0.0),
+    lows: tuple[float, float],
+    epsilons: float = 8.0,
+) -> float:
+    """How far these passes, each times its weight and sign, are from adding up to zero, in units of its tolerance.
+
+    Allowed are `epsilons` of the number format, and for loss and gradient each: `lows` times the epsilon of a format
+    below fp32, and at least `floors`. All of them are relative to the sum without signs. Weights have to add up too.
+    """
+    signed, weights = torch.tensor([[*signs], [one.weight for one in passes]], dtype=torch.float64)
+    if abs(float(signed @ weights)) > 1e-6 * float(weights.sum()):
+        return 1e9
+    table = weigh(passes)
+    errors = (signed @ table).abs()
+    sizes = float(table[:, 0].abs().sum()), sum(one.weight * one.size for one in passes if one.weight)
+    low = max(one.low for one in passes)
+    rounding = epsilons * max(one.epsilon for one in passes) * sum(sizes) + TINY
+    of_loss, of_gradient = (
+        max(floor, factor * low) * size + rounding for floor, factor, size in zip(floors, lows, sizes, strict=True)
+    )
+    return max(float(errors[0]) / of_loss, float(errors[1:].max()) / of_gradient)
 
 
 # ------------------------------------------------------------- interaction
@@ -114,21 +135,9 @@ def try_interaction(passes: Passes, samples: Samples, size: int) -> Finding:
     drawn = [([one.form for one in cell.tape.draws], cell.ends) for cell in cells]
     if void := why_void(cells) or (UNEVEN_DRAWS if any(one != drawn[0] for one in drawn) else ""):
         return Finding("interaction", void=void, buffers=buffers)
-    weights = [cell.weight for cell in cells]
-    uneven = abs(float(SIGNS @ torch.tensor(weights, dtype=torch.float64))) > 1e-6 * sum(weights)
-    return Finding("interaction", over=max(_over(cells, weights), 1e9 if uneven else 0.0), buffers=buffers)
-
-
-def _over(cells: Sequence[Pass], weights: Sequence[float]) -> float:
-    """The largest sum that should be zero, in units of its tolerance."""
-    table = weigh(cells, weights)
-    sums = (SIGNS @ table).abs()
-    of_loss = float(table[:, 0].abs().sum())
-    of_size = sum(weight * cell.size for weight, cell in zip(weights, cells, strict=True) if weight)
-    epsilon, low = max(cell.epsilon for cell in cells), max(cell.low for cell in cells)
-    loss_tolerance = TOLERANCE_EPSILONS * epsilon * of_loss + low / 8 * epsilon * of_size
-    tolerance = TOLERANCE_EPSILONS * epsilon * (of_size + of_loss) + low * of_size
-    return max(float(sums[0]) / (loss_tolerance + TINY), float(sums[1:].max()) / (tolerance + TINY))
+    # One shape and one seed: a format below fp32 rounds each sample as before, only sums over them differ.
+    over = excess(cells, (1.0, -1.0, -1.0, 1.0), lows=(0.0, 1.0))
+    return Finding("interaction", over=over, buffers=buffers)
 
 
 def _differ(name: str, cells: Sequence[Pass]) -> bool:
@@ -184,38 +193,17 @@ def compare(whole: Pass, parts: Sequence[Pass], *, trusted: bool = True) -> Find
     buffers = {name: _is_mean(name, all_three) for name in list(whole.buffers)[:MOST_BUFFERS]}
     if void := why_void(all_three):
         return Finding("replay", void=void, trusted=trusted, buffers=buffers)
-    weights = [one.weight for one in all_three]
     vector, (first, second) = whole.vector, (part.vector for part in parts)
-    added = _added(parts, weights[1:])
+    added = weigh(parts).sum(0) / (sum(part.weight for part in parts) or 1.0)
     is_sum = float((vector - first - second).norm()) < 1e-3 * (float(vector.norm()) or 1.0)
     if is_sum:
         words = f"{vector[0]:.6g} for all samples, {first[0]:.6g} and {second[0]:.6g} for two parts"
     else:
         off = float((vector - added)[1:].norm()) / (float(vector[1:].norm()) + 1e-12)
-        words = f"{vector[0]:.6g} for all samples together, {added[0]:.6g} from two parts of {weights[1]:g} and "
-        words += f"{weights[2]:g} (gradients differ by {off:.1%})"
-    over = _off(all_three, weights)
+        words = f"{vector[0]:.6g} for all samples together, {added[0]:.6g} from two parts of {parts[0].weight:g} "
+        words += f"and {parts[1].weight:g} (gradients differ by {off:.1%})"
+    over = excess(all_three, (1.0, -1.0, -1.0), floors=(5e-6, 5e-5), lows=(4.0, 8.0), epsilons=32.0)
     return Finding("replay", over=over, trusted=trusted, is_sum=is_sum, buffers=buffers, words=words)
-
-
-def _added(parts: Sequence[Pass], weights: Sequence[float]) -> Tensor:
-    """The mean of the parts by these weights."""
-    return weigh(parts, weights).sum(0) / (sum(weights) or 1.0)
-
-
-def _off(all_three: Sequence[Pass], weights: Sequence[float]) -> float:
-    """The largest error in units of its tolerance; a weight that does not add up is one too."""
-    total = weights[1] + weights[2]
-    if not total or not weights[0]:
-        return 0.0 if total == weights[0] else 1e9
-    off = (all_three[0].vector - _added(all_three[1:], weights[1:])).abs()
-    low, epsilon = max(one.low for one in all_three), max(one.epsilon for one in all_three)
-    loss = max(abs(one.loss) for one in all_three if one.finite)
-    size = max(one.size for one in all_three if one.finite)
-    of_loss = max(LOSS_TOLERANCE, 8 * low, 8 * epsilon) * loss + 64 * epsilon * size
-    of_rest = max(TOLERANCE, 16 * low, 16 * epsilon) * (size + 1e-3 * loss)
-    errors = [float(off[0]) / (of_loss + TINY), float(off[1:].max()) / (of_rest + TINY)]
-    return max(*errors, abs(weights[0] - total) / (1e-6 * total))
 
 
 def _is_mean(name: str, all_three: Sequence[Pass]) -> bool:
@@ -253,7 +241,7 @@ def _change(passes: Passes, samples: Samples, size: int) -> float | None:
         pair = [passes.run(samples.batch([first, *range(1, size)]), seed=seed) for first in firsts]
         if not all(one.finite for one in pair):
             return None
-        total += float(weigh(pair, [one.weight for one in pair]).diff(dim=0).abs().sum())
+        total += float(weigh(pair).diff(dim=0).abs().sum())
     return total / SEEDS
 
 
@@ -279,7 +267,5 @@ def try_aftermath(passes: Passes, samples: Samples, names: Sequence[str]) -> Fin
 
 def _distance(first: Pass, second: Pass) -> float:
     """How much two passes differ, in units of what rounding explains."""
-    if not (first.finite and second.finite):
-        return 0.0
-    tolerance = max(1e-6, 8 * first.epsilon, 8 * first.low) * (abs(first.loss) + first.size)
-    return float((first.vector - second.vector).abs().max()) / (tolerance + TINY)
+    both = (first, second)
+    return excess(both, (1.0, -1.0), lows=(4.0, 4.0)) if first.finite and second.finite else 0.0
