@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -97,7 +98,8 @@ def preflight(
     team = team or Team()
     usual: Ids = np.asarray(ids_of(POOL if largest > SAMPLES else 2 * SAMPLES), dtype=np.int64)
     large = sum(one.numel() for model in subject.models for one in model.parameters()) > LARGE
-    with Passes(subject) as passes:
+    with ExitStack() as stack:
+        passes = Passes(subject, stack)
         samples = Samples(source, choose(source, usual), device)
         for size in dict.fromkeys((min(FEW, largest), largest) if large else (largest,)):
             places = choose_whole(len(samples), size)
@@ -134,7 +136,8 @@ def check_batch(
             f"{shapes(batch.fields)}"
         )
     # A loader that reads ahead waits meanwhile: its samples may draw from the generators that passes begin anew.
-    with reading(), Passes(Subject(compute, models, (objective,), weigh, count_gathers=count_gathers)) as passes:
+    with reading(), ExitStack() as stack:
+        passes = Passes(Subject(compute, models, (objective,), weigh, count_gathers=count_gathers), stack)
         first = passes.run_first(samples.batch(choose_whole(len(samples), len(batch))))
         warnings = check(passes, samples, first, Team(), largest=len(batch))
     return [*warnings, *(warn_of_unseen_weights(first) if weigh is None else ())]
@@ -173,7 +176,7 @@ def _first(
     first = passes.run_first(batch)
     if subject.try_output is not None:
         subject.try_output(first.output, batch)
-    telling = dict.fromkeys(value for call in first.calls for value in call.telling_values)
+    telling = dict.fromkeys(value for call in first.tape.calls for value in call.telling_values)
     assert samples.source is not None
     better = choose(samples.source, usual, telling) if subject.weigh is None else samples.ids
     if not np.array_equal(better, samples.ids):

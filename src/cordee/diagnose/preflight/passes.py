@@ -21,12 +21,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cordee.core.errors import CordeeError, ModelError
 from cordee.diagnose.misfit import explain_misfit
-from cordee.diagnose.preflight.draws import GLOBAL_GENERATORS, Draws, ReplayFailed, Slice, Tape
+from cordee.diagnose.preflight.draws import ReplayFailed, Slice
 from cordee.diagnose.preflight.holdings import Holdings, seed_generator, set_state, state_of
 from cordee.diagnose.preflight.sketch import Sketch
-from cordee.diagnose.preflight.watch import Call, Watch
+from cordee.diagnose.preflight.watch import GLOBAL_GENERATORS, Tape, Watch
 from cordee.feed.batch import Batch
-from cordee.feed.source import digest_of, map_tensors
+from cordee.feed.source import map_tensors
 from cordee.sync.batchnorm import set_aside
 
 
@@ -58,17 +58,12 @@ class Pass:
     samples: int
     weight: float
     tape: Tape
-    calls: list[Call]
-    epsilon: float
-    """Of the number format that was computed in, as far as it is not below fp32."""
-    low: float
-    """The coarsest epsilon of the formats below fp32 that were seen; 0 if there were none."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """What the pass left in buffers that it changed."""
     changed: list[str] = field(default_factory=list)
     """Other state that it changed."""
-    ends: str = ""
-    """Where the generators stand after it."""
+    ends: list[str] = field(default_factory=list)
+    """Where each generator stands after it."""
     gathers: bool = False
     output: Any = None
 
@@ -84,51 +79,41 @@ class Pass:
 
 
 class Passes:
-    """Runs passes over a subject; a context manager around all of them."""
+    """Runs passes over a subject."""
 
-    def __init__(self, subject: Subject) -> None:
-        """Nothing is changed before the context is entered."""
+    def __init__(self, subject: Subject, stack: contextlib.ExitStack) -> None:
+        """Set everything up that holds for all passes; closing `stack` puts everything back."""
         self.subject = subject
         self._plain_attention = False
         """Whether attention runs by the kernel whose dropout is an operator of its own, which shows what it draws."""
-
-    def __enter__(self) -> Passes:
-        """Set everything up that holds for all passes."""
-        models = self.subject.models
+        models = subject.models
         modules = [module for model in models for module in model.modules()]
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # training warns of the same, once
-            stack.enter_context(exact_kernels())
-            if "torch._dynamo" in sys.modules:  # what the user compiled runs as written
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            for module in modules:
-                stack.callback(setattr, module, "training", module.training)
-            for model in models:
-                stack.enter_context(set_aside(model))
-                model.train()
-            for module in modules:
-                if isinstance(module, _BatchNorm):
-                    module.training = False
-                if isinstance(module, nn.RNNBase) and module.dropout:  # cuDNN does not show what it draws
-                    stack.callback(setattr, module, "dropout", module.dropout)
-                    module.dropout = 0.0
-            functions = [one for one in (*self.subject.functions, self.subject.weigh) if one is not None]
-            self._models = [(f"model {place}" if place else "", model) for place, model in enumerate(models)]
-            self._holdings = Holdings([*self._models, *((getattr(one, "__name__", "self"), one) for one in functions)])
-            self._generators = [torch.default_generator, *(torch.cuda.default_generators if uses_gpus() else ())]
-            self._generators += [*GLOBAL_GENERATORS.values(), *self._holdings.generators]
-            for generator in self._generators:
-                stack.callback(set_state, generator, state_of(generator))
-            stack.callback(self._holdings.bring_back)
-            self._sketch = Sketch(list({id(one): one for model in models for one in model.parameters()}.values()))
-            stack.callback(self._sketch.close)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Put everything back."""
-        self._stack.close()
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # training warns of the same, once
+        stack.enter_context(exact_kernels())
+        if "torch._dynamo" in sys.modules:  # what the user compiled runs as written
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for module in modules:
+            stack.callback(setattr, module, "training", module.training)
+        for model in models:
+            stack.enter_context(set_aside(model))
+            model.train()
+        for module in modules:
+            if isinstance(module, _BatchNorm):
+                module.training = False
+            if isinstance(module, nn.RNNBase) and module.dropout:  # cuDNN does not show what it draws
+                stack.callback(setattr, module, "dropout", module.dropout)
+                module.dropout = 0.0
+        functions = [one for one in (*subject.functions, subject.weigh) if one is not None]
+        self._models = [(f"model {place}" if place else "", model) for place, model in enumerate(models)]
+        self._holdings = Holdings([*self._models, *((getattr(one, "__name__", "self"), one) for one in functions)])
+        self._generators = [torch.default_generator, *(torch.cuda.default_generators if uses_gpus() else ())]
+        self._generators += [*GLOBAL_GENERATORS.values(), *self._holdings.generators]
+        for generator in self._generators:
+            stack.callback(set_state, generator, state_of(generator))
+        stack.callback(self._holdings.bring_back)
+        self._sketch = Sketch(list({id(one): one for model in models for one in model.parameters()}.values()))
+        stack.callback(self._sketch.close)
 
     def run_first(self, batch: Batch) -> Pass:
         """One pass that shows what the objective does: its draws, its losses, its state and its output."""
@@ -155,15 +140,15 @@ class Passes:
         for place, generator in enumerate(self._generators):
             seed_generator(generator, seed + place)
         self._sketch.begin()
-        draws = Draws(replay)
-        watch = Watch(draws, self._holdings.before_write)
-        others = [one for one in self._holdings.generators if not isinstance(one, torch.Generator)]
-        before, gathers = repr([state_of(one) for one in others]), self.subject.count_gathers()
+        watch = Watch(self._holdings.before_write, replay)
+        tape, before, gathers = watch.tape, self._states(), self.subject.count_gathers()
         attention: Any = sdpa_kernel(SDPBackend.MATH) if self._plain_attention else contextlib.nullcontext()
-        with draws.watching(seed), attention, watch:
+        with attention, watch.watching(seed):
             loss, output = self._compute(batch, replaying=replay is not None)
-        after = repr([state_of(one) for one in others])
-        draws.tape.unseen |= before != after
+        after = self._states()
+        moved = [one for one, *states in zip(self._generators, before, after, strict=True) if states[0] != states[1]]
+        tape.unseen |= any(not isinstance(one, torch.Generator) and id(one) not in tape.drawn_from for one in moved)
+        tape.epsilon = max(tape.epsilon, torch.finfo(loss.dtype).eps)
         projections, size = self._sketch.result()
         changed, buffers = set(self._holdings.changed()), self._buffers()
         weigh = self.subject.weigh
@@ -172,13 +157,10 @@ class Passes:
             size=size,
             samples=len(batch),
             weight=float(len(batch) if weigh is None else weigh(batch)),
-            tape=draws.tape,
-            calls=watch.calls,
-            epsilon=max(watch.epsilon, torch.finfo(loss.dtype).eps),
-            low=watch.low,
+            tape=tape,
             buffers={name: tensor.detach().clone() for name, tensor in buffers.items() if name in changed},
             changed=sorted(changed - buffers.keys()),
-            ends=self._ends(after),
+            ends=after,
             gathers=self.subject.count_gathers() != gathers,
             output=map_tensors(Tensor.detach, output) if keep_output else None,
         )
@@ -201,10 +183,9 @@ class Passes:
     def _buffers(self) -> dict[str, Tensor]:
         return {name: tensor for prefix, model in self._models for name, tensor in model.named_buffers(prefix)}
 
-    def _ends(self, others: str) -> str:
-        """A digest of the states of torch's generators and of the user's; calls of others are on the tape."""
-        states = [state_of(one).numpy() for one in self._generators if isinstance(one, torch.Generator)]
-        return digest_of([*states, others.encode()])
+    def _states(self) -> list[str]:
+        states = [state_of(one) for one in self._generators]
+        return [repr(one.tolist() if isinstance(one, Tensor) else one) for one in states]
 
 
 def uses_gpus() -> bool:

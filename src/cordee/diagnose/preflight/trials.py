@@ -76,7 +76,7 @@ def why_void(passes: Sequence[Pass]) -> str:
     if not all(one.finite or not one.weight for one in passes):
         return "the loss is not finite"
     # A student that begins as a copy of its teacher, for instance.
-    if all(max(abs(one.loss), one.size) <= 64 * one.epsilon for one in passes if one.finite):
+    if all(max(abs(one.loss), one.size) <= 64 * one.tape.epsilon for one in passes if one.finite):
         return "the loss and its gradient are zero up to rounding"
     return ""
 
@@ -105,8 +105,8 @@ def excess(
     table = weigh(passes)
     errors = (signed @ table).abs()
     sizes = float(table[:, 0].abs().sum()), sum(one.weight * one.size for one in passes if one.weight)
-    low = max(one.low for one in passes)
-    rounding = epsilons * max(one.epsilon for one in passes) * sum(sizes) + TINY
+    low = max(one.tape.low for one in passes)
+    rounding = epsilons * max(one.tape.epsilon for one in passes) * sum(sizes) + TINY
     of_loss, of_gradient = (
         max(floor, factor * low) * size + rounding for floor, factor, size in zip(floors, lows, sizes, strict=True)
     )
@@ -171,7 +171,7 @@ def _replays(passes: Passes, batches: Sequence[Batch], whole: Pass) -> Iterator[
         starts, count = (0, len(batches[0])), sum(map(len, batches))
         parts = []
         for batch, start, called in zip(batches, starts, calls, strict=True):
-            part = Slice(tape, count, start, start + len(batch), layout, called)
+            part = Slice(tape.draws, count, start, start + len(batch), layout, called)
             parts.append(passes.run(batch, replay=part))
         return compare(whole, parts, trusted=trusted)
 

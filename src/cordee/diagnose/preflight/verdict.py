@@ -67,7 +67,7 @@ def refuse_mixing(findings: Sequence[Finding], first: Pass, batch: Batch, *, wei
 
 def _explain(first: Pass, batch: Batch, weighed: bool) -> str:
     """The probable cause, and what to do about it."""
-    uneven = [] if weighed else [one for one in first.calls if one.uneven]
+    uneven = [] if weighed else [one for one in first.tape.calls if one.uneven]
     return _declare(uneven[0], batch) if uneven else explain_broadcast(first.output, batch) or USUAL_CAUSES
 
 
@@ -132,7 +132,7 @@ def explain_unchecked(findings: Sequence[Finding]) -> list[str]:
 
 def warn_of_unseen_weights(first: Pass) -> list[str]:
     """For data that cannot be looked through: a warning of what an ignored value may yet do. Refuses class weights."""
-    for call in first.calls:
+    for call in first.tape.calls:
         if call.uneven:  # and it made no difference
             continue
         if call.weights is not None:
