@@ -18,12 +18,11 @@ from cordee.core.errors import RendezvousError, SecurityError
 from cordee.diagnose import machine as machine
 from cordee.diagnose import network as network
 from cordee.diagnose import software as software
-from cordee.diagnose import twin as twin
-from cordee.diagnose.check import Check, error, ok, warning
+from cordee.diagnose.check import Check
 from cordee.diagnose.child import Ended
 from cordee.diagnose.doctor import exit_code, run_look
 from cordee.diagnose.number_format import NumberFormat
-from cordee.diagnose.torch_look import TorchLook, ask, read
+from cordee.diagnose.software import TorchLook
 
 GIB = 1 << 30
 
@@ -137,7 +136,11 @@ def test_a_variable_that_hides_the_gpus_is_named(monkeypatch: pytest.MonkeyPatch
     assert_says(software.judge_devices(look, 1), "error", "No CUDA GPUs", "CUDA_VISIBLE_DEVICES=5")
 
 
-def test_torch_that_cannot_be_loaded_or_lacks_gloo_is_an_error() -> None:
+def test_torch_that_cannot_be_loaded_or_lacks_gloo_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(ended: Ended) -> TorchLook:
+        monkeypatch.setattr(software, "run_child", lambda *given, **others: ended)
+        return software.ask_torch()
+
     assert_says(software.judge_torch(GPU), "ok", "2.11.0, built for CUDA 13.0; gloo, NCCL")
     assert_says(software.judge_torch(TorchLook("2.11")), "error", "no gloo")
     broken = read(Ended(1, "", "Traceback\nImportError: libtorch.so: cannot open\n"))
@@ -149,7 +152,7 @@ def test_torch_that_cannot_be_loaded_or_lacks_gloo_is_an_error() -> None:
 
 
 def test_torch_answers_from_a_process_of_its_own() -> None:
-    answer = ask()
+    answer = software.ask_torch()
     assert (answer.problem, answer.version, answer.gloo) == ("", torch.__version__, True)
 
 
@@ -228,9 +231,13 @@ def test_what_is_not_encrypted_is_said() -> None:
 # ------------------------------------------------------------- the twin
 
 
-def test_what_the_twin_lacks_is_said() -> None:
-    assert_says(twin.judge_network(Ended(0)), "ok", "can be made")
-    bare = twin.judge_network(Ended(1, "", "unshare: Operation not permitted"))
+def test_what_the_twin_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(ended: Ended) -> Check:
+        monkeypatch.setattr(network, "run_child", lambda *given, **others: ended)
+        return network.check_twin()
+
+    assert_says(check(Ended(0)), "ok", "can be made")
+    bare = check(Ended(1, "", "unshare: Operation not permitted"))
     assert_says(bare, "warning", "Operation not permitted", "cordee twin", "root", "iproute2", "NET_ADMIN", "sch_tbf")
 
 
@@ -247,15 +254,18 @@ def test_a_look_that_fails_itself_is_a_warning_and_says_so() -> None:
 
 
 def test_the_exit_code_is_that_of_the_first_error() -> None:
-    well, so_so = ok("a", "b"), warning("c", "d", "e")
-    security, busy = error("f", "g", "h", SecurityError.code), error("i", "j", "k", RendezvousError.code)
+    well, so_so = Check("a", "ok", "b"), Check("c", "warning", "d", "e")
+    security, busy = (
+        Check("f", "error", "g", "h", SecurityError.code),
+        Check("i", "error", "j", "k", RendezvousError.code),
+    )
     assert exit_code([]) == exit_code([well, so_so]) == 0
     assert exit_code([well, so_so, security, busy]) == SecurityError.code
-    assert exit_code([error("l", "m", "n")]) == 1
+    assert exit_code([Check("l", "error", "m", "n")]) == 1
 
 
 def test_the_summary_counts() -> None:
-    well, so_so, bad = ok("a", "b"), warning("c", "d", "e"), error("f", "g", "h")
+    well, so_so, bad = Check("a", "ok", "b"), Check("c", "warning", "d", "e"), Check("f", "error", "g", "h")
     assert summary([well, well]) == "2 checks: all well"
     assert summary([well, so_so]) == "2 checks: 1 warning"
     assert summary([bad, so_so, bad]) == "3 checks: 2 errors and 1 warning"

@@ -10,31 +10,19 @@ State = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Check:
-    """What one look at this machine found."""
+    """What one look at this machine found.
+
+    A warning: something does not work as well as it could, that many runs do without. An error: a run would fail.
+    """
 
     name: str
     state: State
     found: str
     advice: str = ""
     """What to do; empty where there is nothing to do."""
-    code: int = 0
+    code: int = 1
     """For an error: the exit code with which a run would end because of it."""
 
     def to_dict(self) -> dict[str, str]:
         """As `cordee doctor --json` prints it."""
         return {"check": self.name, "state": self.state, "found": self.found, "advice": self.advice}
-
-
-def ok(name: str, found: str, advice: str = "") -> Check:
-    """Nothing stands in the way; an advice may still make it better."""
-    return Check(name, "ok", found, advice)
-
-
-def warning(name: str, found: str, advice: str) -> Check:
-    """Something does not work, or not as well as it could, that many runs do without."""
-    return Check(name, "warning", found, advice)
-
-
-def error(name: str, found: str, advice: str, code: int = 1) -> Check:
-    """A run would fail."""
-    return Check(name, "error", found, advice, code)

@@ -10,8 +10,8 @@ import psutil
 
 from cordee.core.cgroup import cpu_quota, memory_limit
 from cordee.core.machine import gpus, usable_cores
-from cordee.diagnose import machine, network, software, torch_look, twin
-from cordee.diagnose.check import Check, warning
+from cordee.diagnose import machine, network, software
+from cordee.diagnose.check import Check
 
 Look = Callable[[], Check | list[Check]]
 
@@ -23,7 +23,7 @@ def examine(
 
     `quick`: measure nothing that takes seconds.
     """
-    torch = cache(torch_look.ask)
+    torch = cache(software.ask_torch)
     looks: dict[str, Look] = {
         "packages": software.check_packages,
         "torch": lambda: software.judge_torch(torch()),
@@ -39,7 +39,7 @@ def examine(
         "encryption": network.describe_protection,
         # Our channel's modules load torch, which may end this very process.
         "token": lambda: [] if torch().problem else network.check_token(token_file),
-        "twin": twin.check_network,
+        "twin": network.check_twin,
     }
     checks: list[Check] = []
     for name, look in looks.items():
@@ -54,7 +54,7 @@ def run_look(name: str, look: Look) -> list[Check]:
         checks = look()
     except Exception as problem:
         failure = f"this check itself failed: {type(problem).__name__}: {problem}"
-        return [warning(name, failure, "Please report it, with what is unusual here.")]
+        return [Check(name, "warning", failure, "Please report it, with what is unusual here.")]
     return checks if isinstance(checks, list) else [checks]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cordee.core.cgroup import MemoryLimit
 from cordee.core.words import plural
-from cordee.diagnose.check import Check, ok, warning
+from cordee.diagnose.check import Check
 
 GIB = 1 << 30
 ENOUGH_MEMORY = 2 * GIB
@@ -21,11 +21,12 @@ def judge_cores(count: int, quota: float | None) -> Check:
     """Cores that this process may run on, and how many cores' worth of time its control group gives it."""
     here = f"{plural(count, 'core')} to run on"
     if quota is None or quota >= count:
-        return ok("cores", f"{here}, {'no quota' if quota is None else f'a quota of {quota:g}'}")
+        return Check("cores", "ok", f"{here}, {'no quota' if quota is None else f'a quota of {quota:g}'}")
     whole = max(1, int(quota))
     other = f", or --workers 1 --threads {whole}" if whole > 1 else ""
-    return warning(
+    return Check(
         "cores",
+        "warning",
         f"{here}, but a quota of {quota:g} cores' worth of time",
         f"Start no more than the quota: --workers {whole} --threads 1{other}. "
         "With more, all of them stop whenever the quota is used up.",
@@ -40,9 +41,9 @@ def judge_memory(available: int, limit: MemoryLimit | None) -> Check:
         left = min(available, limit.limit - limit.used)
         state += f"; the control group may use {gib(limit.limit)} and uses {gib(limit.used)}"
     if left >= ENOUGH_MEMORY:
-        return ok("memory", state)
+        return Check("memory", "ok", state)
     need = f"{gib(max(left, 0))} are left, and a worker needs about 0.3 GiB before it holds a model"
-    return warning("memory", state, f"{need}: end other programs, take fewer --workers, or raise the limit.")
+    return Check("memory", "warning", state, f"{need}: end other programs, take fewer --workers, or raise the limit.")
 
 
 def check_shared_memory() -> Check:
@@ -50,9 +51,10 @@ def check_shared_memory() -> Check:
     usage = shutil.disk_usage("/dev/shm")
     state = f"/dev/shm: {gib(usage.free)} free of {gib(usage.total)}"
     if usage.free >= ENOUGH_SHARED:
-        return ok("shared memory", state)
-    return warning(
+        return Check("shared memory", "ok", state)
+    return Check(
         "shared memory",
+        "warning",
         state,
         "Enough for gloo, too little for NCCL on several GPUs and for DataLoader workers of your own: "
         "in a container --shm-size=1g, elsewhere remove old files from /dev/shm.",
@@ -64,19 +66,23 @@ def check_disk() -> Check:
     folder = Path.cwd()
     free = shutil.disk_usage(folder).free
     if not os.access(folder, os.W_OK):
-        return warning("disk", f"{folder} cannot be written", "Go elsewhere, or give --out a folder.")
+        return Check("disk", "warning", f"{folder} cannot be written", "Go elsewhere, or give --out a folder.")
     if free < ENOUGH_DISK:
-        return warning("disk", f"{folder}: {gib(free)} free", "Checkpoints need room: free some, or give --out.")
-    return ok("disk", f"{folder} can be written, {gib(free)} free")
+        return Check(
+            "disk", "warning", f"{folder}: {gib(free)} free", "Checkpoints need room: free some, or give --out."
+        )
+    return Check("disk", "ok", f"{folder} can be written, {gib(free)} free")
 
 
 def check_compiler() -> Check:
     """The C++ compiler that torch.compile calls for code on a CPU."""
     given, path = find_compiler()
     if path:
-        return ok("C++ compiler", path)
+        return Check("C++ compiler", "ok", path)
     missing = f"CXX={given} is not there" if given else "neither g++ nor clang++"
-    return warning("C++ compiler", missing, "compile=true on a CPU needs one: install g++, or correct or unset CXX.")
+    return Check(
+        "C++ compiler", "warning", missing, "compile=true on a CPU needs one: install g++, or correct or unset CXX."
+    )
 
 
 def find_compiler() -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The doctor looks at the network: addresses, names, ports, and what protects the connections."""
+"""The doctor looks at the network: addresses, ports, what protects the connections, and what `cordee twin` needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ import psutil
 
 from cordee.core.errors import RendezvousError, SecurityError
 from cordee.core.machine import listeners
-from cordee.diagnose.check import Check, error, ok
+from cordee.diagnose.check import Check
+from cordee.diagnose.child import run_child
 from cordee.group.token import default_token_file, read_token
+
+TWIN_TRIAL_S = 15.0
+TWIN_TRIAL = """ip link add cordee0 type veth peer name cordee1
+tc qdisc add dev cordee0 root tbf rate 100mbit burst 64kb latency 50ms"""
+"""Run inside a new network namespace, which ends with it: the host's network is not touched."""
 
 
 def find_interfaces() -> dict[str, str]:
@@ -33,14 +39,15 @@ def judge_interfaces(addresses: dict[str, str]) -> Check:
     outer = ", ".join(pair for name, one in addresses.items() if (pair := f"{name} {one}") not in inner)
     offered = f"addresses for other hosts: {outer}" if outer else "no IPv4 address for other hosts"
     if not inner:
-        return error(
+        return Check(
             "interfaces",
+            "error",
             f"no loopback interface is up; {offered}",
             "Even a run on one host needs it: `ip link set lo up`.",
             RendezvousError.code,
         )
     advice = "Between hosts gloo takes the address that leads to --rendezvous HOST." if outer else ""
-    return ok("interfaces", f"a run on one host stays on {inner[0]}; {offered}", advice)
+    return Check("interfaces", "ok", f"a run on one host stays on {inner[0]}; {offered}", advice)
 
 
 # ------------------------------------------------------------- ports
@@ -55,7 +62,7 @@ def check_port(number: int) -> Check:
             listener.listen(1)
     except OSError as problem:
         return judge_port(number, problem)
-    return ok("port", f"{number} is free")
+    return Check("port", "ok", f"{number} is free")
 
 
 def judge_port(number: int, problem: OSError) -> Check:
@@ -71,7 +78,7 @@ def judge_port(number: int, problem: OSError) -> Check:
                 holders.append(f"{psutil.Process(pid).name()} (process {pid})")
         who = " and ".join(holders) or "a process that this user may not see"
         state, advice = f"is in use by {who}", "End that process, or choose another port."
-    return error("port", f"{number} {state}", advice, RendezvousError.code)
+    return Check("port", "error", f"{number} {state}", advice, RendezvousError.code)
 
 
 # ------------------------------------------------------------- protection
@@ -79,8 +86,9 @@ def judge_port(number: int, problem: OSError) -> Check:
 
 def describe_protection() -> Check:
     """What is encrypted, and what is not."""
-    return ok(
+    return Check(
         "encryption",
+        "ok",
         "connections to the coordinator need the token, and off loopback use TLS; "
         "gloo and NCCL can be neither encrypted nor authenticated",
         "Gradients between hosts are not encrypted: every machine of the network could read and change them. "
@@ -93,9 +101,25 @@ def check_token(given: Path | None) -> Check:
     named = given or (Path(text) if (text := os.environ.get("CORDEE_TOKEN_FILE")) else None)
     path = named or default_token_file()
     if named is None and not path.exists():
-        return ok("token", "none yet", "Several hosts need one: `cordee token`, and copy the file to each of them.")
+        return Check(
+            "token", "ok", "none yet", "Several hosts need one: `cordee token`, and copy the file to each of them."
+        )
     try:
         read_token(path)
     except SecurityError as problem:
-        return error("token", str(problem), "Every run over several hosts refuses it.", problem.code)
-    return ok("token", f"{path}, readable by you alone")
+        return Check("token", "error", str(problem), "Every run over several hosts refuses it.", problem.code)
+    return Check("token", "ok", f"{path}, readable by you alone")
+
+
+def check_twin() -> Check:
+    """Whether `cordee twin` could make hosts and links: namespaces and links of limited speed."""
+    trial = run_child(["unshare", "--net", "sh", "-ec", TWIN_TRIAL], timeout_s=TWIN_TRIAL_S)
+    if trial.code == 0:
+        return Check("twin", "ok", "network namespaces and links of limited speed can be made")
+    return Check(
+        "twin",
+        "warning",
+        trial.words,
+        "Only `cordee twin` needs it: root, the programs ip and tc (iproute2), the kernel modules veth and sch_tbf; "
+        "in a container --cap-add NET_ADMIN --cap-add SYS_ADMIN.",
+    )

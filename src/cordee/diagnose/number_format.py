@@ -132,9 +132,10 @@ def judge(precision: str, device: str, ended: Ended) -> NumberFormat:
 
 def _file(precision: str, device: str, threads: int) -> str:
     """One small file for everything that a measurement depends on: machine, format and setting."""
-    variable = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    variables = [os.environ.get(one, "") for one in ("ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES")]
     versions = [MEASURE, importlib.metadata.version("torch"), os.uname().release]
-    key = [precision, device, str(threads), variable, *versions, processor() if device == "cpu" else _graphics()]
+    hardware = processor() if device == "cpu" else os.uname().nodename  # nothing is loaded to ask a GPU
+    key = [precision, device, str(threads), *variables, *versions, hardware]
     return f"format-{hashlib.sha256(json.dumps(key).encode()).hexdigest()}"
 
 
@@ -142,14 +143,6 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """What the kernel says of the first processor, without what changes by the second."""
     lines = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if not line.lower().startswith(("processor", "cpu mhz", "bogomips")))
-
-
-def _graphics() -> str:
-    """The GPUs of this host and their driver; nothing is loaded to find out. Without the files: this host."""
-    driver = Path("/proc/driver/nvidia")
-    files = [one for pattern in ("version", "gpus/*/information") for one in sorted(driver.glob(pattern))]
-    hardware = [one.read_text(encoding="utf-8") for one in files] or [os.uname().nodename]
-    return "\n".join([*hardware, os.environ.get("CUDA_VISIBLE_DEVICES", "all")])
 
 
 # ------------------------------------------------------------- the child

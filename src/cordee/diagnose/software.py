@@ -1,4 +1,7 @@
-"""The doctor looks at the software: packages, torch and the devices that it finds, number formats."""
+"""The doctor looks at the software: packages, torch and the devices that it finds, number formats.
+
+Run as a program this module asks torch, whose import alone can fail, crash or hang; only there torch is loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,22 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import signal
+import sys
 from functools import partial
 
+import msgspec
 from packaging.requirements import Requirement
 
+from cordee.core.interpreter import python_module
 from cordee.core.words import plural
-from cordee.diagnose.check import Check, error, ok, warning
+from cordee.diagnose.check import Check
+from cordee.diagnose.child import run_child
 from cordee.diagnose.machine import gib
 from cordee.diagnose.number_format import PRECISIONS, NumberFormat, recall_format, try_format
-from cordee.diagnose.torch_look import TorchLook
+
+ASK_S = 60.0
+"""A first import of torch from a network disk takes this long; a driver that hangs takes for ever."""
 
 
 def check_packages() -> Check:
@@ -35,21 +45,69 @@ def judge_packages(needed: list[Requirement], installed: dict[str, str]) -> Chec
     parts = [f"{one.name} {installed.get(one.name, 'is not installed')}" for one in needed]
     found = f"{platform.python_implementation()} {platform.python_version()}, {', '.join(parts)}"
     if len(right) == len(needed):
-        return ok("packages", found)
+        return Check("packages", "ok", found)
     fix = "pip install " + " ".join(f"'{one.name}{one.specifier}'" for one in needed if one not in right)
-    return error("packages", found, f"Cordée does not work without: {fix}")
+    return Check("packages", "error", found, f"Cordée does not work without: {fix}")
+
+
+class TorchLook(msgspec.Struct, frozen=True):
+    """What torch says of itself and of the devices."""
+
+    version: str = ""
+    cuda: str = ""
+    """The CUDA version that it is built for; empty: for CPUs only."""
+    gloo: bool = False
+    nccl: bool = False
+    gpus: tuple[tuple[str, int], ...] = ()
+    """Name and bytes of memory of each."""
+    cuda_problem: str = ""
+    """Why there is no GPU, in torch's words."""
+    problem: str = ""
+    """Why torch could not be asked at all."""
+
+
+def ask_torch() -> TorchLook:
+    """What torch is able to do here, from a child process."""
+    ended = run_child(python_module("cordee.diagnose.software"), timeout_s=ASK_S)
+    return ended.answer(TorchLook) or TorchLook(problem=ended.words)
+
+
+def look_at_torch() -> TorchLook:
+    """Import torch here and ask it."""
+    import torch
+    from torch import distributed
+
+    gpus: tuple[tuple[str, int], ...] = ()
+    cuda_problem = ""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        properties = [torch.cuda.get_device_properties(one) for one in range(torch.cuda.device_count())]
+        gpus = tuple((one.name, one.total_memory) for one in properties)
+    except Exception as error:  # a RuntimeError of the driver, an AssertionError of a build without CUDA
+        cuda_problem = str(error)
+    there = distributed.is_available()
+    return TorchLook(
+        str(torch.__version__),
+        torch.version.cuda or "",
+        there and distributed.is_gloo_available(),
+        there and distributed.is_nccl_available(),
+        gpus,
+        cuda_problem,
+    )
 
 
 def judge_torch(look: TorchLook) -> Check:
     """Which torch it is, and which collectives it brings."""
     if look.problem:
-        return error("torch", f"it cannot be loaded: {look.problem}", "Reinstall torch, in a build for this machine.")
+        return Check(
+            "torch", "error", f"it cannot be loaded: {look.problem}", "Reinstall torch, in a build for this machine."
+        )
     build = f"built for CUDA {look.cuda}" if look.cuda else "built for CPUs"
     collectives = f"{'gloo' if look.gloo else 'no gloo'}, {'NCCL' if look.nccl else 'no NCCL'}"
     found = f"{look.version}, {build}; {collectives}"
     if not look.gloo:
-        return error("torch", found, "Workers agree over gloo: install a torch build that has it.")
-    return ok("torch", found)
+        return Check("torch", "error", found, "Workers agree over gloo: install a torch build that has it.")
+    return Check("torch", "ok", found)
 
 
 def judge_devices(look: TorchLook, there: int) -> Check:
@@ -57,21 +115,21 @@ def judge_devices(look: TorchLook, there: int) -> Check:
     if look.gpus:
         names = ", ".join(f"cuda:{number} {name} ({gib(size)})" for number, (name, size) in enumerate(look.gpus))
         if len(look.gpus) > 1 and not look.nccl:
-            return warning("devices", names, "Several GPUs without NCCL agree over gloo, which is slower.")
-        return ok("devices", names)
+            return Check("devices", "warning", names, "Several GPUs without NCCL agree over gloo, which is slower.")
+        return Check("devices", "ok", names)
     if look.problem:
-        return warning("devices", "not checked, since torch cannot be loaded", "Fix torch first.")
+        return Check("devices", "warning", "not checked, since torch cannot be loaded", "Fix torch first.")
     if not there:
-        return ok("devices", "CPU only")
+        return Check("devices", "ok", "CPU only")
     count = plural(there, "NVIDIA GPU")
     if not look.cuda:
         fix = "Install a torch build for CUDA, or give --device cpu."
-        return error("devices", f"{count}, but this torch is built for CPUs", fix)
+        return Check("devices", "error", f"{count}, but this torch is built for CPUs", fix)
     advice = "Compare the driver that nvidia-smi names with the CUDA version of torch, or give --device cpu."
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         advice = f"CUDA_VISIBLE_DEVICES={visible} may name a GPU that is not there: unset it. {advice}"
     problem = look.cuda_problem or "it gives no reason"
-    return error("devices", f"{count}, but torch cannot use them: {problem}", advice)
+    return Check("devices", "error", f"{count}, but torch cannot use them: {problem}", advice)
 
 
 def check_formats(look: TorchLook, quick: bool) -> list[Check]:
@@ -87,10 +145,15 @@ def check_formats(look: TorchLook, quick: bool) -> list[Check]:
 def judge_format(name: str, found: NumberFormat | None) -> Check:
     """A format that does not work is no error: fp32 is the default."""
     if found is None:
-        return ok(name, "not measured yet", "Leave out --quick to measure it.")
+        return Check(name, "ok", "not measured yet", "Leave out --quick to measure it.")
     if not found.works:
-        return warning(name, found.sentence, "Stay with precision=fp32 here.")
+        return Check(name, "warning", found.sentence, "Stay with precision=fp32 here.")
     if found.environment:
         variables = " ".join(f"{key}={value}" for key, value in found.environment.items())
-        return warning(name, found.sentence, f"Before the start: export {variables}")
-    return ok(name, found.sentence)
+        return Check(name, "warning", found.sentence, f"Before the start: export {variables}")
+    return Check(name, "ok", found.sentence)
+
+
+if __name__ == "__main__":
+    signal.alarm(int(ASK_S) + 5)  # a driver that hangs must not keep this process when its parent is gone
+    sys.stdout.write(msgspec.json.encode(look_at_torch()).decode() + "\n")

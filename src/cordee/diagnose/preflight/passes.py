@@ -112,8 +112,7 @@ class Passes:
         for generator in self._generators:
             stack.callback(set_state, generator, state_of(generator))
         stack.callback(self._holdings.bring_back)
-        self._sketch = Sketch(list({id(one): one for model in models for one in model.parameters()}.values()))
-        stack.callback(self._sketch.close)
+        self._sketch = Sketch(list({id(one): one for model in models for one in model.parameters()}.values()), stack)
 
     def run_first(self, batch: Batch) -> Pass:
         """One pass that shows what the objective does: its draws, its losses, its state and its output."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +21,15 @@ LEAST_SIZE = 1e-2
 class Sketch:
     """Projections of the gradients of a backward pass."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Of these; `close` gives back what they hold in `grad`."""
+    def __init__(self, parameters: Sequence[nn.Parameter], stack: ExitStack) -> None:
+        """Of these; closing `stack` gives back what they hold in `grad`."""
         self._parameters = [one for one in parameters if one.requires_grad]
-        self._before = [one.grad for one in self._parameters]
         self._directions = {id(one): _directions(one, place) for place, one in enumerate(self._parameters)}
         self._sums: list[Tensor] = []
-        self._hooks = [
-            one.register_post_accumulate_grad_hook(self._project)  # type: ignore[no-untyped-call]
-            for one in self._parameters
-        ]
+        for one in self._parameters:
+            stack.callback(setattr, one, "grad", one.grad)
+            hook = one.register_post_accumulate_grad_hook(self._project)  # type: ignore[no-untyped-call]
+            stack.callback(hook.remove)
 
     def begin(self) -> None:
         """A pass begins."""
@@ -41,13 +41,6 @@ class Sketch:
         """The projections of the gradient since `begin`, and its size in their unit."""
         total = sum((values.cpu() for values in self._sums), torch.zeros(DIRECTIONS + 1, dtype=torch.float64))
         return total[:-1], float(total[-1])
-
-    def close(self) -> None:
-        """Give back the gradients that were there before."""
-        for hook in self._hooks:
-            hook.remove()
-        for one, gradient in zip(self._parameters, self._before, strict=True):
-            one.grad = gradient
 
     @torch.no_grad()
     def _project(self, parameter: Tensor) -> None:

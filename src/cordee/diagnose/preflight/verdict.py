@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-
-import torch
+from collections.abc import Sequence
 
 from cordee.core.errors import MixingError
 from cordee.diagnose.misfit import explain_broadcast
 from cordee.diagnose.preflight.passes import Pass
 from cordee.diagnose.preflight.trials import Finding
-from cordee.diagnose.preflight.watch import DEFAULT_IGNORED, Call
+from cordee.diagnose.preflight.watch import DEFAULT_IGNORED
 from cordee.feed.batch import Batch, named_tensors
 
 USUAL_CAUSES = (
@@ -21,6 +18,10 @@ USUAL_CAUSES = (
     "it: Job(weigh=lambda batch: ...)); a layer that uses statistics of its batch"
 )
 OTHER_MEAN = "its mean is over something else than samples"
+DECLARE_WEIGHTS = (
+    f"class weights: {OTHER_MEAN}. Add to the job: weigh=lambda batch: weights[batch.y].sum(), with the same `weights` "
+    "and the same targets that the loss is given"
+)
 OWN_STATE = "To train with state that differs from worker to worker: preflight=False"
 
 
@@ -67,34 +68,18 @@ def refuse_mixing(findings: Sequence[Finding], first: Pass, batch: Batch, *, wei
 
 def _explain(first: Pass, batch: Batch, weighed: bool) -> str:
     """The probable cause, and what to do about it."""
-    uneven = [] if weighed else [one for one in first.tape.calls if one.uneven]
-    return _declare(uneven[0], batch) if uneven else explain_broadcast(first.output, batch) or USUAL_CAUSES
-
-
-def _declare(call: Call, batch: Batch) -> str:
-    """The line that declares what the loss divides by, if one is found that comes to the same number."""
-    lines = [line for line, value in _lines_to_add(call, batch) if math.isclose(value, call.total, rel_tol=1e-5)]
-    if call.weights is None:
-        line = (lines or [f"(batch.y != {call.ignored}).sum()"])[0]
-        return f"The loss has ignore_index={call.ignored}: {OTHER_MEAN}. Add to the job: weigh=lambda batch: {line}"
-    return f"The loss has {_declare_weights((lines or ['weights[batch.y].sum()'])[0])}"
-
-
-def _lines_to_add(call: Call, batch: Batch) -> Iterator[tuple[str, float]]:
-    """Ways to declare what a call divides by, each with what it comes to for this batch."""
-    fields = [(_spelt(name), one) for name, one in named_tensors(batch.fields) if one.dim()]
-    shifted = [(f"{line}[:, 1:]", one[:, 1:]) for line, one in fields if one.dim() > 1]  # of the next token
-    for line, target in (*fields, *shifted):
-        if target.is_floating_point() or target.is_complex():
-            continue
-        counted = target != call.ignored
-        inside = target[counted].long()
-        if call.weights is None:
-            yield f"({line} != {call.ignored}).sum()", float(counted.sum())
-        elif not inside.numel() or (int(inside.min()) >= 0 and int(inside.max()) < len(call.weights)):
-            table = torch.tensor(call.weights, dtype=torch.float64, device=target.device)
-            chosen = line if bool(counted.all()) else f"{line}[{line} != {call.ignored}]"
-            yield f"weights[{chosen}].sum()", float(table[inside].sum())
+    uneven = next((one for one in first.tape.calls if one.uneven and not weighed), None)
+    if uneven is None:
+        return explain_broadcast(first.output, batch) or USUAL_CAUSES
+    if uneven.weights is not None:
+        return f"The loss has {DECLARE_WEIGHTS}"
+    # Of all fields, and of all but their first tokens: which have as many targets as the loss divided by?
+    fields = {_spelt(name): one for name, one in named_tensors(batch.fields) if not one.is_floating_point()}
+    fields |= {f"{line}[:, 1:]": one[:, 1:] for line, one in fields.items() if one.dim() > 1}
+    counts = {line: int((one != uneven.ignored).sum()) for line, one in fields.items()}
+    line = next((line for line, count in counts.items() if count == uneven.total), "batch.y")
+    declared = f"weigh=lambda batch: ({line} != {uneven.ignored}).sum()"
+    return f"The loss has ignore_index={uneven.ignored}: {OTHER_MEAN}. Add to the job: {declared}"
 
 
 def _spelt(name: str) -> str:
@@ -105,11 +90,6 @@ def _spelt(name: str) -> str:
         place = int(name.split()[1])
         return ("batch.x", "batch.y")[place] if place < 2 else f"batch.fields[{place}]"
     return "batch.fields" + "".join(f"[{int(part)}]" if part.isdigit() else f'["{part}"]' for part in name.split("."))
-
-
-def _declare_weights(line: str) -> str:
-    declared = f"weigh=lambda batch: {line}, with the same `weights` that the loss is given"
-    return f"class weights: {OTHER_MEAN}. Add to the job: {declared}"
 
 
 def explain_unchecked(findings: Sequence[Finding]) -> list[str]:
@@ -136,7 +116,7 @@ def warn_of_unseen_weights(first: Pass) -> list[str]:
         if call.uneven:  # and it made no difference
             continue
         if call.weights is not None:
-            raise MixingError(f"the loss has {_declare_weights('weights[batch.y].sum()')}")
+            raise MixingError(f"the loss has {DECLARE_WEIGHTS}")
         if call.ignored != DEFAULT_IGNORED:
             return [
                 f"the loss has ignore_index={call.ignored}. No target of the samples that were checked is ignored. If "
