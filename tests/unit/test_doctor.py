@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import os
 import socket
 from pathlib import Path
@@ -10,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from packaging.requirements import Requirement
 
 from cordee.cli.doctor import summary
 from cordee.core.cgroup import MemoryLimit
@@ -95,13 +95,24 @@ def test_cxx_with_options_is_found_by_its_first_word(monkeypatch: pytest.MonkeyP
 # ------------------------------------------------------------- the software
 
 
-def test_packages_that_lack_are_errors() -> None:
-    needed = [Requirement("torch>=2.10"), Requirement("numpy>=1.26"), Requirement("tables"), Requirement("local>=2.10")]
-    there = {"torch": "2.9.0", "local": "2.13.0+cpu"}
-    wanted = "pip install 'torch>=2.10' 'numpy>=1.26' 'tables'"
-    assert_says(software.judge_packages(needed, there), "error", "torch 2.9.0", "numpy is not installed", wanted)
-    assert_says(software.judge_packages(needed[3:], there), "ok", "local 2.13.0+cpu")
+def test_packages_that_lack_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert software.check_packages().state == "ok"
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return there[name]
+
+    needed = ["torch>=2.10", "numpy>=1.26", "tables", "ray; extra == 'ray'", "local>=2.10"]
+    there = {"torch": "2.9.0", "local": "2.13.0+cpu"}
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: needed)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    wanted = "pip install 'torch>=2.10' 'numpy>=1.26' 'tables'"
+    check = software.check_packages()
+    assert_says(check, "error", "torch 2.9.0", "numpy is not installed", wanted)
+    assert check.advice.endswith(wanted)
+    del needed[:3]
+    assert_says(software.check_packages(), "ok", "local 2.13.0+cpu")
 
 
 GPU = TorchLook("2.11.0", "13.0", True, True, (("H200", 140 * GIB),))
@@ -170,23 +181,19 @@ def test_formats_are_never_errors_since_fp32_remains() -> None:
 # ------------------------------------------------------------- the network
 
 
-def test_interfaces() -> None:
-    lo, eth = {"lo": "127.0.0.1"}, {"eth0": "192.0.2.7"}
-    assert_says(
-        network.judge_interfaces(lo | eth),
-        "ok",
-        "stays on lo 127.0.0.1",
-        "for other hosts: eth0 192.0.2.7",
-        "--rendezvous",
-    )
-    assert_says(network.judge_interfaces(lo), "ok", "no IPv4 address for other hosts")
-    lost = network.judge_interfaces(eth)
-    assert_says(lost, "error", "no loopback", "ip link set lo up")
-    assert lost.code == RendezvousError.code
+def test_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(**addresses: str) -> Check:
+        given = {name: [SimpleNamespace(family=socket.AF_INET, address=one)] for name, one in addresses.items()}
+        monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: given)
+        monkeypatch.setattr(
+            network.psutil, "net_if_stats", lambda: {one: SimpleNamespace(isup=one != "off") for one in given}
+        )
+        return network.check_interfaces()
 
-
-def test_this_machine_has_loopback() -> None:
-    assert network.find_interfaces()["lo"] == "127.0.0.1"
+    found = check(lo="127.0.0.1", eth0="192.0.2.7", off="192.0.2.8")
+    assert_says(found, "ok", "for other hosts: eth0 192.0.2.7", "--rendezvous")
+    assert "lo" not in found.found and "192.0.2.8" not in found.found
+    assert_says(check(lo="127.0.0.1"), "ok", "no IPv4 address for other hosts")
 
 
 def test_a_busy_port_names_its_holder() -> None:

@@ -34,7 +34,7 @@ def examine(
         "disk": machine.check_disk,
         "number formats": lambda: software.check_formats(torch(), quick),
         "C++ compiler": machine.check_compiler,
-        "interfaces": lambda: network.judge_interfaces(network.find_interfaces()),
+        "interfaces": network.check_interfaces,
         "port": lambda: [] if port is None else network.check_port(port),
         "encryption": network.describe_protection,
         # Our channel's modules load torch, which may end this very process.

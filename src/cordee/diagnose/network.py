@@ -23,31 +23,20 @@ tc qdisc add dev cordee0 root tbf rate 100mbit burst 64kb latency 50ms"""
 """Run inside a new network namespace, which ends with it: the host's network is not touched."""
 
 
-def find_interfaces() -> dict[str, str]:
-    """The first IPv4 address of each interface that is up: gloo binds to one of these."""
+def check_interfaces() -> Check:
+    """The IPv4 addresses that this host can offer to others, of interfaces that are up: gloo binds to one of these."""
     states = psutil.net_if_stats()
-    return {
-        name: next(one.address for one in addresses if one.family == socket.AF_INET)
-        for name, addresses in psutil.net_if_addrs().items()
-        if name in states and states[name].isup and any(one.family == socket.AF_INET for one in addresses)
-    }
-
-
-def judge_interfaces(addresses: dict[str, str]) -> Check:
-    """What gloo binds to on one host, and what this host can offer to others."""
-    inner = [f"{name} {one}" for name, one in addresses.items() if ipaddress.ip_address(one).is_loopback]
-    outer = ", ".join(pair for name, one in addresses.items() if (pair := f"{name} {one}") not in inner)
-    offered = f"addresses for other hosts: {outer}" if outer else "no IPv4 address for other hosts"
-    if not inner:
-        return Check(
-            "interfaces",
-            "error",
-            f"no loopback interface is up; {offered}",
-            "Even a run on one host needs it: `ip link set lo up`.",
-            RendezvousError.code,
-        )
-    advice = "Between hosts gloo takes the address that leads to --rendezvous HOST." if outer else ""
-    return Check("interfaces", "ok", f"a run on one host stays on {inner[0]}; {offered}", advice)
+    addresses = [
+        f"{name} {one.address}"
+        for name, several in psutil.net_if_addrs().items()
+        for one in several
+        if one.family == socket.AF_INET and not ipaddress.ip_address(one.address).is_loopback
+        if name in states and states[name].isup
+    ]
+    if not addresses:
+        return Check("interfaces", "ok", "no IPv4 address for other hosts; a run on one host stays on loopback")
+    advice = "Between hosts gloo takes the address that leads to --rendezvous HOST."
+    return Check("interfaces", "ok", f"addresses for other hosts: {', '.join(addresses)}", advice)
 
 
 # ------------------------------------------------------------- ports

@@ -5,7 +5,6 @@ Run as a program this module asks torch, whose import alone can fail, crash or h
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -28,26 +27,21 @@ ASK_S = 60.0
 
 
 def check_packages() -> Check:
-    """What is installed of what Cordée needs."""
-    needed = [Requirement(text) for text in importlib.metadata.requires("cordee") or []]
-    always = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    installed = {}
-    for one in always:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            installed[one.name] = importlib.metadata.version(one.name)
-    return judge_packages(always, installed)
-
-
-def judge_packages(needed: list[Requirement], installed: dict[str, str]) -> Check:
-    """The versions; an error if a package is missing, too old or too new."""
-    there = [one for one in needed if one.name in installed]
-    right = [one for one in there if one.specifier.contains(installed[one.name], prereleases=True)]
-    parts = [f"{one.name} {installed.get(one.name, 'is not installed')}" for one in needed]
-    found = f"{platform.python_implementation()} {platform.python_version()}, {', '.join(parts)}"
-    if len(right) == len(needed):
-        return Check("packages", "ok", found)
-    fix = "pip install " + " ".join(f"'{one.name}{one.specifier}'" for one in needed if one not in right)
-    return Check("packages", "error", found, f"Cordée does not work without: {fix}")
+    """What is installed of what Cordée needs; an error if a package is missing, too old or too new."""
+    parts, wrong = [f"{platform.python_implementation()} {platform.python_version()}"], []
+    for one in map(Requirement, importlib.metadata.requires("cordee") or []):
+        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(one.name)
+        except importlib.metadata.PackageNotFoundError:
+            version = ""
+        parts.append(f"{one.name} {version or 'is not installed'}")
+        if not version or not one.specifier.contains(version, prereleases=True):
+            wrong.append(f"'{one.name}{one.specifier}'")
+    if not wrong:
+        return Check("packages", "ok", ", ".join(parts))
+    return Check("packages", "error", ", ".join(parts), f"Cordée does not work without: pip install {' '.join(wrong)}")
 
 
 class TorchLook(msgspec.Struct, frozen=True):

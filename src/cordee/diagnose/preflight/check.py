@@ -145,19 +145,18 @@ def check_batch(
 
 def materialise(subject: Subject, source: Source, order: Order, device: str) -> None:
     """Let lazy modules take their shapes from a batch: parameters that do not exist yet cannot be kept or shared."""
-    modules = [module for model in subject.models for module in model.modules()]
     if not any(is_lazy(tensor) for one in subject.models for tensor in (*one.parameters(), *one.buffers())):
         return
     ids = _first_ids(order, 2)
     batch = Samples(source, ids, device).batch(range(len(ids)))
-    modes = [module.training for module in modules]
-    for module in modules:
+    modes = {module: module.training for model in subject.models for module in model.modules()}
+    for module in modes:
         module.training = False  # in evaluation no running statistics move
     try:
         subject.compute(batch)
     except Exception as error:
         raise explain_misfit(error, subject.models[0], batch) from error
-    for module, training in zip(modules, modes, strict=True):
+    for module, training in modes.items():
         module.training = training
 
 

@@ -121,7 +121,7 @@ class Holdings:
             yield from ((name, part) for part in (thing.func, thing.args, thing.keywords))
         elif isinstance(thing, dict | list | tuple | set | deque):
             if len(thing) <= MOST_ITEMS:
-                yield from self._of_dict(name, thing) if isinstance(thing, dict) else self._of_items(name, thing)
+                yield from self._of_container(name, thing)
         elif isinstance(thing, type):
             if is_users(thing):
                 yield from ((f"{name}.{key}", one) for key, one in vars(thing).items() if key != "__dict__")
@@ -130,23 +130,19 @@ class Holdings:
         elif isinstance(thing, nn.Module) or is_users(type(thing)):
             yield from ((name, kind) for kind in type(thing).__mro__[:-1])
             if hasattr(thing, "__dict__"):
-                yield from self._of_dict(name, vars(thing))
+                yield from self._of_container(name, vars(thing))
 
-    def _of_dict(self, name: str, items: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-        """A dict, or attributes."""
-        self._places.append(_Place(name, items.copy, functools.partial(_refill, items)))
-        for key, value in items.items():
-            if key in TABLES and isinstance(value, dict):
-                yield from self._of_dict(name, value)
-            else:
-                yield _join(name, key), value
-
-    def _of_items(self, name: str, items: Any) -> Iterator[tuple[str, Any]]:
-        """A list, a tuple, a deque or a set."""
+    def _of_container(self, name: str, items: Any) -> Iterator[tuple[str, Any]]:
+        """A dict, attributes, a list, a tuple, a deque or a set."""
+        keyed = isinstance(items, dict)
         if not isinstance(items, tuple):
-            refill = functools.partial(_refill, items)
-            self._places.append(_Place(name, lambda: dict(enumerate(items)), refill, keyed=False))
-        yield from ((f"{name}[{place}]", one) for place, one in enumerate(items))
+            read = items.copy if keyed else lambda: dict(enumerate(items))
+            self._places.append(_Place(name, read, functools.partial(_refill, items), keyed))
+        for key, value in items.items() if keyed else enumerate(items):
+            if key in TABLES and isinstance(value, dict):
+                yield from self._of_container(name, value)
+            else:
+                yield _join(name, key) if keyed else f"{name}[{key}]", value
 
     def _of_function(self, name: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         """What it holds, and the variables that it shares with the function or the module around it."""
