@@ -100,15 +100,14 @@ def preflight(
     large = sum(one.numel() for model in subject.models for one in model.parameters()) > LARGE
     with ExitStack() as stack:
         passes = Passes(subject, stack)
-        samples = Samples(source, choose(source, usual), device)
+        passes.samples = Samples(source, choose(source, usual), device)
         for size in dict.fromkeys((min(FEW, largest), largest) if large else (largest,)):
-            places = choose_whole(len(samples), size)
-            samples, first = _first(subject, passes, samples, usual, places)
-            if large and is_plainly_right(passes, samples, first, places, team):  # few passes of few samples may do
+            first = _run_first(passes, source, usual, size)
+            if large and is_plainly_right(passes, first, team):  # few passes of few samples may do
                 warnings = []
                 break
         else:
-            warnings = check(passes, samples, first, team, largest=largest)
+            warnings = check(passes, first, team, largest=largest)
     if subject.weigh is None and source.traits.table is None:  # not all targets could be looked through
         warnings += warn_of_unseen_weights(first)
     return warnings
@@ -138,8 +137,9 @@ def check_batch(
     # A loader that reads ahead waits meanwhile: its samples may draw from the generators that passes begin anew.
     with reading(), ExitStack() as stack:
         passes = Passes(Subject(compute, models, (objective,), weigh, count_gathers=count_gathers), stack)
-        first = passes.run_first(samples.batch(choose_whole(len(samples), len(batch))))
-        warnings = check(passes, samples, first, Team(), largest=len(batch))
+        passes.samples = samples
+        first = passes.run_first(choose_whole(len(samples), len(batch)))
+        warnings = check(passes, first, Team(), largest=len(batch))
     return [*warnings, *(warn_of_unseen_weights(first) if weigh is None else ())]
 
 
@@ -167,38 +167,33 @@ def _first_ids(order: Order, count: int) -> Ids:
     return ids[np.sort(np.unique(ids, return_index=True)[1])][:count]
 
 
-def _first(
-    subject: Subject, passes: Passes, samples: Samples, usual: Ids, places: Sequence[int]
-) -> tuple[Samples, Pass]:
-    """The first pass; and samples that show what its losses leave out or weigh, if the data has any."""
-    batch = samples.batch(places)
-    first = passes.run_first(batch)
+def _run_first(passes: Passes, source: Source, usual: Ids, size: int) -> Pass:
+    """The first pass; if the data has samples that show what its losses leave out or weigh, these come in."""
+    subject, samples = passes.subject, passes.samples
+    first = passes.run_first(choose_whole(len(samples), size))
     if subject.try_output is not None:
-        subject.try_output(first.output, batch)
+        subject.try_output(first.output, samples.batch(first.places))
     telling = dict.fromkeys(value for call in first.tape.calls for value in call.telling_values)
-    assert samples.source is not None
-    better = choose(samples.source, usual, telling) if subject.weigh is None else samples.ids
+    better = choose(source, usual, telling) if subject.weigh is None else samples.ids
     if not np.array_equal(better, samples.ids):
-        samples = Samples(samples.source, better, samples.device)
-        first = passes.run_first(samples.batch(places))
-    return samples, first
+        passes.samples = Samples(source, better, samples.device)
+        first = passes.run_first(first.places)
+    return first
 
 
 # ------------------------------------------------------------- the tests
 
 
-def check(passes: Passes, samples: Samples, first: Pass, team: Team, *, largest: int) -> list[str]:
+def check(passes: Passes, first: Pass, team: Team, *, largest: int) -> list[str]:
     """Judge an objective by tests with batches of up to `largest` samples. Raises `MixingError`."""
-    places = choose_whole(len(samples), largest)
-    if len(places) < 2 or first.gathers:  # what gathers mixes by declaration, over all workers
+    if len(first.places) < 2 or first.gathers:  # what gathers mixes by declaration, over all workers
         return []
-    replays = [partial(try_replay, passes, samples, first, places, cut) for cut in choose_cuts(places)]
+    replays = [partial(try_replay, passes, first, cut) for cut in choose_cuts(first)]
     tests: list[Test] = [
-        partial(try_interaction, passes, samples, min(SAMPLES, largest)),
-        partial(try_interaction, passes, samples, 2),
-        partial(try_aftermath, passes, samples, first.changed),
+        *(partial(try_interaction, passes, size) for size in (min(SAMPLES, largest), 2)),
+        partial(try_aftermath, passes, first.changed),
         *replays[:1],
-        partial(try_repeat, passes, samples, places, first),
+        partial(try_repeat, passes, first),
         *replays[1:],
     ]
     findings = spread(tests, team)
@@ -207,35 +202,34 @@ def check(passes: Passes, samples: Samples, first: Pass, team: Team, *, largest:
     if not any(one.test == "repeat" and one.wrong for one in findings):
         doubts = [one for one in findings if one.test == "replay" and one.wrong]
         if doubts and not any(one.trusted for one in doubts):
-            findings += spread([partial(try_scale, passes, samples, largest)], team)
+            findings += spread([partial(try_scale, passes, largest)], team)
         refuse_state(findings)
-        refuse_mixing(findings, first, samples.batch(places), weighed=passes.subject.weigh is not None)
+        refuse_mixing(findings, first, passes.samples.batch(first.places), weighed=passes.subject.weigh is not None)
     return explain_unchecked(findings)
 
 
-def is_plainly_right(passes: Passes, samples: Samples, first: Pass, places: list[int], team: Team) -> bool:
+def is_plainly_right(passes: Passes, first: Pass, team: Team) -> bool:
     """Whether few passes show that an objective is right, as for most large models; False: not by these.
 
-    Of `first`, that of the samples at `places`. Where nothing is drawn, a few samples and their parts tell. Where it
-    draws, few samples may have drawn alike by chance: it takes more of them, more cuts, and the interaction test.
+    Where nothing is drawn, a few samples and their parts tell. Where it draws, few samples may have drawn alike by
+    chance: it takes more of them, more cuts, and the interaction test.
     """
     tape = first.tape
-    if len(places) < 2 or first.gathers or first.buffers or first.changed or tape.shuffled or tape.unseen:
+    few = len(first.places) <= FEW
+    unsure = first.gathers or first.buffers or first.changed or tape.shuffled or tape.unseen or (few and tape.draws)
+    if unsure or len(first.places) < 2:
         return False
-    few = len(places) <= FEW
-    if few and tape.draws:
-        return False
-    cuts = choose_cuts(places)[: team.replicas if few else None]  # one would do; what costs no time comes with it
-    tests: list[Test] = [partial(try_replay, passes, samples, first, places, cut) for cut in cuts]
+    cuts = choose_cuts(first)[: team.replicas if few else None]  # one would do; what costs no time comes with it
+    tests: list[Test] = [partial(try_replay, passes, first, cut) for cut in cuts]
     if not few:
-        tests.append(partial(try_interaction, passes, samples, 2))
+        tests.append(partial(try_interaction, passes, 2))
     # None of them would be right if the same batch gave another loss each time.
     return all(one.right and one.trusted for one in spread(tests, team))
 
 
-def choose_cuts(places: Sequence[int]) -> list[int]:
-    """Behind which samples of a batch it is cut into two parts, one after the other."""
-    return [cut for cut in ((1, 3, 6) if len(places) > FEW else (1, 2)) if cut < len(places)]
+def choose_cuts(whole: Pass) -> list[int]:
+    """Behind which samples its batch is cut into two parts, one after the other."""
+    return [cut for cut in ((1, 3, 6) if len(whole.places) > FEW else (1, 2)) if cut < len(whole.places)]
 
 
 def choose_whole(pool: int, largest: int) -> list[int]:

@@ -23,6 +23,7 @@ from cordee.core.errors import CordeeError, ModelError
 from cordee.diagnose.misfit import explain_misfit
 from cordee.diagnose.preflight.draws import ReplayFailed, Slice
 from cordee.diagnose.preflight.holdings import Holdings, seed_generator, set_state, state_of
+from cordee.diagnose.preflight.samples import Samples
 from cordee.diagnose.preflight.sketch import Sketch
 from cordee.diagnose.preflight.watch import GLOBAL_GENERATORS, Tape, Watch
 from cordee.feed.batch import Batch
@@ -55,7 +56,8 @@ class Pass:
     """What is compared: the loss, then the projections of its gradient. In float64, on the CPU."""
     size: float
     """Of the gradient, in the unit of its projections."""
-    samples: int
+    places: Sequence[int]
+    """Of its samples in the pool."""
     weight: float
     tape: Tape
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -80,6 +82,9 @@ class Pass:
 
 class Passes:
     """Runs passes over a subject."""
+
+    samples: Samples
+    """The pool that batches are made of; it is read in here, so that generators stand afterwards where they stood."""
 
     def __init__(self, subject: Subject, stack: contextlib.ExitStack) -> None:
         """Set everything up that holds for all passes; closing `stack` puts everything back."""
@@ -114,27 +119,28 @@ class Passes:
         stack.callback(self._holdings.bring_back)
         self._sketch = Sketch(list({id(one): one for model in models for one in model.parameters()}.values()), stack)
 
-    def run_first(self, batch: Batch) -> Pass:
+    def run_first(self, places: Sequence[int]) -> Pass:
         """One pass that shows what the objective does: its draws, its losses, its state and its output."""
-        first = self.run(batch, keep_output=True)
-        if first.tape.fused:
+        first = self.run(places, keep_output=True)
+        if first.tape.fused and not self._plain_attention:
             self._plain_attention = True
-            first = self.run(batch, keep_output=True)
+            return self.run_first(places)
         return first
 
     def run(
         self,
-        batch: Batch,
+        places: Sequence[int],
         *,
         seed: int = 0,
         replay: Slice | None = None,
         go_on: bool = False,
         keep_output: bool = False,
     ) -> Pass:
-        """One pass; with `go_on` it begins with the state outside of buffers that the last one left.
+        """One pass over the samples at these places; with `go_on` it begins with the state that the last one left.
 
-        Raises `ReplayFailed`.
+        Buffers are those of the beginning in any case. Raises `ReplayFailed`.
         """
+        batch = self.samples.batch(places)
         self._holdings.bring_back(self._buffers() if go_on else None)
         for place, generator in enumerate(self._generators):
             seed_generator(generator, seed + place)
@@ -154,7 +160,7 @@ class Passes:
         return Pass(
             vector=torch.cat([loss.detach().reshape(1).to("cpu", torch.float64), projections]),
             size=size,
-            samples=len(batch),
+            places=places,
             weight=float(len(batch) if weigh is None else weigh(batch)),
             tape=tape,
             buffers={name: tensor.detach().clone() for name, tensor in buffers.items() if name in changed},

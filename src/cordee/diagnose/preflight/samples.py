@@ -34,7 +34,8 @@ class Samples:
 
     def __init__(self, source: Source | None, ids: Ids, device: str, whole: Batch | None = None) -> None:
         """Samples of `source` are read when they are needed, `AHEAD` at first. `whole`: they were read already."""
-        self.source, self.ids, self.device = source, ids, device
+        self.ids, self.device = ids, device
+        self._source = source
         self._whole = whole if whole is not None else self._gather(ids[:AHEAD])
         lengths = {len(one) if one.dim() else -1 for _, one in named_tensors(self._whole.fields)}
         self.divisible = lengths == {len(self._whole)}
@@ -58,8 +59,8 @@ class Samples:
         return batch
 
     def _gather(self, ids: Ids) -> Batch:
-        assert self.source is not None
-        fields = self.source.gather(np.asarray(ids, dtype=np.int64))
+        assert self._source is not None
+        fields = self._source.gather(np.asarray(ids, dtype=np.int64))
         return Batch(ids, map_tensors(lambda tensor: tensor.to(self.device), fields))
 
 

@@ -28,8 +28,6 @@ from torch import Tensor
 
 from cordee.diagnose.preflight.draws import LAYOUTS, ReplayFailed, Slice
 from cordee.diagnose.preflight.passes import Pass, Passes
-from cordee.diagnose.preflight.samples import Samples
-from cordee.feed.batch import Batch
 
 UNEVEN_DRAWS = "its random draws depend on the data"
 SMALL, LARGE = 2, 32
@@ -125,12 +123,12 @@ def choose_sets(pool: int, size: int) -> list[list[int]] | None:
     return [list(range(*ends)) for ends in pairwise((0, first, 2 * first, first + size, 2 * size))]
 
 
-def try_interaction(passes: Passes, samples: Samples, size: int) -> Finding:
+def try_interaction(passes: Passes, size: int) -> Finding:
     """Four passes, compared."""
-    sets = choose_sets(len(samples), size)
+    sets = choose_sets(len(passes.samples), size)
     if sets is None:
         return Finding("interaction", void="too few samples")
-    cells = [passes.run(samples.batch([*first, *rest])) for first in sets[:2] for rest in sets[2:]]
+    cells = [passes.run([*first, *rest]) for first in sets[:2] for rest in sets[2:]]
     buffers = {name: False for name in list(cells[0].buffers)[:MOST_BUFFERS] if _differ(name, cells)}
     drawn = [([one.form for one in cell.tape.draws], cell.ends) for cell in cells]
     if void := why_void(cells) or (UNEVEN_DRAWS if any(one != drawn[0] for one in drawn) else ""):
@@ -150,36 +148,33 @@ def _differ(name: str, cells: Sequence[Pass]) -> bool:
 # ------------------------------------------------------------- replay
 
 
-def try_replay(passes: Passes, samples: Samples, whole: Pass, places: Sequence[int], cut: int) -> Finding:
-    """The batch of these places of the pool, of which `whole` is the pass, against its parts around `cut`."""
-    batches = [samples.batch(places[:cut]), samples.batch(places[cut:])]
+def try_replay(passes: Passes, whole: Pass, cut: int) -> Finding:
+    """The batch of a pass against its parts around `cut`."""
     findings = []
-    for finding in _replays(passes, batches, whole):
+    for finding in _replays(passes, whole, cut):
         if finding.right:
             return finding
         findings.append(finding)
     return min(findings, key=lambda one: (not one.trusted, not one.is_sum, one.over))
 
 
-def _replays(passes: Passes, batches: Sequence[Batch], whole: Pass) -> Iterator[Finding]:
+def _replays(passes: Passes, whole: Pass, cut: int) -> Iterator[Finding]:
     """One way after the other in which the parts may have their slices of what the whole has drawn."""
-    tape = whole.tape
+    tape, count = whole.tape, len(whole.places)
     trusted = not (tape.shuffled or tape.unseen)
+    ends = [(0, cut), (cut, count)]
     calls = [0, 0]
 
     def replay(layout: str) -> Finding:
-        starts, count = (0, len(batches[0])), sum(map(len, batches))
-        parts = []
-        for batch, start, called in zip(batches, starts, calls, strict=True):
-            part = Slice(tape.draws, count, start, start + len(batch), layout, called)
-            parts.append(passes.run(batch, replay=part))
+        slices = [Slice(tape.draws, count, *pair, layout, called) for pair, called in zip(ends, calls, strict=True)]
+        parts = [passes.run(whole.places[one.start : one.stop], replay=one) for one in slices]
         return compare(whole, parts, trusted=trusted)
 
     if tape.draws or not trusted:
         for layout in LAYOUTS[:2]:
             with contextlib.suppress(ReplayFailed):
                 yield replay(layout)
-    own = [passes.run(batch) for batch in batches]  # for draws that do not matter
+    own = [passes.run(whole.places[start:stop]) for start, stop in ends]  # for draws that do not matter
     calls = [len(one.tape.draws) for one in own]
     yield compare(whole, own, trusted=trusted and not tape.draws and not any(calls))
     if len({*calls, len(tape.draws)}) > 1:
@@ -212,7 +207,7 @@ def _is_mean(name: str, all_three: Sequence[Pass]) -> bool:
     values = [one.double() for one in left if one is not None and one.is_floating_point()]
     if len({one.shape for one in values}) != 1 or len(values) < len(left):
         return False
-    count = [one.samples for one in all_three[1:]]
+    count = [len(one.places) for one in all_three[1:]]
     mean = (count[0] * values[1] + count[1] * values[2]) / sum(count)
     return bool(torch.allclose(values[0], mean, rtol=1e-4, atol=1e-5 * float(values[0].abs().max())))
 
@@ -220,12 +215,12 @@ def _is_mean(name: str, all_three: Sequence[Pass]) -> bool:
 # ------------------------------------------------------------- scale
 
 
-def try_scale(passes: Passes, samples: Samples, largest: int) -> Finding:
+def try_scale(passes: Passes, largest: int) -> Finding:
     """Swap one sample in small and in large batches."""
-    large = min(LARGE, largest, len(samples) - 1)
+    large = min(LARGE, largest, len(passes.samples) - 1)
     if large < LARGE // 2:
         return Finding("scale", void="too few samples", trusted=False)
-    small, big = (_change(passes, samples, size) for size in (SMALL, large))
+    small, big = (_change(passes, size) for size in (SMALL, large))
     if not small or big is None:
         return Finding("scale", void="the loss does not depend on its samples")
     over = big / small / MOST_GROWTH
@@ -233,12 +228,11 @@ def try_scale(passes: Passes, samples: Samples, largest: int) -> Finding:
     return Finding("scale", over=over, is_sum=True, words=words)
 
 
-def _change(passes: Passes, samples: Samples, size: int) -> float | None:
+def _change(passes: Passes, size: int) -> float | None:
     """The mean change of weight times loss and gradient when the first sample is swapped for another."""
     total = 0.0
     for seed in range(SEEDS):
-        firsts = (0, len(samples) - 1)
-        pair = [passes.run(samples.batch([first, *range(1, size)]), seed=seed) for first in firsts]
+        pair = [passes.run([first, *range(1, size)], seed=seed) for first in (0, len(passes.samples) - 1)]
         if not all(one.finite for one in pair):
             return None
         total += float(weigh(pair).diff(dim=0).abs().sum())
@@ -248,20 +242,20 @@ def _change(passes: Passes, samples: Samples, size: int) -> float | None:
 # ------------------------------------------------------------- state
 
 
-def try_repeat(passes: Passes, samples: Samples, places: Sequence[int], first: Pass) -> Finding:
+def try_repeat(passes: Passes, first: Pass) -> Finding:
     """The same batch once more: state that is not within reach shows itself by another loss."""
-    return Finding("repeat", over=_distance(first, passes.run(samples.batch(places))), trusted=False)
+    return Finding("repeat", over=_distance(first, passes.run(first.places)), trusted=False)
 
 
-def try_aftermath(passes: Passes, samples: Samples, names: Sequence[str]) -> Finding:
+def try_aftermath(passes: Passes, names: Sequence[str]) -> Finding:
     """The same batch after two different ones: later losses must not depend on which of them it was."""
-    half = min(8, len(samples) // 2)
+    half = min(8, len(passes.samples) // 2)
     if not names or not half:
         return Finding("state", void="no state")
     ends = []
     for before in (range(half), range(half, 2 * half)):
-        passes.run(samples.batch(before))
-        ends.append(passes.run(samples.batch(range(half)), go_on=True))
+        passes.run(before)
+        ends.append(passes.run(range(half), go_on=True))
     return Finding("state", over=_distance(*ends), words=", ".join(names)[:500])
 
 
