@@ -132,10 +132,12 @@ def judge(precision: str, device: str, ended: Ended) -> NumberFormat:
 
 def _file(precision: str, device: str, threads: int) -> str:
     """One small file for everything that a measurement depends on: machine, format and setting."""
-    variables = [os.environ.get(one, "") for one in ("ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES")]
     versions = [MEASURE, importlib.metadata.version("torch"), os.uname().release]
-    hardware = processor() if device == "cpu" else os.uname().nodename  # nothing is loaded to ask a GPU
-    key = [precision, device, str(threads), *variables, *versions, hardware]
+    if device == "cpu":
+        hardware, variable = processor(), "ONEDNN_MAX_CPU_ISA"
+    else:  # nothing is loaded to ask a GPU
+        hardware, variable = os.uname().nodename, "CUDA_VISIBLE_DEVICES"
+    key = [precision, device, str(threads), os.environ.get(variable, ""), *versions, hardware]
     return f"format-{hashlib.sha256(json.dumps(key).encode()).hexdigest()}"
 
 

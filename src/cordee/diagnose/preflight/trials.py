@@ -140,9 +140,8 @@ def try_interaction(passes: Passes, size: int) -> Finding:
 
 def _differ(name: str, cells: Sequence[Pass]) -> bool:
     """Whether a buffer holds something else after another batch."""
-    first, *others = (cell.buffers.get(name) for cell in cells)
-    assert first is not None
-    return any(one is None or one.shape != first.shape or not torch.equal(one, first) for one in others)
+    first = cells[0].buffers[name]
+    return any(name not in one.buffers or not torch.equal(one.buffers[name], first) for one in cells[1:])
 
 
 # ------------------------------------------------------------- replay
