@@ -30,8 +30,11 @@ def test_one_local_step_of_plain_sgd_is_all_reduce(
     assert_same(run, reference("mlp", optimizer="sgd"))
 
 
-def by_hand(every: int, shares: list[str]) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and weights of replicas that train side by side in this process and are averaged every few steps."""
+def by_hand(every: int, shares: list[str], **outer: float) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of replicas that train side by side in this process and are averaged every few steps.
+
+    With `outer`, what torch's SGD is given, the way to the average is a gradient for that.
+    """
     job = load_job(job_file("mlp"), {"optimizer": "momentum"})
     order, share = job.order(job.resolve(1)), Share("proportional", tuple(map(float, shares)))
     workers = range(len(shares))
@@ -41,6 +44,8 @@ def by_hand(every: int, shares: list[str]) -> tuple[list[float], dict[str, torch
     models += [copy.deepcopy(models[0]) for _ in workers[1:]]
     optimizers = [job.optimizer(model.parameters()) for model in models]
     seen, losses = [0.0] * len(shares), []
+    merged = copy.deepcopy(models[0])
+    outside = torch.optim.SGD(merged.parameters(), nesterov=True, **outer) if outer else None
     for step in range(order.steps):
         whole = order.ids(0, step)
         total = 0.0
@@ -55,8 +60,19 @@ def by_hand(every: int, shares: list[str]) -> tuple[list[float], dict[str, torch
         losses.append(total / len(whole))
         if (step + 1) % every == 0 or step + 1 == order.steps:
             average(models, seen)
+            if outside is not None:
+                step_towards(models, merged, outside)
             seen = [0.0] * len(shares)
     return losses, models[0].state_dict()
+
+
+@torch.no_grad()
+def step_towards(models: list[nn.Module], merged: nn.Module, outside: torch.optim.Optimizer) -> None:
+    for parameter, mean in zip(merged.parameters(), models[0].parameters(), strict=True):
+        parameter.grad = parameter - mean
+    outside.step()
+    for model in models:
+        model.load_state_dict(merged.state_dict())
 
 
 @torch.no_grad()
@@ -79,6 +95,23 @@ def test_replicas_train_by_themselves_between_merges(every: int, reference: Refe
     for name in ("samples", "samples_lost", "samples_repeated", "order_sha256"):  # the audit of samples is clean
         assert run.result[name] == same.result[name], name
     assert float(np.abs(run.tensors["body.0.weight"] - same.tensors["body.0.weight"]).max()) > 1e-6  # not all-reduce
+
+
+def test_an_outer_update_with_momentum(tmp_path: Path) -> None:
+    plan = "sync=local,local_steps=3,proportions=5:2,outer=nesterov,outer_lr=0.6,outer_momentum=0.8"
+    run = train("mlp", tmp_path / "run", workers=2, plan=plan, optimizer="momentum")
+    losses, weights = by_hand(3, ["5", "2"], lr=0.6, momentum=0.8)
+    np.testing.assert_allclose(run.losses, losses, rtol=1e-12)
+    for name, tensor in weights.items():
+        assert float(np.abs(run.tensors[name] - tensor.numpy()).max()) <= 1e-9, name
+
+
+def test_the_momentum_of_the_outer_update_is_resumed(tmp_path: Path) -> None:
+    plan, settings = "sync=local,local_steps=3,outer=nesterov", {"optimizer": "sgd", "save_steps": 3}
+    whole = train("mlp", tmp_path / "whole", workers=2, plan=plan, **settings)
+    train("mlp", tmp_path / "run", workers=2, plan=plan, stop_steps=6, **settings)
+    run = train("mlp", tmp_path / "run", workers=2, plan=plan, resume=True, **settings)
+    assert_same(run, whole)
 
 
 def test_a_checkpoint_holds_the_merged_model(tmp_path: Path) -> None:

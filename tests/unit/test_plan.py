@@ -83,7 +83,6 @@ LATER = [
     "mode=stale",
     "staleness=4",
     "servers=2",
-    "compress=int8",
 ]
 
 
@@ -126,7 +125,14 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(share="proportional", proportions=(5, 3, 2)), 2, "name 3 worker.s., but 2 start"),
         (Plan(graphs="true"), 2, "graphs=true needs compile=true"),
         (Plan(local_steps=4), 2, "local_steps=4 means nothing under sync=allreduce; set sync=local"),
+        (Plan(outer="nesterov"), 2, "outer=nesterov means nothing under sync=allreduce; set sync=local"),
         (Plan(sync="local", precision="fp16"), 2, "sync=local does not work with precision=fp16"),
+        (
+            Plan(sync="local", compress="int8"),
+            2,
+            "which sync=local does not send",
+        ),
+        (Plan(tensor=2, compress="bf16"), 4, "tensor=2 does not work with compress=bf16 yet"),
         (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
         (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
         (Plan(tensor=2, sync="local"), 4, "tensor=2 does not work with sync=local yet"),
@@ -151,7 +157,7 @@ def test_plans_that_run() -> None:
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 12
+    assert len(REFUSALS) == 15
 
 
 def test_faithfulness() -> None:

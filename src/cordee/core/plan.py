@@ -138,8 +138,19 @@ class Plan:
     staleness: int = _key(0, "sync", "steps that a worker may be ahead under mode=stale", minimum=0, built=(0,))
     servers: int = _key(1, "sync", "parameter servers under sync=server", minimum=1, built=(1,))
     local_steps: int = _key(1, "sync", "steps between two merges under sync=local", minimum=1)
+    outer: str = _key(
+        "average",
+        "sync",
+        "what a merge under sync=local makes of the replicas' mean: takes it, or goes towards it with momentum",
+        choices=("average", "nesterov"),
+    )
+    outer_lr: float = _key(0.7, "sync", "learning rate of outer=nesterov", minimum=0.0)
+    outer_momentum: float = _key(0.9, "sync", "momentum of outer=nesterov", minimum=0.0)
     compress: str = _key(
-        "none", "sync", "how gradients are made smaller on the wire", choices=("none", "fp16", "int8"), built=("none",)
+        "none",
+        "sync",
+        "how gradients are made smaller on the wire",
+        choices=("none", "bf16", "fp16", "int8", "topk", "powersgd"),
     )
     batchnorm: str = _key(
         "exact", "sync", "BatchNorm over the global batch, or over each replica's share", choices=("exact", "replica")
@@ -280,8 +291,20 @@ REFUSALS = (
         "local_steps={local_steps} means nothing under sync={sync}; set sync=local.",
     ),
     Refusal(
+        lambda plan, workers: plan.outer != "average" and plan.sync != "local",
+        "outer={outer} means nothing under sync={sync}; set sync=local.",
+    ),
+    Refusal(
         lambda plan, workers: plan.sync == "local" and plan.precision == "fp16",
         "sync=local does not work with precision=fp16, whose scale all replicas share; use precision=bf16 or fp32.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.compress != "none" and plan.sync != "allreduce",
+        "compress={compress} makes gradients smaller, which sync={sync} does not send; leave one of them out.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.compress != "none" and plan.tensor > 1,
+        "tensor={tensor} does not work with compress={compress} yet; leave one of them out.",
     ),
     Refusal(
         lambda plan, workers: plan.replace and plan.tensor > 1,

@@ -53,15 +53,23 @@ class Buckets(list[Bucket]):
     """How it looks in the last bucket if every replica has a gradient for every parameter."""
 
     @classmethod
-    def of(cls, parameters: Sequence[nn.Parameter], sparse: Collection[int], riders: int, most_mb: float) -> Buckets:
-        """Take memory for all but those numbered `sparse`, and for `riders` numbers of the caller."""
+    def of(
+        cls,
+        parameters: Sequence[nn.Parameter],
+        sparse: Collection[int],
+        riders: int,
+        most_mb: float,
+        *,
+        apart: bool = False,
+    ) -> Buckets:
+        """Take memory for all but those numbered `sparse`, and for `riders` numbers of the caller, `apart` or not."""
         made = cls()
         dense = [parameter for number, parameter in enumerate(parameters) if number not in sparse]
         made.sets = 2 if sum(parameter.nbytes for parameter in dense) <= SMALL_BYTES else 1
         made._parameters = parameters
         closed = grouped(dense, most_mb)
         last = closed[-1][0] if closed else None
-        if last is None or last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
+        if apart or last is None or last.device.type != "cpu" or last.dtype not in (torch.float32, torch.float64):
             closed.append([])  # the riders need a bucket that is exact and near
         behind = riders + len(parameters)
         made += [make_bucket(group, behind if group is closed[-1] else 0, made.sets) for group in closed]

@@ -3,7 +3,8 @@
 A step commits by a sum of its record alone, which is some hundred bytes. A merge is the mean of the replicas'
 parameters, each weighted by what it has computed since the merge before; states of optimizers stay each replica's own.
 With one step per merge and plain SGD that is the update of all-reduce. Otherwise it is not what one process would have
-trained: such a plan is statistical.
+trained: such a plan is statistical. With an outer update, the mean is not taken as it is: the way to it from the merge
+before is a gradient, of SGD with momentum. A measurement or a checkpoint between two merges is a merge too.
 
 What a lost replica computed since the last merge is lost with it; those samples are counted as lost.
 """
@@ -11,27 +12,49 @@ What a lost replica computed since the last merge is lost with it; those samples
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.record import Record
 from cordee.group.team import Team
 from cordee.sync.gradients import treat
-from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
+from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.sparse import numbers_of
+
+MOMENTUM = "outer momentum"
+"""The name of what is kept for the outer update."""
+
+
+class Outer(NamedTuple):
+    """How the mean of the replicas is applied, as in DiLoCo (Douillard and others, 2023)."""
+
+    lr: float
+    momentum: float
 
 
 class LocalSteps(Sync):
     """Updates locally, and merges every `every` steps; see `Sync`."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], team: Team, *, every: int, on_lost: Callable[[int], None]
+        self,
+        parameters: Iterable[nn.Parameter],
+        team: Team,
+        *,
+        every: int,
+        on_lost: Callable[[int], None],
+        outer: Outer | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        """`on_lost` is told the number of samples that a lost replica took with it."""
+        """`on_lost` is told the number of samples that a lost replica took with it; without `outer`, a mean is all."""
         super().__init__(parameters)
-        self._team, self._every, self._on_lost = team, every, on_lost
+        self._team, self._every, self._on_lost, self._outer = team, every, on_lost, outer
+        self._merged: list[Tensor] = []
+        """The parameters after the last merge, for the outer update."""
+        self._momentum = (kept or {}).get(MOMENTUM, [])
+        """Of the outer update; empty before the first one."""
         self._weight = self._samples = self._of_all = 0.0
         """Since the last merge: what this replica's samples weigh, how many they are, and how many all replicas had."""
         self._open = 0.0, 0.0, 0.0
@@ -52,6 +75,8 @@ class LocalSteps(Sync):
 
     def update(self, optimizer: Optimizer) -> None:
         """Step, and merge if it is time."""
+        if self._outer is not None and self._steps == 0:
+            self._merged = [parameter.detach().clone() for parameter in self.parameters]
         optimizer.step()
         weight, samples, of_all = self._open
         self._weight, self._samples, self._of_all = (
@@ -64,10 +89,15 @@ class LocalSteps(Sync):
             self.merge()
 
     @torch.no_grad()
-    def merge(self) -> None:
+    def merge(self, *, saving: bool = False) -> Kept:
         """Give all replicas the weighted mean of their parameters; all of them call this after the same step."""
-        if self._steps == 0:
-            return
+        if self._steps > 0:
+            self._average()
+            if self._outer is not None:
+                self._update_outside(self._outer)
+        return {MOMENTUM: self._momentum} if saving and self._momentum else {}
+
+    def _average(self) -> None:
         self._steps = 0
         samples = self._samples
         while self._team.replicas > 1:
@@ -82,3 +112,11 @@ class LocalSteps(Sync):
         if (lost := round(self._of_all - samples)) > 0:
             self._on_lost(lost)
         self._weight = self._samples = self._of_all = 0.0
+
+    def _update_outside(self, outer: Outer) -> None:
+        """Take the way from the last merge to this mean for a gradient, of SGD with Nesterov's momentum."""
+        self._momentum = self._momentum or [torch.zeros_like(one) for one in self._merged]
+        for parameter, before, momentum in zip(self.parameters, self._merged, self._momentum, strict=True):
+            way = before - parameter
+            momentum.mul_(outer.momentum).add_(way)
+            parameter.copy_(before - outer.lr * (way + outer.momentum * momentum))

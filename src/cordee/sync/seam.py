@@ -40,6 +40,10 @@ class Agreed(NamedTuple):
     """Of the gradient before it was bounded, still on its device: nothing waits for it."""
 
 
+Kept = dict[str, list[Tensor]]
+"""What a `Sync` keeps beside the parameters: by name, a tensor for each of them."""
+
+
 class Sync:
     """How the replicas agree on the parameters of one optimizer; as it is here, one that sends nothing early."""
 
@@ -65,8 +69,12 @@ class Sync:
         """Let the optimizer step; what it does to gradients must not reach a peer that still needs them."""
         optimizer.step()
 
-    def merge(self) -> None:
-        """Make the parameters equal on all replicas, before they are measured or saved; all replicas call this."""
+    def merge(self, *, saving: bool = False) -> Kept:
+        """Make the parameters equal on all replicas, before they are measured or saved; all replicas call this.
+
+        When `saving`, what else this keeps from one step to the next: the same on all replicas, whatever their number.
+        """
+        return {}
 
     def forget(self, *, passed: bool) -> None:
         """Drop what the step has so far; `passed`: the backward pass after the last `begin` came to its end."""

@@ -40,7 +40,7 @@ def end(training: Training) -> Outcome:
         with stepper.reporter.aside("saving"):
             training.saver.before_update()
         training.call("on_end")
-    stepper.merge()
+    stepper.merge(saving=True)
     while True:
         checksum = _write_files(training, brought_back=brought_back) if stepper.team.replica == 0 else ""
         result = {**_result(training, test, brought_back=brought_back), "params_sha256": checksum}
@@ -70,7 +70,7 @@ def _bring_back_best(training: Training) -> bool:
             stepper.reporter.tell(WarningEvent(message))
             return None
 
-    stepper.merge()
+    stepper.merge(saving=True)
     with stepper.reporter.aside("saving"):
         if stepper.team.sliced:  # of which all owners write their part
             training.write_checkpoint()

@@ -210,7 +210,7 @@ class Training:
         """A checkpoint of this moment, written in the background by the workers of the first replica."""
         self._saved_at = time.monotonic()
         with self.stepper.reporter.aside("saving"):
-            self.stepper.merge()
+            self.stepper.merge(saving=True)
             self.write_checkpoint()
 
     def write_checkpoint(self) -> None:
@@ -234,6 +234,7 @@ class Training:
             evaluations=self.evaluations.to_dict(),
             validation=self.validation,
             precision=stepper.precision.to_dict(),
+            sync=stepper.kept,
         )
 
     def handed(self) -> Snapshot:

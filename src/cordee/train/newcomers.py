@@ -32,7 +32,7 @@ def let_in(job: Job, stepper: Stepper, capture: Callable[[], Snapshot]) -> None:
     """After a step of `job`: let workers in that wait, and give them what `capture` gives; every worker calls this."""
     if not stepper.team.awaited:
         return
-    stepper.merge()
+    stepper.merge(saving=True)
     stepper.reporter.write()  # the record holds all steps before it
     if stepper.team.admit():
         asks = in_json(of_job(job, resume=False))

@@ -18,9 +18,9 @@ from cordee.core.plan import Plan
 from cordee.group.alike import alike
 from cordee.group.team import Team
 from cordee.sync.allreduce import AllReduce
-from cordee.sync.local import LocalSteps
+from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.meeting_points import backward_from
-from cordee.sync.seam import Recorded, Sync
+from cordee.sync.seam import Kept, Recorded, Sync
 from cordee.sync.sliced import SlicedSums
 from cordee.train.agreement import agree_on, of_optimizer
 
@@ -34,6 +34,8 @@ class Reducers:
         self, team: Team, plan: Plan, models: list[nn.Module], on_lost: Callable[[int], None] = lambda samples: None
     ) -> None:
         """None yet; `models` are those that were prepared, and will be. `on_lost`: see `LocalSteps`."""
+        self.kept: list[Kept] = []
+        """What each of them kept when it was last saved, in the order in which they are made; taken up by new ones."""
         self._team, self._plan, self._models, self._on_lost = team, plan, models, on_lost
         self.least = 1
         """So many updates may be expected of a step: two, if some parameters are in no optimizer so far."""
@@ -68,16 +70,19 @@ class Reducers:
 
     def _make(self, parameters: Sequence[nn.Parameter]) -> Sync:
         plan, team = self._plan, self._team
+        kept = self.kept.pop(0) if self.kept else {}
         if team.sliced:
             return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb)
         if plan.sync == "local":
-            return LocalSteps(parameters, team, every=plan.local_steps, on_lost=self._on_lost)
-        return AllReduce(parameters, team, bucket_mb=plan.bucket_mb, overlap=plan.overlap and not self._of)
+            outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
+            return LocalSteps(parameters, team, every=plan.local_steps, on_lost=self._on_lost, outer=outer, kept=kept)
+        overlap = plan.overlap and not self._of
+        return AllReduce(parameters, team, bucket_mb=plan.bucket_mb, overlap=overlap, compress=plan.compress, kept=kept)
 
-    def merge(self) -> None:
+    def merge(self, *, saving: bool) -> None:
         """Make the parameters equal on all replicas."""
-        for sync in self._of.values():
-            sync.merge()
+        kept = [sync.merge(saving=saving) for sync in self._of.values()]
+        self.kept = kept if saving else self.kept
 
     def _renew(self) -> None:
         """After a regrouping: if others have come in, all reducers begin anew, as theirs do. Nothing is under way."""

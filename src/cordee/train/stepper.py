@@ -31,7 +31,7 @@ from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points
-from cordee.sync.seam import Agreed, Sync, Treatment
+from cordee.sync.seam import Agreed, Kept, Sync, Treatment
 from cordee.train.agreement import of_data, share_model
 from cordee.train.buffers import Buffers
 from cordee.train.devices import lay_out
@@ -213,10 +213,19 @@ class Stepper:
         self._update(loop, optimizer, sync, loop.weighed(agreed, sync))
         return True
 
-    def merge(self) -> None:
+    @property
+    def kept(self) -> list[Kept]:
+        """What agrees on parameters keeps beside them, as it was merged for saving; or what it is to begin with."""
+        return self._reducers.kept
+
+    @kept.setter
+    def kept(self, kept: list[Kept]) -> None:
+        self._reducers.kept = kept
+
+    def merge(self, *, saving: bool = False) -> None:
         """Make all replicas equal before they are measured or saved; see `Session.agree`."""
         self._norms.late()
-        self._reducers.merge()
+        self._reducers.merge(saving=saving)
         if self.plan.statistics == "replica":
             self.buffers.merge(self.team)
 

@@ -1,0 +1,1 @@
+"""How gradients are made smaller for the wire, one file per way."""

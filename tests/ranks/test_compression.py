@@ -1,0 +1,113 @@
+"""Compressed gradients: what workers train is what one process trains that exchanges the same messages with itself."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from cordee.feed.batch import Batch
+from cordee.feed.share import Share
+from cordee.sync.buckets import Buckets
+from cordee.sync.lossy import CODECS
+from cordee.train.jobfile import load_job
+from exchange import exchange
+from harness import assert_same, job_file, train
+
+
+def by_hand(codec: str, shares: list[float]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of replicas in this process whose gradients are summed by a codec."""
+    job = load_job(job_file("mlp"), {"optimizer": "momentum"})
+    order, share = job.order(job.resolve(1)), Share("proportional", tuple(shares))
+    workers = range(len(shares))
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed)
+    model = job.model().train()
+    models = [copy.deepcopy(model) for _ in workers]
+    optimizers = [job.optimizer(one.parameters()) for one in models]
+    buckets = [Buckets.of(list(one.parameters()), (), 0, 25.0, apart=True)[0] for one in models]
+    left_out, memories = [torch.zeros_like(one.flats[0]) for one in buckets], [{} for _ in workers]
+    losses = []
+    for step in range(order.steps):
+        whole = order.ids(0, step)
+        total = 0.0
+        for worker in workers:
+            ids = whole[np.asarray(share.positions(len(whole), workers, worker))]
+            loss, _ = job.compute(models[worker], Batch(ids, job.data.train.gather(ids)))
+            optimizers[worker].zero_grad()
+            (loss * len(ids) / len(whole)).backward()
+            total += len(ids) * float(loss.detach())
+            for parameter, view in zip(buckets[worker].parameters, buckets[worker].views[0], strict=True):
+                view.copy_(parameter.grad)
+                parameter.grad = view
+            buckets[worker].flats[0].add_(left_out[worker])
+        losses.append(total / len(whole))
+        flats, views = [one.flats[0] for one in buckets], [one.views[0] for one in buckets]
+        left_out, _ = exchange(CODECS[codec], flats, views, memories)
+        for optimizer in optimizers:
+            optimizer.step()
+    return losses, models[0].state_dict()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_workers_train_what_the_codec_says(codec: str, tmp_path: Path) -> None:
+    run = train("mlp", tmp_path / "run", workers=3, plan=f"compress={codec},proportions=5:3:2", optimizer="momentum")
+    losses, weights = by_hand(codec, [5.0, 3.0, 2.0])
+    np.testing.assert_allclose(run.losses, losses, rtol=0, atol=1e-9)
+    for name, tensor in run.tensors.items():
+        np.testing.assert_allclose(tensor, weights[name].numpy(), rtol=0, atol=1e-8)
+    assert run.result["samples_lost"] == run.result["samples_repeated"] == 0
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "topk"])
+def test_what_was_left_out_is_resumed(codec: str, tmp_path: Path) -> None:
+    """PowerSGD begins with other columns after a resume, so it is not compared."""
+    plan, settings = f"compress={codec}", {"save_steps": 4, "optimizer": "sgd"}
+    whole = train("mlp", tmp_path / "whole", workers=3, plan=plan, **settings)
+    train("mlp", tmp_path / "run", workers=3, plan=plan, stop_steps=4, **settings)
+    files = (tmp_path / "run" / "checkpoints" / "step-00000004").glob("*.safetensors")
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert any("left out" in name and np.abs(tensor).max() > 0 for name, tensor in tensors.items())
+    run = train("mlp", tmp_path / "run", workers=3, plan=plan, resume=True, **settings)
+    assert_same(run, whole)
+
+
+def test_another_plan_resumes_it(tmp_path: Path) -> None:
+    train("mlp", tmp_path / "run", workers=3, plan="compress=int8", stop_steps=4)
+    train("mlp", tmp_path / "run", workers=2, plan="compress=topk", stop_steps=7, resume=True)
+    run = train("mlp", tmp_path / "run", workers=2, resume=True)
+    assert run.result["steps"] == 10 and run.result["samples_lost"] == run.result["samples_repeated"] == 0
+
+
+@pytest.mark.parametrize("codec", ["int8", "powersgd"])
+def test_a_worker_is_lost(codec: str, tmp_path: Path) -> None:
+    run = train("falling", tmp_path / "run", workers=3, plan=f"compress={codec}", dies=1)
+    assert [event["worker"] for event in run.of("failure")] == [1]
+    whole = train("falling", tmp_path / "whole", workers=1, dies=-1)
+    assert run.result["order_sha256"] == whole.result["order_sha256"]
+    assert run.result["samples_lost"] == run.result["samples_repeated"] == 0
+    assert abs(run.losses[-1] - whole.losses[-1]) < 0.1 * whole.losses[0]
+
+
+def test_bytes_that_are_sent(tmp_path: Path) -> None:
+    """As the workers count them: of the gradient, a codec sends what its file says."""
+    sent = {}
+    for codec in ("none", "bf16", "int8"):
+        run = train("mlp", tmp_path / codec, workers=2, plan=f"compress={codec}", dtype="float32")
+        sent[codec] = sum(max(e["bytes_sent"] for e in run.of("usage") if e["worker"] == worker) for worker in (0, 1))
+    assert sent["int8"] < sent["bf16"] < sent["none"]
+
+
+def test_a_worker_is_replaced(tmp_path: Path) -> None:
+    """What the members have left out is divided among them anew."""
+    settings = {"starts": tmp_path / "starts", "fates": "1:3:SIGKILL", "waits": "6"}
+    run = train("replaced", tmp_path / "run", workers=3, plan="compress=int8,replace=true", **settings)
+    assert [(event["worker"], event["replaces"]) for event in run.of("joined")] == [(3, 1)]
+    assert run.result["samples_lost"] == run.result["samples_repeated"] == 0
+    alone = train("replaced", tmp_path / "alone", starts=tmp_path / "starts")
+    assert run.result["order_sha256"] == alone.result["order_sha256"]
+    assert abs(run.losses[-1] - alone.losses[-1]) < 0.01 * alone.losses[0]
