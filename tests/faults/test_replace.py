@@ -178,7 +178,9 @@ def test_a_newcomer_whose_job_was_changed_meanwhile_leaves_again(alone: Run, tmp
 
     def edit(event: Event) -> None:
         if isinstance(event, FailureEvent):
-            file.write_text(text.replace("batch=101", "batch=99"))
+            other = tmp_path / "other.py"  # no newcomer finds half of it
+            other.write_text(text.replace("batch=101", "batch=99"))
+            other.replace(file)
 
     settings = {"starts": tmp_path / "starts", "fates": "1:4:SIGKILL", "waits": "6 9 12"}
     run = train(file, tmp_path / "run", workers=2, plan="replace=true", listen=edit, **settings)
