@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cordee.core.errors import PlanError
-from cordee.core.plan import REFUSALS, Plan
+from cordee.core.plan import Plan
+from cordee.core.refusals import REFUSALS
 
 TEXTS = [
     "sync=allreduce",

@@ -16,6 +16,7 @@ from cordee.group.team import Team
 from cordee.sync.allreduce import AllReduce
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
+from cordee.sync.lossy import Exact
 from cordee.sync.seam import Treatment
 from cordee.train.reducers import Reducers
 
@@ -65,7 +66,7 @@ def two_layers() -> nn.Sequential:
 @pytest.mark.parametrize(("bucket_mb", "buckets"), [(25.0, 1), (0.005, 2), (0.0005, 3)])
 def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: int) -> None:
     model, team = two_layers(), Echo()
-    reducer = AllReduce(model.parameters(), team, bucket_mb=bucket_mb, overlap=True)
+    reducer = AllReduce(model.parameters(), Exact(team), bucket_mb=bucket_mb, overlap=True)
     for step in range(3):
         reducer.begin(record := lambda step=step: RECORD._replace(loss=1.5, weight=float(step)))
         loss = model(torch.ones(3, 40).double()).square().mean()
@@ -86,7 +87,7 @@ def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: i
 
 def test_a_gradient_that_nobody_has_stays_none() -> None:
     model = two_layers()
-    reducer = AllReduce(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
+    reducer = AllReduce(model.parameters(), Exact(Echo()), bucket_mb=25.0, overlap=True)
     model[2](torch.ones(2, 20).double()).sum().backward()
     reducer.commit(lambda: RECORD, void=False, treatment=Treatment())
     assert [parameter.grad is None for parameter in model.parameters()] == [True, True, True, True, False, False]
@@ -95,14 +96,14 @@ def test_a_gradient_that_nobody_has_stays_none() -> None:
 def test_frozen_parameters_are_left_out() -> None:
     model = two_layers()
     model[0].requires_grad_(False)
-    reducer = AllReduce(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
+    reducer = AllReduce(model.parameters(), Exact(Echo()), bucket_mb=25.0, overlap=True)
     assert len(reducer.parameters) == 4
 
 
 def test_parameters_of_two_types_travel_in_buckets_of_their_own() -> None:
     team = Echo()
     model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 2).double()])
-    reducer = AllReduce(model.parameters(), team, bucket_mb=25.0, overlap=False)
+    reducer = AllReduce(model.parameters(), Exact(team), bucket_mb=25.0, overlap=False)
     (model[0](torch.ones(1, 4)).sum() + model[1](torch.ones(1, 4).double()).sum()).backward()
     summed = reducer.commit(lambda: RECORD._replace(loss=7.0), void=False, treatment=Treatment())
     assert summed is not None and summed.record.loss == 14.0
@@ -113,7 +114,7 @@ def test_parameters_of_two_types_travel_in_buckets_of_their_own() -> None:
 
 def test_channels_last_gradients_keep_their_layout() -> None:
     conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    reducer = AllReduce(conv.parameters(), Echo(), bucket_mb=25.0, overlap=False)
+    reducer = AllReduce(conv.parameters(), Exact(Echo()), bucket_mb=25.0, overlap=False)
     conv(torch.randn(2, 3, 8, 8)).sum().backward()
     wanted = 2 * conv.weight.grad  # type: ignore[operator]
     reducer.commit(lambda: RECORD, void=False, treatment=Treatment())
@@ -188,7 +189,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
 def test_whatever_an_optimizer_does_to_gradients_a_peer_gets_what_was_agreed_on(kind: str) -> None:
     """And what it keeps of them is its own: buckets are filled anew two steps later."""
     alone, model, team = two_layers(), two_layers(), Echo()
-    reducer = AllReduce(model.parameters(), team, bucket_mb=0.005, overlap=True)
+    reducer = AllReduce(model.parameters(), Exact(team), bucket_mb=0.005, overlap=True)
     optimizers = [OPTIMIZERS[kind](one.parameters()) for one in (alone, model)]
     for step in range(6):
         x = torch.full((3, 40), 0.1 + step).double()
@@ -209,7 +210,7 @@ def test_whatever_an_optimizer_does_to_gradients_a_peer_gets_what_was_agreed_on(
 @pytest.mark.parametrize(("kind", "copied"), [("adamw", [True, False, False]), ("old style", [True, True, True])])
 def test_only_optimizers_of_pytorch_get_the_buckets_themselves(kind: str, copied: list[bool]) -> None:
     model = two_layers()
-    reducer = AllReduce(model.parameters(), Echo(), bucket_mb=25.0, overlap=True)
+    reducer = AllReduce(model.parameters(), Exact(Echo()), bucket_mb=25.0, overlap=True)
     optimizer = OPTIMIZERS[kind](model.parameters())
     found = []
     for _ in copied:
@@ -235,7 +236,7 @@ def test_a_step_that_is_dropped_sends_as_much_on_every_replica(
     backward: bool, passed: bool, regrouped: bool, sends: bool
 ) -> None:
     model, team = two_layers(), Echo()
-    reducer = AllReduce(model.parameters(), team, bucket_mb=0.005, overlap=True)
+    reducer = AllReduce(model.parameters(), Exact(team), bucket_mb=0.005, overlap=True)
     reducer.commit(lambda: RECORD, void=False, treatment=Treatment())  # makes the buckets
     wanted = list(team.sent) if sends else []
     assert len(team.sent) > 1
@@ -253,7 +254,7 @@ def test_a_step_that_is_dropped_sends_as_much_on_every_replica(
 
 def test_sums_of_a_former_generation_are_not_gone_on_with() -> None:
     model, team = two_layers(), Echo()
-    reducer = AllReduce(model.parameters(), team, bucket_mb=0.005, overlap=True)
+    reducer = AllReduce(model.parameters(), Exact(team), bucket_mb=0.005, overlap=True)
     reducer.commit(lambda: RECORD, void=False, treatment=Treatment())
     reducer.begin(lambda: RECORD)
     team.membership.generation += 1
@@ -265,7 +266,7 @@ def test_a_sparse_gradient_is_clipped_by_the_norm_of_its_rows() -> None:
     layer, twin = nn.Embedding(5, 3, sparse=True), nn.Embedding(5, 3)
     for one in (layer, twin):
         one(torch.tensor([1, 2, 1])).sum().backward()
-        AllReduce(one.parameters(), Team(), bucket_mb=25.0, overlap=True).commit(
+        AllReduce(one.parameters(), Exact(Team()), bucket_mb=25.0, overlap=True).commit(
             lambda: RECORD, void=False, treatment=Treatment(scale=2.0, clip=1.0)
         )
     assert layer.weight.grad is not None and layer.weight.grad.is_sparse and layer.weight.grad._nnz() == 2

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import os
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
 from cordee.core.damage import DAMAGE
 from cordee.core.errors import PlanError
+from cordee.core.refusals import REFUSALS
 from cordee.core.words import did_you_mean
 
 
@@ -250,75 +251,6 @@ class Plan:
         """Raise `PlanError` with every reason why this plan cannot run on so many workers."""
         if reasons := self.refusals(workers):
             raise PlanError(f"plan {self} cannot run on {workers} worker(s): " + " ".join(reasons))
-
-
-class Refusal(NamedTuple):
-    """A rule of `Plan.check`."""
-
-    applies: Callable[[Plan, int], bool]
-    """Whether a plan cannot run on a number of workers by this rule."""
-    reason: str
-    """With the plan's keys in braces; `workers` is the number of workers, `named` that of the proportions."""
-
-
-def _refuse_sliced(key: str, value: Any) -> Refusal:
-    """What does not work yet where a replica is cut into slices."""
-    return Refusal(
-        lambda plan, workers: plan.tensor > 1 and getattr(plan, key) == value,
-        f"tensor={{tensor}} does not work with {key}={written(value)} yet; leave one of them out.",
-    )
-
-
-REFUSALS = (
-    Refusal(
-        lambda plan, workers: bool(plan.proportions) and plan.share == "equal",
-        "proportions={proportions} mean nothing under share=equal; set share=proportional.",
-    ),
-    Refusal(
-        lambda plan, workers: not plan.proportions and plan.share == "proportional",
-        "share=proportional needs proportions, one number a worker, such as proportions=5:3:2.",
-    ),
-    Refusal(
-        lambda plan, workers: len(plan.proportions) not in (0, workers),
-        "proportions={proportions} name {named} worker(s), but {workers} start.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.graphs == "true" and not plan.compile,
-        "graphs=true needs compile=true: graphs are made of what it compiles.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.local_steps > 1 and plan.sync != "local",
-        "local_steps={local_steps} means nothing under sync={sync}; set sync=local.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.outer != "average" and plan.sync != "local",
-        "outer={outer} means nothing under sync={sync}; set sync=local.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.sync == "local" and plan.precision == "fp16",
-        "sync=local does not work with precision=fp16, whose scale all replicas share; use precision=bf16 or fp32.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.compress != "none" and plan.sync != "allreduce",
-        "compress={compress} makes gradients smaller, which sync={sync} does not send; leave one of them out.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.compress != "none" and plan.tensor > 1,
-        "tensor={tensor} does not work with compress={compress} yet; leave one of them out.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.replace and plan.tensor > 1,
-        "replace=true works where every worker holds the whole model: not with tensor above 1.",
-    ),
-    Refusal(
-        lambda plan, workers: workers % plan.tensor > 0,
-        "tensor={tensor} puts each replica on {tensor} workers; start a multiple of {tensor} workers.",
-    ),
-    _refuse_sliced("sync", "local"),
-    _refuse_sliced("compile", True),
-    _refuse_sliced("precision", "fp16"),
-    _refuse_sliced("share", "proportional"),
-)
 
 
 def plan_keys() -> tuple[Key, ...]:

@@ -26,11 +26,10 @@ from torch.optim import optimizer as torch_optimizer
 from cordee.core.errors import ModelError
 from cordee.core.record import SIZE, Record
 from cordee.group.comm import NEVER, Handle
-from cordee.group.team import Team
 from cordee.sync import sparse
 from cordee.sync.buckets import Buckets
 from cordee.sync.gradients import treat
-from cordee.sync.lossy import Lossy
+from cordee.sync.lossy import Exact, Lossy
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.sparse import is_sparse
 
@@ -43,20 +42,10 @@ FINITE, NOT_FINITE = 1.0, 2.0
 class AllReduce(Sync):
     """Sums gradients over all replicas; see `Sync`."""
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        team: Team,
-        *,
-        bucket_mb: float,
-        overlap: bool,
-        compress: str = "none",
-        kept: Kept | None = None,
-    ) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], adds: Exact, *, bucket_mb: float, overlap: bool) -> None:
         """Put hooks on `parameters`, unless this worker is alone; memory is taken when the first step needs it."""
         super().__init__(parameters)
-        self.team = team
-        self._lossy = None if compress == "none" else Lossy(compress, self.parameters, team, kept or {})
+        self.team, self._adds = adds.team, adds
         self.overlap = overlap
         self._bucket_mb = bucket_mb
         self._buckets = Buckets()
@@ -80,14 +69,12 @@ class AllReduce(Sync):
         self._launched = 0
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(self.parameters if team.replicas > 1 or team.grows else ())
+            for number, parameter in enumerate(self.parameters if self.team.replicas > 1 or self.team.grows else ())
         ]
 
     def merge(self, *, saving: bool = False) -> Kept:
         """Parameters are equal after every step; what a codec left out is added up over the replicas."""
-        if self._lossy is None or not saving:
-            return {}
-        return self._lossy.merge()
+        return self._adds.merge() if saving else {}
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
@@ -118,8 +105,7 @@ class AllReduce(Sync):
         complete = [bucket.handle.wait() for bucket in self._buckets]
         if not all(complete) or self._found_late():
             return False
-        if self._lossy is not None:
-            self._lossy.commit()
+        self._adds.commit()
         self._buckets.hand_out(self._turn)
         for bucket in self._buckets if self.team.replica != 0 else ():
             bucket.flats[self._turn].zero_()
@@ -172,11 +158,10 @@ class AllReduce(Sync):
         for parameter, gradient in zip(own, rows or (), strict=True):
             parameter.grad = gradient
         self._buckets.hand_out(self._turn)
-        record_sum = Record.summed(self._buckets.riders[self._turn][:SIZE].tolist())
         fits, norm = self._treat(treatment)
-        if self._lossy is not None and fits:
-            self._lossy.commit()
-        return Agreed(record_sum, fits, norm)
+        if fits:
+            self._adds.commit()
+        return Agreed(Record.summed(self._buckets.riders[self._turn][:SIZE].tolist()), fits, norm)
 
     def _treat(self, treatment: Treatment) -> tuple[bool, Tensor]:
         """Done once: a peer that gets the gradient handed over gets it treated, and is told so."""
@@ -233,8 +218,7 @@ class AllReduce(Sync):
         self._buckets.expect(self.team.replicas)
         self._seen.clear()
         self._treated[self._turn].zero_()
-        if self._lossy is not None:
-            self._lossy.begin()
+        self._adds.begin()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.handle = NEVER
@@ -276,11 +260,7 @@ class AllReduce(Sync):
                 return
             assert self._record is not None
             self._buckets.ride(self._turn, self._record().numbers())
-        flat = bucket.flats[self._turn]
-        if self._lossy is not None and bucket.parameters:
-            bucket.handle = self._lossy.sum(bucket, self._turn)
-        else:
-            bucket.handle = self.team.sums.sum(flat)
+        bucket.handle = self._adds.sum(bucket, self._turn)
 
     def _found_late(self) -> bool:
         """Whether a gradient was sparse for the first time: then no replica uses this step, and all do it again."""
@@ -300,7 +280,7 @@ class AllReduce(Sync):
         self._sparse |= found
         self._turn = self._kept = 0
         most_mb = min(self._bucket_mb, SHARED_BUCKET_MB) if self.team.sums.shares_memory else self._bucket_mb
-        self._buckets = Buckets.of(self.parameters, self._sparse, SIZE, most_mb, apart=self._lossy is not None)
+        self._buckets = Buckets.of(self.parameters, self._sparse, SIZE, most_mb, apart=isinstance(self._adds, Lossy))
         if len(self._buckets) == 1:  # full when the backward pass ends: nothing to send before, and hooks cost time
             self.close()
             self.overlap = False

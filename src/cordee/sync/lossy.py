@@ -31,12 +31,35 @@ LEFT_OUT = "left out"
 """The name of what is kept."""
 
 
-class Lossy:
+class Exact:
+    """Sums over all replicas of gradients as they are."""
+
+    def __init__(self, team: Team) -> None:
+        """The team's own sums."""
+        self.team = team
+
+    def begin(self) -> None:
+        """A step begins, or begins again."""
+
+    def sum(self, bucket: Bucket, turn: int) -> Handle:
+        """Begin to add up a bucket in place."""
+        return self.team.sums.sum(bucket.flats[turn])
+
+    def commit(self) -> None:
+        """The step has committed."""
+
+    def merge(self) -> Kept:
+        """What is to be saved."""
+        return {}
+
+
+class Lossy(Exact):
     """Sums over all replicas by one codec; what is left out belongs to this replica."""
 
     def __init__(self, codec: str, parameters: Sequence[nn.Parameter], team: Team, kept: Kept) -> None:
         """`kept` is what all replicas together had left out so far; each has its part of it."""
-        self._codec, self._parameters, self._team = CODECS[codec], parameters, team
+        super().__init__(team)
+        self._codec, self._parameters = CODECS[codec], parameters
         self._left_out = dict(zip(parameters, [one / team.replicas for one in kept.get(LEFT_OUT, [])], strict=False))
         """For each parameter, what this replica has not sent yet, as far as steps have committed."""
         self._all_left_out: list[Tensor] | None = None
@@ -50,13 +73,15 @@ class Lossy:
         self._open.clear()
 
     def sum(self, bucket: Bucket, turn: int) -> Handle:
-        """Begin to add up the gradients of a bucket in place, with what was left out of them before."""
+        """The same, with what was left out of its gradients before; a bucket without any is added up as it is."""
+        if not bucket.parameters:
+            return super().sum(bucket, turn)
         for parameter, window in zip(bucket.parameters, bucket.views[turn], strict=True):
             if parameter in self._left_out:
                 window.add_(self._left_out[parameter].to(window))
         memory = dict(self._memory.get(bucket.parameters[0], {}))
         exchange = self._codec(bucket.flats[turn], bucket.views[turn], memory)
-        self._open.append((bucket, Exchanging(self._team.sums, exchange, memory)))
+        self._open.append((bucket, Exchanging(self.team.sums, exchange, memory)))
         return self._open[-1][1]
 
     def commit(self) -> None:
@@ -77,10 +102,10 @@ class Lossy:
                 torch.zeros_like(p) if one is None else one.clone()
                 for p, one in zip(self._parameters, own, strict=True)
             ]
-            if self._team.replicas == 1 or self._team.agree(total):
+            if self.team.replicas == 1 or self.team.agree(total):
                 self._all_left_out = [one.detach() for one in total]
         total = self._all_left_out
-        self._left_out = dict(zip(self._parameters, [one / self._team.replicas for one in total], strict=True))
+        self._left_out = dict(zip(self._parameters, [one / self.team.replicas for one in total], strict=True))
         return {LEFT_OUT: total}
 
 

@@ -234,7 +234,7 @@ class Training:
             evaluations=self.evaluations.to_dict(),
             validation=self.validation,
             precision=stepper.precision.to_dict(),
-            sync=stepper.kept,
+            sync=stepper.reducers.kept,
         )
 
     def handed(self) -> Snapshot:

@@ -19,6 +19,7 @@ from cordee.group.alike import alike
 from cordee.group.team import Team
 from cordee.sync.allreduce import AllReduce
 from cordee.sync.local import LocalSteps, Outer
+from cordee.sync.lossy import Exact, Lossy
 from cordee.sync.meeting_points import backward_from
 from cordee.sync.seam import Kept, Recorded, Sync
 from cordee.sync.sliced import SlicedSums
@@ -77,7 +78,8 @@ class Reducers:
             outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
             return LocalSteps(parameters, team, every=plan.local_steps, on_lost=self._on_lost, outer=outer, kept=kept)
         overlap = plan.overlap and not self._of
-        return AllReduce(parameters, team, bucket_mb=plan.bucket_mb, overlap=overlap, compress=plan.compress, kept=kept)
+        adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept)
+        return AllReduce(parameters, adds, bucket_mb=plan.bucket_mb, overlap=overlap)
 
     def merge(self, *, saving: bool) -> None:
         """Make the parameters equal on all replicas."""

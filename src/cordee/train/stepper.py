@@ -31,7 +31,7 @@ from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points
-from cordee.sync.seam import Agreed, Kept, Sync, Treatment
+from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_data, share_model
 from cordee.train.buffers import Buffers
 from cordee.train.devices import lay_out
@@ -75,7 +75,7 @@ class Stepper:
         warn = partial(warn_statistical, self.team, self.plan)
         self.buffers = Buffers(self.team.layers, self._state, self.models, warn)
         self._trail = Trail(self.buffers)
-        self._reducers = Reducers(self.team, self.plan, self.models, lambda samples: self.ledger.lose(samples))
+        self.reducers = Reducers(self.team, self.plan, self.models, lambda samples: self.ledger.lose(samples))
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
         self.loops = Loops()
@@ -92,7 +92,7 @@ class Stepper:
     def close(self, *, stay: bool = False) -> None:
         """Come to the end together with the other workers; with `stay`, this worker remains one of the team."""
         self._norms.late()
-        self._reducers.close()
+        self.reducers.close()
         if stay:
             self.reporter.send()
             while not self.team.agree([torch.zeros(1)]):
@@ -145,11 +145,11 @@ class Stepper:
         order = order or Order(len(source), batch, seed=self.seed)
         first, end = self.loops.first(source.fingerprint, data, start, epochs)
         place = {"data": of_data(source), "epochs": epochs, "from (epoch, step)": first}
-        self._reducers.loop = place | order.describe()
+        self.reducers.loop = place | order.describe()
         loop = Loop(self, source, order, weigh, data)
         before = first[0] * order.steps + first[1]  # of the run that a script goes on with
         self.number = before if start is not None and before else self.team.steps
-        with self.loops.opened(loop, self._state, self._reducers.forget):
+        with self.loops.opened(loop, self._state, self.reducers.forget):
             loop.guard.begin_loop(self.models)
             if len(self.loops.open) == 1:  # not inside another one
                 self._trail.most = self.updates
@@ -167,28 +167,28 @@ class Stepper:
         """Run the backward pass of my share; see `Session.backward`."""
         loop, batch = self.loops.current()
         self.loops.train()
-        loop.guard.backward(self._reducers.all_parameters() if loop.guard.looks else (), self.models)
+        loop.guard.backward(self.reducers.all_parameters() if loop.guard.looks else (), self.models)
         weight = None if self._state.void else loop.weight.total()
         self._state.void |= weight is None
         met = meeting_points(loss) if weight and not batch.weight and not batch.borrowed else []
         loop.backwards += 1
         loop.open = True
-        early = self._reducers.only() if batch.last and not self._state.void else None
+        early = self.reducers.only() if batch.last and not self._state.void else None
         if loop.backwards > 1 and batch.last:
-            self._state.void |= not self._reducers.hold_back()
+            self._state.void |= not self.reducers.hold_back()
             early = None
         factor = batch.weight / weight if weight else 0.0
         if batch.weight:
             loop.losses.add(loss, batch.weight)
-        self._reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._record, loop))
+        self.reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._record, loop))
         if loop.guard.looks:
-            loop.guard.seal(self._reducers.all_parameters(), sent=not self.team.alone)
+            loop.guard.seal(self.reducers.all_parameters(), sent=not self.team.alone)
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Agree on the gradient, update, commit; see `Session.step`."""
         loop, batch = self.loops.current()
         if loop.redo:  # an update before was void, and with it the rest of this step
-            self._reducers.forget(more=True)
+            self.reducers.forget(more=True)
         if loop.redo or not batch.last:
             return False
         self.precision.check_entered()
@@ -213,27 +213,18 @@ class Stepper:
         self._update(loop, optimizer, sync, loop.weighed(agreed, sync))
         return True
 
-    @property
-    def kept(self) -> list[Kept]:
-        """What agrees on parameters keeps beside them, as it was merged for saving; or what it is to begin with."""
-        return self._reducers.kept
-
-    @kept.setter
-    def kept(self, kept: list[Kept]) -> None:
-        self._reducers.kept = kept
-
     def merge(self, *, saving: bool = False) -> None:
         """Make all replicas equal before they are measured or saved; see `Session.agree`."""
         self._norms.late()
-        self._reducers.merge(saving=saving)
+        self.reducers.merge(saving=saving)
         if self.plan.statistics == "replica":
             self.buffers.merge(self.team)
 
     def sync_of(self, optimizer: Optimizer, *, agree: bool = True) -> Sync:
         """What agrees on this optimizer's parameters. Without `agree`, a new one is not compared with the others'."""
-        sync, sound = self._reducers.of(optimizer, agree=agree)
+        sync, sound = self.reducers.of(optimizer, agree=agree)
         self._state.void |= not sound
-        self._trail.least = self._reducers.least if self.updates is None else 1
+        self._trail.least = self.reducers.least if self.updates is None else 1
         return sync
 
     def _one_step(self, loop: Loop, slot: Slot) -> Iterator[Batch]:
@@ -303,7 +294,7 @@ class Stepper:
         """This step is done again: forget its gradients, and what it did to parameters and buffers."""
         loop.redo = self._state.void = True
         loop.feeder.forget()
-        self._reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
+        self.reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
         self._trail.back()
         self.buffers.end_step()
 
