@@ -111,3 +111,30 @@ def test_a_worker_is_replaced(tmp_path: Path) -> None:
     alone = train("replaced", tmp_path / "alone", starts=tmp_path / "starts")
     assert run.result["order_sha256"] == alone.result["order_sha256"]
     assert abs(run.losses[-1] - alone.losses[-1]) < 0.01 * alone.losses[0]
+
+
+def test_parameters_that_come_after_a_checkpoint(tmp_path: Path) -> None:
+    """What was left out of others before is not taken for theirs."""
+    file = tmp_path / "unfrozen.py"
+    file.write_text(UNFROZEN)
+    for plan in ("compress=int8", "sync=local,local_steps=2,outer=nesterov"):
+        run = train(file, tmp_path / plan[:4], workers=2, plan=plan)
+        assert run.result["steps"] == 8 and np.isfinite(run.losses).all()
+
+
+UNFROZEN = """
+import torch, cordee
+from torch import nn
+
+class Unfreeze(cordee.Callback):
+    def on_step(self, session, done):
+        if done.steps == 4:
+            model[0].requires_grad_(True)
+
+model = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+model[0].requires_grad_(False)
+job = cordee.Job(
+    model=lambda: model, loss=nn.functional.cross_entropy, optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+    data=cordee.data.digits(), batch=101, callbacks=[Unfreeze()], save=cordee.Save(steps=3), stop=cordee.Stop(steps=8),
+)
+"""

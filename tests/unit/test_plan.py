@@ -127,6 +127,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(graphs="true"), 2, "graphs=true needs compile=true"),
         (Plan(local_steps=4), 2, "local_steps=4 means nothing under sync=allreduce; set sync=local"),
         (Plan(outer="nesterov"), 2, "outer=nesterov means nothing under sync=allreduce; set sync=local"),
+        (Plan(sync="local", outer="nesterov", outer_momentum=1.5), 2, "outer_momentum=1.5 lets the outer update grow"),
         (Plan(sync="local", precision="fp16"), 2, "sync=local does not work with precision=fp16"),
         (
             Plan(sync="local", compress="int8"),
@@ -158,7 +159,7 @@ def test_plans_that_run() -> None:
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 15
+    assert len(REFUSALS) == 16
 
 
 def test_faithfulness() -> None:

@@ -52,6 +52,10 @@ REFUSALS = (
         "outer={outer} means nothing under sync={sync}; set sync=local.",
     ),
     Refusal(
+        lambda plan, workers: plan.outer_momentum >= 1,
+        "outer_momentum={outer_momentum} lets the outer update grow without end; give a number below 1, such as 0.9.",
+    ),
+    Refusal(
         lambda plan, workers: plan.sync == "local" and plan.precision == "fp16",
         "sync=local does not work with precision=fp16, whose scale all replicas share; use precision=bf16 or fp32.",
     ),

@@ -53,7 +53,8 @@ class LocalSteps(Sync):
         self._team, self._every, self._on_lost, self._outer = team, every, on_lost, outer
         self._merged: list[Tensor] = []
         """The parameters after the last merge, for the outer update."""
-        self._momentum = (kept or {}).get(MOMENTUM, [])
+        begun = (kept or {}).get(MOMENTUM, []) if outer is not None else []
+        self._momentum = [one.to(parameter, copy=True) for one, parameter in zip(begun, self.parameters, strict=False)]
         """Of the outer update; empty before the first one."""
         self._weight = self._samples = self._of_all = 0.0
         """Since the last merge: what this replica's samples weigh, how many they are, and how many all replicas had."""

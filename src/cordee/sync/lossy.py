@@ -60,7 +60,8 @@ class Lossy(Exact):
         """`kept` is what all replicas together had left out so far; each has its part of it."""
         super().__init__(team)
         self._codec, self._parameters = CODECS[codec], parameters
-        self._left_out = dict(zip(parameters, [one / team.replicas for one in kept.get(LEFT_OUT, [])], strict=False))
+        begun = zip(parameters, kept.get(LEFT_OUT, []), strict=False)
+        self._left_out = {parameter: one.to(parameter) / team.replicas for parameter, one in begun}
         """For each parameter, what this replica has not sent yet, as far as steps have committed."""
         self._all_left_out: list[Tensor] | None = None
         """The same of all replicas together, as long as no step follows."""
@@ -78,7 +79,7 @@ class Lossy(Exact):
             return super().sum(bucket, turn)
         for parameter, window in zip(bucket.parameters, bucket.views[turn], strict=True):
             if parameter in self._left_out:
-                window.add_(self._left_out[parameter].to(window))
+                window.add_(self._left_out[parameter])
         memory = dict(self._memory.get(bucket.parameters[0], {}))
         exchange = self._codec(bucket.flats[turn], bucket.views[turn], memory)
         self._open.append((bucket, Exchanging(self.team.sums, exchange, memory)))

@@ -36,7 +36,9 @@ class Reducers:
     ) -> None:
         """None yet; `models` are those that were prepared, and will be. `on_lost`: see `LocalSteps`."""
         self.kept: list[Kept] = []
-        """What each of them kept when it was last saved, in the order in which they are made; taken up by new ones."""
+        """What each of them kept when it was last saved, in the order in which they were made."""
+        self.taken_up: list[Kept] = []
+        """The same of the run that is resumed or entered, for the next ones that are made."""
         self._team, self._plan, self._models, self._on_lost = team, plan, models, on_lost
         self.least = 1
         """So many updates may be expected of a step: two, if some parameters are in no optimizer so far."""
@@ -71,7 +73,7 @@ class Reducers:
 
     def _make(self, parameters: Sequence[nn.Parameter]) -> Sync:
         plan, team = self._plan, self._team
-        kept = self.kept.pop(0) if self.kept else {}
+        kept = self.taken_up.pop(0) if self.taken_up else {}
         if team.sliced:
             return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb)
         if plan.sync == "local":
@@ -90,7 +92,7 @@ class Reducers:
         """After a regrouping: if others have come in, all reducers begin anew, as theirs do. Nothing is under way."""
         if not self._team.came:
             return
-        former, self._of = self._of, {}
+        former, self._of, self.taken_up = self._of, {}, list(self.kept)
         for key, sync in former.items():
             sync.close()
             self._of[key] = self._make(sync.parameters)

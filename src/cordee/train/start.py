@@ -134,7 +134,7 @@ def _make_optimizer(
         fuse(optimizer, model)
     settings = in_json(of_optimizer(optimizer)["optimizer's settings"])
     schedule = job.make_schedule(optimizer)
-    stepper.reducers.kept = [] if snapshot is None else snapshot.extra["sync"]
+    stepper.reducers.taken_up = [] if snapshot is None else snapshot.extra["sync"]
     stepper.sync_of(optimizer, agree=agree)
     return Setup(resolved, order, model, optimizer, schedule, settings)
 
