@@ -19,6 +19,8 @@ from cordee.train.ledger import Committed
 from cordee.train.session import stepper_of
 
 DEADLINE_S = 120.0
+LET_IN: list[int] = []
+"""The size of the group each time that others had come in to it, as this worker saw it."""
 
 
 def until(what: Callable[[], object]) -> None:
@@ -43,7 +45,9 @@ class Fate(cordee.Callback):
             if (team.membership.worker, done.steps) == (int(worker), int(step)):
                 os.kill(os.getpid(), getattr(signal, name))
         if done.steps in self._waits:
-            until(lambda: team.channel.newcomers or team.membership.size == cordee.World.from_env().size)
+            before = self._waits.index(done.steps)  # the one that is waited for here may have come early
+            full = cordee.World.from_env().size
+            until(lambda: team.channel.newcomers or team.membership.size == full or len(LET_IN) > before)
         if self._many and done.steps == 20:
             until(lambda: len(self._starts.read_text()) >= self._many)
 
@@ -68,6 +72,7 @@ def die_while_coming_in(giver: int, newcomer: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return read()
 
+        LET_IN.append(team.membership.size)
         return share(team, placed_read)
 
     def placed_enter(team: Team) -> None:
