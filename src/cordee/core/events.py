@@ -207,6 +207,25 @@ class FailureEvent(Event):
     """when it was seen, in the launcher's clock; the record is written a little later"""
 
 
+class ServerEvent(Event):
+    """A parameter server was lost, or takes another role."""
+
+    server: Count
+    """which server"""
+    shard: Count
+    """the part of the parameters that it was started for"""
+    what: str
+    """`first`: workers talk to it from now on; `backup`: it has all that the first acknowledged; `lost`"""
+    host: str
+    """where"""
+    pid: Count = 0
+    """its process; 0 for one that was lost"""
+    reason: str = ""
+    """what was seen of a loss"""
+    at: Moment | None = None
+    """when, in the launcher's clock"""
+
+
 class JoinedEvent(Event):
     """A worker came in between two steps, with the state of the others."""
 

@@ -131,13 +131,13 @@ class Plan:
         "sync",
         "how the replicas agree",
         choices=("allreduce", "server", "local"),
-        built=("allreduce", "local"),
     )
     mode: str = _key(
         "sync", "sync", "how far a parameter server waits", choices=("sync", "async", "stale"), built=("sync",)
     )
     staleness: int = _key(0, "sync", "steps that a worker may be ahead under mode=stale", minimum=0, built=(0,))
-    servers: int = _key(1, "sync", "parameter servers under sync=server", minimum=1, built=(1,))
+    servers: int = _key(1, "sync", "over how many parameter servers the parameters are spread", minimum=1)
+    backups: bool = _key(True, "sync", "each parameter server has a backup, on another host if there is one")
     local_steps: int = _key(1, "sync", "steps between two merges under sync=local", minimum=1)
     outer: str = _key(
         "average",

@@ -44,6 +44,14 @@ REFUSALS = (
         "graphs=true needs compile=true: graphs are made of what it compiles.",
     ),
     Refusal(
+        lambda plan, workers: plan.servers > 1 and plan.sync != "server",
+        "servers={servers} means nothing under sync={sync}; set sync=server.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.sync == "server" and plan.precision == "fp16",
+        "sync=server does not work with precision=fp16, whose scale is the workers' own; use precision=bf16 or fp32.",
+    ),
+    Refusal(
         lambda plan, workers: plan.local_steps > 1 and plan.sync != "local",
         "local_steps={local_steps} means nothing under sync={sync}; set sync=local.",
     ),
@@ -71,7 +79,7 @@ REFUSALS = (
         lambda plan, workers: workers % plan.tensor > 0,
         "tensor={tensor} puts each replica on {tensor} workers; start a multiple of {tensor} workers.",
     ),
-    _refuse_sliced("sync=local", lambda plan: plan.sync == "local"),
+    _refuse_sliced("sync={sync}", lambda plan: plan.sync != "allreduce"),
     _refuse_sliced("compile=true", lambda plan: plan.compile),
     _refuse_sliced("precision=fp16", lambda plan: plan.precision == "fp16"),
     _refuse_sliced("share=proportional", lambda plan: plan.share == "proportional"),

@@ -56,6 +56,9 @@ class Channel:
         self.before_end: Callable[[], None] = lambda: None
         """What is left to do when the run ends early; see `part`."""
         self.stop_reason: str | None = None
+        self.address = address
+        self.holders: messages.Holders | None = None
+        """Which parameter servers hold what; None before all of them are there, or if the run has none."""
         self.recorded = -1
         """The last step that the hub had on record when this generation began."""
         self.go: Go | None = None
@@ -143,6 +146,8 @@ class Channel:
                     self.values.clear()
                     self.go, self.recorded = message, message.recorded
                     self.newcomers = self.newcomers and not message.admits
+                case messages.Holders():
+                    self.holders = message
                 case messages.Newcomers(workers):
                     self.newcomers = bool(workers)
                 case messages.Value(key, value):

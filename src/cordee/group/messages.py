@@ -16,6 +16,15 @@ else:
     AnyEvent = ANY_EVENT
 
 
+FIRST_SERVER = 1_000_000
+"""Numbers of processes from here on are parameter servers'; workers have those below."""
+
+
+def name_of(number: int) -> str:
+    """What a process of a run is called."""
+    return f"server {number - FIRST_SERVER}" if number >= FIRST_SERVER else f"worker {number}"
+
+
 class Message(msgspec.Struct, tag_field="message", tag=str.lower, forbid_unknown_fields=True):
     """One message; `message` holds its kind."""
 
@@ -33,10 +42,14 @@ class Hello(Message):
 class Who(Message):
     """A peer has seen that the coordinator knows the token, and says who it is."""
 
-    role: Literal["worker", "node"]
+    role: Literal["worker", "node", "server"]
     host: str
     number: int = -1
-    """A worker's; the coordinator numbers the hosts."""
+    """A worker's or a server's; the coordinator numbers the hosts."""
+    interface: str = ""
+    """Of a parameter server: the address at which it listens, the port, and its process."""
+    port: int = 0
+    pid: int = 0
     workers: int = 0
     """Of a host: how many it will start."""
     proof: str = ""
@@ -134,7 +147,46 @@ class Lose(Message):
     reason: str
 
 
+class Filled(Message):
+    """The first holder of a shard has given all that it has to another server, which is its backup from now on."""
+
+    server: int
+
+
 # ------------------------------------------------------------- the coordinator tells its peers
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a parameter server listens."""
+
+    number: int
+    host: str
+    interface: str
+    port: int
+    pid: int = 0
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{name_of(self.number)} on {self.host}"
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """Which servers hold one shard of the parameters."""
+
+    first: Place | None = None
+    """The one that workers talk to."""
+    backup: Place | None = None
+    """It has all that the first has acknowledged."""
+    filling: Place | None = None
+    """It becomes the backup when the first has given it all."""
+
+
+class Holders(Message):
+    """Which servers hold what, from now on: a later view has a higher number."""
+
+    view: int
+    shards: list[Holding]
 
 
 class Clock(Message):
@@ -212,6 +264,11 @@ class Seat(msgspec.Struct, frozen=True):
     """`world.node` says on which host; the process gets the cores and the device of `world.local_rank` there."""
     joins: bool = False
     """Whether it comes in while others train, in the place of one that was lost."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is a parameter server."""
+        return self.worker >= FIRST_SERVER
 
 
 class Start(Message):

@@ -17,6 +17,7 @@ from cordee.diagnose.machine import find_compiler
 from cordee.diagnose.number_format import NOTABLE, recall_format, try_format
 from cordee.group.messages import Seat
 from cordee.group.wire import LOOPBACK, Address
+from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.relay import Output
 from cordee.runtime.rendezvous import Rendezvous
@@ -80,6 +81,12 @@ class Launch:
         if self.nodes == 1:  # of several hosts it is not known yet how many workers they have
             self.plan.check(self.workers)
 
+    def servers(self, nodes: int) -> Servers:
+        """The parameter servers that the plan asks for, on so many hosts."""
+        if self.plan.sync != "server":
+            return Servers()
+        return Servers.of(self.plan.servers, backups=self.plan.backups, nodes=nodes)
+
     def told(self, settings: Mapping[str, str]) -> Launch:
         """With settings that the run had before; what was given anew stays as it was given."""
         taken = {name: value for name, value in settings.items() if name not in self.target.settings}
@@ -142,6 +149,8 @@ class Launch:
     def spec(self, hub: Address, interface: str, seat: Seat) -> WorkerSpec:
         """What a worker of this host needs to know; `interface` is the address that it binds to."""
         local = seat.world.local_rank
+        if seat.serves:
+            local = 0
         threads, cores = allot(self.workers, self.cores or usable_cores(), self.threads)[local]
         return WorkerSpec(
             worker=seat.worker,
@@ -151,12 +160,12 @@ class Launch:
             resume=self.resume,
             hub=hub,
             interface=interface,
-            threads=threads,
-            cores=() if self.cores is None else cores,
+            threads=1 if seat.serves else threads,
+            cores=() if self.cores is None or seat.serves else cores,
             folder=os.getcwd(),
             environment={**os.environ, **seat.world.to_env()},
             deadline_s=self.deadline_s,
-            device=devices(self.workers, self.device)[local],
+            device="cpu" if seat.serves else devices(self.workers, self.device)[local],
             joins=seat.joins,
         )
 

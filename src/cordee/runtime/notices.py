@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cordee.group.messages import Go
+from cordee.group.messages import Go, Holders, Seat
 
 Notices = queue.SimpleQueue[tuple[int, Any]]
 
@@ -40,6 +40,27 @@ class Lost(msgspec.Struct):
     """Whether its host is gone too."""
     member: bool = True
     """False: it was to come in, and is gone before it could."""
+
+
+class ServerLost(msgspec.Struct):
+    """A parameter server is gone."""
+
+    shard: int
+    host: str
+    reason: str
+    at: float
+    """When it was seen, in seconds since 1970."""
+    start: Seat | None
+    """The server to start in its place."""
+    empty: bool
+    """Whether some shard has no holder any more."""
+
+
+class ServersHold(msgspec.Struct):
+    """Another view of which servers hold what."""
+
+    holders: Holders
+    at: float
 
 
 class Formed(msgspec.Struct):

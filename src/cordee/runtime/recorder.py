@@ -20,10 +20,10 @@ from cordee.core.events import Event, Listener, encode
 from cordee.core.plan import Plan
 from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
-from cordee.group.messages import Go
+from cordee.group.messages import FIRST_SERVER, Go, Holders
 from cordee.runtime.folder import Hold, check, is_there, make
 from cordee.runtime.launch import Launch
-from cordee.runtime.notices import Formed, Lost
+from cordee.runtime.notices import Formed, Lost, ServerLost, ServersHold
 
 
 class Recorder:
@@ -48,6 +48,8 @@ class Recorder:
         self._first = 0
         """The worker that writes the run's files, besides this record."""
         self._hosts: dict[int, str] = {}
+        self._servers: dict[int, str] = {}
+        """The role of each parameter server."""
         self._writes_on = ""
         """The host where it does."""
         out, wording = launch.out, launch.wording
@@ -162,6 +164,13 @@ class Recorder:
                     self.event(events.FailureEvent(worker, host, reason, left, round(at, 6)))
             case Formed(go, at):
                 self._formed(go, round(at, 6), joined)
+            case ServerLost(shard, host, reason, at):
+                self.failures += 1
+                self.event(
+                    events.ServerEvent(worker - FIRST_SERVER, shard, "lost", host, reason=reason, at=round(at, 6))
+                )
+            case ServersHold(holders, at):
+                self._see_servers(holders, round(at, 6))
 
     def _formed(self, go: Go, at: float, joined: Iterable[tuple[int, str, int]]) -> None:
         members = list(go.members)
@@ -174,6 +183,19 @@ class Recorder:
             self.event(events.RegroupEvent(go.generation, members, ms, at))
         self._first = members[0]
         self._see_who_writes()
+
+    def _see_servers(self, holders: Holders, at: float) -> None:
+        """Which of them have another role than in the view before."""
+        roles: dict[int, str] = {}
+        for shard, holding in enumerate(holders.shards):
+            for role, place in (("first", holding.first), ("backup", holding.backup)):
+                if place is None:
+                    continue
+                roles[place.number] = role
+                if self._servers.get(place.number) != role:
+                    number = place.number - FIRST_SERVER
+                    self.event(events.ServerEvent(number, shard, role, place.host, place.pid, at=at))
+        self._servers = roles
 
     def _see_who_writes(self) -> None:
         """Say so if the run's files come to another host from now on."""

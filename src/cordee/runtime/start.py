@@ -66,6 +66,8 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
                 counts = await_hosts(hub, nodes, lambda message: recorder.event(WarningEvent(message)))
             launch.plan.check(sum(counts))
             recorder.begin(sum(counts), nodes)
+            hub.stewards.servers = launch.servers(nodes)
+            engine.start([seat for _, seat in hub.stewards.servers.seats])
             engine.start(places := seats(counts))
             return places
 

@@ -21,8 +21,9 @@ from cordee.core.interpreter import search_in, shadowed
 from cordee.core.world import World
 from cordee.feed.reading import begin_others
 from cordee.group.channel import Channel
-from cordee.group.messages import Failed, Lose
+from cordee.group.messages import FIRST_SERVER, Failed, Lose
 from cordee.group.team import Team
+from cordee.runtime.holding import hold
 from cordee.runtime.join import Entry, set_current
 from cordee.runtime.sent import receive_job
 from cordee.runtime.spec import WorkerSpec
@@ -40,6 +41,8 @@ def work(spec: WorkerSpec, sent_job: int | None) -> int:
     os.environ.update(spec.environment)
     os.chdir(spec.folder)
     _use(spec)
+    if spec.worker >= FIRST_SERVER:
+        return hold(spec)
     channel = Channel(spec.hub, spec.worker, socket.gethostname(), joins=spec.joins)
     entry = Entry(World.from_env(), channel, spec.device, spec.interface, spec.plan, spec.deadline_s)
     set_current(entry)

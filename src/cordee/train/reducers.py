@@ -22,6 +22,7 @@ from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.lossy import Exact, Lossy
 from cordee.sync.meeting_points import backward_from
 from cordee.sync.seam import Kept, Recorded, Sync
+from cordee.sync.server.served import Served
 from cordee.sync.sliced import SlicedSums
 from cordee.train.agreement import agree_on, of_optimizer
 
@@ -69,9 +70,9 @@ class Reducers:
         for key, other in list(self._of.items()):  # its own former one, and those of stages with fewer parameters
             if other is reducer or set(other.parameters) <= set(parameters):
                 self._of.pop(key).close()
-        return self._enter(optimizer, self._make(parameters), agree), sound
+        return self._enter(optimizer, self._make(parameters, optimizer), agree), sound
 
-    def _make(self, parameters: Sequence[nn.Parameter]) -> Sync:
+    def _make(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> Sync:
         plan, team = self._plan, self._team
         kept = self.taken_up.pop(0) if self.taken_up else {}
         if team.sliced:
@@ -80,6 +81,9 @@ class Reducers:
             outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
             return LocalSteps(parameters, team, every=plan.local_steps, on_lost=self._on_lost, outer=outer, kept=kept)
         overlap = plan.overlap and not self._of
+        if plan.sync == "server":
+            servers, key = plan.servers, len(self._of)
+            return Served(parameters, optimizer, team, servers=servers, key=key, overlap=overlap)
         adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept)
         return AllReduce(parameters, adds, bucket_mb=plan.bucket_mb, overlap=overlap)
 
@@ -95,7 +99,7 @@ class Reducers:
         former, self._of, self.taken_up = self._of, {}, list(self.kept)
         for key, sync in former.items():
             sync.close()
-            self._of[key] = self._make(sync.parameters)
+            self._of[key] = self._make(sync.parameters, key)
 
     def _enter(self, optimizer: Optimizer, reducer: Sync, agree: bool) -> Sync:
         if agree:

@@ -23,14 +23,14 @@ from cordee.core.errors import (
 from cordee.core.events import Event, JobEvent, StepEvent, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.group import messages
-from cordee.group.messages import Seat
+from cordee.group.messages import FIRST_SERVER, Seat
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.policy import MOST_SOON, replacement, what_ends
 from cordee.runtime.coordinator.state import Places
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
-from cordee.runtime.notices import Formed, Interrupt, Lost, NotStarted
+from cordee.runtime.notices import Formed, Interrupt, Lost, NotStarted, ServerLost, ServersHold
 from cordee.runtime.recorder import Recorder
 
 IDLE_S = 0.5
@@ -104,6 +104,15 @@ class Controller:
                 self._hub.lose(worker, reason)
             case Lost():
                 self._lost(worker, notice)
+            case ServerLost(start=seat):
+                self._recorder.notice(worker, notice)
+                self._error = self._what_ends(worker, notice)
+                if seat is not None and self._error is None and not self._finished:
+                    self._start(seat)
+            case ServersHold():
+                self._recorder.notice(worker, notice)
+            case NotStarted(reason) if worker >= FIRST_SERVER:
+                self._hub.lose(worker, f"could not be started: {reason}")
             case NotStarted(reason) if worker in self._places.replaces:
                 self._lost(worker, Lost("", reason, 1, time.time(), member=False))
             case Formed(go):
@@ -160,12 +169,16 @@ class Controller:
                 continue
             self._recorder.event(WarningEvent(f"worker {seat.worker} is started in the place of worker {lost}"))
             self._hub.invite(seat.worker, seat.world.node)
-            try:
-                self._engine.start([seat])
-            except Interrupted:
-                return  # its notice comes next
-            except CordeeError as error:
-                self._error = error
+            self._start(seat)
+
+    def _start(self, seat: Seat) -> None:
+        """In the place of a process that was lost."""
+        try:
+            self._engine.start([seat])
+        except Interrupted:
+            return  # its notice comes next
+        except CordeeError as error:
+            self._error = error
 
     def _interrupt(self) -> None:
         self._interrupts += 1

@@ -15,11 +15,12 @@ import msgspec
 from cordee.core.errors import CordeeError
 from cordee.core.events import StepEvent
 from cordee.group import messages
-from cordee.group.messages import Evicted, Message, Welcome, Who
+from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Welcome, Who
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts, Roster
+from cordee.runtime.coordinator.stewards import Stewards
 from cordee.runtime.notices import Formed, Lost, Notices
 
 
@@ -53,6 +54,7 @@ class Hub:
         self._ending = False
         self._server = Server(bind, self)
         self.address = self._server.address
+        self.stewards = Stewards(self._server, self._notify)
         self._server.start()
 
     # ------------------------------------------------------------- from other threads
@@ -97,6 +99,9 @@ class Hub:
             peer.number = self.hosts.free()
             if peer.number >= self.hosts.nodes:
                 return Evicted(f"all {self.hosts.nodes} hosts of this run are here already")
+        elif peer.role == "server":
+            if not self.stewards.awaits(peer.number):
+                return Evicted("it is none of the parameter servers of this run")
         elif self.roster.has_lost(peer.number):
             return Evicted("it was evicted: the others continued without it")
         elif (peer.role, peer.number) in self._server.peers:
@@ -108,6 +113,10 @@ class Hub:
         if peer.role == "worker":
             self.roster = self.roster.join(peer.number)
             self._notify(peer.number, who)
+            self.stewards.brief(peer)
+            return
+        if peer.role == "server":
+            self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
         self.hosts = self.hosts.come(peer.number, who.workers)
         if len(self.hosts.workers) == self.hosts.nodes:
@@ -120,7 +129,7 @@ class Hub:
         """A worker is lost, or a host, with all of its workers."""
         if self._ending:
             return
-        if peer.role == "worker":
+        if peer.role != "node":
             self._lost(peer.number, reason, peer.host)
             return
         if peer.number not in self.hosts.order:
@@ -129,6 +138,7 @@ class Hub:
             return
         for worker in self.hosts.workers_of(peer.number):
             self._lost(worker, f"its host {peer.host} left", peer.host, with_host=True)
+        self.stewards.lost_host(self.hosts.order.index(peer.number), peer.host)
 
     def broken(self, peer: Peer, error: Exception) -> None:
         """Say so: it ends the run."""
@@ -162,6 +172,8 @@ class Hub:
                 self._lost(worker, reason)
             case messages.Torn(generation):
                 self._torn(generation)
+            case messages.Filled(server):
+                self.stewards.filled(server)
             case messages.Stuck():
                 self._notify(peer.number, msgspec.structs.replace(message, others=self._whereabouts(peer)))
             case messages.Failed():  # the run ends: the others do not continue without this one
@@ -211,6 +223,9 @@ class Hub:
 
     def _lost(self, worker: int, reason: str, host: str = "", *, with_host: bool = False) -> None:
         if self._ending or self.roster.has_lost(worker):
+            return
+        if worker >= FIRST_SERVER:
+            self.stewards.lost(worker, reason, host)
             return
         generation, was_member = self.roster.generation, worker not in self.roster.invited
         self.roster = self.roster.lose(worker, reason)

@@ -7,15 +7,20 @@ from dataclasses import replace
 import msgspec
 
 from cordee.core.errors import CordeeError, WaitedTooLong, WorkerFailed, WorkersLost, error_named
-from cordee.group.messages import Failed, Go, Seat, Stuck
+from cordee.group.messages import Failed, Go, Seat, Stuck, name_of
+from cordee.runtime.coordinator.holders import Servers, holders_of
 from cordee.runtime.coordinator.state import Places, Roster
-from cordee.runtime.notices import Lost, NotStarted
+from cordee.runtime.notices import Lost, NotStarted, ServerLost
 from cordee.runtime.wording import Wording
 
 STEADY_STEPS = 20
 """A worker that was lost before it took part in so many steps was lost soon after it came."""
 MOST_SOON = 3
 """So many workers in a row may be lost soon after they came, until their place is left empty."""
+
+
+MOST_SERVERS = 1000
+"""So many parameter servers may be started in the place of others."""
 
 
 def all_finished(roster: Roster) -> bool:
@@ -76,6 +81,24 @@ def replacement(places: Places, worker: int, steps: int) -> tuple[Places, Seat |
     return (places, None) if soon > MOST_SOON else places.fill(worker, soon)
 
 
+def server_in_place_of(servers: Servers, number: int, gone: set[int]) -> tuple[Servers, Seat | None]:
+    """The server to start in the place of one that was lost; None if it is not replaced.
+
+    On its own host, unless that is `gone`; then on one where no other holder of the shard is, if there is one.
+    """
+    seat, shard = servers.seat_of(number), servers.shard_of(number)
+    if seat is None or len(servers.seats) >= servers.expected + MOST_SERVERS:
+        return servers, None
+    node, nodes = seat.world.node, seat.world.nodes
+    if node in gone:
+        held = {
+            one.world.node for one in map(servers.seat_of, (h.number for h in holders_of(servers.shards[shard]))) if one
+        }
+        left = [one for one in range(nodes) if one not in gone]
+        node = next((one for one in left if one not in held), left[0] if left else node)
+    return servers.start(shard, node, nodes)
+
+
 def what_ends(worker: int, host: str, notice: object, wording: Wording) -> CordeeError | None:
     """The error with which such a notice of a worker ends the run; None if it does not."""
     match notice:
@@ -97,6 +120,10 @@ def what_ends(worker: int, host: str, notice: object, wording: Wording) -> Corde
             return WorkersLost(
                 f"worker {worker} could not be started: {reason}. Take fewer workers "
                 f"({wording.option('workers')}), or raise the limit"
+            )
+        case ServerLost(shard=shard, reason=reason, empty=True):
+            return WorkersLost(
+                f"no parameter server is left for shard {shard}: {name_of(worker)}, the last one, was lost: {reason}"
             )
         case CordeeError():
             return notice

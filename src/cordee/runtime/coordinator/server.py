@@ -22,9 +22,10 @@ from cordee.group.messages import Evicted, Hello, Message, Welcome, Who, decode_
 from cordee.group.tls import ServerTls, make_server_tls
 from cordee.group.wire import HEADER, MAX_FRAME, Address, length_of, nonce, pack, proof, proven, unpack
 
-SILENCE_S = {"worker": 60.0, "node": 3.0}
+SILENCE_S = {"worker": 60.0, "node": 3.0, "server": 5.0}
 """When a peer counts as gone. A worker's Python may be held up by the user's code, and its own launcher sees much
-sooner whether it is alive. A launcher only watches: when it is silent, its host or the network to it is gone."""
+sooner whether it is alive. A launcher only watches: when it is silent, its host or the network to it is gone. A
+parameter server runs no code of the user's but its optimizer."""
 HANDSHAKE_S = 10.0
 GREETING = 4096
 """Bytes that a client may send before it has shown the token."""
@@ -32,10 +33,10 @@ GREETING = 4096
 
 @dataclasses.dataclass
 class Peer:
-    """One connection: a worker, or the launcher of another host."""
+    """One connection: a worker, a parameter server, or the launcher of another host."""
 
     role: str
-    """`worker` or `node`."""
+    """`worker`, `server` or `node`."""
     number: int
     host: str
     writer: asyncio.StreamWriter
@@ -116,9 +117,9 @@ class Server:
         for peer in list(self.peers.values()):
             self.tell(peer, message)
 
-    def drop(self, worker: int, last_word: Message) -> Peer | None:
-        """Hang up on a worker; None if it is not there."""
-        peer = self.peers.pop(("worker", worker), None)
+    def drop(self, number: int, last_word: Message, role: str = "worker") -> Peer | None:
+        """Hang up on a worker or server; None if it is not there."""
+        peer = self.peers.pop((role, number), None)
         if peer is not None:
             self.tell(peer, last_word)
             peer.writer.close()

@@ -26,6 +26,7 @@ import psutil
 
 from cordee.core.errors import CordeeError
 from cordee.core.text import plain
+from cordee.group.messages import name_of
 from cordee.group.wire import HEADER, length_of, pack, unpack
 from cordee.runtime.spec import WorkerSpec
 from cordee.runtime.streams import outlive_terminal
@@ -174,7 +175,9 @@ def _become_worker(spec: WorkerSpec, descriptors: list[int]) -> NoReturn:
     with contextlib.suppress(OSError):
         prctl = ctypes.CDLL(None).prctl
         prctl(1, signal.SIGKILL)  # should this server be killed, its workers go with it
-        prctl(15, f"cordee-{spec.worker}".encode())  # the name that ps and top show
+        prctl(
+            15, name_of(spec.worker).replace("worker ", "cordee-").replace("server ", "cordee-s").encode()
+        )  # the name that ps and top show
     os.dup2(descriptors[0], 1)
     os.dup2(descriptors[1], 2)
     for descriptor in descriptors[:2]:

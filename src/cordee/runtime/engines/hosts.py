@@ -106,8 +106,9 @@ class Follower:
                     self._awaited = f"waiting for the other hosts: {here} of {of} hosts are here" if here < of else ""
                 case messages.Start(seats):
                     self._started = True
-                    numbers = ", ".join(str(seat.worker) for seat in seats)
-                    self._say(f"on this host, of {plural(seats[0].world.size, 'worker')} in all: {numbers}")
+                    if workers := [seat for seat in seats if not seat.serves]:
+                        numbers = ", ".join(str(seat.worker) for seat in workers)
+                        self._say(f"on this host, of {plural(workers[0].world.size, 'worker')} in all: {numbers}")
                     self._engine.start(seats)
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)

@@ -1,0 +1,194 @@
+"""Connections that carry tensors beside messages: a head in JSON, then their bytes as they lie in memory.
+
+The same handshake as with the coordinator, so the same token, and TLS where the run has it. Nothing is pickled, and no
+length is taken from the other end: who receives knows the shapes before the bytes come. Every wait has a limit: the
+time in which no byte comes or goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from cordee.core.errors import CordeeError
+from cordee.group.messages import Hello, Welcome, Who, decode_message
+from cordee.group.tls import ServerTls, make_server_tls
+from cordee.group.wire import HEADER, Address, connect, length_of, nonce, pack, proof, proven, unpack
+
+T = TypeVar("T")
+CHUNK = 1 << 20
+"""Bytes that are given to the network at once."""
+MOST_HEAD = 4 << 20
+"""Larger heads are refused."""
+GREETING = 4096
+"""Bytes of a head before the token was shown."""
+HANDSHAKE_S = 10.0
+MOST_STRANGERS = 64
+"""Connections at a time that have not shown the token yet."""
+MOST_PARTS = 512
+"""Buffers that one call of the system may take."""
+
+
+class Gone(ConnectionError):
+    """The other end has gone, is silent, or does not speak as it should."""
+
+
+def bytes_of(tensors: Sequence[Tensor]) -> list[memoryview]:
+    """Their memory, without a copy; they are on the CPU and contiguous."""
+    flat = (one.detach().reshape(-1).view(torch.uint8) for one in tensors if one.numel())
+    return [one.numpy().data for one in flat]
+
+
+class Link:
+    """One end of such a connection; one thread at a time sends or receives."""
+
+    def __init__(self, sock: socket.socket, silence_s: float) -> None:
+        """Over a connected socket; so long may pass without a byte."""
+        self._sock = sock
+        self._plain = not isinstance(sock, ssl.SSLSocket)
+        sock.settimeout(silence_s)
+
+    def send(self, message: object, tensors: Sequence[Tensor] = ()) -> None:
+        """A message, and the bytes of tensors."""
+        parts = [memoryview(pack(message)), *bytes_of(tensors)]
+        try:
+            if self._plain:
+                self._send_plain(parts)
+            else:
+                for part in parts:
+                    for start in range(0, len(part), CHUNK):
+                        self._sock.sendall(part[start : start + CHUNK])
+        except OSError as error:
+            raise Gone(str(error)) from error
+
+    def _send_plain(self, parts: list[memoryview]) -> None:
+        while parts:
+            sent = self._sock.sendmsg(parts[:MOST_PARTS])
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if sent:
+                parts[0] = parts[0][sent:]
+
+    def receive(self, decode: Callable[[bytes], T], most: int = MOST_HEAD) -> T:
+        """The next message."""
+        try:
+            head = self._exactly(HEADER.size)
+            return unpack(head, self._exactly(length_of(head, most)), decode)
+        except (OSError, ValueError, RecursionError) as error:
+            raise Gone(str(error)) from error
+
+    def receive_into(self, tensors: Sequence[Tensor]) -> None:
+        """The bytes of tensors, in place; if this fails, some of them may be new."""
+        parts = bytes_of(tensors)
+        try:
+            while parts:
+                if self._plain:
+                    count = self._sock.recvmsg_into(parts[:MOST_PARTS])[0]
+                else:
+                    count = self._sock.recv_into(parts[0][:CHUNK])
+                if count == 0:
+                    raise Gone("closed within a tensor")
+                while parts and count >= len(parts[0]):
+                    count -= len(parts.pop(0))
+                if count:
+                    parts[0] = parts[0][count:]
+        except OSError as error:
+            raise Gone(str(error)) from error
+
+    def _exactly(self, count: int) -> bytes:
+        found = bytearray()
+        while len(found) < count:
+            part = self._sock.recv(count - len(found))
+            if not part:
+                raise Gone("closed")
+            found += part
+        return bytes(found)
+
+    def close(self) -> None:
+        """Hang up; a thread that waits in here is woken."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+def dial(address: Address, who: Who, silence_s: float) -> Link:
+    """Reach a listener; `Gone` if it is not there."""
+    try:
+        connection, _ = connect(address, who, timeout_s=min(silence_s, HANDSHAKE_S))
+    except CordeeError as error:
+        raise Gone(str(error)) from error
+    return Link(connection.sock, silence_s)
+
+
+class Listener:
+    """Lets peers in that know the token, each served by a thread of its own."""
+
+    def __init__(self, interface: str, token: str, *, tls: bool, silence_s: float) -> None:
+        """Listen on a port that is free."""
+        self._token, self._silence_s = token, silence_s
+        self._tls: ServerTls | None = make_server_tls() if tls else None
+        family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+        self._socket = socket.create_server((interface, 0), family=family, backlog=128)
+        self.port: int = self._socket.getsockname()[1]
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+
+    def start(self, serve: Callable[[Link, Who], None]) -> None:
+        """From now on, call `serve` for each peer; it returns when it is done with it, or raises `Gone`."""
+        threading.Thread(target=self._accept, args=(serve,), name="cordee-listener", daemon=True).start()
+
+    def close(self) -> None:
+        """Let no more peers in."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self, serve: Callable[[Link, Who], None]) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return
+            if not self._strangers.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._greet, args=(sock, serve), name="cordee-link", daemon=True).start()
+
+    def _greet(self, sock: socket.socket, serve: Callable[[Link, Who], None]) -> None:
+        link = None
+        try:
+            try:
+                sock.settimeout(HANDSHAKE_S)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                secured = self._tls.context.wrap_socket(sock, server_side=True) if self._tls else sock
+                link = Link(secured, HANDSHAKE_S)
+                who = self._prove(link)
+                secured.settimeout(self._silence_s)
+            finally:
+                self._strangers.release()
+            if who is not None:
+                serve(link, who)
+        except OSError:
+            pass  # a stranger, or a peer that has gone
+        finally:
+            link.close() if link is not None else sock.close()
+
+    def _prove(self, link: Link) -> Who | None:
+        """Who is at the other end; None if it has not shown the token."""
+        certificate, mine = self._tls.certificate if self._tls else b"", nonce()
+        hello = link.receive(decode_message, GREETING)
+        if not isinstance(hello, Hello):
+            return None
+        link.send(Hello(mine, proof(self._token, "hub", certificate, hello.nonce, mine)))
+        who = link.receive(decode_message, GREETING)
+        expected = proof(self._token, "worker", certificate, hello.nonce, mine)
+        if not isinstance(who, Who) or not proven(who.proof, expected):
+            return None
+        link.send(Welcome({}))
+        return who

@@ -1,0 +1,66 @@
+"""The hub's side of parameter servers: keeps which of them hold what, and tells all peers when that changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cordee.group.messages import Evicted, Place
+from cordee.runtime.coordinator.holders import Servers
+from cordee.runtime.coordinator.policy import server_in_place_of
+from cordee.runtime.coordinator.server import Peer, Server
+from cordee.runtime.notices import ServerLost, ServersHold
+
+
+class Stewards:
+    """The parameter servers of a run; called by the thread of the hub's server."""
+
+    def __init__(self, server: Server, notify: Callable[[int, object], None]) -> None:
+        """None are expected, until `servers` is set before they start."""
+        self._server, self._notify = server, notify
+        self.servers = Servers()
+        self._lost: set[int] = set()
+
+    def awaits(self, number: int) -> bool:
+        """Whether a server with this number was started, and not lost."""
+        return number not in self._lost and self.servers.seat_of(number) is not None
+
+    def brief(self, peer: Peer) -> None:
+        """Tell a worker that comes later."""
+        if self.servers.view:
+            self._server.tell(peer, self.servers.told())
+
+    def came(self, place: Place) -> None:
+        """A server listens there."""
+        self._change(self.servers.came(place))
+
+    def filled(self, number: int) -> None:
+        """A server has all that the first holder of its shard has."""
+        self._change(self.servers.filled(number))
+
+    def lost(self, number: int, reason: str, host: str, *, with_host: bool = False) -> None:
+        """A server is gone: another one takes its role, and one more is started."""
+        seat = self.servers.seat_of(number)
+        if seat is None or number in self._lost:
+            return
+        self._lost.add(number)
+        peer = self._server.drop(number, Evicted(reason), "server")
+        host = peer.host if peer is not None else host
+        left, _ = self.servers.lost(number)
+        left, new = server_in_place_of(left, number, {seat.world.node} if with_host else set())
+        shard, empty = self.servers.shard_of(number), bool(left.empty())
+        self._notify(number, ServerLost(shard, host, reason, time.time(), new, empty))
+        self._change(left)
+
+    def lost_host(self, node: int, host: str) -> None:
+        """A host left, and with it its servers."""
+        for _, seat in self.servers.seats:
+            if seat.world.node == node:
+                self.lost(seat.worker, f"its host {host} left", host, with_host=True)
+
+    def _change(self, servers: Servers) -> None:
+        """Tell all peers which servers hold what, if that is another view."""
+        before, self.servers = self.servers, servers
+        if servers.view > before.view:
+            self._server.tell_all(servers.told())
+            self._notify(-1, ServersHold(servers.told(), time.time()))

@@ -1,0 +1,229 @@
+"""A parameter server: holds one shard, as its first holder, which workers talk to, or as its backup.
+
+What the first holder acknowledges, the backup has too: the complete sum of a step before any worker learns that it is
+complete, and each update before the first holder makes it. So when either is lost, the other one has all that workers
+count on; what they had pushed of an incomplete sum, they push again. The coordinator says which server holds what: a
+view, with a number that grows. A holder of an old view cannot acknowledge anything, for its backup refuses it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from cordee.group.bulk import Gone, Link
+from cordee.group.messages import Filled, Holders, Message, Place, Who
+from cordee.sync.server import messages as said
+from cordee.sync.server import rules
+from cordee.sync.server.messages import Said, decode
+from cordee.sync.server.store import Store
+from cordee.sync.server.views import Copying, NotFirst, Views
+
+Answer = tuple[Said | None, Sequence[Tensor]]
+"""With the tensors that follow; None: not answered."""
+
+
+class Holder:
+    """What one server process holds; its methods are called by the threads of its connections and of the hub's."""
+
+    def __init__(
+        self, number: int, reach: Callable[[Place], Link], tell: Callable[[Message], None], deadline_s: float
+    ) -> None:
+        """`reach` connects to another server; `tell` speaks to the coordinator."""
+        self._tell, self._deadline_s = tell, deadline_s
+        self._views = Views(number)
+        self._copying = Copying(self._views, reach, deadline_s)
+        self._stores: dict[int, Store] = {}
+        """By the number of their optimizer."""
+        self._turn = threading.Condition()
+        """Held while stores change, and while the backup gets the same change."""
+        self._broken = 0
+        """The last generation of workers that is over."""
+
+    # ------------------------------------------------------------- what the coordinator says
+
+    def see(self, view: Holders) -> None:
+        """Which server holds what from now on."""
+        self._views.see(view)
+        threading.Thread(target=self._look, name="cordee-look", daemon=True).start()
+
+    def break_up(self, generation: int) -> None:
+        """A generation of workers is over: what it did not complete is done again."""
+        self._broken = max(self._broken, generation)
+        threading.Thread(target=self._look, name="cordee-look", daemon=True).start()
+
+    def _look(self) -> None:
+        """Wake those that wait, and fill a new backup; on a thread of its own, as stores may be busy for a while."""
+        with self._turn:
+            self._turn.notify_all()
+            try:
+                there = self._views.as_first()[1].filling
+            except NotFirst:
+                return
+            if there is None or self._copying.has(there) or not self._copying.fill(there, self._content()):
+                return
+        self._tell(Filled(there.number))
+
+    def _content(self) -> list[tuple[said.Load | said.Seal, Sequence[Tensor]]]:
+        """All that another server needs to take this one's place."""
+        found: list[tuple[said.Load | said.Seal, Sequence[Tensor]]] = []
+        for key, store in self._stores.items():
+            if store.loaded:
+                found.append(store.whole(key))
+            if store.sealed:
+                numbers, sums = store.sums()
+                found.append((said.Seal(key, *store.attempt, numbers), sums))
+        return found
+
+    # ------------------------------------------------------------- connections
+
+    def serve(self, link: Link, who: Who) -> None:
+        """Answer one peer until it is gone."""
+        asked = self._asked_by_server if who.role == "server" else self._asked_by_worker
+        while True:
+            message = link.receive(decode)
+            try:
+                answer, tensors = asked(link, message)
+            except NotFirst:
+                answer, tensors = said.Elsewhere(), ()
+            except ValueError as error:
+                answer, tensors = said.Refused(str(error)), ()
+            if answer is not None:
+                link.send(answer, tensors)
+
+    def _asked_by_worker(self, link: Link, message: Said) -> Answer:
+        match message:
+            case said.Open():
+                return self._open(message), ()
+            case said.Load():
+                tensors = _receive(link, message)
+                with self._first(message.shard):
+                    if not self._store(message.key).loaded:
+                        self._copying.send(message, tensors)
+                        self._load(message, tensors)
+                    return said.Opened(True, self._store(message.key).version), ()
+            case said.Push(key, step, attempt, worker, numbers):
+                store = self._store(key)
+                gradients = _receive_some(link, store, numbers)
+                with self._turn:
+                    if store.is_open(step, attempt):
+                        store.add(worker, numbers, gradients)
+                return None, ()
+            case said.Close():
+                return self._close(message), ()
+            case said.Apply():
+                return self._apply(message)
+            case said.Keep(key):
+                with self._turn:
+                    held, tensors = self._store(key).kept()
+                    return said.Kept(held), [one.clone() for one in tensors]
+        raise Gone(f"{type(message).__name__} is not for this server")
+
+    def _asked_by_server(self, link: Link, message: Said) -> Answer:
+        """As a backup, or one that becomes it."""
+        match message:
+            case said.Load():
+                tensors = _receive(link, message)
+                with self._backup():
+                    self._load(message, tensors)
+            case said.Seal(key, step, attempt, numbers):
+                store = self._store(key)
+                sums = _receive_some(link, store, numbers)
+                with self._backup():
+                    store.seal(step, attempt, numbers, sums)
+            case said.Copy(update):
+                with self._backup():
+                    self._store(update.key).apply(update)
+            case _:
+                raise Gone(f"{type(message).__name__} is not for a backup")
+        return said.Done(), ()
+
+    def _first(self, shard: int) -> threading.Condition:
+        """To be held while something is done as the first holder of a shard; raises `NotFirst`."""
+        self._views.as_first(shard)
+        return self._turn
+
+    def _backup(self) -> threading.Condition:
+        """To be held while something is done as a backup; the first holder of an old view is refused."""
+        try:
+            self._views.as_first()
+        except NotFirst:
+            return self._turn
+        raise NotFirst
+
+    def _store(self, key: int) -> Store:
+        if key not in self._stores:
+            raise Gone(f"nothing was opened by the number {key}")
+        return self._stores[key]
+
+    def _load(self, message: said.Load, tensors: Sequence[Tensor]) -> None:
+        store = Store(message.shard, message.forms)
+        store.load(message, tensors)
+        self._stores[message.key] = store
+
+    # ------------------------------------------------------------- answers
+
+    def _open(self, message: said.Open) -> Said:
+        with self._first(message.shard):
+            store = self._stores.setdefault(message.key, Store(message.shard, message.forms))
+            if store.forms != message.forms:
+                raise ValueError("workers disagree on the parameters of a shard")
+            return said.Opened(store.loaded, store.version)
+
+    def _close(self, message: said.Close) -> Said:
+        """Wait for the gradients of all workers; then the sum is complete, here and on the backup."""
+        store, ends = self._store(message.key), time.monotonic() + self._deadline_s
+        with self._first(store.shard):
+            if not store.is_open(message.step, message.attempt):
+                return said.Void()
+            if not store.close(message.worker, message.pieces):
+                return said.Missing()
+            self._turn.notify_all()
+
+            def over() -> bool:
+                return self._broken >= message.attempt[0] or store.attempt != (message.step, message.attempt)
+
+            while not store.has(message.workers) and not over():
+                if not self._turn.wait(max(0.0, ends - time.monotonic())):
+                    return said.Void()
+                self._views.as_first(store.shard)
+            if over():
+                return said.Void()
+            if not store.sealed:
+                numbers, sums = store.sums()
+                self._copying.send(said.Seal(message.key, message.step, message.attempt, numbers), sums)
+                store.sealed = True
+            return said.Norm(store.square())
+
+    def _apply(self, message: said.Apply) -> Answer:
+        store = self._store(message.key)
+        with self._first(store.shard):
+            if message.step >= store.version:
+                if not store.sealed or store.attempt != (message.step, message.attempt):
+                    raise ValueError(f"step {message.step} of shard {store.shard} has no complete sum: a defect")
+                self._copying.send(said.Copy(message))
+                store.apply(message)
+        return said.Fresh(store.version), [one.detach() for one in store.parameters]  # not changed before all have them
+
+
+def _receive(link: Link, message: said.Load) -> list[Tensor]:
+    """What follows a `Load`."""
+    try:
+        tensors = [rules.empty(form) for form in message.forms] + list(rules.room_for(message.held))
+    except (ValueError, RuntimeError, torch.OutOfMemoryError) as error:
+        raise Gone(str(error)) from error
+    link.receive_into(tensors)
+    return tensors
+
+
+def _receive_some(link: Link, store: Store, numbers: Sequence[int]) -> list[Tensor]:
+    """Tensors of the form of these parameters."""
+    if not all(0 <= number < len(store.forms) for number in numbers) or len(set(numbers)) < len(numbers):
+        raise Gone("no parameters have these numbers")
+    tensors = [rules.empty(store.forms[number]) for number in numbers]
+    link.receive_into(tensors)
+    return tensors

@@ -1,0 +1,168 @@
+"""Agreement by parameter servers: workers push gradients, servers add them up, update, and send the parameters back.
+
+The optimizer is on the servers: what a worker's own holds is only its settings, such as the learning rate, which travel
+with each update. A step of `mode=sync` is all or nothing as with all-reduce: each server has the gradients of all
+workers, and its backup too, before the record of the step is added up. That commits it; then the servers update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from cordee.core.errors import ModelError, UsageError
+from cordee.core.record import Record
+from cordee.group.channel import Channel
+from cordee.group.team import Team
+from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
+from cordee.sync.server import rules
+from cordee.sync.server.layout import spread
+from cordee.sync.server.shards import Shard
+from cordee.sync.sparse import is_sparse
+
+WAIT_S = 0.05
+"""How often a worker asks whether the first one has loaded the servers."""
+
+
+class Served(Sync):
+    """Adds gradients up on parameter servers, which update; see `Sync`."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optimizer: Optimizer,
+        team: Team,
+        *,
+        servers: int,
+        key: int,
+        overlap: bool,
+    ) -> None:
+        """The servers of the run hold the parameters of this optimizer, the `key`-th of the run."""
+        super().__init__(parameters)
+        self._optimizer, self._team = optimizer, team
+        channel = team.channel
+        if not isinstance(channel, Channel):
+            raise UsageError("sync=server needs the servers that cordee train and cordee run start: start it by them")
+        sizes = [one.numel() * one.element_size() for one in self.parameters]
+        self._shards = [
+            Shard(number, [self.parameters[one] for one in numbers], key, channel, team.membership.deadline_s)
+            for number, numbers in enumerate(spread(sizes, servers))
+        ]
+        self._step = -1
+        """Updates that the servers have made; -1: not known yet."""
+        self._tries = 0
+        """How often gradients of this generation were taken back."""
+        self._factor = 1.0
+        self._overlap, self._armed = overlap, False
+        self._awaited: dict[tuple[int, int], int] = {}
+        """For each piece, how many gradients are still to come in this backward pass."""
+        self._handles = self._hook()
+
+    def _hook(self) -> list[torch.utils.hooks.RemovableHandle]:
+        handles = []
+        for shard in self._shards:
+            for piece, numbers in enumerate(shard.pieces):
+                for number in numbers:
+                    hook = partial(self._on_gradient, shard, piece)
+                    handles.append(shard.parameters[number].register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        return handles
+
+    @property
+    def _attempt(self) -> tuple[int, int]:
+        return self._team.membership.generation, self._tries
+
+    def begin(self, record: Recorded | None) -> bool:
+        """With a `record`, gradients are pushed as they come; without, those that were are taken back."""
+        if record is None:
+            self._overlap = False
+            self._tries += self._armed
+            self._armed = False
+            return True
+        self._armed = self._overlap and self._step >= 0
+        self._awaited = {
+            (shard.number, piece): len(numbers) for shard in self._shards for piece, numbers in enumerate(shard.pieces)
+        }
+        return True
+
+    def _on_gradient(self, shard: Shard, piece: int, parameter: nn.Parameter) -> None:
+        if not self._armed:
+            return
+        self._awaited[(shard.number, piece)] -= 1
+        if self._awaited[(shard.number, piece)] == 0:
+            shard.push(self._step, self._attempt, piece)
+
+    def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
+        """Push, and wait until the servers have the gradients of all; then the sum of the records commits the step."""
+        self._armed = False
+        self._refuse_sparse()
+        squares = [] if void else self._pushed()
+        numbers = torch.tensor(record().numbers(), dtype=torch.float64)
+        handles = [self._team.sums.sum(numbers)] if self._team.replicas > 1 else []
+        if not self._team.settle(handles, [numbers], void=void or None in squares):
+            return None
+        norm = math.sqrt(sum(one or 0.0 for one in squares))
+        finite = treatment.clip is not None and math.isfinite(norm)
+        self._factor = min(1.0, treatment.clip / (norm + 1e-6)) if finite and treatment.clip is not None else 1.0
+        return Agreed(Record.summed(numbers.tolist()), True, torch.tensor(norm, dtype=torch.float64))
+
+    def _pushed(self) -> list[float | None]:
+        """The squares of the norms of all sums; None among them if a worker was lost."""
+        if not self._load():
+            return [None]
+        workers = self._team.mesh.leaders
+        completed = [shard.complete(self._step, self._attempt, workers) for shard in self._shards]
+        return [one.result() for one in completed]
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Let the servers update, and take the new parameters over."""
+        if optimizer is not self._optimizer:
+            raise UsageError(
+                "sync=server: these parameters were given to a new optimizer, but the servers hold the state of the "
+                "first one. Keep one optimizer for them, or use sync=allreduce"
+            )
+        settings = rules.settings_of(optimizer)
+        applied = [shard.apply(self._step, self._attempt, self._factor, settings) for shard in self._shards]
+        for one in applied:
+            one.result()
+        self._step += 1
+        self._tries = 0
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # or torch's schedules warn that none was made
+
+    def merge(self, *, saving: bool = False) -> Kept:
+        """Parameters are equal after every step; to be saved, the first worker gets what the optimizers keep."""
+        if saving and self._step > 0 and self._team.replica == 0:
+            for one in [shard.keep(self._optimizer) for shard in self._shards]:
+                one.result()
+        return {}
+
+    def close(self) -> None:
+        """Take the hooks off, and hang up."""
+        for handle in self._handles:
+            handle.remove()
+        for shard in self._shards:
+            shard.close()
+
+    def _load(self) -> bool:
+        """See that the servers hold the parameters, at the first step of this worker; False if a worker was lost."""
+        while self._step < 0:
+            opened = [shard.open().result() for shard in self._shards]
+            if all(one.loaded for one in opened):
+                self._step = opened[0].version
+            elif self._team.replica == 0:
+                for one in [shard.load(self._optimizer, 0) for shard in self._shards]:
+                    one.result()
+            elif self._team.membership.await_break(WAIT_S):
+                return False
+        return True
+
+    def _refuse_sparse(self) -> None:
+        if any(is_sparse(parameter.grad) for parameter in self.parameters):
+            raise ModelError(
+                "a gradient is sparse (nn.Embedding(sparse=True)), which parameter servers do not take yet: leave "
+                "sparse out, or use sync=allreduce"
+            )

@@ -1,0 +1,209 @@
+"""A worker's side of the parameter servers: one `Shard` for each part, which finds its first holder and talks to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cordee.core.errors import CordeeError, WaitedTooLong
+from cordee.group.bulk import Gone, Link, dial
+from cordee.group.channel import Channel
+from cordee.group.messages import Place, Who
+from cordee.group.wire import Address
+from cordee.sync.server import messages as said
+from cordee.sync.server import rules
+from cordee.sync.server.layout import pieces
+from cordee.sync.server.messages import Said, decode
+
+T = TypeVar("T")
+LOOK_S = 0.2
+"""How long a worker waits for news of a server that does not answer, before it tries again."""
+Attempt = tuple[int, int]
+
+
+class Shard:
+    """The part of the parameters that one server holds, as a worker sees it; a thread of its own talks to the server.
+
+    Every exchange is one that can be made again: when a server is lost, with the one that takes its place.
+    """
+
+    def __init__(
+        self, number: int, parameters: Sequence[nn.Parameter], key: int, channel: Channel, deadline_s: float
+    ) -> None:
+        """`key` numbers the optimizer. Nothing is connected yet."""
+        self.number, self.key, self.parameters = number, key, list(parameters)
+        self._channel, self._deadline_s = channel, deadline_s
+        self._places = {one: place for place, one in enumerate(self.parameters)}
+        self.pieces = pieces([one.numel() * one.element_size() for one in self.parameters])
+        self._forms = [rules.form_of(one) for one in self.parameters]
+        self._thread = ThreadPoolExecutor(1, f"cordee-shard-{number}")
+        self._link: Link | None = None
+        self._at: Place | None = None
+        """The server at the other end."""
+        self._sent: set[int] = set()
+        """The pieces of the open attempt that went over this connection."""
+        self._attempt: tuple[int, Attempt] | None = None
+
+    def close(self) -> None:
+        """Hang up."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._hang_up()
+
+    # ------------------------------------------------------------- what the training thread calls
+
+    def open(self) -> Future[said.Opened]:
+        """Ask whether the parameters are there."""
+        message = said.Open(self.number, self.key, self._forms)
+        return self._submit(lambda link: self._ask(link, said.Opened, message))
+
+    def load(self, optimizer: Optimizer, version: int) -> Future[said.Opened]:
+        """Give the server the parameters, and what the optimizer keeps."""
+        rule = rules.describe(optimizer, self._places)
+        held, tensors = rules.kept_by(optimizer, self._places)
+        message = said.Load(self.number, self.key, version, self._forms, rule, held)
+        tensors = [*(_on_host(one) for one in self.parameters), *tensors]
+        return self._submit(lambda link: self._ask(link, said.Opened, message, tensors))
+
+    def push(self, step: int, attempt: Attempt, piece: int) -> Future[None]:
+        """Send one piece of the gradients early; what fails here is sent again by `complete`."""
+        return self._thread.submit(self._push_early, step, attempt, piece)
+
+    def complete(self, step: int, attempt: Attempt, workers: Sequence[int]) -> Future[float | None]:
+        """Push what was not pushed yet, and wait for those of all workers: the square of the sum's norm.
+
+        None if a worker was lost.
+        """
+        return self._submit(lambda link: self._complete(link, step, attempt, list(workers)))
+
+    def apply(self, step: int, attempt: Attempt, factor: float, groups: list[dict[str, Any]]) -> Future[None]:
+        """Let the server update, and take the parameters over."""
+        message = said.Apply(self.key, step, attempt, factor, groups)
+        return self._submit(lambda link: self._fetch(link, message))
+
+    def keep(self, optimizer: Optimizer) -> Future[None]:
+        """Let the optimizer of this worker keep what the server's keeps, to be saved."""
+        return self._submit(lambda link: self._keep(link, optimizer))
+
+    # ------------------------------------------------------------- its thread
+
+    def _submit(self, exchange: Callable[[Link], T]) -> Future[T]:
+        return self._thread.submit(self._until_done, exchange)
+
+    def _until_done(self, exchange: Callable[[Link], T]) -> T:
+        """Make an exchange with the first holder of the shard, and again with the next one if that is lost."""
+        ends = time.monotonic() + self._deadline_s
+        failed = "it was never there"
+        while time.monotonic() < ends:
+            place = self._first()
+            if place is None:
+                self._channel.wait(lambda: self._first() is not None, LOOK_S)
+                continue
+            try:
+                return exchange(self._link_to(place))
+            except Gone as error:
+                failed = f"{place.name}: {error}"
+                self._hang_up()
+            self._await_other(place)
+        waited = f"{self._channel.name} waited {self._deadline_s:g} s"
+        raise WaitedTooLong(f"{waited} for the parameter server of shard {self.number} ({failed})")
+
+    def _await_other(self, lost: Place) -> None:
+        """Give the coordinator a moment to name another server."""
+        self._channel.wait(lambda: self._first() != lost, LOOK_S)
+
+    def _first(self) -> Place | None:
+        view = self._channel.holders
+        return view.shards[self.number].first if view is not None else None
+
+    def _link_to(self, place: Place) -> Link:
+        if self._link is None or self._at != place:
+            self._hang_up()
+            known = self._channel.address
+            who = Who("worker", self._channel.name, self._channel.worker)
+            self._link = dial(Address(place.interface, place.port, known.token, known.tls), who, self._deadline_s)
+            self._at = place
+        return self._link
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = self._at = None
+        self._sent.clear()
+
+    def _ask(self, link: Link, kind: type[T], message: Said, tensors: Sequence[Tensor] = ()) -> T:
+        """Send, and receive an answer of this kind."""
+        answer = self._answered(link, message, tensors)
+        if not isinstance(answer, kind):
+            raise Gone(f"it answered {type(answer).__name__}")
+        return answer
+
+    def _answered(self, link: Link, message: Said, tensors: Sequence[Tensor] = ()) -> Said:
+        link.send(message, tensors)
+        answer = link.receive(decode)
+        if isinstance(answer, said.Refused):
+            raise CordeeError(f"the parameter server of shard {self.number}: {answer.reason}")
+        return answer
+
+    def _push_early(self, step: int, attempt: Attempt, piece: int) -> None:
+        place = self._first()
+        if place is None or self._at != place or self._link is None:
+            return
+        try:
+            self._push(self._link, step, attempt, piece)
+        except Gone:
+            self._hang_up()
+
+    def _push(self, link: Link, step: int, attempt: Attempt, piece: int) -> None:
+        if self._attempt != (step, attempt):
+            self._attempt = step, attempt
+            self._sent.clear()
+        if piece in self._sent:
+            return
+        there = [(number, self.parameters[number].grad) for number in self.pieces[piece]]
+        given = [(number, gradient) for number, gradient in there if gradient is not None]
+        message = said.Push(self.key, step, attempt, self._channel.worker, [number for number, _ in given])
+        link.send(message, [_on_host(gradient) for _, gradient in given])
+        self._sent.add(piece)
+
+    def _complete(self, link: Link, step: int, attempt: Attempt, workers: list[int]) -> float | None:
+        message = said.Close(self.key, step, attempt, self._channel.worker, len(self.pieces), workers)
+        while True:
+            for piece in range(len(self.pieces)):
+                self._push(link, step, attempt, piece)
+            match self._answered(link, message):
+                case said.Norm(square):
+                    return float("inf") if square is None else square
+                case said.Void():
+                    return None
+                case said.Missing():  # this server has taken the place of another one
+                    self._sent.clear()
+                case answer:
+                    raise Gone(f"it answered {type(answer).__name__}")
+
+    def _fetch(self, link: Link, message: Said) -> None:
+        self._ask(link, said.Fresh, message)
+        with torch.no_grad():
+            into = [
+                one if one.is_contiguous() and not one.is_cuda else torch.empty(one.shape, dtype=one.dtype)
+                for one in self.parameters
+            ]
+            link.receive_into(into)
+            for parameter, fresh in zip(self.parameters, into, strict=True):
+                if fresh is not parameter:
+                    parameter.copy_(fresh)
+
+    def _keep(self, link: Link, optimizer: Optimizer) -> None:
+        kept = self._ask(link, said.Kept, said.Keep(self.key))
+        tensors = list(rules.room_for(kept.held))
+        link.receive_into(tensors)
+        rules.give_back(optimizer, self.parameters, kept.held, tensors)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()

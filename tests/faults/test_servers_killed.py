@@ -1,0 +1,94 @@
+"""Parameter servers die or are stopped, alone, in pairs and with workers: the training of one process, none lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cordee.core.errors import WorkersLost
+from cordee.core.events import Event, ServerEvent, StepEvent, WorkerEvent
+from harness import Run, assert_same, train
+
+Reference = Callable[..., Run]
+SETTINGS = {"epochs": 4}
+
+
+class Strikes:
+    """Listens to a run, and sends signals to its processes: (step, roles and shards, or workers, signal, delay)."""
+
+    def __init__(self, *plans: tuple[int, tuple[str, ...], signal.Signals, float]) -> None:
+        self.plans = list(plans)
+        self.servers: dict[str, int] = {}
+        self.workers: dict[str, int] = {}
+        self.timers: list[threading.Timer] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ServerEvent) and event.what != "lost":
+            self.servers[f"{event.what} {event.shard}"] = event.pid
+        if isinstance(event, WorkerEvent):
+            self.workers[f"worker {event.worker}"] = event.pid
+        while isinstance(event, StepEvent) and self.plans and event.step >= self.plans[0][0]:
+            _, victims, number, delay = self.plans.pop(0)
+            self.timers.append(threading.Timer(delay, self._strike, (victims, number)))
+            self.timers[-1].start()
+
+    def _strike(self, victims: tuple[str, ...], number: signal.Signals) -> None:
+        for victim in victims:
+            if pid := {**self.servers, **self.workers}.pop(victim, 0):
+                os.kill(pid, number)
+
+    def assert_done(self) -> None:
+        assert not self.plans, "the moment to strike never came"
+        for timer in self.timers:
+            timer.join()
+
+
+@pytest.mark.parametrize(
+    "strikes",
+    [
+        [(5, ("first 0",), signal.SIGKILL, 0.0)],
+        [(5, ("backup 1",), signal.SIGKILL, 0.002)],
+        [(5, ("first 0", "backup 1"), signal.SIGKILL, 0.001)],
+        [(5, ("first 0",), signal.SIGSTOP, 0.0)],
+        [(5, ("first 1", "worker 1"), signal.SIGKILL, 0.003)],
+        [
+            (5, ("first 0",), signal.SIGKILL, 0.0),
+            (30, ("first 0",), signal.SIGKILL, 0.001),
+            (40, ("first 1",), signal.SIGKILL, 0.0),
+        ],
+    ],
+    ids=["first", "backup", "one of each", "stopped", "server and worker", "again and again"],
+)
+def test_servers_are_lost(
+    strikes: list[tuple[int, tuple[str, ...], signal.Signals, float]], reference: Reference, tmp_path: Path
+) -> None:
+    strike = Strikes(*strikes)
+    run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **SETTINGS)
+    strike.assert_done()
+    lost = [event for event in run.of("server") if event["what"] == "lost"]
+    assert len(lost) + len(run.of("failure")) == run.result["failures"] >= 1
+    assert_same(run, reference("steady", **SETTINGS))
+
+
+def test_both_holders_are_lost(tmp_path: Path) -> None:
+    strike = Strikes((5, ("first 0", "backup 0"), signal.SIGKILL, 0.0))
+    with pytest.raises(WorkersLost, match="no parameter server is left for shard 0"):
+        train("steady", tmp_path / "run", workers=2, plan="sync=server", listen=strike, **SETTINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_many_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    plans, victims = [], ["first 0", "backup 0", "first 1", "backup 1"]
+    for step in sorted(draw.sample(range(2, 50, 12), 3)):
+        plans.append((step, (draw.choice(victims),), signal.SIGKILL, draw.random() * 0.02))
+    strike = Strikes(*plans)
+    run = train("steady", tmp_path / "run", workers=2, plan="sync=server,servers=2", listen=strike, **SETTINGS)
+    assert_same(run, reference("steady", **SETTINGS))
