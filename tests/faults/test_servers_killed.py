@@ -13,7 +13,7 @@ import pytest
 
 from cordee.core.errors import WorkersLost
 from cordee.core.events import Event, ServerEvent, StepEvent, WorkerEvent
-from harness import Run, assert_same, train
+from harness import Run, assert_same, distance, train
 
 Reference = Callable[..., Run]
 SETTINGS = {"epochs": 4}
@@ -56,6 +56,7 @@ class Strikes:
         [(5, ("backup 1",), signal.SIGKILL, 0.002)],
         [(5, ("first 0", "backup 1"), signal.SIGKILL, 0.001)],
         [(5, ("first 0",), signal.SIGSTOP, 0.0)],
+        [(5, ("first 0", "backup 0"), signal.SIGKILL, 0.0), (30, ("first 0", "backup 0"), signal.SIGKILL, 0.003)],
         [(5, ("first 1", "worker 1"), signal.SIGKILL, 0.003)],
         [
             (5, ("first 0",), signal.SIGKILL, 0.0),
@@ -63,7 +64,7 @@ class Strikes:
             (40, ("first 1",), signal.SIGKILL, 0.0),
         ],
     ],
-    ids=["first", "backup", "one of each", "stopped", "server and worker", "again and again"],
+    ids=["first", "backup", "one of each", "stopped", "both", "server and worker", "again and again"],
 )
 def test_servers_are_lost(
     strikes: list[tuple[int, tuple[str, ...], signal.Signals, float]], reference: Reference, tmp_path: Path
@@ -76,10 +77,23 @@ def test_servers_are_lost(
     assert_same(run, reference("steady", **SETTINGS))
 
 
-def test_both_holders_are_lost(tmp_path: Path) -> None:
-    strike = Strikes((5, ("first 0", "backup 0"), signal.SIGKILL, 0.0))
-    with pytest.raises(WorkersLost, match="no parameter server is left for shard 0"):
-        train("steady", tmp_path / "run", workers=2, plan="sync=server", listen=strike, **SETTINGS)
+def test_without_a_backup_the_log_is_enough(reference: Reference, tmp_path: Path) -> None:
+    strike = Strikes((5, ("first 0",), signal.SIGKILL, 0.0), (20, ("first 0",), signal.SIGKILL, 0.002))
+    plan = "sync=server,backups=false"
+    run = train("steady", tmp_path / "run", workers=2, plan=plan, listen=strike, **SETTINGS)
+    strike.assert_done()
+    assert_same(run, reference("steady", **SETTINGS))
+    assert not list((tmp_path / "run" / "servers").iterdir()), "a log of a run that is over"
+
+
+def test_without_a_log_the_loss_of_both_ends_the_run(reference: Reference, tmp_path: Path) -> None:
+    """It continues from its last checkpoint."""
+    strike, out = Strikes((8, ("first 0", "backup 0"), signal.SIGKILL, 0.0)), tmp_path / "run"
+    with pytest.raises(WorkersLost, match="no parameter server is left for shard 0") as raised:
+        train("steady", out, workers=2, plan="sync=server,persist=false", listen=strike, save_steps=5, **SETTINGS)
+    assert "--resume" in raised.value.next_step
+    run = train("steady", out, workers=3, resume=True, **SETTINGS)
+    assert distance(run, reference("steady", **SETTINGS)) <= 1e-9
 
 
 @pytest.mark.slow

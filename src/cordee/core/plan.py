@@ -137,6 +137,7 @@ class Plan:
     )
     staleness: int = _key(0, "sync", "steps that a worker may be ahead under mode=stale", minimum=0, built=(0,))
     servers: int = _key(1, "sync", "over how many parameter servers the parameters are spread", minimum=1)
+    persist: bool = _key(True, "sync", "each parameter server writes what it acknowledges into the run's folder")
     backups: bool = _key(True, "sync", "each parameter server has a backup, on another host if there is one")
     local_steps: int = _key(1, "sync", "steps between two merges under sync=local", minimum=1)
     outer: str = _key(

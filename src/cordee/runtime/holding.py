@@ -52,11 +52,13 @@ def hold(spec: WorkerSpec) -> int:
 
     client = Client(spec.hub, who, hear, lambda how: os._exit(CoordinatorLost.code))
     client.at = "holding parameters"
-    holder = Holder(spec.worker, reach, client.send, spec.deadline_s)
+    logs = Path(spec.out) / "servers" if spec.plan.persist else None
+    holder = Holder(spec.worker, reach, client.send, deadline_s=spec.deadline_s, logs=logs)
     listener.start(holder.serve)
     client.start()
     ended.wait()
     sys.stdout.flush()
     listener.close()
+    holder.close()
     client.close()
     return code

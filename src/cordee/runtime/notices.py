@@ -52,8 +52,8 @@ class ServerLost(msgspec.Struct):
     """When it was seen, in seconds since 1970."""
     start: Seat | None
     """The server to start in its place."""
-    empty: bool
-    """Whether some shard has no holder any more."""
+    ends: bool
+    """Whether what it held is lost with it."""
 
 
 class ServersHold(msgspec.Struct):

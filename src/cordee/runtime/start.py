@@ -66,8 +66,9 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
                 counts = await_hosts(hub, nodes, lambda message: recorder.event(WarningEvent(message)))
             launch.plan.check(sum(counts))
             recorder.begin(sum(counts), nodes)
-            hub.stewards.servers = launch.servers(nodes)
-            engine.start([seat for _, seat in hub.stewards.servers.seats])
+            servers = launch.servers(nodes)
+            hub.stewards.expect(servers, persist=launch.plan.persist)
+            engine.start([seat for _, seat in servers.seats])
             engine.start(places := seats(counts))
             return places
 

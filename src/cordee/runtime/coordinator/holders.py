@@ -39,7 +39,9 @@ class Servers:
         """A server listens at its place: it is the first holder of its shard, or its backup, or becomes that."""
         shard = self.shard_of(place.number)
         holding = self.shards[shard]
-        if self.view:
+        if self.view and holding.first is None:  # it begins with the log of those that were lost
+            holding = Holding(place)
+        elif self.view:
             holding = Holding(holding.first, holding.backup, place)
         else:
             holding = Holding(*sorted([*holders_of(holding), place], key=lambda one: one.number))

@@ -121,9 +121,10 @@ def what_ends(worker: int, host: str, notice: object, wording: Wording) -> Corde
                 f"worker {worker} could not be started: {reason}. Take fewer workers "
                 f"({wording.option('workers')}), or raise the limit"
             )
-        case ServerLost(shard=shard, reason=reason, empty=True):
+        case ServerLost(shard=shard, reason=reason, ends=True):
             return WorkersLost(
-                f"no parameter server is left for shard {shard}: {name_of(worker)}, the last one, was lost: {reason}"
+                f"no parameter server is left for shard {shard}: {name_of(worker)}, the last one, was lost: {reason}. "
+                "With backups=true or persist=true, which are the defaults, others take its place"
             )
         case CordeeError():
             return notice

@@ -16,10 +16,14 @@ class Stewards:
     """The parameter servers of a run; called by the thread of the hub's server."""
 
     def __init__(self, server: Server, notify: Callable[[int, object], None]) -> None:
-        """None are expected, until `servers` is set before they start."""
+        """None are expected, until `expect` is called before they start."""
         self._server, self._notify = server, notify
-        self.servers = Servers()
+        self.servers, self._persist = Servers(), False
         self._lost: set[int] = set()
+
+    def expect(self, servers: Servers, *, persist: bool) -> None:
+        """These are about to be started; what they `persist` outlives them."""
+        self.servers, self._persist = servers, persist
 
     def awaits(self, number: int) -> bool:
         """Whether a server with this number was started, and not lost."""
@@ -48,8 +52,8 @@ class Stewards:
         host = peer.host if peer is not None else host
         left, _ = self.servers.lost(number)
         left, new = server_in_place_of(left, number, {seat.world.node} if with_host else set())
-        shard, empty = self.servers.shard_of(number), bool(left.empty())
-        self._notify(number, ServerLost(shard, host, reason, time.time(), new, empty))
+        shard, ends = self.servers.shard_of(number), bool(left.empty()) and not self._persist
+        self._notify(number, ServerLost(shard, host, reason, time.time(), new, ends))
         self._change(left)
 
     def lost_host(self, node: int, host: str) -> None:

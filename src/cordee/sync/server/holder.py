@@ -8,9 +8,11 @@ view, with a number that grows. A holder of an old view cannot acknowledge anyth
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from cordee.group.bulk import Gone, Link
 from cordee.group.messages import Filled, Holders, Message, Place, Who
 from cordee.sync.server import messages as said
 from cordee.sync.server import rules
+from cordee.sync.server.log import Entry, Log, LogReader
 from cordee.sync.server.messages import Said, decode
 from cordee.sync.server.store import Store
 from cordee.sync.server.views import Copying, NotFirst, Views
@@ -31,10 +34,17 @@ class Holder:
     """What one server process holds; its methods are called by the threads of its connections and of the hub's."""
 
     def __init__(
-        self, number: int, reach: Callable[[Place], Link], tell: Callable[[Message], None], deadline_s: float
+        self,
+        number: int,
+        reach: Callable[[Place], Link],
+        tell: Callable[[Message], None],
+        *,
+        deadline_s: float,
+        logs: Path | None,
     ) -> None:
-        """`reach` connects to another server; `tell` speaks to the coordinator."""
-        self._tell, self._deadline_s = tell, deadline_s
+        """`reach` connects to another server; `tell` speaks to the coordinator; logs lie in the folder `logs`."""
+        self._tell, self._deadline_s, self._logs = tell, deadline_s, logs
+        self._log = Log(None, 0, self._content)
         self._views = Views(number)
         self._copying = Copying(self._views, reach, deadline_s)
         self._stores: dict[int, Store] = {}
@@ -43,12 +53,15 @@ class Holder:
         """Held while stores change, and while the backup gets the same change."""
         self._broken = 0
         """The last generation of workers that is over."""
+        self._has_role = False
+        """Whether it has been the first holder."""
 
     # ------------------------------------------------------------- what the coordinator says
 
     def see(self, view: Holders) -> None:
         """Which server holds what from now on."""
         self._views.see(view)
+        self._take_up()
         threading.Thread(target=self._look, name="cordee-look", daemon=True).start()
 
     def break_up(self, generation: int) -> None:
@@ -68,9 +81,32 @@ class Holder:
                 return
         self._tell(Filled(there.number))
 
-    def _content(self) -> list[tuple[said.Load | said.Seal, Sequence[Tensor]]]:
+    def _take_up(self) -> None:
+        """As the first holder, write a log from now on; as one whose former holders are all lost, read theirs."""
+        try:
+            view, holding = self._views.as_first()
+        except NotFirst:
+            return
+        if self._logs is None or self._has_role:
+            return
+        self._has_role = True
+        with self._turn:
+            shard = self._views.shard(holding)
+            self._log = Log(self._logs, shard, self._content)
+            if view == 1:
+                self._log.remove()
+            elif not self._stores:
+                with self._log.reading() as reader, contextlib.suppress(Gone):
+                    while True:
+                        self._take(reader, reader.receive(decode))
+
+    def close(self) -> None:
+        """The run is over."""
+        self._log.remove()
+
+    def _content(self) -> list[Entry]:
         """All that another server needs to take this one's place."""
-        found: list[tuple[said.Load | said.Seal, Sequence[Tensor]]] = []
+        found: list[Entry] = []
         for key, store in self._stores.items():
             if store.loaded:
                 found.append(store.whole(key))
@@ -103,7 +139,7 @@ class Holder:
                 tensors = _receive(link, message)
                 with self._first(message.shard):
                     if not self._store(message.key).loaded:
-                        self._copying.send(message, tensors)
+                        self._share(message, tensors)
                         self._load(message, tensors)
                     return said.Opened(True, self._store(message.key).version), ()
             case said.Push(key, step, attempt, worker, numbers):
@@ -124,36 +160,41 @@ class Holder:
         raise Gone(f"{type(message).__name__} is not for this server")
 
     def _asked_by_server(self, link: Link, message: Said) -> Answer:
-        """As a backup, or one that becomes it."""
+        """As a backup, or one that becomes it; the first holder of an old view is refused."""
+        try:
+            self._views.as_first()
+        except NotFirst:
+            self._take(link, message)
+            return said.Done(), ()
+        raise NotFirst
+
+    def _take(self, link: Link | LogReader, message: Said) -> None:
+        """What another holder has acknowledged."""
         match message:
             case said.Load():
                 tensors = _receive(link, message)
-                with self._backup():
+                with self._turn:
                     self._load(message, tensors)
             case said.Seal(key, step, attempt, numbers):
                 store = self._store(key)
                 sums = _receive_some(link, store, numbers)
-                with self._backup():
+                with self._turn:
                     store.seal(step, attempt, numbers, sums)
             case said.Copy(update):
-                with self._backup():
+                with self._turn:
                     self._store(update.key).apply(update)
             case _:
                 raise Gone(f"{type(message).__name__} is not for a backup")
-        return said.Done(), ()
 
     def _first(self, shard: int) -> threading.Condition:
         """To be held while something is done as the first holder of a shard; raises `NotFirst`."""
         self._views.as_first(shard)
         return self._turn
 
-    def _backup(self) -> threading.Condition:
-        """To be held while something is done as a backup; the first holder of an old view is refused."""
-        try:
-            self._views.as_first()
-        except NotFirst:
-            return self._turn
-        raise NotFirst
+    def _share(self, message: said.Load | said.Seal | said.Copy, tensors: Sequence[Tensor] = ()) -> None:
+        """Let the log and the backup have it, before it is acknowledged."""
+        self._log.append(message, tensors)
+        self._copying.send(message, tensors)
 
     def _store(self, key: int) -> Store:
         if key not in self._stores:
@@ -195,7 +236,7 @@ class Holder:
                 return said.Void()
             if not store.sealed:
                 numbers, sums = store.sums()
-                self._copying.send(said.Seal(message.key, message.step, message.attempt, numbers), sums)
+                self._share(said.Seal(message.key, message.step, message.attempt, numbers), sums)
                 store.sealed = True
             return said.Norm(store.square())
 
@@ -205,12 +246,12 @@ class Holder:
             if message.step >= store.version:
                 if not store.sealed or store.attempt != (message.step, message.attempt):
                     raise ValueError(f"step {message.step} of shard {store.shard} has no complete sum: a defect")
-                self._copying.send(said.Copy(message))
+                self._share(said.Copy(message))
                 store.apply(message)
         return said.Fresh(store.version), [one.detach() for one in store.parameters]  # not changed before all have them
 
 
-def _receive(link: Link, message: said.Load) -> list[Tensor]:
+def _receive(link: Link | LogReader, message: said.Load) -> list[Tensor]:
     """What follows a `Load`."""
     try:
         tensors = [rules.empty(form) for form in message.forms] + list(rules.room_for(message.held))
@@ -220,7 +261,7 @@ def _receive(link: Link, message: said.Load) -> list[Tensor]:
     return tensors
 
 
-def _receive_some(link: Link, store: Store, numbers: Sequence[int]) -> list[Tensor]:
+def _receive_some(link: Link | LogReader, store: Store, numbers: Sequence[int]) -> list[Tensor]:
     """Tensors of the form of these parameters."""
     if not all(0 <= number < len(store.forms) for number in numbers) or len(set(numbers)) < len(numbers):
         raise Gone("no parameters have these numbers")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
 from cordee.group.bulk import Gone, Link
 from cordee.group.messages import Holders, Holding, Place
 from cordee.sync.server import messages as said
+from cordee.sync.server.log import Entry
 from cordee.sync.server.messages import decode
 
 RETRY_S = 0.05
@@ -52,6 +53,11 @@ class Views:
                 raise NotFirst
             return view, holding
 
+    def shard(self, holding: Holding) -> int:
+        """The number of the shard that these hold."""
+        with self._changed:
+            return self._view.shards.index(holding)
+
     def await_after(self, view: int) -> None:
         """Give the coordinator a moment to say which server is lost."""
         with self._changed:
@@ -89,7 +95,7 @@ class Copying:
         """Whether this server has all, and is connected."""
         return there is not None and self._copy is not None and self._copy[0] == there.number
 
-    def fill(self, there: Place, content: Sequence[tuple[said.Load | said.Seal, Sequence[Tensor]]]) -> bool:
+    def fill(self, there: Place, content: Iterable[Entry]) -> bool:
         """Give a new server all that there is; False if it is lost."""
         self._drop()
         try:
