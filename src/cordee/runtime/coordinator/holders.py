@@ -65,11 +65,20 @@ class Servers:
         for shard, holding in enumerate(self.shards):
             if number not in [one.number for one in holders_of(holding)]:
                 continue
-            left = Holding(*(None if one is not None and one.number == number else one for one in _three(holding)))
-            if left.first is None and left.backup is not None:  # what was being filled was filled by another one
-                left = Holding(left.backup)
+            first, backup, filling = (None if one and one.number == number else one for one in _three(holding))
+            if first is not None:
+                left = Holding(first, backup, filling)
+            else:  # one that was being filled by it has nothing; it begins with the log
+                left = Holding(backup, None, filling) if backup is not None else Holding(filling)
             return replace(self._with(shard, left), view=self.view + 1 if self.view else 0), shard
         return self, None
+
+    def is_last(self, number: int) -> bool:
+        """Whether no other server has all that this one holds."""
+        return any(
+            holding.first is not None and holding.first.number == number and holding.backup is None
+            for holding in self.shards
+        )
 
     def filled(self, number: int) -> Servers:
         """A server has all that the first holder of its shard has."""
@@ -84,10 +93,6 @@ class Servers:
     def told(self) -> Holders:
         """What workers and servers are told."""
         return Holders(self.view, list(self.shards))
-
-    def empty(self) -> list[int]:
-        """Shards that no server holds any more."""
-        return [number for number, holding in enumerate(self.shards) if self.view and holding.first is None]
 
 
 def _three(holding: Holding) -> Sequence[Place | None]:

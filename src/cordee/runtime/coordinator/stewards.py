@@ -52,7 +52,7 @@ class Stewards:
         host = peer.host if peer is not None else host
         left, _ = self.servers.lost(number)
         left, new = server_in_place_of(left, number, {seat.world.node} if with_host else set())
-        shard, ends = self.servers.shard_of(number), bool(left.empty()) and not self._persist
+        shard, ends = self.servers.shard_of(number), self.servers.is_last(number) and not self._persist
         self._notify(number, ServerLost(shard, host, reason, time.time(), new, ends))
         self._change(left)
 

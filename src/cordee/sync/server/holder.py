@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cordee.core.errors import CordeeError
 from cordee.group.bulk import Gone, Link
 from cordee.group.messages import Filled, Holders, Message, Place, Who
 from cordee.sync.server import messages as said
@@ -95,7 +96,8 @@ class Holder:
             self._log = Log(self._logs, shard, self._content)
             if view == 1:
                 self._log.remove()
-            elif not self._stores:
+            elif not self._views.has_all or not self._stores:
+                self._stores.clear()
                 with self._log.reading() as reader, contextlib.suppress(Gone):
                     while True:
                         self._take(reader, reader.receive(decode))
@@ -126,8 +128,12 @@ class Holder:
                 answer, tensors = asked(link, message)
             except NotFirst:
                 answer, tensors = said.Elsewhere(), ()
-            except ValueError as error:
+            except OSError:
+                raise
+            except (ValueError, CordeeError) as error:
                 answer, tensors = said.Refused(str(error)), ()
+            except Exception as error:  # of the user's optimizer, or a defect: the run ends with it
+                answer, tensors = said.Refused(f"{type(error).__name__}: {error}"), ()
             if answer is not None:
                 link.send(answer, tensors)
 
@@ -146,13 +152,21 @@ class Holder:
                 store = self._store(key)
                 gradients = _receive_some(link, store, numbers)
                 with self._turn:
-                    if store.is_open(step, attempt):
+                    if step < 0:
+                        store.stage(attempt, worker, numbers, gradients)
+                    elif store.is_open(step, attempt):
                         store.add(worker, numbers, gradients)
                 return None, ()
             case said.Close():
                 return self._close(message), ()
             case said.Apply():
                 return self._apply(message)
+            case said.Update():
+                return self._update(message)
+            case said.Pull(key, worker):
+                with self._first(self._store(key).shard):
+                    tensors, stale = self._store(key).pull(worker)
+                    return said.Fresh(self._store(key).version, stale), tensors
             case said.Keep(key):
                 with self._turn:
                     held, tensors = self._store(key).kept()
@@ -249,6 +263,24 @@ class Holder:
                 self._share(said.Copy(message))
                 store.apply(message)
         return said.Fresh(store.version), [one.detach() for one in store.parameters]  # not changed before all have them
+
+    def _update(self, message: said.Update) -> Answer:
+        """Apply what one worker has pushed; an item that was applied is not applied again."""
+        store = self._store(message.key)
+        with self._first(store.shard):
+            store.forget_before(message.first)
+            if not store.has_applied(message.item):
+                gradients = store.staged(message.item, message.worker, message.pieces)
+                if gradients is None:
+                    return said.Missing(), ()
+                attempt = (store.version, message.item)
+                store.seal(*attempt, list(gradients), list(gradients.values()))
+                self._share(said.Seal(message.key, *attempt, list(gradients)), list(gradients.values()))
+                update = said.Apply(message.key, *attempt, message.factor, message.groups, message.item)
+                self._share(said.Copy(update))
+                store.apply(update)
+            tensors, stale = store.pull(message.worker)
+            return said.Fresh(store.version, max(0, stale - 1)), tensors
 
 
 def _receive(link: Link | LogReader, message: said.Load) -> list[Tensor]:

@@ -1,7 +1,9 @@
 """What workers say to parameter servers, servers to their backups, and what they answer; tensors follow the message.
 
-Parameters are named by their number within the server's shard. `step` counts the updates of one optimizer; `attempt`
-says which try of that step it is: the generation of the workers, and how often gradients were taken back within it.
+Parameters are named by their number within the server's shard. Where workers are synchronous, `step` counts the
+updates of one optimizer, and `attempt` says which try of that step it is: the generation of the workers, and how often
+gradients were taken back within it. Where they are not, each push is applied by itself: `item` is the step and the part
+of it that were computed, and `step` counts the pushes that were applied.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ class Load(Said):
     forms: list[Form]
     rule: Rule
     held: list[Held]
+    applied: list[tuple[int, int]] = []
+    """Items that were applied."""
 
 
 class Push(Said):
@@ -82,6 +86,7 @@ class Push(Said):
 
     key: int
     step: int
+    """-1: of an item that is applied by itself, which is in the place of `attempt`."""
     attempt: tuple[int, int]
     worker: int
     numbers: list[int]
@@ -108,12 +113,28 @@ class Apply(Said):
     factor: float
     groups: list[dict[str, Any]]
     """The settings of each group now: a schedule changes them."""
+    item: tuple[int, int] | None = None
+    """What was pushed, where each push is applied by itself."""
+
+
+class Update(Said):
+    """Update by what this worker has pushed of an item, unless that was done. Answered by `Fresh`, or `Missing`."""
+
+    key: int
+    item: tuple[int, int]
+    worker: int
+    pieces: int
+    factor: float
+    groups: list[dict[str, Any]]
+    first: int
+    """The first step of the open window: items of former steps do not come again."""
 
 
 class Pull(Said):
     """Answered by `Fresh`, with the parameters."""
 
     key: int
+    worker: int
 
 
 class Keep(Said):
@@ -168,6 +189,8 @@ class Fresh(Said):
     """So many updates were made; the parameters follow."""
 
     version: int
+    stale: int = 0
+    """How many updates others had made since this worker got the parameters that it computed this one with."""
 
 
 class Kept(Said):

@@ -8,8 +8,11 @@ workers, and its backup too, before the record of the step is added up. That com
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -25,6 +28,7 @@ from cordee.sync.server.layout import spread
 from cordee.sync.server.shards import Shard
 from cordee.sync.sparse import is_sparse
 
+T = TypeVar("T")
 WAIT_S = 0.05
 """How often a worker asks whether the first one has loaded the servers."""
 
@@ -115,8 +119,16 @@ class Served(Sync):
         if not self._load():
             return [None]
         workers = self._team.mesh.leaders
-        completed = [shard.complete(self._step, self._attempt, workers) for shard in self._shards]
-        return [one.result() for one in completed]
+        return self._all([shard.complete(self._step, self._attempt, workers) for shard in self._shards])
+
+    def _all(self, exchanges: Sequence[Future[T]]) -> list[T]:
+        """Wait for what all servers answer."""
+        began, meter = time.perf_counter(), self._team.meter
+        try:
+            return [one.result() for one in exchanges]
+        finally:
+            meter.blocked_s += time.perf_counter() - began
+            meter.bytes_sent += sum(shard.take_sent() for shard in self._shards)
 
     def update(self, optimizer: Optimizer) -> None:
         """Let the servers update, and take the new parameters over."""
@@ -126,9 +138,7 @@ class Served(Sync):
                 "first one. Keep one optimizer for them, or use sync=allreduce"
             )
         settings = rules.settings_of(optimizer)
-        applied = [shard.apply(self._step, self._attempt, self._factor, settings) for shard in self._shards]
-        for one in applied:
-            one.result()
+        self._all([shard.apply(self._step, self._attempt, self._factor, settings) for shard in self._shards])
         self._step += 1
         self._tries = 0
         optimizer._opt_called = True  # type: ignore[attr-defined]  # or torch's schedules warn that none was made
@@ -136,8 +146,7 @@ class Served(Sync):
     def merge(self, *, saving: bool = False) -> Kept:
         """Parameters are equal after every step; to be saved, the first worker gets what the optimizers keep."""
         if saving and self._step > 0 and self._team.replica == 0:
-            for one in [shard.keep(self._optimizer) for shard in self._shards]:
-                one.result()
+            self._all([shard.keep(self._optimizer) for shard in self._shards])
         return {}
 
     def close(self) -> None:
@@ -150,12 +159,11 @@ class Served(Sync):
     def _load(self) -> bool:
         """See that the servers hold the parameters, at the first step of this worker; False if a worker was lost."""
         while self._step < 0:
-            opened = [shard.open().result() for shard in self._shards]
+            opened = self._all([shard.open() for shard in self._shards])
             if all(one.loaded for one in opened):
                 self._step = opened[0].version
             elif self._team.replica == 0:
-                for one in [shard.load(self._optimizer, 0) for shard in self._shards]:
-                    one.result()
+                self._all([shard.load(self._optimizer, 0) for shard in self._shards])
             elif self._team.membership.await_break(WAIT_S):
                 return False
         return True

@@ -49,6 +49,12 @@ class Shard:
         self._sent: set[int] = set()
         """The pieces of the open attempt that went over this connection."""
         self._attempt: tuple[int, Attempt] | None = None
+        self._bytes = 0
+
+    def take_sent(self) -> int:
+        """Bytes of gradients and parameters that were sent since this was asked last."""
+        sent, self._bytes = self._bytes, 0
+        return sent
 
     def close(self) -> None:
         """Hang up."""
@@ -81,9 +87,19 @@ class Shard:
         """
         return self._submit(lambda link: self._complete(link, step, attempt, list(workers)))
 
-    def apply(self, step: int, attempt: Attempt, factor: float, groups: list[dict[str, Any]]) -> Future[None]:
+    def apply(self, step: int, attempt: Attempt, factor: float, groups: list[dict[str, Any]]) -> Future[said.Fresh]:
         """Let the server update, and take the parameters over."""
         message = said.Apply(self.key, step, attempt, factor, groups)
+        return self._submit(lambda link: self._fetch(link, message))
+
+    def update(self, item: Attempt, factor: float, groups: list[dict[str, Any]], first: int) -> Future[said.Fresh]:
+        """Push what was not pushed yet of an item, let the server apply it, and take the parameters over."""
+        message = said.Update(self.key, item, self._channel.worker, len(self.pieces), factor, groups, first)
+        return self._submit(lambda link: self._update(link, message))
+
+    def pull(self) -> Future[said.Fresh]:
+        """Take the parameters over as they are now."""
+        message = said.Pull(self.key, self._channel.worker)
         return self._submit(lambda link: self._fetch(link, message))
 
     def keep(self, optimizer: Optimizer) -> Future[None]:
@@ -145,6 +161,7 @@ class Shard:
 
     def _answered(self, link: Link, message: Said, tensors: Sequence[Tensor] = ()) -> Said:
         link.send(message, tensors)
+        self._bytes += sum(one.nbytes for one in tensors)
         answer = link.receive(decode)
         if isinstance(answer, said.Refused):
             raise CordeeError(f"the parameter server of shard {self.number}: {answer.reason}")
@@ -169,6 +186,7 @@ class Shard:
         given = [(number, gradient) for number, gradient in there if gradient is not None]
         message = said.Push(self.key, step, attempt, self._channel.worker, [number for number, _ in given])
         link.send(message, [_on_host(gradient) for _, gradient in given])
+        self._bytes += sum(gradient.nbytes for _, gradient in given)
         self._sent.add(piece)
 
     def _complete(self, link: Link, step: int, attempt: Attempt, workers: list[int]) -> float | None:
@@ -186,8 +204,26 @@ class Shard:
                 case answer:
                     raise Gone(f"it answered {type(answer).__name__}")
 
-    def _fetch(self, link: Link, message: Said) -> None:
-        self._ask(link, said.Fresh, message)
+    def _update(self, link: Link, message: said.Update) -> said.Fresh:
+        while True:
+            for piece in range(len(self.pieces)):
+                self._push(link, -1, message.item, piece)
+            match self._answered(link, message):
+                case said.Fresh() as fresh:
+                    self._take(link)
+                    return fresh
+                case said.Missing():  # this server has taken the place of another one
+                    self._sent.clear()
+                case answer:
+                    raise Gone(f"it answered {type(answer).__name__}")
+
+    def _fetch(self, link: Link, message: Said) -> said.Fresh:
+        fresh = self._ask(link, said.Fresh, message)
+        self._take(link)
+        return fresh
+
+    def _take(self, link: Link) -> None:
+        """The parameters, in place."""
         with torch.no_grad():
             into = [
                 one if one.is_contiguous() and not one.is_cuda else torch.empty(one.shape, dtype=one.dtype)

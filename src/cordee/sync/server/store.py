@@ -12,6 +12,8 @@ from cordee.sync.gradients import norm_of
 from cordee.sync.server import rules
 from cordee.sync.server.messages import Apply, Form, Held, Load, Rule
 
+Item = tuple[int, int]
+"""A step, and a part of it."""
 Attempt = tuple[int, tuple[int, int]]
 """A step, and which try of it."""
 
@@ -41,6 +43,12 @@ class Store:
         """Workers that have pushed all they have."""
         self.sealed = False
         """Whether the sum is complete, and the backup has it."""
+        self._staged: dict[int, tuple[Item, dict[int, Tensor], int]] = {}
+        """What each worker has pushed of an item that is applied by itself, and in how many messages."""
+        self._applied: set[Item] = set()
+        """Items that were applied."""
+        self._pulled: dict[int, int] = {}
+        """The version that each worker has."""
 
     # ------------------------------------------------------------- what it holds
 
@@ -56,7 +64,7 @@ class Store:
         optimizer = rules.build(message.rule, parameters)
         rules.give_back(optimizer, parameters, message.held, tensors[count:])
         self.parameters, self._rule, self._optimizer = parameters, message.rule, optimizer
-        self.version = message.version
+        self.version, self._applied = message.version, set(message.applied)
         self._begin((-1, (0, 0)))
 
     @property
@@ -69,7 +77,7 @@ class Store:
         assert self._rule is not None
         held, tensors = self.kept()
         parameters = [one.detach().clone() for one in self.parameters]
-        message = Load(self.shard, key, self.version, self.forms, self._rule, held)
+        message = Load(self.shard, key, self.version, self.forms, self._rule, held, sorted(self._applied))
         return message, [*parameters, *(one.clone() for one in tensors)]
 
     def kept(self) -> tuple[list[Held], list[Tensor]]:
@@ -137,6 +145,38 @@ class Store:
         square = float(norm_of(self.sums()[1])) ** 2
         return square if math.isfinite(square) else None
 
+    # ------------------------------------------------------------- pushes that are applied by themselves
+
+    def stage(self, item: Item, worker: int, numbers: Sequence[int], gradients: Sequence[Tensor]) -> None:
+        """Keep a piece of what a worker pushes of an item; it has one at a time."""
+        there, found, pieces = self._staged.get(worker, (item, {}, 0))
+        if there != item:
+            found, pieces = {}, 0
+        found.update(zip(numbers, gradients, strict=True))
+        self._staged[worker] = item, found, pieces + 1
+
+    def staged(self, item: Item, worker: int, pieces: int) -> dict[int, Tensor] | None:
+        """All that a worker pushed of an item, in so many messages; None if some of it is not here."""
+        there, found, here = self._staged.get(worker, (None, {}, 0))
+        if there != item or here < pieces:
+            return None
+        return found
+
+    def has_applied(self, item: Item) -> bool:
+        """Whether this was applied already, whichever worker has pushed it."""
+        return item in self._applied
+
+    def forget_before(self, step: int) -> None:
+        """Items of former windows do not come again."""
+        if any(item[0] < step for item in self._applied):
+            self._applied = {item for item in self._applied if item[0] >= step}
+
+    def pull(self, worker: int) -> tuple[list[Tensor], int]:
+        """The parameters, in memory of their own, and how many updates were made since this worker got them last."""
+        behind = self.version - self._pulled.get(worker, self.version)
+        self._pulled[worker] = self.version
+        return [one.detach().clone() for one in self.parameters], behind
+
     # ------------------------------------------------------------- updates
 
     def apply(self, message: Apply) -> None:
@@ -150,6 +190,8 @@ class Store:
             parameter.grad = one if one is None or message.factor == 1.0 else one.mul_(message.factor)
         if self.parameters:
             self._optimizer.step()
+        if message.item is not None:
+            self._applied.add(message.item)
         for parameter in self.parameters:
             parameter.grad = None
         if not self._rule.kind.startswith("torch.optim"):  # it may keep the gradients that it was given

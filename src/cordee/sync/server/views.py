@@ -30,11 +30,16 @@ class Views:
         self._number = number
         self._changed = threading.Condition()
         self._view = Holders(0, [])
+        self.has_all = True
+        """Whether it may count on what it holds: not while it is being filled."""
 
     def see(self, view: Holders) -> None:
         """Another view; an older one is ignored."""
         with self._changed:
             self._view = max(view, self._view, key=lambda one: one.view)
+            holding = self.holding()[1]
+            if holding is not None and self._number in (one.number for one in (holding.backup, holding.filling) if one):
+                self.has_all = holding.backup is not None and holding.backup.number == self._number
             self._changed.notify_all()
 
     def holding(self) -> tuple[int, Holding | None]:
