@@ -111,7 +111,9 @@ class Blow:
         os.kill(int(self._pid.read_text()), self.signal)
 
 
-def train(out: Path, *, workers: int, listen: Callable[[Any], None], pids: str = "") -> list[dict[str, Any]]:
+def train(
+    out: Path, *, workers: int, listen: Callable[[Any], None], pids: str = "", plan: Any = None
+) -> list[dict[str, Any]]:
     """One run; its events."""
     import msgspec
 
@@ -121,7 +123,8 @@ def train(out: Path, *, workers: int, listen: Callable[[Any], None], pids: str =
     from cordee.runtime.spec import Target
     from cordee.runtime.start import run
 
-    run(Launch(Target("job", __file__, {"pids": pids}), workers, Plan(), out, threads=1, deadline_s=60.0), listen)
+    target = Target("job", __file__, {"pids": pids})
+    run(Launch(target, workers, plan or Plan(), out, threads=1, deadline_s=60.0), listen)
     return [msgspec.to_builtins(event) for event in read_events(out / "events.jsonl")]
 
 

@@ -73,6 +73,7 @@ class Bare:
     """The same bytes over a bare socket."""
 
     def __init__(self, size: int) -> None:
+        """Start the other process."""
         self.size, (ours, theirs) = size, mp.Pipe()
         self.process = mp.Process(target=echo, args=(theirs, size), daemon=True)
         self.process.start()
@@ -80,6 +81,7 @@ class Bare:
         self.memory = memoryview(bytearray(size))
 
     def turn(self) -> float:
+        """Seconds for all bytes there and back."""
         began = time.perf_counter()
         self.sock.sendall(self.memory)
         at = 0
@@ -92,6 +94,7 @@ class Served:
     """A worker beside one server, with or without its backup."""
 
     def __init__(self, size: int, *, backup: bool, tls: bool) -> None:
+        """Start the server, and load it."""
         self.pipes, places = [], []
         for number in range(2 if backup else 1):
             ours, theirs = mp.Pipe()
@@ -117,6 +120,7 @@ class Served:
         self.shard.load(self.optimizer, 0).result()
 
     def turn(self) -> float:
+        """Seconds for a push, an update and a pull."""
         settings = rules.settings_of(self.optimizer)
         began = time.perf_counter()
         self.shard.complete(self.step, (1, 0), [0]).result()
@@ -126,7 +130,8 @@ class Served:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--megabytes", type=int, default=64)
     options = parser.parse_args()
@@ -154,7 +159,7 @@ def main() -> None:
             }
         )
         print(rows[-1], flush=True)
-    RESULTS.write_text(json.dumps({"machine": described(), "options": vars(options), "rows": rows}, indent=2) + "\n")
+    RESULTS.write_text(json.dumps({**described(), **vars(options), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -96,13 +96,20 @@ def test_without_a_log_the_loss_of_both_ends_the_run(reference: Reference, tmp_p
     assert distance(run, reference("steady", **SETTINGS)) <= 1e-9
 
 
+KINDS = [
+    *(((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1))),
+    ("first 0", "backup 1"),
+    ("first 0", "backup 0"),
+    ("first 1", "worker 1"),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_many_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
+    """Five times in each of forty runs: a first holder, a backup, one of each, both of a shard, one and a worker."""
     draw = random.Random(seed)
-    plans, victims = [], ["first 0", "backup 0", "first 1", "backup 1"]
-    for step in sorted(draw.sample(range(2, 50, 12), 3)):
-        plans.append((step, (draw.choice(victims),), signal.SIGKILL, draw.random() * 0.02))
-    strike = Strikes(*plans)
-    run = train("steady", tmp_path / "run", workers=2, plan="sync=server,servers=2", listen=strike, **SETTINGS)
+    steps = sorted(draw.sample(range(2, 56), 5))
+    strike = Strikes(*((step, draw.choice(KINDS), signal.SIGKILL, draw.random() * 0.02) for step in steps))
+    run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **SETTINGS)
     assert_same(run, reference("steady", **SETTINGS))
