@@ -97,7 +97,7 @@ def test_without_a_log_the_loss_of_both_ends_the_run(reference: Reference, tmp_p
 
 
 KINDS = [
-    *(((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1))),
+    *((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1)),
     ("first 0", "backup 1"),
     ("first 0", "backup 0"),
     ("first 1", "worker 1"),

@@ -49,6 +49,8 @@ def assert_told_the_same(found: Told, wanted: Told) -> None:
         ("gan", 3, "auto"),
         ("gan", 2, "share=sampled"),
         ("gan", 3, "proportions=2:0:1"),
+        ("own_loop", 2, "sync=server"),
+        ("gan", 3, "sync=server,servers=2"),
     ],
 )
 def test_a_script_does_not_care_how_many_it_is(

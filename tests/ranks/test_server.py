@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from cordee.core.errors import PlanError
-from harness import Run, assert_same, train
+from harness import DEADLINE_S, Run, assert_same, command, job_file, start, train
 
 Reference = Callable[..., Run]
 
@@ -38,6 +41,45 @@ def test_a_run_changes_from_all_reduce_to_servers_and_back(reference: Reference,
     train("mlp", out, workers=1, plan="sync=server,servers=3", resume=True, stop_steps=21, **settings)
     run = train("mlp", out, workers=2, resume=True, **settings)
     assert_same(run, reference("mlp", **settings))
+
+
+def test_servers_on_two_hosts(reference: Reference, tmp_path: Path) -> None:
+    """Their connections are encrypted; every shard has its two holders on different hosts."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = ("--rendezvous", f"127.0.0.1:{free.getsockname()[1]}", "--nodes", "2")
+    asked = ("train", job_file("mlp"), "--plan", "sync=server,servers=2", "--workers", "1", "--threads", "1", *meeting)
+    hosts = [start(*asked, "--out", tmp_path / name, cwd=tmp_path) for name in ("one", "two")]
+    said = [host.communicate(timeout=DEADLINE_S) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    run = Run(next(tmp_path / name for name in ("one", "two") if (tmp_path / name / "result.json").exists()))
+    assert sorted((event["shard"], event["what"]) for event in run.of("server")) == [
+        (0, "backup"), (0, "first"), (1, "backup"), (1, "first")
+    ]  # fmt: skip
+    assert_same(run, reference("mlp"))
+
+
+def test_a_worker_is_lost_and_another_one_comes_in(tmp_path: Path) -> None:
+    alone = train("replaced", tmp_path / "alone", starts=tmp_path / "nobody")
+    settings = {"starts": tmp_path / "starts", "fates": "1:4:SIGKILL", "waits": "9"}
+    run = train("replaced", tmp_path / "run", workers=2, plan="replace=true,sync=server", **settings)
+    assert [(event["worker"], event["replaces"]) for event in run.of("joined")] == [(2, 1)]
+    assert_same(run, alone)
+
+
+SCRIPT = """
+import cordee, torch
+with cordee.session(plan="sync=server,servers=2") as s:
+    model = s.prepare(torch.nn.Linear(64, 10))
+"""
+
+
+def test_servers_that_no_launcher_has_started(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = command("run", script, "--workers", "2", cwd=tmp_path)
+    assert done.returncode == PlanError.code and "cordee run --plan sync=server,servers=2" in done.stderr
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert "only cordee train and cordee run start" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,25 @@ class Entry:
         """What a loop or a session trains with, by the launcher's plan if by no other."""
         chosen = plan or self.plan
         chosen.check(self.world.size)
+        if chosen.sync == "server":
+            self._check_servers(chosen)
         team = self.meet(chosen)
         if chosen.tensor != team.lines.per_replica:
             raise PlanError(f"tensor={chosen.tensor} comes too late: the first session connected the workers otherwise")
         return Stepper(team, plan=chosen, seed=seed, device=self.device)
+
+    def _check_servers(self, plan: Plan) -> None:
+        """Parameter servers are processes, which only our own launcher starts, by its plan."""
+        if self.channel is None or self.world.is_foreign:
+            raise PlanError(
+                "sync=server needs processes that hold the parameters, which only cordee train and cordee run start: "
+                f"start this by them, not by {'Python' if self.channel is None else self.world.source} alone"
+            )
+        if (self.plan.sync, self.plan.servers) != (plan.sync, plan.servers):
+            raise PlanError(
+                f"sync=server,servers={plan.servers} comes too late in the script: its servers are started with the "
+                f"run. Give it there: cordee run --plan sync=server,servers={plan.servers}"
+            )
 
     def _too_few(self, error: WaitedTooLong) -> Exception:
         """Our own launcher sees by itself whose process has not come."""

@@ -50,8 +50,7 @@ class Served(Sync):
         super().__init__(parameters)
         self._optimizer, self._team = optimizer, team
         channel = team.channel
-        if not isinstance(channel, Channel):
-            raise UsageError("sync=server needs the servers that cordee train and cordee run start: start it by them")
+        assert isinstance(channel, Channel)
         sizes = [one.numel() * one.element_size() for one in self.parameters]
         self._shards = [
             Shard(number, [self.parameters[one] for one in numbers], key, channel, team.membership.deadline_s)
