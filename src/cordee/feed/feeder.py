@@ -73,6 +73,8 @@ class Feeder:
         self.accumulate = accumulate
         self.batch: Batch | None = None
         """The last one that was taken."""
+        self.in_parts = False
+        """Whether that is a part of a window: other workers compute other parts, of other steps, at any time."""
         self._loader = Loader(
             source,
             device=device,
@@ -98,7 +100,9 @@ class Feeder:
 
     def take(self, slot: Slot, *, ahead: bool = True) -> Batch:
         """My share of this slot's samples; an empty share borrows the first sample of the micro-batch."""
-        found = self._strip.pop(slot, None) or (self._from_strip(slot) if self._at_once > 0 and slot.part < 0 else None)
+        self.in_parts = slot.part >= 0
+        strips = self._at_once > 0 and not self.in_parts
+        found = self._strip.pop(slot, None) or (self._from_strip(slot) if strips else None)
         if found is not None:
             self.batch = found
             return found
@@ -119,7 +123,7 @@ class Feeder:
         if self._at_once < 0 and not batch.borrowed and self._loader.quick is not None:
             small = self._loader.plain and self._loader.quick and self.accumulate == 1
             self._at_once = steps_at_once(batch.fields) if small else 0
-        if ahead and self._loader.ahead and (slot.part < 0 or slot.micro + 1 < self.micros(slot.step)):
+        if ahead and self._loader.ahead and (not self.in_parts or slot.micro + 1 < self.micros(slot.step)):
             self._request(self._after(slot))
         return batch
 

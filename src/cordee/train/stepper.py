@@ -165,7 +165,7 @@ class Stepper:
                 if loop.redo:
                     continue
                 committed, loop.done, loop.committed = loop.committed, 0, 0
-                self.number += committed  # a loop that evaluates commits nothing
+                self.number = self.team.steps if committed else self.number  # a loop that evaluates commits nothing
                 if committed and self.last is not None and self.last.stop:
                     return
 
