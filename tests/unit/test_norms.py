@@ -93,12 +93,12 @@ def test_a_record_waits_for_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
         return [(one.step, one.grad_norm) for one in channel.told if isinstance(one, StepEvent)]
 
     reporter.start()
-    reporter.commit(committed(0), 1, waits=True)
+    reporter.commit([(committed(0), 1)], waits=True)
     assert steps() == []
     reporter.came(3.0)
-    reporter.commit(committed(1), 1, waits=True)
+    reporter.commit([(committed(1), 1)], waits=True)
     assert steps() == [(1, 3.0)]
-    reporter.commit(committed(2), 1)  # known at once, or not to be known
+    reporter.commit([(committed(2), 1)])  # known at once, or not to be known
     assert steps() == [(1, 3.0), (2, None), (3, None)]
 
 

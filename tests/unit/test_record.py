@@ -107,6 +107,6 @@ def test_a_session_alone_keeps_nothing_that_is_sent() -> None:
     assert reporter.step_ms() == {}
     for number in range(5):
         reporter.start()
-        reporter.commit(committed(number), 1)
+        reporter.commit([(committed(number), 1)])
     reporter.send()
     assert reporter._unsent == [] and 0 < reporter.step_ms()["p50"] <= reporter.step_ms()["p99"]

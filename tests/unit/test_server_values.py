@@ -177,18 +177,18 @@ def test_an_attempt_that_is_over_counts_no_more() -> None:
 
 def test_a_push_that_is_applied_by_itself_is_applied_once() -> None:
     held, _ = store()
-    assert held.staged((3, 1), 0, 1) is None
-    held.stage((3, 1), 0, [0], [torch.ones(3, 2)])
-    found = held.staged((3, 1), 0, 1)
+    assert held.items.staged((3, 1), 0, 1) is None
+    held.items.stage((3, 1), 0, [0], [torch.ones(3, 2)])
+    found = held.items.staged((3, 1), 0, 1)
     assert found is not None and list(found) == [0]
     held.seal(0, (3, 1), [0], list(found.values()))
     held.apply(Apply(0, 0, (3, 1), 1.0, [{"lr": 0.1}], (3, 1)))
-    assert held.has_applied((3, 1)) and not held.has_applied((3, 0))
+    assert held.items.applied == {(3, 1)}
     copy = Store(0, held.forms)
     copy.load(*held.whole(0))
-    assert copy.has_applied((3, 1)) and copy.version == 1
-    held.forget_before(4)
-    assert not held.has_applied((3, 1))
+    assert copy.items.applied == {(3, 1)} and copy.version == 1
+    held.items.forget_before(4)
+    assert not held.items.applied
 
 
 def test_a_copy_goes_on_as_the_original() -> None:

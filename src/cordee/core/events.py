@@ -119,6 +119,19 @@ class StepEvent(Event):
     """when it was committed there, in the launcher's clock"""
 
 
+class WindowEvent(Event):
+    """The steps of a window were committed together, under `sync=local`."""
+
+    first: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    """its first step, counted as in `step`"""
+    last: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    """its last step"""
+    workers: list[Count]
+    """the workers when it began: each of its steps was cut into a part for each of them"""
+    items: list[tuple[Count, Count, Count]]
+    """worker, step and part of all that was computed, in the order in which it was done"""
+
+
 class TimesEvent(Event):
     """Where the time of some consecutive steps went on one worker: lists with an entry per step."""
 

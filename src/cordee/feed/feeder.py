@@ -39,6 +39,8 @@ class Slot(NamedTuple):
     step: int
     """Within the epoch."""
     micro: int = 0
+    part: int = -1
+    """Which part of it, as a window's steps are cut; -1: the share of this worker."""
 
 
 class _Mine(NamedTuple):
@@ -71,6 +73,8 @@ class Feeder:
         self.accumulate = accumulate
         self.batch: Batch | None = None
         """The last one that was taken."""
+        self.in_parts = False
+        """Whether that is a part of a window: other workers compute other parts, of other steps, at any time."""
         self._loader = Loader(
             source,
             device=device,
@@ -81,8 +85,10 @@ class Feeder:
             late=lambda awaited: team.channel.stuck(awaited, team.membership.deadline_s),
         )
         self._requested: dict[Slot, tuple[_Mine, Request]] = {}
-        self._cuts: dict[tuple[Share, int], range] = {}
-        """Where my share of a micro-batch of so many samples lies, as long as the members stay."""
+        self.owners: tuple[int, ...] = ()
+        """The workers for which the parts of slots are cut."""
+        self._cuts: dict[tuple[Share, int, int], range] = {}
+        """Where a part, or my share, of a micro-batch of so many samples lies, as long as the members stay."""
         self._strip: dict[Slot, Batch] = {}
         """Small batches of the next steps."""
         self._at_once = -1
@@ -94,7 +100,9 @@ class Feeder:
 
     def take(self, slot: Slot, *, ahead: bool = True) -> Batch:
         """My share of this slot's samples; an empty share borrows the first sample of the micro-batch."""
-        found = self._strip.pop(slot, None) or (self._from_strip(slot) if self._at_once > 0 else None)
+        self.in_parts = slot.part >= 0
+        strips = self._at_once > 0 and not self.in_parts
+        found = self._strip.pop(slot, None) or (self._from_strip(slot) if strips else None)
         if found is not None:
             self.batch = found
             return found
@@ -115,9 +123,15 @@ class Feeder:
         if self._at_once < 0 and not batch.borrowed and self._loader.quick is not None:
             small = self._loader.plain and self._loader.quick and self.accumulate == 1
             self._at_once = steps_at_once(batch.fields) if small else 0
-        if ahead and self._loader.ahead:
+        if ahead and self._loader.ahead and (not self.in_parts or slot.micro + 1 < self.micros(slot.step)):
             self._request(self._after(slot))
         return batch
+
+    def cut_for(self, owners: tuple[int, ...]) -> None:
+        """Cut slots into parts for these workers from now on."""
+        if owners != self.owners:
+            self.owners = owners
+            self.forget()
 
     def forget(self) -> None:
         """The members have changed: what was gathered ahead is cut wrongly."""
@@ -147,7 +161,7 @@ class Feeder:
         self._loader.close()
 
     def _after(self, slot: Slot) -> Slot:
-        """The slot that follows, over the end of the epoch too."""
+        """The slot that follows, over the end of the epoch too; which part of the next step follows is not known."""
         if slot.micro + 1 < self.micros(slot.step):
             return slot._replace(micro=slot.micro + 1)
         return Slot(slot.epoch, slot.step + 1) if slot.step + 1 < self.order.steps else Slot(slot.epoch + 1, 0)
@@ -160,7 +174,7 @@ class Feeder:
     def _from_strip(self, slot: Slot) -> Batch | None:
         """My share of this slot, gathered with those of the steps after it; None if it is cut in another way."""
         number = slot.epoch * self.order.steps + slot.step
-        cut = self._cuts.get((self.shares.at(number), self.order.batch))
+        cut = self._cuts.get((self.shares.at(number), self.order.batch, -1))
         if cut is None or not len(cut) or self._loader.ahead:
             return None
         whole = self.lookahead.following(slot.epoch, slot.step, self.shares.unchanged(number, self._at_once))
@@ -178,11 +192,13 @@ class Feeder:
         start, stop = size * slot.micro // micros, size * (slot.micro + 1) // micros  # alike for any number of workers
         whole = self.lookahead.ids(slot.epoch, slot.step)[start:stop]
         share = self.shares.at(slot.epoch * self.order.steps + slot.step)
-        cut: range | Ids | None = self._cuts.get((share, len(whole)))
+        cut: range | Ids | None = self._cuts.get((share, len(whole), slot.part))
         if cut is None:
-            cut = share.positions(len(whole), self.team.mesh.leaders, self.team.replica, slot)
+            leaders, replica = self.team.mesh.leaders, self.team.replica
+            owners, part = (leaders, replica) if slot.part < 0 else (self.owners, slot.part)
+            cut = share.positions(len(whole), owners, part, slot[:3])
             if isinstance(cut, range):
-                self._cuts[share, len(whole)] = cut
+                self._cuts[share, len(whole), slot.part] = cut
         if not len(cut):
             return _Mine(range(0), whole[:1].copy(), borrowed=True)
         if not isinstance(cut, range):

@@ -67,6 +67,8 @@ class Channel:
         """The last generation of which a member was lost."""
         self.values: dict[str, bytes] = {}
         """What peers published in this generation, as far as it was asked for."""
+        self.ticket: messages.Ticket | messages.WindowOver | None = None
+        """The answer to the last `Take` or `Done`, once it has come."""
         self.lost: set[int] = set()
         """The workers that were lost so far."""
         self.farewell = False
@@ -152,6 +154,8 @@ class Channel:
                     self.newcomers = bool(workers)
                 case messages.Value(key, value):
                     self.values[key] = value
+                case messages.Ticket() | messages.WindowOver():
+                    self.ticket = message
                 case messages.Farewell():
                     self.farewell = True
                     if self.joining:  # the run is over, and nothing of it is ours

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 import msgspec
 
 from cordee.core.events import ANY_EVENT, Event
+from cordee.core.window import Window
 from cordee.core.world import World
 
 if TYPE_CHECKING:
@@ -153,6 +154,23 @@ class Filled(Message):
     server: int
 
 
+class Take(Message):
+    """A worker asks for a part of this window; the first one that does opens it."""
+
+    window: Window
+
+
+class Done(Message):
+    """A worker has computed a part of the open window, and asks for the next."""
+
+    window: tuple[int, int]
+    """The window's number."""
+    step: int
+    part: int
+    record: list[float]
+    """The numbers of the part's record."""
+
+
 # ------------------------------------------------------------- the coordinator tells its peers
 
 
@@ -187,6 +205,24 @@ class Holders(Message):
 
     view: int
     shards: list[Holding]
+
+
+class Ticket(Message):
+    """A part for this worker, of a window as it was opened."""
+
+    window: Window
+    step: int
+    part: int
+
+
+class WindowOver(Message):
+    """All parts of a window are done."""
+
+    window: Window
+    records: list[list[float]]
+    """For each step the sum of its parts' records."""
+    items: list[tuple[int, int, int]]
+    """Which worker did which part of which step, in the order in which they were done: worker, step, part."""
 
 
 class Clock(Message):

@@ -2,6 +2,10 @@
 
 A step calls, in this order: `begin` before each backward pass, `commit` once all its gradients are there, `update` once
 it has committed. `forget` takes the place of the last two where a step is void.
+
+In windows (see `cordee.core.window`), `commit` and `update` are called for each part that this replica computes. They
+must not wait for other replicas: the record that `commit` returns is this replica's own. When all parts are done,
+`barrier` follows.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ class Sync:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         """Keep those that ask for gradients, in the optimizer's order."""
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.in_window = False
+        """Whether parts of a window are computed now, which `barrier` will end."""
 
     def begin(self, record: Recorded | None) -> bool:
         """A backward pass follows. With a `record` it is the last of its step: what is complete may be sent meanwhile.
@@ -62,6 +68,13 @@ class Sync:
         """Agree on the step, all replicas or none, and treat the gradient for its update; None: compute it again.
 
         `void` says that something this step rests on failed already.
+        """
+        raise NotImplementedError
+
+    def barrier(self) -> bool:
+        """All parts of a window are done: agree on that, all replicas or none; False: one was lost before it.
+
+        Then the parts that are lost with it are done again, and this is called again.
         """
         raise NotImplementedError
 

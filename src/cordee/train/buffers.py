@@ -25,6 +25,7 @@ from cordee.feed.source import map_tensors
 from cordee.group.comm import Comm
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
+from cordee.train.merging import add_counts, average
 
 QUIET = 16
 """Looks in a row at which a buffer held what it had held: after that its version is believed."""
@@ -297,19 +298,17 @@ class Buffers:
 
     # ------------------------------------------------------------- batchnorm=replica
 
-    @torch.no_grad()
-    def merge(self, team: Team) -> None:
-        """Give all replicas the mean of their floating buffers, weighted by the samples that each has seen."""
+    def merge(self, team: Team, *, parts: int = 0) -> None:
+        """Give all replicas the mean of their floating buffers, weighted by the samples that each has seen.
+
+        After a window, whose steps have so many `parts`, whole numbers too: what replicas have added is added up.
+        """
         seen, self.seen = self.seen, 0
         found = {id(one): one for module in self._modules for one in module._buffers.values() if one is not None}
-        floating = [buffer for buffer in found.values() if buffer.is_floating_point() or buffer.is_complex()]
-        while floating and team.replicas > 1:
-            weight = torch.tensor([float(seen)], dtype=torch.float64)
-            sums = [buffer.to(torch.complex128 if buffer.is_complex() else torch.double) * seen for buffer in floating]
-            if team.agree([weight, *sums]):
-                for buffer, total in zip(floating, sums, strict=True):
-                    buffer.copy_(total / weight.item() if weight else buffer)  # 0: nothing was trained since
-                return
+        average(list(found.values()), seen, team)
+        if parts:
+            kept = [(module, one) for module, of in self._kept.items() for one in of.values() if one is not None]
+            add_counts([(one.tensor, one.copy, parts * isinstance(module, _BatchNorm)) for module, one in kept], team)
 
 
 def _at(key: Key) -> Tensor:

@@ -48,7 +48,7 @@ def gather(tensor: Tensor) -> Tensor:
     `tensor` has one row for each sample of the worker's share: `(len(batch), ...)`, of any type. The result has one for
     each sample of the global batch. A loss of the gathered rows then is, with its gradient, the loss of one process
     that computes the whole batch. All workers have to call it alike. Outside a step, and on one worker, `tensor` comes
-    back unchanged. Not with `accumulate` in the plan, where no forward pass sees the whole batch.
+    back unchanged. Not with `accumulate` or `sync=local` in the plan, where no forward pass sees the whole batch.
     """
     global _calls
     _calls += 1
@@ -74,6 +74,11 @@ def _check(tensor: Tensor, walk: Feeder) -> None:
         raise UsageError(
             "cordee.gather needs the whole global batch in one forward pass, but the plan says "
             f"accumulate={walk.accumulate}, which computes it in parts: leave accumulate out"
+        )
+    if walk.in_parts:
+        raise UsageError(
+            "cordee.gather needs the whole global batch, but with sync=local workers compute parts of different steps "
+            "at the same time: use sync=allreduce for a loss that compares samples"
         )
     assert walk.batch is not None
     if not tensor.dim() or len(tensor) != len(walk.batch):

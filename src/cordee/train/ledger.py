@@ -43,7 +43,7 @@ class Ledger:
     lost: int = 0
     repeated: int = 0
     unmerged: int = 0
-    """Of those lost: computed by a replica that was lost before it merged them."""
+    """Of those lost, in checkpoints of former versions: with a replica that had not merged them yet."""
 
     def enter(self, place: tuple[int, int, int], count: int, digest: int, expected: tuple[int, int]) -> None:
         """A step was committed in which `count` samples with this digest reached the replicas.
@@ -59,15 +59,8 @@ class Ledger:
         self.samples += count
         self.order_sha256 = chain(self.order_sha256, epoch * steps + step, digest, count)
 
-    def lose(self, samples: int) -> None:
-        """A replica was lost, and with it what it had computed since the last merge."""
-        self.lost += samples
-        self.unmerged += samples
-
     def told(self) -> str:
         """What is to be said if samples were lost or repeated."""
-        if self.lost == self.unmerged and not self.repeated:
-            return f"{self.lost} samples were lost with a worker that had not merged them yet (sync=local)"
         return (
             f"{self.lost} samples were lost and {self.repeated} repeated: this is not what one process would have "
             "trained. A defect of Cordée, please report it"

@@ -119,6 +119,7 @@ class Training:
         setup.model.train()
         if stepper.plan.compile:
             stepper.reporter.tell(WarningEvent("the model is compiled in the first step, which takes longer"))
+        stepper.boundary = self._boundary
         alone = stepper.team.alone and not stepper.team.grows
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
         for batch in batches:
@@ -126,8 +127,9 @@ class Training:
             self.saver.before_update()
             if not stepper.step(setup.optimizer, clip=job.clip):
                 continue
-            assert stepper.last is not None
-            if self._after_step(stepper.last):
+            for done in stepper.news:
+                ends = self._after_step(done)
+            if ends:  # the last of them, if any
                 break
             let_in(job, stepper, self.handed)
         if self.next[1] != 0 and self.interrupted is None and self._validate(self.next[0], passing=True):
@@ -166,6 +168,12 @@ class Training:
 
     def _enough(self) -> bool:
         return self.evaluations.exhausted or (self.job.stop.steps is not None and self.steps >= self.job.stop.steps)
+
+    def _boundary(self, steps: int) -> int | None:
+        """After so many steps, the next one that all workers have to end together: a checkpoint, or the last one."""
+        save, stop = self.job.save.steps, self.job.stop.steps
+        ends = [*([] if save is None else [steps - steps % save + save]), *([] if stop is None else [stop])]
+        return min(ends, default=None)
 
     def _due(self, done: Committed, end_of_epoch: bool) -> bool:
         save = self.job.save

@@ -6,7 +6,7 @@ outer loop only one of them may train, because a step that is void is computed a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
+from cordee.sync.local import window_rule
 from cordee.sync.seam import Agreed, Sync
 from cordee.train.agreement import agree_on
 from cordee.train.devices import seed_draws
@@ -29,6 +30,7 @@ from cordee.train.gathering import gathering
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.precision import Readings
 from cordee.train.weight import GlobalWeight
+from cordee.train.windows import Windows, refuse_open
 
 if TYPE_CHECKING:
     from cordee.train.stepper import Stepper
@@ -49,12 +51,16 @@ class Loop:
         self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=stepper.device)
         local = plan.sync == "local"  # a replica's gradient is the mean over its own share
         self.weigh, self.data = weigh or (len if local else None), data
+        begun, trains = stepper.loops.begun, stepper.updates is not None
+        self.windows = Windows(team, window_rule(plan), stepper.boundary, loops=begun, trains=trains)
         self.weight = GlobalWeight(Team().layers if local else team.layers, local=local)
         self.guard = Guard()
         self.losses = Readings()
         self.batch: Batch | None = None
         self.done = 0
         """Updates of this step that are committed; more than `updates` where a void step is computed again."""
+        self.committed = 0
+        """Steps that were committed in this body."""
         self.backwards = 0
         """Backward passes of this micro-batch."""
         self._bodies = 0
@@ -71,14 +77,15 @@ class Loop:
             self._known_draws = self.feeder.source.traits.draws
         return self._known_draws
 
-    def seed(self, device: str, *key: int) -> None:
-        """Let all that is drawn in the body of this step depend on `key` alone, and see whether it draws.
+    def seed(self, device: str, seed: int, slot: Slot) -> None:
+        """Let all that is drawn in the body of this step depend on its place and part alone, and see whether it draws.
 
         Python's and NumPy's generators are the same for all threads. Where the samples draw from them too, nothing is
         read ahead until some bodies were seen not to draw; if they do, nothing is read ahead at all.
         """
         samples = self._draws
-        seed_draws(device, *key, others=not (samples and self.feeder.ahead))
+        part = self.feeder.team.replica if slot.part < 0 else slot.part
+        seed_draws(device, seed, slot.epoch, slot.step, part, others=not (samples and self.feeder.ahead))
         if self._bodies < BODIES:
             self._places = places_of_others() if samples else None
 
@@ -109,6 +116,9 @@ class Loop:
 
     def slots(self, first: Start, end: int | None) -> Iterator[Slot]:
         """The steps from `first` on, up to the epoch `end`; one that has to be done again comes again."""
+        if self.windows.rule is not None:
+            yield from self.windows.slots(self, first, end)
+            return
         epoch, step = first
         while end is None or epoch < end:
             while step < self.feeder.order.steps:
@@ -117,8 +127,8 @@ class Loop:
             epoch, step = epoch + 1, 0
 
     def take(self, slot: Slot) -> Iterator[tuple[bool, Batch]]:
-        """My share of each micro-batch of a step, one after the other; whether it is the first."""
-        slots = [Slot(slot.epoch, slot.step, micro) for micro in range(self.feeder.micros(slot.step))]
+        """My share, or a part, of each micro-batch of a step, one after the other; whether it is the first."""
+        slots = [Slot(slot.epoch, slot.step, micro, slot.part) for micro in range(self.feeder.micros(slot.step))]
         if self.weigh is None:
             self.weight.know(float(self.feeder.order.size(slot.step)))
             taken: Iterator[Batch] = map(self.feeder.take, slots)
@@ -146,15 +156,23 @@ class Loop:
         return Agreed(agreed.record._replace(loss=0.0))
 
     def enter(
-        self, ledger: Ledger, record: Record, number: int, grad_norm: float | None, rate: float | None
-    ) -> Committed:
-        """Enter the open step, the `number`-th, in the ledger; what became of it, for the record."""
+        self, ledger: Ledger, records: Sequence[Record], number: int, grad_norm: float | None, rate: float | None
+    ) -> list[Committed]:
+        """Enter the open step, or those of a window, in the ledger; what became of each, for the record.
+
+        `number` is that of the first of them.
+        """
         assert self.batch is not None
-        order, at = self.feeder.order, (self.batch.epoch, self.batch.step)
-        expected = (order.size(at[1]), self.feeder.lookahead.digest(*at))
-        ledger.enter((*at, order.steps), int(record.samples), record.digest, expected)
-        wishes = (record.stop + record.asked > 0, record.asked > 0, record.save > 0)
-        return Committed(number, *at, record.mean_loss, int(record.samples), *wishes, grad_norm, rate)
+        order, entered = self.feeder.order, []
+        first = self.batch.epoch * order.steps + self.batch.step - self.windows.ahead
+        for place, record in enumerate(records):
+            at = divmod(first + place, order.steps)
+            expected = (order.size(at[1]), self.feeder.lookahead.digest(*at))
+            ledger.enter((*at, order.steps), int(record.samples), record.digest, expected)
+            wishes = (record.stop + record.asked > 0, record.asked > 0, record.save > 0)
+            loss = record.mean_loss
+            entered.append(Committed(number + place, *at, loss, int(record.samples), *wishes, grad_norm, rate))
+        return entered
 
 
 class Loops:
@@ -163,6 +181,10 @@ class Loops:
     def __init__(self) -> None:
         """None is open, and no data was trained on."""
         self.open: list[Loop] = []
+        self.begun = 0
+        """How many loops were begun that were not inside the step of another one that trains."""
+        self._left: list[Windows] = []
+        """Of loops that were left in the middle of a window."""
         self.shares: Shares | None = None
         """What the workers agreed on for the outermost loop; None: what the plan says."""
         self._next: dict[Hashable, tuple[int, object]] = {}
@@ -186,6 +208,7 @@ class Loops:
 
         The outermost loop lets `forget` drop the gradients that no step has used.
         """
+        self.begun += not self.open
         self.open.append(loop)
         silent, void = state.silent, state.void
         try:
@@ -194,11 +217,16 @@ class Loops:
         finally:
             if len(self.open) == 1:
                 forget(more=loop.open)
+            self._left += [loop.windows] if loop.windows.taken else []
             if loop in self.open:
                 del self.open[self.open.index(loop) :]
             self.shares = self.shares if self.open else None
             state.silent = silent
             state.void |= void
+
+    def check_merged(self, what: str) -> None:
+        """Raise if the replicas are in the middle of a window, where `what` cannot be done."""
+        refuse_open([*self._left, *(loop.windows for loop in self.open)], what)
 
     def resume(self, loop: Loop) -> None:
         """The next batch of this loop is asked for."""
@@ -214,6 +242,7 @@ class Loops:
 
         All workers call this in the body of the same step and agree on it; raises `JobError` if they were given others.
         """
+        self.check_merged("shares were changed")
         loop, batch = self.current()
         feeder = loop.feeder
         if first_step <= batch.epoch * feeder.order.steps + batch.step:
@@ -247,6 +276,7 @@ class Loops:
         Without a `start` it goes on with the epoch after the last one that was trained on in this session, and `epochs`
         counts from there.
         """
+        self.check_merged("another loop over batches() began")
         if start is not None:
             return start, epochs
         first = max(self._next.get(key, (0, None))[0] for key in (fingerprint, id(data)))

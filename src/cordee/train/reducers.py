@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,15 +32,13 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class Reducers:
     """Finds the reducer of an optimizer; with two optimizers nothing is sent before `step` asks for it."""
 
-    def __init__(
-        self, team: Team, plan: Plan, models: list[nn.Module], on_lost: Callable[[int], None] = lambda samples: None
-    ) -> None:
-        """None yet; `models` are those that were prepared, and will be. `on_lost`: see `LocalSteps`."""
+    def __init__(self, team: Team, plan: Plan, models: list[nn.Module]) -> None:
+        """None yet; `models` are those that were prepared, and will be."""
         self.kept: list[Kept] = []
         """What each of them kept when it was last saved, in the order in which they were made."""
         self.taken_up: list[Kept] = []
         """The same of the run that is resumed or entered, for the next ones that are made."""
-        self._team, self._plan, self._models, self._on_lost = team, plan, models, on_lost
+        self._team, self._plan, self._models = team, plan, models
         self.least = 1
         """So many updates may be expected of a step: two, if some parameters are in no optimizer so far."""
         self._strays: set[nn.Parameter] = set()
@@ -58,10 +56,9 @@ class Reducers:
 
         A new one is compared with those of the other workers, unless they do not `agree` now.
         """
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        reducer = self._of.get(optimizer)
-        if reducer is not None and _covers(reducer, parameters):
-            return reducer, True
+        if (known := self.known(optimizer)) is not None:
+            return known, True
+        parameters, reducer = _trained(optimizer), self._of.get(optimizer)
         _refuse_closure(optimizer)
         same = next((key for key, other in self._of.items() if _covers(other, parameters)), None)
         if reducer is None and same is not None:  # made anew for another stage: nothing changes for the gradients
@@ -72,6 +69,11 @@ class Reducers:
                 self._of.pop(key).close()
         return self._enter(optimizer, self._make(parameters, optimizer), agree), sound
 
+    def known(self, optimizer: Optimizer) -> Sync | None:
+        """The reducer of its parameters as they are now; None if there is none yet."""
+        reducer = self._of.get(optimizer)
+        return reducer if reducer is not None and _covers(reducer, _trained(optimizer)) else None
+
     def _make(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> Sync:
         plan, team = self._plan, self._team
         kept = self.taken_up.pop(0) if self.taken_up else {}
@@ -79,7 +81,7 @@ class Reducers:
             return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb)
         if plan.sync == "local":
             outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
-            return LocalSteps(parameters, team, every=plan.local_steps, on_lost=self._on_lost, outer=outer, kept=kept)
+            return LocalSteps(parameters, team, every=plan.local_steps, outer=outer, kept=kept)
         overlap = plan.overlap and not self._of
         if plan.sync == "server":
             servers, key = plan.servers, len(self._of)
@@ -187,6 +189,10 @@ class Reducers:
         """Those of all models and of all optimizers: one that has not stepped yet has no reducer."""
         of_models = [parameter for model in self._models for parameter in model.parameters()]
         return list(dict.fromkeys(of_models + [p for reducer in self._of.values() for p in reducer.parameters]))
+
+
+def _trained(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 def _covers(sync: Sync, parameters: Sequence[nn.Parameter]) -> bool:

@@ -156,15 +156,19 @@ class Reporter:
         values = _milliseconds(percentiles(self._steps_s, 50, 95, 99))
         return dict(zip(("p50", "p95", "p99"), values, strict=True))
 
-    def commit(self, done: Committed, mine: int, *, waits: bool = False) -> None:
-        """The step is over: note where its time went. If it `waits` for its gradient's norm, that is yet to `come`."""
+    def commit(self, steps: Sequence[tuple[Committed, int]], *, waits: bool = False) -> None:
+        """Steps are over, each with samples of this worker: note where their time went, in equal parts.
+
+        If the last one `waits` for its gradient's norm, that is yet to `come`.
+        """
         team, began, data, callbacks = self._team, self._began, self._data, self._callbacks
         blocked, waited = team.meter.blocked_s - self._blocked_before, team.meter.waited_s - self._waited_before
         self.came(None)
         self.start()
-        now = self._began
-        times = (now - began, data, blocked, waited, callbacks, now - self._arrived)
-        self._over.append(Over(done, mine, *times, team.membership.clock()))
+        now, count = self._began, len(steps)
+        times = ((now - began) / count, data / count, blocked / count, waited / count, callbacks / count)
+        for done, mine in steps:
+            self._over.append(Over(done, mine, *times, now - self._arrived, team.membership.clock()))
         self._waits = waits
         if now - self._written_at > WRITE_EVERY_S:
             self._written_at = now

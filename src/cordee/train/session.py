@@ -105,9 +105,11 @@ class Session:
         self._stepper.backward(loss)
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
-        """Agree on the gradient, update, commit. False: not yet (accumulating), or void because a peer was lost.
+        """Agree on the gradient, update, commit. False: not yet, or void because a peer was lost.
 
-        `clip` bounds the norm of the global gradient.
+        Not yet: the plan says `accumulate`, and this is not the last micro-batch; or it says `sync=local`, and this is
+        not the last batch before a merge. `clip` bounds the norm of the gradient: of the global batch, and with
+        `sync=local` of this batch.
         """
         return self._stepper.step(optimizer, clip=clip)
 
@@ -120,6 +122,7 @@ class Session:
         if isinstance(on, nn.Module):
             self._stepper.merge()
             return True
+        self._stepper.loops.check_merged("s.agree() was called")
         return self._stepper.team.agree(on)
 
     def check(self, objective: Callable[[Batch], Any], batch: Batch, *, weigh: Weigh | None = None) -> None:

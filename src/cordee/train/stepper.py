@@ -17,9 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cordee.core import heap
 from cordee.core.plan import Plan
-from cordee.core.record import Record
 from cordee.diagnose.diverged import explain_divergence
 from cordee.diagnose.statistical import by_micro_batch, warn_statistical
 from cordee.feed.batch import Batch
@@ -30,10 +28,12 @@ from cordee.group.team import Team
 from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
+from cordee.sync.local import window_rule
 from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_data, share_model
 from cordee.train.buffers import Buffers
+from cordee.train.committing import Told, do_part, enter, record_of
 from cordee.train.devices import lay_out
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.loops import Loop, Loops, Start
@@ -42,6 +42,7 @@ from cordee.train.precision import Precision
 from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
 from cordee.train.trail import Trail
+from cordee.train.windows import Boundary
 
 
 @dataclass
@@ -66,6 +67,10 @@ class Stepper:
         self.ledger, self.reporter = Ledger(), Reporter(self.team)
         self.last: Committed | None = None
         """The step that was committed last; None before the first."""
+        self.news: list[Committed] = []
+        """What the last `step` that returned True has committed: a step, or all steps of a window."""
+        self.boundary: Boundary = lambda step: None
+        """Where a window has to end before its time."""
         self.wish, self.split = Wishes(), split_of(self.team)
         self._state = StepState()
         self.models: list[nn.Module] = []
@@ -75,7 +80,7 @@ class Stepper:
         warn = partial(warn_statistical, self.team, self.plan)
         self.buffers = Buffers(self.team.layers, self._state, self.models, warn)
         self._trail = Trail(self.buffers)
-        self.reducers = Reducers(self.team, self.plan, self.models, lambda samples: self.ledger.lose(samples))
+        self.reducers = Reducers(self.team, self.plan, self.models)
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
         self.loops = Loops()
@@ -91,6 +96,7 @@ class Stepper:
 
     def close(self, *, stay: bool = False) -> None:
         """Come to the end together with the other workers; with `stay`, this worker remains one of the team."""
+        self.loops.check_merged("the loop over batches() was left")
         self._norms.late()
         self.reducers.close()
         if stay:
@@ -158,8 +164,8 @@ class Stepper:
                 yield from self._one_step(loop, slot)
                 if loop.redo:
                     continue
-                committed, loop.done = loop.done > 0, 0
-                self.number += committed  # a loop that evaluates commits nothing
+                committed, loop.done, loop.committed = loop.committed, 0, 0
+                self.number = self.team.steps if committed else self.number  # a loop that evaluates commits nothing
                 if committed and self.last is not None and self.last.stop:
                     return
 
@@ -180,7 +186,7 @@ class Stepper:
         factor = batch.weight / weight if weight else 0.0
         if batch.weight:
             loop.losses.add(loss, batch.weight)
-        self.reducers.backward(loss, factor * self.precision.scale, met, early, partial(self._record, loop))
+        self.reducers.backward(loss, factor * self.precision.scale, met, early, partial(record_of, self, loop))
         if loop.guard.looks:
             loop.guard.seal(self.reducers.all_parameters(), sent=not self.team.alone)
 
@@ -193,6 +199,8 @@ class Stepper:
             return False
         self.precision.check_entered()
         loop.guard.step(optimizer)
+        if loop.windows.window is not None:
+            return do_part(self, loop, optimizer, clip)
         sync = self.sync_of(optimizer)
         loop.updates += 1
         if loop.updates <= loop.done:  # made before the peer was lost; only what came after it is agreed on anew
@@ -201,23 +209,26 @@ class Stepper:
             loop.guard.committed(sync.parameters)
             return True
         if loop.generation != self.team.membership.generation:
-            self._void(loop)
+            self.void(loop)
             return False
         self.buffers.agree(loop.count, exact=self.plan.accumulate == 1)
         self.reporter.arrives()
         treatment = Treatment(self.precision.scale, clip)
-        agreed = sync.commit(partial(self._record, loop), void=self._state.void, treatment=treatment)
+        agreed = sync.commit(partial(record_of, self, loop), void=self._state.void, treatment=treatment)
         if agreed is None or not self.buffers.commit(agreed.record.news):
-            self._void(loop)
+            self.void(loop)
             return False
-        self._update(loop, optimizer, sync, loop.weighed(agreed, sync))
+        told = self.update(loop, optimizer, sync, agreed := loop.weighed(agreed, sync))
+        if loop.done == 1:
+            enter(self, loop, [agreed.record], [loop.count], told)
         return True
 
     def merge(self, *, saving: bool = False) -> None:
         """Make all replicas equal before they are measured or saved; see `Session.agree`."""
+        self.loops.check_merged("the model was to be measured or saved")
         self._norms.late()
         self.reducers.merge(saving=saving)
-        if self.plan.statistics == "replica":
+        if self.plan.statistics == "replica" and window_rule(self.plan) is None:  # a window merges them at its end
             self.buffers.merge(self.team)
 
     def sync_of(self, optimizer: Optimizer, *, agree: bool = True) -> Sync:
@@ -233,7 +244,7 @@ class Stepper:
         for first, batch in loop.take(slot):
             self._state.silent = batch.borrowed
             if first:
-                loop.seed(self.device, self.seed, slot.epoch, slot.step, self.team.replica)
+                loop.seed(self.device, self.seed, slot)
             self.reporter.got()
             yield batch
             self.loops.resume(loop)
@@ -254,26 +265,22 @@ class Stepper:
         if not loop.done:  # not when a step is done again after its first update
             self.precision.begin_step()
             self._trail.begin()
-        if not self.team.alone:  # alone, no step is ever void
+        if not (self.team.alone or loop.windows.taken):  # otherwise, no step is ever void
             self.buffers.begin()
-        self.team.channel.at = f"step {self.number}"
+        self.team.channel.at = f"step {self.number + loop.windows.ahead}"
 
-    def _record(self, loop: Loop) -> Record:
-        channel = self.team.channel
-        wishes = (self.wish.stop, channel.stop_reason is not None, self.wish.save, channel.newcomers)
-        return Record(loop.losses.total(), loop.own_weight, *wishes, self.buffers.news(), loop.count, loop.digest)
-
-    def _update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> None:
-        """The step is committed: update, and enter it in the books."""
+    def update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> Told:
+        """Update the parameters by a gradient that is agreed on; what there is to tell of it."""
         _, batch = self.loops.current()
         record, fits, norm = agreed
+        number = self.number + loop.windows.ahead
         if not math.isfinite(record.loss):
-            raise explain_divergence(record.mean_loss, self.number, batch, loop.feeder)
+            raise explain_divergence(record.mean_loss, number, batch, loop.feeder)
         self._norms.late()
         self.precision.saw(fits)
-        grad_norm = self._norms.see(norm, sync.parameters, (self.number, batch.epoch)) if fits else None
+        grad_norm = self._norms.see(norm, sync.parameters, (number, batch.epoch)) if fits else None
         rate = learning_rate(optimizer)
-        self._trail.before(sync.parameters, alone=self.team.alone)
+        self._trail.before(sync.parameters, alone=self.team.alone or loop.windows.taken)
         if fits:
             sync.update(optimizer)
         drop(sync.parameters)
@@ -282,15 +289,9 @@ class Stepper:
         loop.done += 1
         loop.open = False
         self.buffers.seen += loop.count
-        if loop.done == 1:
-            self.team.awaited = record.admit > 0
-            self.last = loop.enter(self.ledger, record, self.number, grad_norm, rate)
-            self.loops.trained(loop, batch.epoch)
-            self.team.steps = self.number + 1
-            heap.warm(self.number + 1)
-            self.reporter.commit(self.last, loop.count, waits=fits and grad_norm is None)
+        return grad_norm, rate, fits and grad_norm is None
 
-    def _void(self, loop: Loop) -> None:
+    def void(self, loop: Loop) -> None:
         """This step is done again: forget its gradients, and what it did to parameters and buffers."""
         loop.redo = self._state.void = True
         loop.feeder.forget()

@@ -21,6 +21,7 @@ from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts, Roster
 from cordee.runtime.coordinator.stewards import Stewards
+from cordee.runtime.coordinator.tickets import Tickets, heard
 from cordee.runtime.notices import Formed, Lost, Notices
 
 
@@ -50,6 +51,8 @@ class Hub:
         """What members of this generation left for each other."""
         self._askers: dict[str, list[Peer]] = {}
         """Who waits for which of them."""
+        self._tickets: Tickets | None = None
+        """Of the window that was opened last; None before the first."""
         self._recorded = -1
         self._ending = False
         self._server = Server(bind, self)
@@ -168,6 +171,9 @@ class Hub:
                 self._server.tell(peer, messages.Value(key, self._values[key]))
             case messages.Get(key):
                 self._askers.setdefault(key, []).append(peer)
+            case messages.Take() | messages.Done():
+                self._tickets = heard(self._tickets, peer.number, message, self.roster.alive)
+                self._hand_out()
             case messages.Lose(worker, reason):
                 self._lost(worker, reason)
             case messages.Torn(generation):
@@ -214,6 +220,7 @@ class Hub:
         self._values.clear()
         self._server.tell_all(msgspec.structs.replace(go, recorded=self._recorded))
         self._notify(-1, Formed(go, time.time()))
+        self._hand_out()
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
         self.roster = self.roster.report(worker, committed, admits=admits)
@@ -233,10 +240,22 @@ class Hub:
         host = peer.host if peer is not None else host
         self._notify(worker, Lost(host, reason, len(self.roster.alive), time.time(), with_host, was_member))
         if was_member:
+            if self._tickets is not None:  # before the news: a worker that waits for a part need not regroup first
+                self._tickets = self._tickets.lose(worker)
+                self._hand_out()
             self._server.tell_all(messages.Break(generation, worker))
             self._advance()
         else:  # the others have not counted on it
             self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
+
+    def _hand_out(self) -> None:
+        """Answer those that wait for a part. While some worker waits to regroup, none is given a new one."""
+        if self._tickets is None or (self.roster.ready and not self._tickets.over):
+            return
+        self._tickets, answers = self._tickets.hand_out()
+        for worker, answer in answers:
+            if (peer := self._server.peers.get(("worker", worker))) is not None:
+                self._server.tell(peer, answer)
 
     def _invite(self, worker: int, node: int) -> None:
         self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)

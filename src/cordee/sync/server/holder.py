@@ -153,7 +153,7 @@ class Holder:
                 gradients = _receive_some(link, store, numbers)
                 with self._turn:
                     if step < 0:
-                        store.stage(attempt, worker, numbers, gradients)
+                        store.items.stage(attempt, worker, numbers, gradients)
                     elif store.is_open(step, attempt):
                         store.add(worker, numbers, gradients)
                 return None, ()
@@ -165,8 +165,7 @@ class Holder:
                 return self._update(message)
             case said.Pull(key, worker):
                 with self._first(self._store(key).shard):
-                    tensors, stale = self._store(key).pull(worker)
-                    return said.Fresh(self._store(key).version, stale), tensors
+                    return _fresh(self._store(key), worker)
             case said.Keep(key):
                 with self._turn:
                     held, tensors = self._store(key).kept()
@@ -268,9 +267,9 @@ class Holder:
         """Apply what one worker has pushed; an item that was applied is not applied again."""
         store = self._store(message.key)
         with self._first(store.shard):
-            store.forget_before(message.first)
-            if not store.has_applied(message.item):
-                gradients = store.staged(message.item, message.worker, message.pieces)
+            store.items.forget_before(message.first)
+            if message.item not in store.items.applied:
+                gradients = store.items.staged(message.item, message.worker, message.pieces)
                 if gradients is None:
                     return said.Missing(), ()
                 attempt = (store.version, message.item)
@@ -279,8 +278,13 @@ class Holder:
                 update = said.Apply(message.key, *attempt, message.factor, message.groups, message.item)
                 self._share(said.Copy(update))
                 store.apply(update)
-            tensors, stale = store.pull(message.worker)
-            return said.Fresh(store.version, max(0, stale - 1)), tensors
+            return _fresh(store, message.worker, own=1)
+
+
+def _fresh(store: Store, worker: int, own: int = 0) -> Answer:
+    """The parameters, in memory of their own, as others may change them while they are sent."""
+    stale = max(0, store.items.behind(worker, store.version) - own)
+    return said.Fresh(store.version, stale), [one.detach().clone() for one in store.parameters]
 
 
 def _receive(link: Link | LogReader, message: said.Load) -> list[Tensor]:

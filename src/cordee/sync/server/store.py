@@ -18,6 +18,41 @@ Attempt = tuple[int, tuple[int, int]]
 """A step, and which try of it."""
 
 
+class Items:
+    """Pushes that are applied by themselves: what workers have pushed so far, and what was applied."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.applied: set[Item] = set()
+        self._staged: dict[int, tuple[Item, dict[int, Tensor], int]] = {}
+        """What each worker has pushed of its item, and in how many messages."""
+        self._pulled: dict[int, int] = {}
+        """The version that each worker has."""
+
+    def stage(self, item: Item, worker: int, numbers: Sequence[int], gradients: Sequence[Tensor]) -> None:
+        """Keep a piece of what a worker pushes of an item; it has one at a time."""
+        there, found, pieces = self._staged.get(worker, (item, {}, 0))
+        if there != item:
+            found, pieces = {}, 0
+        found.update(zip(numbers, gradients, strict=True))
+        self._staged[worker] = item, found, pieces + 1
+
+    def staged(self, item: Item, worker: int, pieces: int) -> dict[int, Tensor] | None:
+        """All that a worker pushed of an item, in so many messages; None if some of it is not here."""
+        there, found, here = self._staged.get(worker, (None, {}, 0))
+        return found if there == item and here >= pieces else None
+
+    def forget_before(self, step: int) -> None:
+        """Items of former windows do not come again."""
+        if any(item[0] < step for item in self.applied):
+            self.applied = {item for item in self.applied if item[0] >= step}
+
+    def behind(self, worker: int, version: int) -> int:
+        """How many updates were made since this worker got the parameters last; it gets this version now."""
+        before, self._pulled[worker] = self._pulled.get(worker, version), version
+        return version - before
+
+
 class Store:
     """One shard of one optimizer's parameters."""
 
@@ -43,12 +78,8 @@ class Store:
         """Workers that have pushed all they have."""
         self.sealed = False
         """Whether the sum is complete, and the backup has it."""
-        self._staged: dict[int, tuple[Item, dict[int, Tensor], int]] = {}
-        """What each worker has pushed of an item that is applied by itself, and in how many messages."""
-        self._applied: set[Item] = set()
-        """Items that were applied."""
-        self._pulled: dict[int, int] = {}
-        """The version that each worker has."""
+        self.items = Items()
+        """Where pushes are applied by themselves."""
 
     # ------------------------------------------------------------- what it holds
 
@@ -64,7 +95,7 @@ class Store:
         optimizer = rules.build(message.rule, parameters)
         rules.give_back(optimizer, parameters, message.held, tensors[count:])
         self.parameters, self._rule, self._optimizer = parameters, message.rule, optimizer
-        self.version, self._applied = message.version, set(message.applied)
+        self.version, self.items.applied = message.version, set(message.applied)
         self._begin((-1, (0, 0)))
 
     @property
@@ -77,7 +108,7 @@ class Store:
         assert self._rule is not None
         held, tensors = self.kept()
         parameters = [one.detach().clone() for one in self.parameters]
-        message = Load(self.shard, key, self.version, self.forms, self._rule, held, sorted(self._applied))
+        message = Load(self.shard, key, self.version, self.forms, self._rule, held, sorted(self.items.applied))
         return message, [*parameters, *(one.clone() for one in tensors)]
 
     def kept(self) -> tuple[list[Held], list[Tensor]]:
@@ -145,38 +176,6 @@ class Store:
         square = float(norm_of(self.sums()[1])) ** 2
         return square if math.isfinite(square) else None
 
-    # ------------------------------------------------------------- pushes that are applied by themselves
-
-    def stage(self, item: Item, worker: int, numbers: Sequence[int], gradients: Sequence[Tensor]) -> None:
-        """Keep a piece of what a worker pushes of an item; it has one at a time."""
-        there, found, pieces = self._staged.get(worker, (item, {}, 0))
-        if there != item:
-            found, pieces = {}, 0
-        found.update(zip(numbers, gradients, strict=True))
-        self._staged[worker] = item, found, pieces + 1
-
-    def staged(self, item: Item, worker: int, pieces: int) -> dict[int, Tensor] | None:
-        """All that a worker pushed of an item, in so many messages; None if some of it is not here."""
-        there, found, here = self._staged.get(worker, (None, {}, 0))
-        if there != item or here < pieces:
-            return None
-        return found
-
-    def has_applied(self, item: Item) -> bool:
-        """Whether this was applied already, whichever worker has pushed it."""
-        return item in self._applied
-
-    def forget_before(self, step: int) -> None:
-        """Items of former windows do not come again."""
-        if any(item[0] < step for item in self._applied):
-            self._applied = {item for item in self._applied if item[0] >= step}
-
-    def pull(self, worker: int) -> tuple[list[Tensor], int]:
-        """The parameters, in memory of their own, and how many updates were made since this worker got them last."""
-        behind = self.version - self._pulled.get(worker, self.version)
-        self._pulled[worker] = self.version
-        return [one.detach().clone() for one in self.parameters], behind
-
     # ------------------------------------------------------------- updates
 
     def apply(self, message: Apply) -> None:
@@ -191,7 +190,7 @@ class Store:
         if self.parameters:
             self._optimizer.step()
         if message.item is not None:
-            self._applied.add(message.item)
+            self.items.applied.add(message.item)
         for parameter in self.parameters:
             parameter.grad = None
         if not self._rule.kind.startswith("torch.optim"):  # it may keep the gradients that it was given

@@ -1,0 +1,33 @@
+"""Windows: runs of consecutive steps whose parts any replica may compute, in any order, until all agree at the end."""
+
+from __future__ import annotations
+
+import msgspec
+
+Item = tuple[int, int]
+"""A step, and a part of its global batch."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """How a way to agree wants its windows."""
+
+    steps: int
+    """So many steps at most; the end of an epoch ends a window too, and a step at which all must stop."""
+    bound: int | None = None
+    """A part of step t is computed when all parts of steps up to t - bound - 1 are done; None: whenever it is free."""
+    redo: bool = True
+    """Whether what a lost worker has done in the open window is lost with it, so that others do it again."""
+
+
+class Window(msgspec.Struct, frozen=True):
+    """One window: which steps it holds, and into how many parts each of them is cut."""
+
+    number: tuple[int, int]
+    """Loops and agreements before it: no two windows of a run have the same, also if a loop was left before its end."""
+    first: int
+    """Its first step, counted over all epochs."""
+    end: int
+    """The step after its last."""
+    members: tuple[int, ...]
+    """The workers when it began. Each step has a part for each of them, which others may compute."""
+    rule: Rule

@@ -1,0 +1,167 @@
+"""Which worker computes which part of the open window: a frozen value, and what follows from what workers say.
+
+Every worker holds the part of the window's first step that is its own from the beginning, so each has at least one.
+After that it is handed the earliest free part of its own place among the members; when there is none, the earliest of
+another place. So workers of equal speed keep to their shares, and a fast one takes what a slow one has not begun.
+
+Cost of a ticket: the steps of the window plus its parts per step; one that is taken from another worker's place may
+cost their product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from cordee.core.window import Item, Window
+from cordee.group.messages import Done, Message, Take, Ticket, WindowOver
+
+
+class Part(NamedTuple):
+    """What is known of one part of a step."""
+
+    worker: int = -1
+    """Which one computes it, or has done so; -1: it is free."""
+    turn: int = -1
+    """How many parts were done before it; -1: it is not done."""
+    record: tuple[float, ...] = ()
+
+
+FREE = Part()
+
+
+@dataclass(frozen=True)
+class Tickets:
+    """The parts of the open window: free, held by a worker, or done."""
+
+    window: Window
+    rows: tuple[tuple[Part, ...], ...]
+    """For each step, its parts."""
+    held: dict[int, Item]
+    """Worker → the part that it computes."""
+    free: int
+    left: int
+    """Parts that are not done."""
+    turn: int = 0
+    """Parts that were ever done."""
+    waiting: tuple[int, ...] = ()
+    """Workers that ask for a part, or for the end of the window."""
+
+    @classmethod
+    def begin(cls, window: Window, alive: Iterable[int]) -> Tickets:
+        """Open a window: every member that is alive holds its own part of the first step."""
+        members = set(alive)
+        held = {worker: (window.first, part) for part, worker in enumerate(window.members) if worker in members}
+        first = tuple(Part(worker) if worker in held else FREE for worker in window.members)
+        rows = (first, *((FREE,) * len(first) for _ in range(window.first + 1, window.end)))
+        items = len(rows) * len(first)
+        return cls(window, rows, held, items - len(held), items)
+
+    @property
+    def over(self) -> bool:
+        """Whether all parts are done."""
+        return self.left == 0
+
+    def ask(self, worker: int) -> Tickets:
+        """A worker asks for its part, or for the next one."""
+        if worker not in self.window.members:
+            raise ValueError(f"worker {worker} is none of {self.window.members}, for whom the window was opened")
+        return self if worker in self.waiting else replace(self, waiting=(*self.waiting, worker))
+
+    def finish(self, worker: int, item: Item, record: Iterable[float]) -> Tickets:
+        """A worker has done the part that it held, and asks for the next one."""
+        if self.held.get(worker) != item:
+            raise ValueError(f"worker {worker} says that it did {item}, but holds {self.held.get(worker)}")
+        held = {other: one for other, one in self.held.items() if other != worker}
+        rows = self._changed({item: Part(worker, self.turn, tuple(record))})
+        return replace(self, rows=rows, held=held, left=self.left - 1, turn=self.turn + 1).ask(worker)
+
+    def lose(self, worker: int) -> Tickets:
+        """A worker is lost: what it held is free again, and what it had done too, if that is lost with it."""
+        waiting = tuple(one for one in self.waiting if one != worker)
+        undone: list[Item] = []
+        if self.window.rule.redo:
+            undone = [item for item, part in self._parts() if part.worker == worker and part.turn >= 0]
+        freed = [*undone, *([self.held[worker]] if worker in self.held else [])]
+        return replace(
+            self,
+            rows=self._changed(dict.fromkeys(freed, FREE)),
+            held={other: one for other, one in self.held.items() if other != worker},
+            free=self.free + len(freed),
+            left=self.left + len(undone),
+            waiting=waiting,
+        )
+
+    def hand_out(self) -> tuple[Tickets, list[tuple[int, Message]]]:
+        """Answer those that wait, as far as there is something to say: a part each, or that the window is over."""
+        if self.over:
+            over = WindowOver(self.window, self.records(), self.history())
+            return replace(self, waiting=()), [(worker, over) for worker in self.waiting]
+        tickets, answers = self, list[tuple[int, Message]]()
+        for worker in self.waiting:
+            item = tickets.held.get(worker) or tickets._next(worker)
+            if item is None:
+                continue
+            if worker not in tickets.held:
+                rows = tickets._changed({item: Part(worker)})
+                tickets = replace(tickets, rows=rows, held={**tickets.held, worker: item}, free=tickets.free - 1)
+            answers.append((worker, Ticket(self.window, *item)))
+        told = {worker for worker, _ in answers}
+        return replace(tickets, waiting=tuple(one for one in self.waiting if one not in told)), answers
+
+    def records(self) -> list[list[float]]:
+        """For each step the sum of what its parts came to, in the order of the parts."""
+        return [[sum(numbers) for numbers in zip(*(part.record for part in row), strict=True)] for row in self.rows]
+
+    def history(self) -> list[tuple[int, int, int]]:
+        """Worker, step and part of all that is done, in the order in which it was done."""
+        done = sorted((part.turn, part.worker, *item) for item, part in self._parts() if part.turn >= 0)
+        return [(worker, step, part) for _, worker, step, part in done]
+
+    def _parts(self) -> list[tuple[Item, Part]]:
+        first = self.window.first
+        return [((first + place, k), part) for place, row in enumerate(self.rows) for k, part in enumerate(row)]
+
+    def _next(self, worker: int) -> Item | None:
+        """The earliest free part of this worker's own place, else of another one; None if it has to wait."""
+        if not self.free:
+            return None
+        own, rows = self.window.members.index(worker), self._allowed()
+        for place, row in enumerate(rows):
+            if row[own].worker < 0:
+                return self.window.first + place, own
+        for place, row in enumerate(rows):
+            for part, one in enumerate(row):
+                if one.worker < 0:
+                    return self.window.first + place, part
+        return None
+
+    def _allowed(self) -> tuple[tuple[Part, ...], ...]:
+        """The steps whose parts may be handed out."""
+        bound = self.window.rule.bound
+        if bound is None:
+            return self.rows
+        complete = 0
+        while complete < len(self.rows) and all(part.turn >= 0 for part in self.rows[complete]):
+            complete += 1
+        return self.rows[: complete + bound + 1]
+
+    def _changed(self, parts: dict[Item, Part]) -> tuple[tuple[Part, ...], ...]:
+        rows = list(self.rows)
+        for (step, part), one in parts.items():
+            place = step - self.window.first
+            rows[place] = (*rows[place][:part], one, *rows[place][part + 1 :])
+        return tuple(rows)
+
+
+def heard(tickets: Tickets | None, worker: int, message: Take | Done, alive: Iterable[int]) -> Tickets:
+    """What a worker asked for, or has done; the first that asks for a window opens it, and ends the one before."""
+    number = None if tickets is None else tickets.window.number
+    if isinstance(message, Take):
+        if tickets is None or number != message.window.number:
+            tickets = Tickets.begin(message.window, alive)
+        return tickets.ask(worker)
+    if tickets is None or number != message.window:
+        raise ValueError(f"worker {worker} did a part of window {message.window}, but the open one is {number}")
+    return tickets.finish(worker, (message.step, message.part), message.record)

@@ -1,0 +1,41 @@
+"""Buffers of replicas that went their own ways for some steps: made the same on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cordee.group.team import Team
+
+
+@torch.no_grad()
+def average(buffers: Sequence[Tensor], seen: int, team: Team) -> None:
+    """Give all replicas the mean of those that are floating-point, weighted by the samples that each has `seen`."""
+    floating = [buffer for buffer in buffers if buffer.is_floating_point() or buffer.is_complex()]
+    while floating and team.replicas > 1:
+        weight = torch.tensor([float(seen)], dtype=torch.float64)
+        sums = [buffer.to(torch.complex128 if buffer.is_complex() else torch.double) * seen for buffer in floating]
+        if team.agree([weight, *sums]):
+            for buffer, total in zip(floating, sums, strict=True):
+                buffer.copy_(total / weight.item() if weight else buffer)  # 0: nothing was trained since
+            return
+
+
+@torch.no_grad()
+def add_counts(buffers: Sequence[tuple[Tensor, Tensor, int]], team: Team) -> None:
+    """Add up what replicas have added to whole numbers: a buffer, what it was before, and the parts of a step.
+
+    A layer that counts batches has counted each part of a step as one: with `parts` above 0, so many count once. A
+    flag is set if some replica has set it.
+    """
+    whole = [one for one in buffers if not (one[0].is_floating_point() or one[0].is_complex())]
+    while whole and team.replicas > 1:
+        added = [now.to(torch.double) - before.to(torch.double) for now, before, _ in whole]
+        if not team.agree(added):
+            continue
+        for (now, before, parts), total in zip(whole, added, strict=True):
+            counted = before.to(torch.double) + total / max(parts, 1)
+            now.copy_(counted.clamp(0, 1) if now.dtype == torch.bool else counted.round())
+        return

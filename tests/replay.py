@@ -1,0 +1,98 @@
+"""What a run with local steps must come to: its windows once more, in this process, by the record of who did what."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cordee.feed.batch import Batch
+from cordee.feed.share import Share
+from cordee.train.job import Job
+from cordee.train.jobfile import load_job
+from harness import Run, job_file
+
+
+def assert_replayed(run: Run, job: str, share: Share | None = None, **settings: Any) -> None:
+    """Losses and parameters of the run are those of its record; `outer_*`: of what torch's SGD is given."""
+    outer = {name.removeprefix("outer_"): settings.pop(name) for name in list(settings) if name.startswith("outer_")}
+    made = load_job(job_file(job), {name: str(value) for name, value in settings.items()})
+    losses, weights = replay(run, made, share or Share(), **outer)
+    np.testing.assert_allclose(run.losses, losses, rtol=1e-12)
+    for name, tensor in weights.items():
+        assert float(np.abs(run.tensors[name] - tensor.numpy()).max()) <= 1e-9, name
+
+
+def replay(run: Run, job: Job, share: Share, **outer: float) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of the workers of a run, side by side in this process, averaged at the end of each window.
+
+    With `outer`, what torch's SGD is given, the way to the average is a gradient for that.
+    """
+    order = job.order(job.resolve(1))
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed)
+    model = job.model().train()
+    workers = sorted({worker for window in run.of("window") for worker in window["workers"]})
+    models = {worker: copy.deepcopy(model) for worker in workers}
+    optimizers = {worker: job.optimizer(one.parameters()) for worker, one in models.items()}
+    schedules = {worker: job.schedule(one) for worker, one in optimizers.items()} if job.schedule else {}
+    outside = torch.optim.SGD(model.parameters(), nesterov=True, **outer) if outer else None
+    losses: dict[int, float] = {}
+
+    def compute(worker: int, number: int, workers: list[int], part: int) -> int:
+        at = divmod(number - 1, order.steps)
+        ids = order.ids(*at)
+        own = ids[np.asarray(share.positions(len(ids), workers, part, (*at, 0)))]
+        loss, _ = job.compute(models[worker], Batch(own, job.data.train.gather(own)))
+        optimizers[worker].zero_grad()
+        loss.backward()
+        optimizers[worker].step()
+        losses[number] = losses.get(number, 0.0) + len(own) * float(loss.detach()) / len(ids)
+        return len(own)
+
+    for window in run.of("window"):
+        seen = dict.fromkeys([item[0] for item in window["items"]], 0)
+        for worker, number, part in window["items"]:
+            seen[worker] += compute(worker, number, window["workers"], part)
+        average(model, {models[worker]: count for worker, count in seen.items()}, outside)
+        for one in models.values():
+            one.load_state_dict(model.state_dict())
+        for schedule in schedules.values():
+            for _ in range(window["last"] - window["first"] + 1):
+                schedule.step()
+    for step in run.of("step")[len(losses) :]:  # one worker alone is left, and has no windows
+        (last,) = run.of("regroup")[-1]["workers"]
+        compute(last, step["step"], [last], 0)
+        model.load_state_dict(models[last].state_dict())
+    return [losses[number] for number in sorted(losses)], model.state_dict()
+
+
+@torch.no_grad()
+def average(model: nn.Module, seen: dict[nn.Module, int], outside: torch.optim.Optimizer | None) -> None:
+    """Make `model` the mean of those, each weighted by its samples; or step towards it."""
+    total = sum(seen.values())
+    for parameter, *same in zip(model.parameters(), *(one.parameters() for one in seen), strict=True):
+        mean = sum(one * (count / total) for one, count in zip(same, seen.values(), strict=True))
+        assert isinstance(mean, torch.Tensor)
+        if outside is None:
+            parameter.copy_(mean)
+        else:
+            parameter.grad = parameter - mean
+    if outside is not None:
+        outside.step()
+
+
+def assert_audited(run: Run, reference: Run) -> None:
+    """Each step's samples came once, in the order of the reference."""
+    for name in ("steps", "samples", "order_sha256"):
+        assert run.result[name] == reference.result[name], name
+    assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
+
+
+def parts_done(run: Run) -> dict[int, int]:
+    """How many parts each worker has done."""
+    items = [item for window in run.of("window") for item in window["items"]]
+    return {worker: sum(one == worker for one, _, _ in items) for worker in {item[0] for item in items}}
