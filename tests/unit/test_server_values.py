@@ -176,19 +176,20 @@ def test_an_attempt_that_is_over_counts_no_more() -> None:
 
 
 def test_a_push_that_is_applied_by_itself_is_applied_once() -> None:
-    held, _ = store()
-    assert held.items.staged((3, 1), 0, 1) is None
-    held.items.stage((3, 1), 0, [0], [torch.ones(3, 2)])
-    found = held.items.staged((3, 1), 0, 1)
-    assert found is not None and list(found) == [0]
-    held.seal(0, (3, 1), [0], list(found.values()))
-    held.apply(Apply(0, 0, (3, 1), 1.0, [{"lr": 0.1}], (3, 1)))
-    assert held.items.applied == {(3, 1)}
+    (held, _), item = store(), (0, 7, 3, 1)
+    assert held.items.staged(item, 0, 1) is None and not held.items.is_over(item, 0)
+    held.items.stage(item, 0, [0], [torch.ones(3, 2)])
+    found = held.items.staged(item, 0, 1)
+    assert found is not None and list(found) == [0] and held.items.staged(item, 0, 2) is None
+    held.seal(0, (0, 0), [0], list(found.values()))
+    held.apply(Apply(0, 0, (0, 0), 1.0, [{"lr": 0.1}], item))
     copy = Store(0, held.forms)
     copy.load(*held.whole(0))
-    assert copy.items.applied == {(3, 1)} and copy.version == 1
-    held.items.forget_before(4)
-    assert not held.items.applied
+    for one in (held, copy):
+        assert one.version == 1
+        assert one.items.is_over(item, 1) and not one.items.is_over((0, 7, 3, 0), 1)
+        assert one.items.is_over((0, 6, 2, 0), 1), "a push of a former window comes too late"
+        assert not one.items.is_over((0, 8, 3, 1), 1) and one.items.base == 1
 
 
 def test_a_copy_goes_on_as_the_original() -> None:

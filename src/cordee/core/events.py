@@ -120,7 +120,7 @@ class StepEvent(Event):
 
 
 class WindowEvent(Event):
-    """The steps of a window were committed together, under `sync=local`."""
+    """The steps of a window were committed together, where workers do not wait for each other in every step."""
 
     first: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     """its first step, counted as in `step`"""
@@ -237,6 +237,17 @@ class ServerEvent(Event):
     """what was seen of a loss"""
     at: Moment | None = None
     """when, in the launcher's clock"""
+
+
+class PushesEvent(Event):
+    """What a worker pushed in a window, where parameter servers apply each push at once."""
+
+    worker: Count
+    """whose pushes"""
+    version: Count
+    """updates that the servers have made by the end of the window"""
+    pushes: list[tuple[Count, Count, Count, Count]]
+    """step, part, version after it, and staleness: updates of others since the parameters that it was computed with"""
 
 
 class JoinedEvent(Event):

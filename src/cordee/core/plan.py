@@ -19,7 +19,11 @@ import msgspec
 from cordee.core.damage import DAMAGE
 from cordee.core.errors import PlanError
 from cordee.core.refusals import REFUSALS
+from cordee.core.window import Rule
 from cordee.core.words import did_you_mean
+
+ASYNC_STEPS = 20
+"""After so many steps all workers come together, where each push is applied at once; at the end of an epoch too."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +137,12 @@ class Plan:
         choices=("allreduce", "server", "local"),
     )
     mode: str = _key(
-        "sync", "sync", "how far a parameter server waits", choices=("sync", "async", "stale"), built=("sync",)
+        "sync",
+        "sync",
+        "under sync=server: add up a step's gradients, apply each at once, or at once with a bound on how far apart",
+        choices=("sync", "async", "stale"),
     )
-    staleness: int = _key(0, "sync", "steps that a worker may be ahead under mode=stale", minimum=0, built=(0,))
+    staleness: int = _key(0, "sync", "steps that a worker may be ahead of the slowest under mode=stale", minimum=0)
     servers: int = _key(1, "sync", "over how many parameter servers the parameters are spread", minimum=1)
     persist: bool = _key(True, "sync", "each parameter server writes what it acknowledges into the run's folder")
     backups: bool = _key(True, "sync", "each parameter server has a backup, on another host if there is one")
@@ -235,12 +242,22 @@ class Plan:
     def faithfulness(self) -> Literal["exact", "same", "statistical"]:
         """How near the result is to that of one process: `exact` (bits), `same` (rounding) or `statistical`."""
         lossy = self.compress != "none" or self.batchnorm == "replica"
-        return "statistical" if lossy or self.sync == "local" or self.mode != "sync" else "same"
+        return "statistical" if lossy or self.window is not None else "same"
+
+    @property
+    def window(self) -> Rule | None:
+        """How replicas share steps out in windows; None: in every step each computes its share, and all agree."""
+        if self.sync == "local":
+            return Rule(self.local_steps)
+        if self.sync == "server" and (self.mode == "async" or (self.mode == "stale" and self.staleness)):
+            bound = self.staleness if self.mode == "stale" else None
+            return Rule(ASYNC_STEPS, bound, redo=False)
+        return None
 
     @property
     def statistics(self) -> str:
-        """Over what BatchNorm normalises: `exact`, the global batch, or `replica`, which local steps imply."""
-        return "replica" if self.sync == "local" else self.batchnorm
+        """Over what BatchNorm normalises: `exact`, the global batch, or `replica`, which windows imply."""
+        return "replica" if self.window is not None else self.batchnorm
 
     def refusals(self, workers: int) -> list[str]:
         """Why this plan cannot run on so many workers; empty when it can."""

@@ -48,6 +48,14 @@ REFUSALS = (
         "servers={servers} means nothing under sync={sync}; set sync=server.",
     ),
     Refusal(
+        lambda plan, workers: plan.mode != "sync" and plan.sync != "server",
+        "mode={mode} means nothing under sync={sync}; set sync=server.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.staleness > 0 and plan.mode != "stale",
+        "staleness={staleness} means nothing under mode={mode}; set mode=stale.",
+    ),
+    Refusal(
         lambda plan, workers: plan.sync == "server" and plan.precision == "fp16",
         "sync=server does not work with precision=fp16, whose scale is the workers' own; use precision=bf16 or fp32.",
     ),

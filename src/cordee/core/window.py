@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 Item = tuple[int, int]
 """A step, and a part of its global batch."""
+
+
+class InHand(NamedTuple):
+    """The part of a window that a replica computes now."""
+
+    window: tuple[int, int]
+    """The window's number."""
+    step: int
+    part: int
+    share: float
+    """How much of the global batch it is, by samples."""
 
 
 class Rule(msgspec.Struct, frozen=True):

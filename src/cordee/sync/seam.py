@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.record import Record
+from cordee.core.window import InHand
 from cordee.sync.gradients import drop
 
 Recorded = Callable[[], Record]
@@ -54,8 +55,8 @@ class Sync:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         """Keep those that ask for gradients, in the optimizer's order."""
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self.in_window = False
-        """Whether parts of a window are computed now, which `barrier` will end."""
+        self.in_hand: InHand | None = None
+        """The part that is computed now of a window, which `barrier` will end; None: all compute the same step."""
 
     def begin(self, record: Recorded | None) -> bool:
         """A backward pass follows. With a `record` it is the last of its step: what is complete may be sent meanwhile.

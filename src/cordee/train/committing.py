@@ -52,7 +52,7 @@ def do_part(stepper: Stepper, loop: Loop, optimizer: Optimizer, clip: float | No
     check_update(windows, loop.updates, known=stepper.reducers.known(optimizer) is not None)
     sync = stepper.sync_of(optimizer)
     loop.updates += 1
-    sync.in_window = True
+    sync.in_hand = windows.in_hand(loop.count / loop.feeder.order.size(stepper.loops.current()[1].step))
     stepper.reporter.arrives()
     treatment = Treatment(stepper.precision.scale, clip)
     agreed = sync.commit(partial(record_of, stepper, loop), void=False, treatment=treatment)
@@ -61,7 +61,7 @@ def do_part(stepper: Stepper, loop: Loop, optimizer: Optimizer, clip: float | No
     over = windows.done(agreed.record, sync.barrier)
     if over is None:
         return False
-    sync.in_window = False
+    sync.in_hand = None
     stepper.buffers.merge(stepper.team, parts=len(over.window.members))
     enter(stepper, loop, summed(over), windows.own(over), (None, rate, False))
     stepper.reporter.tell(event_of(over, stepper.number))

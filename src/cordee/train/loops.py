@@ -22,7 +22,6 @@ from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
-from cordee.sync.local import window_rule
 from cordee.sync.seam import Agreed, Sync
 from cordee.train.agreement import agree_on
 from cordee.train.devices import seed_draws
@@ -49,10 +48,10 @@ class Loop:
         team, plan = stepper.team, stepper.plan
         shares = stepper.loops.shares or Shares(((0, Share(plan.share, plan.proportions, seed=order.seed)),))
         self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=stepper.device)
-        local = plan.sync == "local"  # a replica's gradient is the mean over its own share
+        local = plan.window is not None  # a replica's gradient is the mean over its own share
         self.weigh, self.data = weigh or (len if local else None), data
         begun, trains = stepper.loops.begun, stepper.updates is not None
-        self.windows = Windows(team, window_rule(plan), stepper.boundary, loops=begun, trains=trains)
+        self.windows = Windows(team, plan.window, stepper.boundary, loops=begun, trains=trains)
         self.weight = GlobalWeight(Team().layers if local else team.layers, local=local)
         self.guard = Guard()
         self.losses = Readings()

@@ -85,7 +85,8 @@ class Reducers:
         overlap = plan.overlap and not self._of
         if plan.sync == "server":
             servers, key = plan.servers, len(self._of)
-            return Served(parameters, optimizer, team, servers=servers, key=key, overlap=overlap)
+            early = overlap and plan.window is None
+            return Served(parameters, optimizer, team, servers=servers, key=key, overlap=early)
         adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept)
         return AllReduce(parameters, adds, bucket_mb=plan.bucket_mb, overlap=overlap)
 

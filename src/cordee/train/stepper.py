@@ -28,7 +28,6 @@ from cordee.group.team import Team
 from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
-from cordee.sync.local import window_rule
 from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_data, share_model
@@ -228,7 +227,7 @@ class Stepper:
         self.loops.check_merged("the model was to be measured or saved")
         self._norms.late()
         self.reducers.merge(saving=saving)
-        if self.plan.statistics == "replica" and window_rule(self.plan) is None:  # a window merges them at its end
+        if self.plan.statistics == "replica" and self.plan.window is None:  # a window merges them at its end
             self.buffers.merge(self.team)
 
     def sync_of(self, optimizer: Optimizer, *, agree: bool = True) -> Sync:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cordee.core.errors import UsageError
 from cordee.core.events import WindowEvent
 from cordee.core.record import Record
-from cordee.core.window import Item, Rule, Window
+from cordee.core.window import InHand, Item, Rule, Window
 from cordee.feed.feeder import Slot
 from cordee.group.channel import Channel
 from cordee.group.messages import Done, Message, Take, Ticket, WindowOver
@@ -121,6 +121,11 @@ class Windows:
             self._ask(Take(self.window))  # a worker was lost, and what it had done may be to do again
         self._item = (answer.step, answer.part)
         return None
+
+    def in_hand(self, share: float) -> InHand:
+        """The part that was just computed, and how much of its global batch it is."""
+        assert self.window is not None
+        return InHand(self.window.number, *self._item, share)
 
     def own(self, over: WindowOver) -> list[int]:
         """For each step of a window, how many samples this worker computed."""

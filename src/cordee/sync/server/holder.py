@@ -147,13 +147,13 @@ class Holder:
                     if not self._store(message.key).loaded:
                         self._share(message, tensors)
                         self._load(message, tensors)
-                    return said.Opened(True, self._store(message.key).version), ()
-            case said.Push(key, step, attempt, worker, numbers):
+                    return said.Opened(True, self._store(message.key).version, 0), ()
+            case said.Push(key, step, attempt, worker, numbers, item):
                 store = self._store(key)
                 gradients = _receive_some(link, store, numbers)
                 with self._turn:
-                    if step < 0:
-                        store.items.stage(attempt, worker, numbers, gradients)
+                    if item is not None:
+                        store.items.stage(item, worker, numbers, gradients)
                     elif store.is_open(step, attempt):
                         store.add(worker, numbers, gradients)
                 return None, ()
@@ -163,9 +163,9 @@ class Holder:
                 return self._apply(message)
             case said.Update():
                 return self._update(message)
-            case said.Pull(key, worker):
+            case said.Pull(key):
                 with self._first(self._store(key).shard):
-                    return _fresh(self._store(key), worker)
+                    return _fresh(self._store(key))
             case said.Keep(key):
                 with self._turn:
                     held, tensors = self._store(key).kept()
@@ -226,7 +226,7 @@ class Holder:
             store = self._stores.setdefault(message.key, Store(message.shard, message.forms))
             if store.forms != message.forms:
                 raise ValueError("workers disagree on the parameters of a shard")
-            return said.Opened(store.loaded, store.version)
+            return said.Opened(store.loaded, store.version, store.items.base)
 
     def _close(self, message: said.Close) -> Said:
         """Wait for the gradients of all workers; then the sum is complete, here and on the backup."""
@@ -267,24 +267,22 @@ class Holder:
         """Apply what one worker has pushed; an item that was applied is not applied again."""
         store = self._store(message.key)
         with self._first(store.shard):
-            store.items.forget_before(message.first)
-            if message.item not in store.items.applied:
+            if not store.items.is_over(message.item, store.version):
                 gradients = store.items.staged(message.item, message.worker, message.pieces)
                 if gradients is None:
                     return said.Missing(), ()
-                attempt = (store.version, message.item)
+                attempt = (store.version, (0, 0))
                 store.seal(*attempt, list(gradients), list(gradients.values()))
                 self._share(said.Seal(message.key, *attempt, list(gradients)), list(gradients.values()))
                 update = said.Apply(message.key, *attempt, message.factor, message.groups, message.item)
                 self._share(said.Copy(update))
                 store.apply(update)
-            return _fresh(store, message.worker, own=1)
+            return _fresh(store)
 
 
-def _fresh(store: Store, worker: int, own: int = 0) -> Answer:
+def _fresh(store: Store) -> Answer:
     """The parameters, in memory of their own, as others may change them while they are sent."""
-    stale = max(0, store.items.behind(worker, store.version) - own)
-    return said.Fresh(store.version, stale), [one.detach().clone() for one in store.parameters]
+    return said.Fresh(store.version), [one.detach().clone() for one in store.parameters]
 
 
 def _receive(link: Link | LogReader, message: said.Load) -> list[Tensor]:

@@ -2,8 +2,8 @@
 
 Parameters are named by their number within the server's shard. Where workers are synchronous, `step` counts the
 updates of one optimizer, and `attempt` says which try of that step it is: the generation of the workers, and how often
-gradients were taken back within it. Where they are not, each push is applied by itself: `item` is the step and the part
-of it that were computed, and `step` counts the pushes that were applied.
+gradients were taken back within it. Where they are not, each push is applied by itself: `item` is the window, the step
+and the part of it that were computed, and `step` counts the pushes that were applied.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Callable
 from typing import Any, Union
 
 import msgspec
+
+Item = tuple[int, int, int, int]
+"""The number of a window (two), a step of it, and a part of that."""
 
 
 class Said(msgspec.Struct, tag_field="said", tag=str.lower, forbid_unknown_fields=True):
@@ -77,7 +80,7 @@ class Load(Said):
     forms: list[Form]
     rule: Rule
     held: list[Held]
-    applied: list[tuple[int, int]] = []
+    applied: list[Item] = []
     """Items that were applied."""
 
 
@@ -86,10 +89,11 @@ class Push(Said):
 
     key: int
     step: int
-    """-1: of an item that is applied by itself, which is in the place of `attempt`."""
     attempt: tuple[int, int]
     worker: int
     numbers: list[int]
+    item: Item | None = None
+    """What they are of, where each push is applied by itself."""
 
 
 class Close(Said):
@@ -113,7 +117,7 @@ class Apply(Said):
     factor: float
     groups: list[dict[str, Any]]
     """The settings of each group now: a schedule changes them."""
-    item: tuple[int, int] | None = None
+    item: Item | None = None
     """What was pushed, where each push is applied by itself."""
 
 
@@ -121,20 +125,17 @@ class Update(Said):
     """Update by what this worker has pushed of an item, unless that was done. Answered by `Fresh`, or `Missing`."""
 
     key: int
-    item: tuple[int, int]
+    item: Item
     worker: int
     pieces: int
     factor: float
     groups: list[dict[str, Any]]
-    first: int
-    """The first step of the open window: items of former steps do not come again."""
 
 
 class Pull(Said):
     """Answered by `Fresh`, with the parameters."""
 
     key: int
-    worker: int
 
 
 class Keep(Said):
@@ -169,6 +170,8 @@ class Opened(Said):
 
     loaded: bool
     version: int
+    base: int
+    """Of them, those before the open window."""
 
 
 class Norm(Said):
@@ -189,8 +192,6 @@ class Fresh(Said):
     """So many updates were made; the parameters follow."""
 
     version: int
-    stale: int = 0
-    """How many updates others had made since this worker got the parameters that it computed this one with."""
 
 
 class Kept(Said):

@@ -12,16 +12,19 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from cordee.core.errors import ModelError, UsageError
+from cordee.core.events import PushesEvent
 from cordee.core.record import Record
+from cordee.core.window import InHand
 from cordee.group.channel import Channel
 from cordee.group.team import Team
+from cordee.sync.gradients import norm_of
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.server import rules
 from cordee.sync.server.layout import spread
@@ -64,6 +67,10 @@ class Served(Sync):
         self._overlap, self._armed = overlap, False
         self._awaited: dict[tuple[int, int], int] = {}
         """For each piece, how many gradients are still to come in this backward pass."""
+        self._version = 0
+        """Of the parameters that this worker has, where pushes are applied by themselves."""
+        self._pushes: list[tuple[int, int, int, int]] = []
+        """Those of the open window: see `PushesEvent`."""
         self._handles = self._hook()
 
     def _hook(self) -> list[torch.utils.hooks.RemovableHandle]:
@@ -103,6 +110,8 @@ class Served(Sync):
         """Push, and wait until the servers have the gradients of all; then the sum of the records commits the step."""
         self._armed = False
         self._refuse_sparse()
+        if self.in_hand is not None:
+            return self._keep_own(record(), treatment)
         squares = [] if void else self._pushed()
         numbers = torch.tensor(record().numbers(), dtype=torch.float64)
         handles = [self._team.sums.sum(numbers)] if self._team.replicas > 1 else []
@@ -112,6 +121,14 @@ class Served(Sync):
         finite = treatment.clip is not None and math.isfinite(norm)
         self._factor = min(1.0, treatment.clip / (norm + 1e-6)) if finite and treatment.clip is not None else 1.0
         return Agreed(Record.summed(numbers.tolist()), True, torch.tensor(norm, dtype=torch.float64))
+
+    def _keep_own(self, record: Record, treatment: Treatment) -> Agreed:
+        """In windows nothing is agreed on here: the gradient is bounded by itself."""
+        norm = norm_of([one.grad for one in self.parameters if one.grad is not None])
+        self._factor = 1.0
+        if treatment.clip is not None and norm.isfinite():
+            self._factor = min(1.0, treatment.clip / (float(norm) + 1e-6))
+        return Agreed(record, True, norm)
 
     def _pushed(self) -> list[float | None]:
         """The squares of the norms of all sums; None among them if a worker was lost."""
@@ -137,10 +154,38 @@ class Served(Sync):
                 "first one. Keep one optimizer for them, or use sync=allreduce"
             )
         settings = rules.settings_of(optimizer)
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # or torch's schedules warn that none was made
+        if self.in_hand is not None:
+            self._push_by_itself(self.in_hand, settings)
+            return
         self._all([shard.apply(self._step, self._attempt, self._factor, settings) for shard in self._shards])
         self._step += 1
         self._tries = 0
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # or torch's schedules warn that none was made
+
+    def _push_by_itself(self, hand: InHand, settings: list[dict[str, Any]]) -> None:
+        """Let the servers apply this part at once, with its share of the learning rate, and take the parameters over.
+
+        What decays, decays by the learning rate, so that it is scaled too.
+        """
+        while not self._load():
+            self._team.recover(())
+        scaled = [{**one, "lr": one["lr"] * hand.share} if "lr" in one else one for one in settings]
+        item = (*hand.window, hand.step, hand.part)
+        fresh = self._all([shard.update(item, self._factor, scaled) for shard in self._shards])
+        version = fresh[0].version
+        self._pushes.append((hand.step + 1, hand.part, version, max(0, version - 1 - self._version)))
+        self._version = version
+
+    def barrier(self) -> bool:
+        """All parts of a window are applied: every replica takes the parameters over as they are then."""
+        done = torch.zeros(1)
+        if not self._team.settle([self._team.sums.sum(done)] if self._team.replicas > 1 else [], [done]):
+            return False
+        fresh = self._all([shard.pull() for shard in self._shards])
+        self._step = self._version = fresh[0].version
+        self._team.channel.post(PushesEvent(self._team.membership.worker, self._step, self._pushes))
+        self._pushes = []
+        return True
 
     def merge(self, *, saving: bool = False) -> Kept:
         """Parameters are equal after every step; to be saved, the first worker gets what the optimizers keep."""
@@ -160,7 +205,7 @@ class Served(Sync):
         while self._step < 0:
             opened = self._all([shard.open() for shard in self._shards])
             if all(one.loaded for one in opened):
-                self._step = opened[0].version
+                self._step, self._version = opened[0].version, opened[0].base
             elif self._team.replica == 0:
                 self._all([shard.load(self._optimizer, 0) for shard in self._shards])
             elif self._team.membership.await_break(WAIT_S):

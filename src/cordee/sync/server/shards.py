@@ -48,7 +48,7 @@ class Shard:
         """The server at the other end."""
         self._sent: set[int] = set()
         """The pieces of the open attempt that went over this connection."""
-        self._attempt: tuple[int, Attempt] | None = None
+        self._attempt: tuple[int, Attempt, said.Item | None] | None = None
         self._bytes = 0
 
     def take_sent(self) -> int:
@@ -92,14 +92,14 @@ class Shard:
         message = said.Apply(self.key, step, attempt, factor, groups)
         return self._submit(lambda link: self._fetch(link, message))
 
-    def update(self, item: Attempt, factor: float, groups: list[dict[str, Any]], first: int) -> Future[said.Fresh]:
+    def update(self, item: said.Item, factor: float, groups: list[dict[str, Any]]) -> Future[said.Fresh]:
         """Push what was not pushed yet of an item, let the server apply it, and take the parameters over."""
-        message = said.Update(self.key, item, self._channel.worker, len(self.pieces), factor, groups, first)
+        message = said.Update(self.key, item, self._channel.worker, len(self.pieces), factor, groups)
         return self._submit(lambda link: self._update(link, message))
 
     def pull(self) -> Future[said.Fresh]:
         """Take the parameters over as they are now."""
-        message = said.Pull(self.key, self._channel.worker)
+        message = said.Pull(self.key)
         return self._submit(lambda link: self._fetch(link, message))
 
     def keep(self, optimizer: Optimizer) -> Future[None]:
@@ -176,15 +176,15 @@ class Shard:
         except Gone:
             self._hang_up()
 
-    def _push(self, link: Link, step: int, attempt: Attempt, piece: int) -> None:
-        if self._attempt != (step, attempt):
-            self._attempt = step, attempt
+    def _push(self, link: Link, step: int, attempt: Attempt, piece: int, item: said.Item | None = None) -> None:
+        if self._attempt != (step, attempt, item):
+            self._attempt = step, attempt, item
             self._sent.clear()
         if piece in self._sent:
             return
         there = [(number, self.parameters[number].grad) for number in self.pieces[piece]]
         given = [(number, gradient) for number, gradient in there if gradient is not None]
-        message = said.Push(self.key, step, attempt, self._channel.worker, [number for number, _ in given])
+        message = said.Push(self.key, step, attempt, self._channel.worker, [number for number, _ in given], item)
         link.send(message, [_on_host(gradient) for _, gradient in given])
         self._bytes += sum(gradient.nbytes for _, gradient in given)
         self._sent.add(piece)
@@ -207,7 +207,7 @@ class Shard:
     def _update(self, link: Link, message: said.Update) -> said.Fresh:
         while True:
             for piece in range(len(self.pieces)):
-                self._push(link, -1, message.item, piece)
+                self._push(link, 0, (0, 0), piece, message.item)
             match self._answered(link, message):
                 case said.Fresh() as fresh:
                     self._take(link)

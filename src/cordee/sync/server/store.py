@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from cordee.sync.gradients import norm_of
 from cordee.sync.server import rules
-from cordee.sync.server.messages import Apply, Form, Held, Load, Rule
+from cordee.sync.server.messages import Apply, Form, Held, Item, Load, Rule
 
-Item = tuple[int, int]
-"""A step, and a part of it."""
 Attempt = tuple[int, tuple[int, int]]
 """A step, and which try of it."""
 
@@ -26,8 +24,8 @@ class Items:
         self.applied: set[Item] = set()
         self._staged: dict[int, tuple[Item, dict[int, Tensor], int]] = {}
         """What each worker has pushed of its item, and in how many messages."""
-        self._pulled: dict[int, int] = {}
-        """The version that each worker has."""
+        self.base = 0
+        """Updates that were made before the open window: a worker that comes to it has the parameters of then."""
 
     def stage(self, item: Item, worker: int, numbers: Sequence[int], gradients: Sequence[Tensor]) -> None:
         """Keep a piece of what a worker pushes of an item; it has one at a time."""
@@ -42,15 +40,12 @@ class Items:
         there, found, here = self._staged.get(worker, (None, {}, 0))
         return found if there == item and here >= pieces else None
 
-    def forget_before(self, step: int) -> None:
-        """Items of former windows do not come again."""
-        if any(item[0] < step for item in self.applied):
-            self.applied = {item for item in self.applied if item[0] >= step}
-
-    def behind(self, worker: int, version: int) -> int:
-        """How many updates were made since this worker got the parameters last; it gets this version now."""
-        before, self._pulled[worker] = self._pulled.get(worker, version), version
-        return version - before
+    def is_over(self, item: Item, version: int) -> bool:
+        """Whether it was applied, or is of a former window; a new window begins with this version."""
+        latest = max((one[:2] for one in self.applied), default=(-1, -1))
+        if item[:2] > latest:
+            self.applied, self.base = set(), version
+        return item[:2] < latest or item in self.applied
 
 
 class Store:

@@ -1,0 +1,130 @@
+"""`sync=server,mode=async|stale`: every push is applied once, within its bound, as the record says."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cordee.core.events import Event, ServerEvent, WindowEvent
+from cordee.feed.batch import Batch
+from cordee.feed.share import Share
+from cordee.train.job import Job
+from cordee.train.jobfile import load_job
+from harness import Run, job_file, train
+
+Reference = Callable[..., Run]
+
+
+def audit(run: Run, reference: Run, bound: int | None = None) -> None:
+    """Each part of each step was pushed once, in windows; no worker was further ahead than its bound."""
+    for name in ("steps", "samples", "order_sha256"):
+        assert run.result[name] == reference.result[name], name
+    assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
+    items, version = 0, 0
+    for window in run.of("window"):
+        done = [(step, part) for _, step, part in window["items"]]
+        parts = range(len(window["workers"]))
+        wanted = [(step, part) for step in range(window["first"], window["last"] + 1) for part in parts]
+        assert sorted(done) == wanted
+        items += len(done)
+        for place, (step, _) in enumerate(done):
+            former = [one for one in wanted if bound is not None and one[0] < step - bound]
+            assert set(former) <= set(done[:place]), f"step {step} before {former}"
+    for event in run.of("pushes"):
+        version = max(version, event["version"])
+    assert version == items, "updates that the servers have made, and pushes that were acknowledged"
+
+
+def replay(run: Run, job: Job) -> dict[str, torch.Tensor]:
+    """All pushes one after the other in this process, each with the parameters that it was computed with."""
+    order = job.order(job.resolve(1))
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed)
+    model = job.model().train()
+    optimizer = job.optimizer(model.parameters())
+    rates = [group["lr"] for group in optimizer.param_groups]
+    workers = {
+        step: window["workers"] for window in run.of("window") for step in range(window["first"], window["last"] + 1)
+    }
+    pushes = sorted((push[2], push) for event in run.of("pushes") for push in event["pushes"])
+    assert [version for version, _ in pushes] == list(range(1, 1 + len(pushes)))
+    former = [{name: tensor.clone() for name, tensor in model.state_dict().items()}]
+    for version, (step, part, _, stale) in pushes:
+        at = divmod(step - 1, order.steps)
+        ids = order.ids(*at)
+        own = ids[np.asarray(Share().positions(len(ids), workers[step], part, (*at, 0)))]
+        model.load_state_dict(former[version - 1 - stale])
+        loss, _ = job.compute(model, Batch(own, job.data.train.gather(own)))
+        optimizer.zero_grad()
+        loss.backward()
+        if job.clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip)
+        model.load_state_dict(former[version - 1])
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * len(own) / len(ids)
+        optimizer.step()
+        former.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    return former[-1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "workers", "settings"),
+    [
+        ("mode=async", 3, {"optimizer": "momentum"}),
+        ("mode=stale,staleness=2", 2, {"clip": 0.5}),
+    ],
+)
+def test_every_push_is_applied_once(
+    plan: str, workers: int, settings: dict[str, object], reference: Reference, tmp_path: Path
+) -> None:
+    run = train("mlp", tmp_path / "run", workers=workers, plan=f"sync=server,{plan}", epochs=2, **settings)
+    audit(run, reference("mlp", epochs=2, **settings), bound=2 if "stale" in plan else None)
+    weights = replay(run, load_job(job_file("mlp"), {name: str(value) for name, value in settings.items()}))
+    for name, tensor in weights.items():
+        assert float(np.abs(run.tensors[name] - tensor.numpy()).max()) <= 1e-9, name
+
+
+@pytest.mark.parametrize("plan", ["mode=async,servers=2", "mode=stale,staleness=4"])
+def test_a_slow_worker_computes_less(plan: str, reference: Reference, tmp_path: Path) -> None:
+    run = train("uneven", tmp_path / "run", workers=2, plan=f"sync=server,{plan}", slow=1, optimizer="sgd")
+    audit(run, reference("mlp", epochs=2), bound=4 if "stale" in plan else None)
+    items = [item[0] for window in run.of("window") for item in window["items"]]
+    assert items.count(1) < items.count(0) / 2
+
+
+def test_no_staleness_is_one_process(reference: Reference, tmp_path: Path) -> None:
+    run = train("mlp", tmp_path / "run", workers=2, plan="sync=server,mode=stale,staleness=0")
+    np.testing.assert_allclose(run.losses, reference("mlp").losses, rtol=1e-12)
+
+
+def test_it_continues_under_another_plan(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train("mlp", out, workers=3, plan="sync=server,mode=async,servers=2", stop_steps=7, epochs=2)
+    train("mlp", out, workers=2, plan="sync=server,mode=stale,staleness=1", resume=True, stop_steps=13, epochs=2)
+    run = train("mlp", out, workers=2, resume=True, epochs=2)
+    assert run.result["steps"] == 20 and run.losses[-1] < run.losses[0]
+    assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
+
+
+@pytest.mark.parametrize("victims", [("first 0",), ("first 0", "backup 1"), ("first 1", "backup 1")])
+def test_servers_and_a_worker_are_killed(victims: tuple[str, ...], reference: Reference, tmp_path: Path) -> None:
+    """A push that was not acknowledged by all servers is made again by another worker, and applied where it was not."""
+    pids: dict[str, int] = {}
+
+    def strike(event: Event) -> None:
+        if isinstance(event, ServerEvent) and event.what != "lost":
+            pids[f"{event.what} {event.shard}"] = event.pid
+        if isinstance(event, WindowEvent) and event.first == 1:
+            for victim in victims:
+                os.kill(pids[victim], signal.SIGKILL)
+
+    plan = "sync=server,mode=async,servers=2"
+    run = train("uneven", tmp_path / "run", workers=3, plan=plan, listen=strike, dies=2, where="part:5")
+    assert run.result["failures"] == 1 + len(victims)
+    audit(run, reference("mlp", epochs=2))
