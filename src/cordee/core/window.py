@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from cordee.core.plan import Plan
+
 Item = tuple[int, int]
 """A step, and a part of its global batch."""
 
@@ -31,3 +33,8 @@ class Window(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
     """The workers when it began. Each step has a part for each of them, which others may compute."""
     rule: Rule
+
+
+def window_rule(plan: Plan) -> Rule | None:
+    """How the replicas of a plan share their steps out in windows; None: in every step each computes its share."""
+    return Rule(plan.local_steps) if plan.sync == "local" else None

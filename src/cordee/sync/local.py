@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cordee.core.plan import Plan
-from cordee.core.window import Rule
 from cordee.group.team import Team
 from cordee.sync.gradients import treat
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
@@ -28,11 +26,6 @@ from cordee.sync.sparse import numbers_of
 
 MOMENTUM = "outer momentum"
 """The name of what is kept for the outer update."""
-
-
-def window_rule(plan: Plan) -> Rule | None:
-    """How the replicas of a plan share their steps out in windows; None: in every step each computes its share."""
-    return Rule(plan.local_steps) if plan.sync == "local" else None
 
 
 class Outer(NamedTuple):

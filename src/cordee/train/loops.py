@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cordee.core.errors import UsageError
 from cordee.core.record import Record
+from cordee.core.window import window_rule
 from cordee.diagnose.guard import Guard
 from cordee.feed.batch import Batch
 from cordee.feed.feeder import Feeder, Slot, Weigh
@@ -22,7 +23,6 @@ from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
-from cordee.sync.local import window_rule
 from cordee.sync.seam import Agreed, Sync
 from cordee.train.agreement import agree_on
 from cordee.train.devices import seed_draws

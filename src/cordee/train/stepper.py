@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.plan import Plan
+from cordee.core.window import window_rule
 from cordee.diagnose.diverged import explain_divergence
 from cordee.diagnose.statistical import by_micro_batch, warn_statistical
 from cordee.feed.batch import Batch
@@ -28,7 +29,6 @@ from cordee.group.team import Team
 from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
-from cordee.sync.local import window_rule
 from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_data, share_model
