@@ -120,3 +120,12 @@ def test_the_parts_of_a_lost_worker_are_done_again(
         assert merged == int(number) - (what == "merge" or workers == 2)  # alone, the other has no result of it
     assert_audited(run, alone)
     assert_replayed(run, "uneven")
+
+
+def test_the_worker_that_speaks_for_all_is_lost_after_a_merge(alone: Run, tmp_path: Path) -> None:
+    """What it did not tell any more, another one tells."""
+    settings = {"dies": 0, "where": "merged:1"}
+    run = train("uneven", tmp_path / "run", workers=3, plan="sync=local,local_steps=5", **settings)
+    assert [(window["first"], window["last"]) for window in run.of("window")] == [(1, 5), (6, 10), (11, 15), (16, 20)]
+    assert_audited(run, alone)
+    assert_replayed(run, "uneven")
