@@ -15,6 +15,7 @@ import pytest
 from alone import python
 from cordee.group.token import write_token
 from harness import DEADLINE_S, JOBS, Run, assert_same, command, run_script, start, train
+from replay import assert_audited, assert_replayed
 
 SLOW = pytest.mark.slow
 HALTS = """
@@ -93,6 +94,17 @@ def test_a_job_under_torchrun(tmp_path: Path) -> None:
     assert_same(Run(tmp_path / "two"), train("mlp", tmp_path / "one"))
     assert Run(tmp_path / "two").result["workers"] == 2
     assert {event["node"] for event in Run(tmp_path / "two").of("worker")} == {0}
+
+
+def test_local_steps_under_torchrun(tmp_path: Path) -> None:
+    """Rank 0 has the hub that hands out parts of steps."""
+    plan = ("--plan", "sync=local,local_steps=4")
+    done = torchrun("-m", "cordee", "train", JOBS / "mlp.py", "--out", tmp_path / "two", *plan)
+    assert done.returncode == 0, done.stderr
+    run = Run(tmp_path / "two")
+    assert [window["last"] for window in run.of("window")] == [4, 8, 10]
+    assert_audited(run, train("mlp", tmp_path / "one"))
+    assert_replayed(run, "mlp")
 
 
 @pytest.mark.slow

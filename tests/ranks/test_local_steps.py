@@ -115,6 +115,17 @@ def test_the_parts_of_a_lost_worker_are_done_again(
     if what == "part":  # of those that it has done, the ones that no merge had reached are on record as another's
         assert parts_done(run).get(1, 0) <= int(number) and merged < 4
     else:
+        if where == "merged:1":  # the first that asked for a part did not know of the loss: the other follows it
+            assert [window["workers"] for window in run.of("window")][:3] == [[0, 1, 2], [0, 1, 2], [0, 2]]
         assert merged == int(number) - (what == "merge" or workers == 2)  # alone, the other has no result of it
+    assert_audited(run, alone)
+    assert_replayed(run, "uneven")
+
+
+def test_the_worker_that_speaks_for_all_is_lost_after_a_merge(alone: Run, tmp_path: Path) -> None:
+    """What it did not tell any more, another one tells."""
+    settings = {"dies": 0, "where": "merged:1"}
+    run = train("uneven", tmp_path / "run", workers=3, plan="sync=local,local_steps=5", **settings)
+    assert [(window["first"], window["last"]) for window in run.of("window")] == [(1, 5), (6, 10), (11, 15), (16, 20)]
     assert_audited(run, alone)
     assert_replayed(run, "uneven")

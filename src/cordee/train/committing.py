@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch.optim import Optimizer
 
 from cordee.core import heap
+from cordee.core.events import WindowEvent
 from cordee.core.record import Record
 from cordee.sync.seam import Treatment
 from cordee.train.windows import check_update, event_of, summed
@@ -29,7 +30,14 @@ def record_of(stepper: Stepper, loop: Loop) -> Record:
     return Record(loop.losses.total(), loop.own_weight, *wishes, news, loop.count, loop.digest)
 
 
-def enter(stepper: Stepper, loop: Loop, records: Sequence[Record], own: Sequence[int], told: Told) -> None:
+def enter(
+    stepper: Stepper,
+    loop: Loop,
+    records: Sequence[Record],
+    own: Sequence[int],
+    told: Told,
+    window: WindowEvent | None = None,
+) -> None:
     """Write down what is committed: a step, or those of a window, with this worker's samples of each."""
     grad_norm, rate, waits = told
     _, batch = stepper.loops.current()
@@ -40,7 +48,7 @@ def enter(stepper: Stepper, loop: Loop, records: Sequence[Record], own: Sequence
     stepper.loops.trained(loop, batch.epoch)
     stepper.team.steps = last.steps
     heap.warm(last.steps)
-    stepper.reporter.commit(list(zip(stepper.news, own, strict=True)), waits=waits)
+    stepper.reporter.commit(list(zip(stepper.news, own, strict=True)), waits=waits, window=window)
 
 
 def do_part(stepper: Stepper, loop: Loop, optimizer: Optimizer, clip: float | None) -> bool:
@@ -63,6 +71,5 @@ def do_part(stepper: Stepper, loop: Loop, optimizer: Optimizer, clip: float | No
         return False
     sync.in_hand = None
     stepper.buffers.merge(stepper.team, parts=len(over.window.members))
-    enter(stepper, loop, summed(over), windows.own(over), (None, rate, False))
-    stepper.reporter.tell(event_of(over, stepper.number))
+    enter(stepper, loop, summed(over), windows.own(over), (None, rate, False), event_of(over, stepper.number))
     return True

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from cordee.core.cgroup import cpu_quota
-from cordee.core.events import Event, StepEvent, TimesEvent, UsageEvent, WorkerEvent
+from cordee.core.events import Event, StepEvent, TimesEvent, UsageEvent, WindowEvent, WorkerEvent
 from cordee.core.times import percentiles
 from cordee.core.world import World
 from cordee.group.team import Team
@@ -46,6 +46,8 @@ class Over(NamedTuple):
     late: float
     """Since all gradients of this worker were there."""
     clock: float
+    window: WindowEvent | None = None
+    """The window that it is the last step of."""
 
     def record(self) -> StepEvent:
         """What the run's record says of it."""
@@ -95,7 +97,7 @@ class Reporter:
         self._team = team
         self._gathering = Lock()
         team.channel.before_end = self.send
-        self._recent: deque[StepEvent] = deque(maxlen=4096)
+        self._recent: deque[StepEvent | WindowEvent] = deque(maxlen=4096)
         self._written_at = self._sent_at = self._usage_at = 0.0
         self._asked = self._arrived = 0.0
         self.start()
@@ -156,10 +158,12 @@ class Reporter:
         values = _milliseconds(percentiles(self._steps_s, 50, 95, 99))
         return dict(zip(("p50", "p95", "p99"), values, strict=True))
 
-    def commit(self, steps: Sequence[tuple[Committed, int]], *, waits: bool = False) -> None:
+    def commit(
+        self, steps: Sequence[tuple[Committed, int]], *, waits: bool = False, window: WindowEvent | None = None
+    ) -> None:
         """Steps are over, each with samples of this worker: note where their time went, in equal parts.
 
-        If the last one `waits` for its gradient's norm, that is yet to `come`.
+        If the last one `waits` for its gradient's norm, that is yet to `come`. `window`: they are those of a window.
         """
         team, began, data, callbacks = self._team, self._began, self._data, self._callbacks
         blocked, waited = team.meter.blocked_s - self._blocked_before, team.meter.waited_s - self._waited_before
@@ -169,6 +173,8 @@ class Reporter:
         times = ((now - began) / count, data / count, blocked / count, waited / count, callbacks / count)
         for done, mine in steps:
             self._over.append(Over(done, mine, *times, now - self._arrived, team.membership.clock()))
+        if window is not None:
+            self._over.append(self._over.pop()._replace(window=window))
         self._waits = waits
         if now - self._written_at > WRITE_EVERY_S:
             self._written_at = now
@@ -200,9 +206,10 @@ class Reporter:
                 self._unsent.append(over)
                 self._steps_s.append(over.whole)
                 self.total_s += over.whole
-                self._recent.append(over.record())
-                if speaks:
-                    channel.post(self._recent[-1])
+                for record in (over.record(),) if over.window is None else (over.window, over.record()):
+                    self._recent.append(record)
+                    if speaks:
+                        channel.post(record)
 
     def tell(self, event: Event) -> None:
         """Something for the record of the run, said by one worker for all."""
@@ -230,7 +237,7 @@ class Reporter:
         channel = self._team.channel
         if self._team.speaks:
             for record in self._recent:
-                if record.step > channel.recorded:
+                if (record.step if isinstance(record, StepEvent) else record.last) > channel.recorded:
                     channel.post(record)
 
 
