@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from alone import Started
-from harness import DEADLINE_S, JOBS, Run, assert_same, free_port, start, train
+from harness import DEADLINE_S, JOBS, Run, assert_same, free_port, start, train, until
 
 CALL = """
 import json, sys
@@ -56,6 +56,32 @@ def test_a_job_file_on_two_hosts(warm: int, tmp_path: Path) -> None:
 def test_a_job_that_each_host_made_itself(warm: int, tmp_path: Path) -> None:
     called("made", tmp_path / "run", (1, 1))
     assert Run(tmp_path / "run").result["workers"] == 2
+
+
+def test_the_launcher_of_a_host_is_killed(warm: int, tmp_path: Path) -> None:
+    """Its workers end with it; those of the other host, which coordinates, go on."""
+    struck = tmp_path / "struck"
+    words = ["train", JOBS / "steady.py", "--workers", "2", "--threads", "1", "--set", f"awaits={struck}"]
+    words += ["--rendezvous", f"127.0.0.1:{free_port()}", "--nodes", "2", "--out"]
+    hosts = {out: start(*words, out) for out in (tmp_path / "one", tmp_path / "two")}
+
+    def trained(out: Path) -> bool:
+        return (out / "events.jsonl").exists() and len(Run(out).of("step")) >= 5
+
+    try:
+        until(lambda: any(map(trained, hosts)) or any(host.poll() is not None for host in hosts.values()))
+        first, second = sorted(hosts, key=trained, reverse=True)
+        hosts[second].kill()
+        struck.touch()
+        _, said = hosts[first].communicate(timeout=DEADLINE_S)
+    finally:
+        for host in hosts.values():
+            host.kill()
+            host.communicate(timeout=DEADLINE_S)
+    assert hosts[first].returncode == 0, said
+    run = Run(first)
+    assert_same(run, train("steady", tmp_path / "alone"))
+    assert (run.result["workers"], run.result["failures"]) == (4, 2)
 
 
 def test_a_worker_that_is_lost_on_another_host_is_replaced_there(warm: int, tmp_path: Path) -> None:
