@@ -38,8 +38,8 @@ def called(job: str | Path, out: Path, workers: tuple[int, ...]) -> list[dict[st
     script.write_text(CALL)
     hosts = [Started(script, str(job), out, meeting, str(count)) for count in workers]
     ended = [host.end() for host in hosts]
-    assert [code for code, _ in ended] == [0, 0], ended
-    return [json.loads(said.splitlines()[-1]) for _, said in ended]
+    assert [one.returncode for one in ended] == [0, 0], ended
+    return [json.loads(one.stdout.splitlines()[-1]) for one in ended]
 
 
 def test_a_job_file_on_two_hosts(warm: int, tmp_path: Path) -> None:
