@@ -20,15 +20,16 @@ from harness import DEADLINE_S, Run, stat_of, train
 TWIN = "tests/twin/"
 LONGEST = (
     TWIN,
-    "tests/shape/test_readme.py",
     "tests/ranks/test_same_training.py",
     "tests/faults/test_worker_killed.py",
-    "tests/e2e/test_other_launchers.py",
-    "tests/e2e/test_user_faults.py",
     "tests/e2e/test_examples.py",
-    "tests/ranks/test_resume.py",
     "tests/unit/test_preflight_table.py",
+    "tests/e2e/test_user_faults.py",
+    "tests/e2e/test_other_launchers.py",
+    "tests/ranks/test_resume.py",
+    "tests/faults/test_replace.py",
     "tests/ranks/test_where_time_goes.py",
+    "tests/shape/test_readme.py",
     "tests/faults/test_no_orphans.py",
 )
 """What must run one after the other and takes longest, the longest first: no process waits for it at the end."""

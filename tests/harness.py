@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -112,6 +115,16 @@ def until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     while not what():
         assert time.monotonic() < deadline, "waited for too long"
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port of this machine where nobody listens, and that no connection or `port 0` of another test is given."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(100):
+        port = random.SystemRandom().randrange(lowest // 2, lowest - 1)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 # ------------------------------------------------------------- comparing

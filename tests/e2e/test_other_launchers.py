@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from alone import python
+from alone import Started, python
 from cordee.group.token import write_token
-from harness import DEADLINE_S, JOBS, Run, assert_same, command, run_script, start, train
+from harness import DEADLINE_S, JOBS, Run, assert_same, command, free_port, run_script, train
 from replay import assert_audited, assert_replayed
 
 SLOW = pytest.mark.slow
@@ -34,7 +34,7 @@ job = cordee.Job(
 )
 """
 OWN_LOOP = """
-import sys
+import json, sys
 import torch
 from torch import nn
 import cordee
@@ -43,23 +43,15 @@ from cordee.train.session import stepper_of
 data = cordee.data.digits()
 torch.manual_seed(0)
 model = nn.Linear(64, 10)
-with cordee.session() as s:
+with cordee.session(plan=sys.argv[2] or None) as s:
     model = s.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in s.batches(data.train, batch=101, epochs=1):
         s.backward(nn.functional.cross_entropy(model(batch.x), batch.y))
         s.step(optimizer)
+    carried_by = [type(one).__name__ for one in stepper_of(s).team.sums.transports]
     with open(f"{sys.argv[1]}-{s.rank}-of-{s.size}", "w") as file:
-        file.write(f"{s.last.loss:.5f} {stepper_of(s).ledger.order_sha256}")
-"""
-CONNECTED = """
-import sys
-import cordee
-
-with cordee.session(plan=sys.argv[2] or None) as s:
-    carried_by = [type(one).__name__ for one in s._stepper.team.sums.transports]
-    with open(f"{sys.argv[1]}-{s.rank}", "w") as file:
-        file.write(" ".join(carried_by))
+        json.dump([f"{s.last.loss:.5f} {stepper_of(s).ledger.order_sha256}", carried_by], file)
 """
 WAITS = """
 import time
@@ -78,19 +70,13 @@ with cordee.session(deadline=10) as s:
 """
 
 
-def torchrun(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+def torchrun(*arguments: str | Path) -> None:
+    """What `torchrun` itself does; the processes that it starts import everything anew."""
+    python("torch.distributed.run", "--nproc-per-node", "2", *arguments)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def test_a_job_under_torchrun(tmp_path: Path) -> None:
-    done = torchrun("-m", "cordee", "train", JOBS / "mlp.py", "--out", tmp_path / "two")
-    assert done.returncode == 0, done.stderr
+def test_a_job_under_torchrun(warm: int, tmp_path: Path) -> None:
+    torchrun("-m", "cordee", "train", JOBS / "mlp.py", "--out", tmp_path / "two")
     assert_same(Run(tmp_path / "two"), train("mlp", tmp_path / "one"))
     assert Run(tmp_path / "two").result["workers"] == 2
     assert {event["node"] for event in Run(tmp_path / "two").of("worker")} == {0}
@@ -99,8 +85,7 @@ def test_a_job_under_torchrun(tmp_path: Path) -> None:
 def test_local_steps_under_torchrun(tmp_path: Path) -> None:
     """Rank 0 has the hub that hands out parts of steps."""
     plan = ("--plan", "sync=local,local_steps=4")
-    done = torchrun("-m", "cordee", "train", JOBS / "mlp.py", "--out", tmp_path / "two", *plan)
-    assert done.returncode == 0, done.stderr
+    torchrun("-m", "cordee", "train", JOBS / "mlp.py", "--out", tmp_path / "two", *plan)
     run = Run(tmp_path / "two")
     assert [window["last"] for window in run.of("window")] == [4, 8, 10]
     assert_audited(run, train("mlp", tmp_path / "one"))
@@ -127,29 +112,20 @@ def test_a_job_under_torchrun_on_two_hosts(tmp_path: Path) -> None:
     assert json.loads((run.out / "run.json").read_text())["nodes"] == 2
 
 
-def test_an_own_loop_under_torchrun_and_alone(tmp_path: Path) -> None:
+def test_an_own_loop_under_every_launcher_and_alone(warm: int, tmp_path: Path) -> None:
+    """The same training; what carries gradients is what the plan says, given to the session or to the launcher."""
     script = tmp_path / "loop.py"
     script.write_text(OWN_LOOP)
-    out = tmp_path / "said"
-    python(script, out)
-    done = torchrun(script, out)
-    assert done.returncode == 0, done.stderr
-    expected = (tmp_path / "said-0-of-1").read_text()
-    assert [(tmp_path / f"said-{rank}-of-2").read_text() for rank in range(2)] == [expected, expected]
-
-
-def test_the_backend_is_the_same_under_every_launcher(tmp_path: Path) -> None:
-    """Given to the session or to the launcher: what carries gradients is what the plan says."""
-    script = tmp_path / "connected.py"
-    script.write_text(CONNECTED)
-    done = torchrun(script, tmp_path / "torchrun", "backend=gloo")
-    assert done.returncode == 0, done.stderr
+    python(script, tmp_path / "alone", "")
+    torchrun(script, tmp_path / "torchrun", "backend=gloo")
     run_script(script, tmp_path / "one", str(tmp_path / "session"), "backend=gloo", workers=2)
     run_script(script, tmp_path / "two", str(tmp_path / "launcher"), "", workers=2, plan="backend=gloo")
-    ways = ("torchrun", "session", "launcher")
-    assert {(tmp_path / f"{way}-{rank}").read_text() for way in ways for rank in range(2)} == {"Gloo"}
-    run_script(script, tmp_path / "auto", str(tmp_path / "auto"), "", workers=2)
-    assert (tmp_path / "auto-0").read_text() == "Shared Gloo"
+    run_script(script, tmp_path / "three", str(tmp_path / "auto"), "", workers=2)
+    expected, _ = json.loads((tmp_path / "alone-0-of-1").read_text())
+    ways = {"torchrun": ["Gloo"], "session": ["Gloo"], "launcher": ["Gloo"], "auto": ["Shared", "Gloo"]}
+    for way, carried_by in ways.items():
+        for rank in range(2):
+            assert json.loads((tmp_path / f"{way}-{rank}-of-2").read_text()) == [expected, carried_by], way
 
 
 @pytest.mark.slow
@@ -220,13 +196,13 @@ def test_processes_whose_peers_do_not_come_wait_until_the_deadline(tmp_path: Pat
     """Rank 0 of one run, rank 1 of another."""
     words = ("train", JOBS / "mlp.py", "--deadline", "1", "--out")
     ranks = [
-        start(*words, tmp_path / str(rank), env={**os.environ, **variables("torch", rank, free_port())})
+        Started("cordee", *words, tmp_path / str(rank), env={**os.environ, **variables("torch", rank, free_port())})
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=DEADLINE_S)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [30, 30], said
-    assert "waited 1 s, but not all 2 processes have come" in said[0]
-    assert "did not find rank 0 within 1 s" in said[1]
+    said = [rank.end() for rank in ranks]
+    assert [one.returncode for one in said] == [30, 30], said
+    assert "waited 1 s, but not all 2 processes have come" in said[0].stderr
+    assert "did not find rank 0 within 1 s" in said[1].stderr
 
 
 @pytest.mark.slow

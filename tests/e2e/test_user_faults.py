@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import cordee
+from alone import command
 from cordee.core import errors
 from cordee.group.token import write_token
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.hub import Hub
-from harness import DEADLINE_S, command, job_file
+from harness import DEADLINE_S, job_file
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alone import python
 from cordee.core.errors import UsageError, WorkersLost
 from cordee.core.events import Event, FailureEvent
-from harness import DEADLINE_S, Run, assert_same, command, job_file, start, train
+from harness import DEADLINE_S, Run, assert_same, command, free_port, job_file, start, train
 
 NOTEBOOK = """
 import os, signal, time, torch
@@ -148,8 +146,7 @@ def test_a_job_that_was_sent_is_there_for_newcomers_too(tmp_path: Path) -> None:
     """As from a notebook: the job has no file."""
     script = tmp_path / "notebook.py"
     script.write_text(NOTEBOOK)
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
+    python(script, cwd=tmp_path)
     run = Run(tmp_path / "run")
     assert joined(run) == [(2, 1)] and len(run.losses) == 12
     assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
@@ -157,8 +154,7 @@ def test_a_job_that_was_sent_is_there_for_newcomers_too(tmp_path: Path) -> None:
 
 def test_every_host_replaces_its_own_workers(alone: Run, tmp_path: Path) -> None:
     """Two launchers meet, and a worker of the one that follows is lost."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = ("--rendezvous", f"127.0.0.1:{free.getsockname()[1]}", "--nodes", "2")
+    meeting = ("--rendezvous", f"127.0.0.1:{free_port()}", "--nodes", "2")
     settings = ("--set", f"starts={tmp_path / 'starts'}", "--set", "fates=3:6:SIGKILL", "--set", "waits=9")
     asked = ("train", job_file("replaced"), *settings, "--replace", "--workers", "2", "--threads", "1", *meeting)
     hosts = [start(*asked, "--out", tmp_path / name, cwd=tmp_path) for name in ("one", "two")]

@@ -52,7 +52,8 @@ def test_idle_connections_do_not_end_a_run(warm: int, tmp_path: Path) -> None:
     """More than a worker may have open files, of which it may have as many as the system lets it."""
     cold = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}  # so that the workers inherit the limit
     out = tmp_path / "run"
-    words = ("train", job_file("steady"), "--workers", "2", "--out", out, "--set", "epochs=4", "--set", "delay=0.02")
+    there = tmp_path / "there"
+    words = ("train", job_file("steady"), "--workers", "2", "--out", out, "--set", f"awaits={there}")
     with start(*words, env=cold, preexec_fn=limit) as process:
         pids = [event["pid"] for event in events_until(out, process, 3) if event["event"] == "worker"]
         for pid in pids:
@@ -61,10 +62,11 @@ def test_idle_connections_do_not_end_a_run(warm: int, tmp_path: Path) -> None:
         ports = [port for pid in pids for port in listeners(pid)]
         assert len(ports) >= 2
         with strangers(ports, CONNECTIONS):
+            there.touch()
             _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
     run = Run(out)
-    assert run.result["failures"] == 0 and len(run.of("step")) == run.result["steps"] == 60
+    assert run.result["failures"] == 0 and len(run.of("step")) == run.result["steps"] == 30
 
 
 def test_a_sealed_port_takes_no_more_connections() -> None:

@@ -19,25 +19,30 @@ from harness import JOBS, Run, assert_same, distance, run_script, train
 Reference = Callable[..., Run]
 STEPS = 30
 """Two epochs of 15."""
-LONG = {"epochs": 4}
-"""Then a run is not over before its launcher, on a busy machine, has heard of a step and struck."""
 
 
 class Strike:
-    """Listens to a run and sends a signal to one of its workers at a chosen moment."""
+    """Listens to a run and sends a signal to one of its workers at a chosen moment.
+
+    The run waits for it before its end: on a busy machine its launcher may hear of a step long after it was done.
+    """
 
     def __init__(
         self, pids: Path, victim: int, number: signal.Signals, when: Callable[[Event], bool], delay: float
     ) -> None:
         pids.mkdir(exist_ok=True)
-        self._pid = pids / str(victim)
-        self._number, self._when, self._delay = number, when, delay
+        self.settings = {"pids": pids, "awaits": pids / "struck"}
+        self._victim, self._number, self._when, self._delay = victim, number, when, delay
         self.timer: threading.Timer | None = None
 
     def __call__(self, event: Event) -> None:
         if self.timer is None and self._when(event):
-            self.timer = threading.Timer(self._delay, lambda: os.kill(int(self._pid.read_text()), self._number))
+            self.timer = threading.Timer(self._delay, self._strike)
             self.timer.start()
+
+    def _strike(self) -> None:
+        os.kill(int((self.settings["pids"] / str(self._victim)).read_text()), self._number)
+        self.settings["awaits"].touch()
 
     def assert_done(self) -> None:
         assert self.timer is not None, "the moment to strike never came"
@@ -113,12 +118,10 @@ def test_one_dies_while_the_others_regroup(seed: int, reference: Reference, tmp_
     """The second blow falls within the tenth of a second in which the first one is being dealt with."""
     delay = random.Random(seed).uniform(0.0, 0.08)
     strike = Strike(tmp_path / "pids", 2, signal.SIGKILL, lambda event: isinstance(event, FailureEvent), delay)
-    run = train(
-        "steady", tmp_path / "run", workers=4, fate="1:forward:7", pids=tmp_path / "pids", listen=strike, **LONG
-    )
+    run = train("steady", tmp_path / "run", workers=4, fate="1:forward:7", listen=strike, **strike.settings)
     strike.assert_done()
     assert sorted(lost(run)) == [1, 2]
-    assert_same(run, reference("steady", **LONG))
+    assert_same(run, reference("steady"))
 
 
 def struck_at_random(seed: int, out: Path) -> Run:
@@ -127,7 +130,7 @@ def struck_at_random(seed: int, out: Path) -> Run:
     victim, step, delay = draw.randrange(3), draw.randrange(1, STEPS - 14), draw.uniform(0, 0.02)
     number = (signal.SIGKILL, signal.SIGSTOP)[seed % 2]
     strike = Strike(out / "pids", victim, number, after_step(step), delay)
-    run = train("steady", out / "run", workers=3, pids=out / "pids", save_steps=4, listen=strike, **LONG)
+    run = train("steady", out / "run", workers=3, save_steps=4, listen=strike, **strike.settings)
     strike.assert_done()
     assert lost(run) == [victim]
     return run
@@ -135,13 +138,13 @@ def struck_at_random(seed: int, out: Path) -> Run:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
-    assert_same(struck_at_random(seed, tmp_path), reference("steady", **LONG))
+    assert_same(struck_at_random(seed, tmp_path), reference("steady"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4, 54))
 def test_fifty_random_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
-    assert_same(struck_at_random(seed, tmp_path), reference("steady", **LONG))
+    assert_same(struck_at_random(seed, tmp_path), reference("steady"))
 
 
 @pytest.mark.parametrize("fate", ["0:forward:9", "1:backward:9", "2:update:14"])

@@ -21,7 +21,7 @@ from cordee.group.tls import make_server_tls
 from cordee.group.wire import Address
 from cordee.runtime.engines.forkserver import News, decode_news, receive, send
 from cordee.runtime.engines.seam import seats
-from cordee.runtime.engines.warm import _connect, connect_warm, start_warm, stop_warm
+from cordee.runtime.engines.warm import _connect, connect_warm, start_warm, stop_warm, warm_path
 from cordee.runtime.launch import Launch
 from cordee.runtime.spec import Target, WorkerSpec
 from harness import DEADLINE_S, marked, train, until
@@ -134,6 +134,16 @@ def test_a_warm_server_is_stopped_while_it_forks(tmp_path: Path, monkeypatch: py
             until(path.with_suffix(".sock.forks").exists)
             assert stop_warm() == [server.pid]
             assert server.wait(DEADLINE_S) == 0
+
+
+def test_one_interpreter_by_two_names_has_one_warm_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed command starts `python3`, users type `python`; another environment is another matter."""
+    path = warm_path()
+    (tmp_path / "python3").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
+    assert warm_path() == path
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert warm_path() != path
 
 
 def of_another_user(runtime: Path) -> None:

@@ -11,6 +11,9 @@ import cordee
 from cordee.group.transport import shared
 from cordee.train.session import stepper_of
 
+TURNS = 42
+"""Each kind at each place, and each worker late with each of them."""
+
 
 def content(shape: tuple[int, ...], kind: torch.dtype, seed: int, rank: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * seed + rank)
@@ -34,7 +37,7 @@ with cordee.session() as s:
         near.post = counted  # type: ignore[method-assign]
     shapes = [(1,), (3, 5), (), (4_000,), (7,), (9_000,), (2, 0)]
     kinds = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16, torch.bool]
-    for turn in range(60):
+    for turn in range(TURNS):
         seed = 100 * turn
         weight = team.layers.gather(content((1,), torch.float64, seed, s.rank))  # open while the others come and go
         team.layers.gather(content((2,), torch.float32, seed, s.rank))  # its result is never asked for
@@ -52,5 +55,5 @@ with cordee.session() as s:
         weights = weight.wait()
         assert weights is not None
         assert all(torch.equal(one, content((1,), torch.float64, seed, rank)) for rank, one in enumerate(weights))
-    whole = 60 * (2 + len(shapes))
+    whole = TURNS * (2 + len(shapes))
     assert {"gloo": posts == 0, "small": 0 < posts < whole, "large": posts == whole}[sys.argv[-1]], posts

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import cordee
 from cordee.train.job import Save, Stop
 
-WINDOW = 32
+WINDOW = 16
 NEWLINE = 10
 
 
@@ -68,7 +68,7 @@ def job(
         model=lambda: Gpt(dtype, tied),
         loss=loss,
         optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
-        data=cordee.data.text(argparse.__file__, window=WINDOW, stride=4 * WINDOW, validation=0.1),
+        data=cordee.data.text(argparse.__file__, window=WINDOW, stride=8 * WINDOW, validation=0.1),
         batch=101,
         metrics={"accuracy": cordee.metrics.accuracy},
         weigh=count if tokens else None,

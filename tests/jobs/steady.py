@@ -1,6 +1,7 @@
 """A job whose workers can be made to die at a chosen place of the training, and that leaves their numbers in a folder.
 
 `fate` is a list such as `1:forward:7, 2:update:9:SIGSTOP`: which worker, where, after how many steps, by what signal.
+With `awaits`, all workers wait after step 25 until there is such a file: until they were struck from outside.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from cordee.train.job import Save
 class Fate(Callback):
     """Knows how far the training is, and ends this process where it was told to."""
 
-    def __init__(self, text: str, raises: int) -> None:
+    def __init__(self, text: str, raises: int, awaits: str) -> None:
         me = cordee.World.from_env().rank
         self.raises = raises if me == 1 else -1
+        self.awaits = Path(awaits) if awaits else None
         self.step = 0
         self.judged = -1
         self.doom: dict[tuple[str, int], str] = {}
@@ -44,6 +46,10 @@ class Fate(Callback):
         if self.step == self.raises:
             raise RuntimeError("it fails, as it was told to")
         self.meet("after")
+        deadline = time.monotonic() + 120.0
+        while self.step == 25 and self.awaits is not None and not self.awaits.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
 
     def on_evaluation(self, session: Any, part: str, metrics: Mapping[str, float]) -> None:
         self.judged = self.step
@@ -83,8 +89,9 @@ def job(
     batchnorm: bool = True,
     weighed: bool = False,
     raises: int = -1,
+    awaits: str = "",
 ) -> cordee.Job:
-    told = Fate(fate, raises)
+    told = Fate(fate, raises, awaits)
     if pids:
         (Path(pids) / str(cordee.World.from_env().rank)).write_text(str(os.getpid()))
 

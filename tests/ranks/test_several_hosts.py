@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from harness import DEADLINE_S, JOBS, Run, assert_same, start, train
+from alone import Started
+from harness import DEADLINE_S, JOBS, Run, assert_same, free_port, start, train, until
 
 CALL = """
 import json, sys
@@ -35,23 +33,16 @@ print(json.dumps({"steps": result.values.get("steps")}))
 
 def called(job: str | Path, out: Path, workers: tuple[int, ...]) -> list[dict[str, Any]]:
     """What each host's call returned. All write to one folder, as on a shared file system."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        meeting = f"127.0.0.1:{listener.getsockname()[1]}"
-    hosts = [
-        subprocess.Popen(
-            [sys.executable, "-c", CALL, str(job), str(out), meeting, str(count)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for count in workers
-    ]
-    said = [host.communicate(timeout=DEADLINE_S) for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], said
-    return [json.loads(printed.splitlines()[-1]) for printed, _ in said]
+    meeting = f"127.0.0.1:{free_port()}"
+    script = out.parent / "call.py"
+    script.write_text(CALL)
+    hosts = [Started(script, str(job), out, meeting, str(count)) for count in workers]
+    ended = [host.end() for host in hosts]
+    assert [one.returncode for one in ended] == [0, 0], ended
+    return [json.loads(one.stdout.splitlines()[-1]) for one in ended]
 
 
-def test_a_job_file_on_two_hosts(tmp_path: Path) -> None:
+def test_a_job_file_on_two_hosts(warm: int, tmp_path: Path) -> None:
     returned = called(JOBS / "mlp.py", tmp_path / "run", (1, 2))
     run = Run(tmp_path / "run")
     assert_same(run, train("mlp", tmp_path / "alone", epochs=2))
@@ -62,17 +53,41 @@ def test_a_job_file_on_two_hosts(tmp_path: Path) -> None:
     assert sorted(one["steps"] or 0 for one in returned) == [0, run.result["steps"]]  # one host has the result
 
 
-def test_a_job_that_each_host_made_itself(tmp_path: Path) -> None:
+def test_a_job_that_each_host_made_itself(warm: int, tmp_path: Path) -> None:
     called("made", tmp_path / "run", (1, 1))
     assert Run(tmp_path / "run").result["workers"] == 2
 
 
-def test_a_worker_that_is_lost_on_another_host_is_replaced_there(tmp_path: Path) -> None:
+def test_the_launcher_of_a_host_is_killed(warm: int, tmp_path: Path) -> None:
+    """Its workers end with it; those of the other host, which coordinates, go on."""
+    struck = tmp_path / "struck"
+    words = ["train", JOBS / "steady.py", "--workers", "2", "--threads", "1", "--set", f"awaits={struck}"]
+    words += ["--rendezvous", f"127.0.0.1:{free_port()}", "--nodes", "2", "--out"]
+    hosts = {out: start(*words, out) for out in (tmp_path / "one", tmp_path / "two")}
+
+    def trained(out: Path) -> bool:
+        return (out / "events.jsonl").exists() and len(Run(out).of("step")) >= 5
+
+    try:
+        until(lambda: any(map(trained, hosts)) or any(host.poll() is not None for host in hosts.values()))
+        first, second = sorted(hosts, key=trained, reverse=True)
+        hosts[second].kill()
+        struck.touch()
+        _, said = hosts[first].communicate(timeout=DEADLINE_S)
+    finally:
+        for host in hosts.values():
+            host.kill()
+            host.communicate(timeout=DEADLINE_S)
+    assert hosts[first].returncode == 0, said
+    run = Run(first)
+    assert_same(run, train("steady", tmp_path / "alone"))
+    assert (run.result["workers"], run.result["failures"]) == (4, 2)
+
+
+def test_a_worker_that_is_lost_on_another_host_is_replaced_there(warm: int, tmp_path: Path) -> None:
     """The coordinator starts it through the launcher of that host."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     words = ["train", JOBS / "replaced.py", "--out", tmp_path / "run", "--workers", "1", "--threads", "1", "--replace"]
-    words += ["--rendezvous", f"127.0.0.1:{port}", "--nodes", "2", "--set", f"starts={tmp_path / 'starts'}"]
+    words += ["--rendezvous", f"127.0.0.1:{free_port()}", "--nodes", "2", "--set", f"starts={tmp_path / 'starts'}"]
     words += ["--set", "fates=1:6:SIGKILL", "--set", "waits=9"]
     hosts = [start(*words) for _ in range(2)]
     said = [host.communicate(timeout=DEADLINE_S) for host in hosts]

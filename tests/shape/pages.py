@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from alone import python
+
 BLOCK = re.compile(r"^(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 PROMPT = "$ "
 
@@ -73,9 +75,8 @@ def save(code: str, folder: Path) -> Path:
 def run(language: str, code: str, folder: Path) -> str:
     """Run one block in `folder` and return what it says; that is shown when it fails."""
     if language == "python":
-        command = [sys.executable, str(save(code, folder))]
-    else:
-        command = ["bash", "-euo", "pipefail", "-c", code]
+        return python(save(code, folder), cwd=folder)
+    command = ["bash", "-euo", "pipefail", "-c", code]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, cwd=folder, env=environment(), timeout=240, check=False, **pipes)  # type: ignore[call-overload]
     assert done.returncode == 0, f"{code}\n{done.stdout}"

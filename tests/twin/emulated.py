@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -84,12 +83,6 @@ class Emulated:
 
 Up = Callable[[str], Emulated]
 """Makes a twin of such hosts: what the fixture `up` gives."""
-
-
-def free_port() -> str:
-    """A port of this machine that nobody uses."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return str(taken.getsockname()[1])
 
 
 def opened(pid: int) -> set[Path]:

@@ -17,8 +17,8 @@ import pytest
 
 from cordee.twin.registry import Registry
 from cordee.twin.twin import Twin
-from harness import DEADLINE_S, command, start, until
-from twin.emulated import Emulated, await_entry, cables, free_port, left, namespaces
+from harness import DEADLINE_S, command, free_port, start, until
+from twin.emulated import Emulated, await_entry, cables, left, namespaces
 
 HOSTS = "2 x cpu=0.5 link=10mbit"
 
@@ -130,7 +130,8 @@ def test_a_run_that_is_asked_to_end_ends_in_good_order(
 
 
 def test_a_run_that_is_stopped_before_its_workers_start_removes_all(job: Path, tmp_path: Path) -> None:
-    process = start("twin", "run", job, "--hosts", "2", "--processes", "--port", free_port(), "--out", tmp_path / "run")
+    words = ("--hosts", "2", "--processes", "--port", str(free_port()), "--out", tmp_path / "run")
+    process = start("twin", "run", job, *words)
     with ended(process):
         entry = await_entry(process)
         process.terminate()
@@ -140,7 +141,8 @@ def test_a_run_that_is_stopped_before_its_workers_start_removes_all(job: Path, t
 
 
 def test_a_host_that_dies_before_they_meet_ends_the_run(job: Path, tmp_path: Path) -> None:
-    process = start("twin", "run", job, "--hosts", "2", "--processes", "--port", free_port(), "--out", tmp_path / "run")
+    words = ("--hosts", "2", "--processes", "--port", str(free_port()), "--out", tmp_path / "run")
+    process = start("twin", "run", job, *words)
     with ended(process):
         registry = Registry()
         twin = Twin(await_entry(process, whole=True), registry)

@@ -67,6 +67,7 @@ def test_a_host_that_is_cut_off_is_given_up_and_notices(up: Up, job: Path, tmp_p
     assert Run(out).result["failures"] == 1
 
 
+@pytest.mark.slow
 def test_the_launcher_of_a_host_is_killed(up: Up, job: Path, tmp_path: Path) -> None:
     twin, out = up("2"), tmp_path / "run"
     with started(twin, job, out) as running:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import command
+from alone import command
 
 NO_PROGRAMS = {**os.environ, "PATH": "/nowhere"}
 """Whoever tries to make something fails, and says so: a refusal that is not about this came before it."""

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from cordee.core.plan import Plan
-
 Item = tuple[int, int]
 """A step, and a part of its global batch."""
 
@@ -46,8 +44,3 @@ class Window(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
     """The workers when it began. Each step has a part for each of them, which others may compute."""
     rule: Rule
-
-
-def window_rule(plan: Plan) -> Rule | None:
-    """How the replicas of a plan share their steps out in windows; None: in every step each computes its share."""
-    return Rule(plan.local_steps) if plan.sync == "local" else None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from cordee.core.errors import UsageError
 from cordee.core.record import Record
-from cordee.core.window import window_rule
 from cordee.diagnose.guard import Guard
 from cordee.feed.batch import Batch
 from cordee.feed.feeder import Feeder, Slot, Weigh

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.plan import Plan
-from cordee.core.window import window_rule
 from cordee.diagnose.diverged import explain_divergence
 from cordee.diagnose.statistical import by_micro_batch, warn_statistical
 from cordee.feed.batch import Batch

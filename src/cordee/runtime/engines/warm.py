@@ -42,9 +42,9 @@ def warm_path() -> Path:
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "pid")]
     # Read when torch is loaded, and when Python starts, so they must be as for ourselves too.
     variables = [server_environment().get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "PYTHONPATH", HASHES)]
-    identity = (
-        f"{variables}|{sys.executable}|{sys.version}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
-    )
+    # `python` and `python3` of one environment, as the installed command names it, are one interpreter.
+    interpreter = (sys.prefix, os.path.realpath(sys.executable), sys.version)
+    identity = f"{variables}|{interpreter}|{package}|{newest}|{spaces}|{sorted(os.sched_getaffinity(0))}"
     return private_folder("XDG_RUNTIME_DIR") / f"warm-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
 
 
