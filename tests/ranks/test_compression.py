@@ -19,8 +19,8 @@ from exchange import exchange
 from harness import assert_same, job_file, train
 
 
-def by_hand(codec: str, shares: list[float]) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and weights of replicas in this process whose gradients are summed by a codec."""
+def by_hand(codecs: list[str], shares: list[float]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of replicas in this process whose gradients are summed by a codec for each step, or none."""
     job = load_job(job_file("mlp"), {"optimizer": "momentum"})
     order, share = job.order(job.resolve(1)), Share("proportional", tuple(shares))
     workers = range(len(shares))
@@ -47,7 +47,14 @@ def by_hand(codec: str, shares: list[float]) -> tuple[list[float], dict[str, tor
             buckets[worker].flats[0].add_(left_out[worker])
         losses.append(total / len(whole))
         flats, views = [one.flats[0] for one in buckets], [one.views[0] for one in buckets]
-        left_out, _ = exchange(CODECS[codec], flats, views, memories)
+        codec = codecs[min(step, len(codecs) - 1)]
+        if codec == "none":
+            total_gradient = torch.stack(flats).sum(0)
+            for flat in flats:
+                flat.copy_(total_gradient)
+            left_out = [torch.zeros_like(flat) for flat in flats]
+        else:
+            left_out, _ = exchange(CODECS[codec], flats, views, memories)
         for optimizer in optimizers:
             optimizer.step()
     return losses, models[0].state_dict()
@@ -56,11 +63,35 @@ def by_hand(codec: str, shares: list[float]) -> tuple[list[float], dict[str, tor
 @pytest.mark.parametrize("codec", CODECS)
 def test_workers_train_what_the_codec_says(codec: str, tmp_path: Path) -> None:
     run = train("mlp", tmp_path / "run", workers=3, plan=f"compress={codec},proportions=5:3:2", optimizer="momentum")
-    losses, weights = by_hand(codec, [5.0, 3.0, 2.0])
+    losses, weights = by_hand([codec], [5.0, 3.0, 2.0])
     np.testing.assert_allclose(run.losses, losses, rtol=0, atol=1e-9)
     for name, tensor in run.tensors.items():
         np.testing.assert_allclose(tensor, weights[name].numpy(), rtol=0, atol=1e-8)
     assert run.result["samples_lost"] == run.result["samples_repeated"] == 0
+
+
+def test_the_way_is_changed_between_steps(tmp_path: Path) -> None:
+    """What one codec has left out goes with the next step, whichever way that is sent."""
+    plan, choices = "sync=auto,proportions=5:3:2", ["int8", "topk", "none", "bf16"]
+    run = train("switching", tmp_path / "run", workers=3, plan=plan, choices=" ".join(choices))
+    losses, weights = by_hand(["none", *(one for one in choices for _ in range(2)), "none"], [5.0, 3.0, 2.0])
+    np.testing.assert_allclose(run.losses, losses, rtol=0, atol=1e-9)
+    for name, tensor in run.tensors.items():
+        np.testing.assert_allclose(tensor, weights[name].numpy(), rtol=0, atol=1e-8)
+    told = [(event["step"], event["before"], event["choice"]) for event in run.of("decision")]
+    assert told == [
+        (2, "none", "int8"),
+        (4, "int8", "topk"),
+        (6, "topk", "none"),
+        (8, "none", "bf16"),
+        (10, "bf16", "none"),
+    ]
+
+
+def test_where_the_link_is_fast_sums_stay_exact(tmp_path: Path) -> None:
+    run = train("mlp", tmp_path / "run", workers=2, plan="sync=auto,faithful=same")
+    assert_same(run, train("mlp", tmp_path / "alone"))
+    assert [event["choice"] for event in run.of("decision")] == ["none"]
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "topk"])

@@ -123,6 +123,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(graphs="true"), 2, "graphs=true needs compile=true"),
         (Plan(servers=2), 2, "servers=2 means nothing under sync=allreduce; set sync=server"),
         (Plan(sync="server", precision="fp16"), 2, "sync=server does not work with precision=fp16"),
+        (Plan(faithful="same"), 2, "faithful=same says what sync=auto may choose"),
         (Plan(mode="async"), 2, "mode=async means nothing under sync=allreduce; set sync=server"),
         (Plan(sync="server", staleness=4), 2, "staleness=4 means nothing under mode=sync; set mode=stale"),
         (Plan(local_steps=4), 2, "local_steps=4 means nothing under sync=allreduce; set sync=local"),
@@ -159,7 +160,7 @@ def test_plans_that_run() -> None:
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 20
+    assert len(REFUSALS) == 21
 
 
 def test_faithfulness() -> None:

@@ -8,32 +8,10 @@ from typing import Annotated, Any, Union
 
 import msgspec
 
-# Within these bounds the viewers' sums and lengths neither overflow nor lose whole numbers.
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Number = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
-Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-"""Seconds since 1970."""
+from cordee.core.event import Count, Event, Moment, Number
+from cordee.core.syncevents import DecisionEvent, PushesEvent, ServerEvent, WindowEvent
 
-
-def _kind(name: str) -> str:
-    return name.removesuffix("Event").lower()
-
-
-class Event(msgspec.Struct, kw_only=True, tag_field="event", tag=_kind, forbid_unknown_fields=True):
-    """One event; in a record `event` holds its kind."""
-
-    time: Moment = 0.0
-    """When the record was written, in seconds since 1970; 0 until it is."""
-
-    @property
-    def kind(self) -> str:
-        """Its name in the record: `step` of a `StepEvent`."""
-        return str(self.__struct_config__.tag)
-
-    @property
-    def moment(self) -> float:
-        """When it happened, as near as the record tells."""
-        return getattr(self, "at", None) or self.time
+__all__ = ["DecisionEvent", "Event", "PushesEvent", "ServerEvent", "WindowEvent"]
 
 
 class StartEvent(Event):
@@ -117,19 +95,6 @@ class StepEvent(Event):
     """learning rate of the first group of parameters; null if the optimizer has none"""
     at: Moment | None = None
     """when it was committed there, in the launcher's clock"""
-
-
-class WindowEvent(Event):
-    """The steps of a window were committed together, where workers do not wait for each other in every step."""
-
-    first: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-    """its first step, counted as in `step`"""
-    last: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-    """its last step"""
-    workers: list[Count]
-    """the workers when it began: each of its steps was cut into a part for each of them"""
-    items: list[tuple[Count, Count, Count]]
-    """worker, step and part of all that was computed, in the order in which it was done"""
 
 
 class TimesEvent(Event):
@@ -218,36 +183,6 @@ class FailureEvent(Event):
     """workers that are left"""
     at: Moment | None = None
     """when it was seen, in the launcher's clock; the record is written a little later"""
-
-
-class ServerEvent(Event):
-    """A parameter server was lost, or takes another role."""
-
-    server: Count
-    """which server"""
-    shard: Count
-    """the part of the parameters that it was started for"""
-    what: str
-    """`first`: workers talk to it from now on; `backup`: it has all that the first acknowledged; `lost`"""
-    host: str
-    """where"""
-    pid: Count = 0
-    """its process; 0 for one that was lost"""
-    reason: str = ""
-    """what was seen of a loss"""
-    at: Moment | None = None
-    """when, in the launcher's clock"""
-
-
-class PushesEvent(Event):
-    """What a worker pushed in a window, where parameter servers apply each push at once."""
-
-    worker: Count
-    """whose pushes"""
-    version: Count
-    """updates that the servers have made by the end of the window"""
-    pushes: list[tuple[Count, Count, Count, Count]]
-    """step, part, version after it, and staleness: updates of others since the parameters that it was computed with"""
 
 
 class JoinedEvent(Event):

@@ -134,7 +134,10 @@ class Plan:
         "allreduce",
         "sync",
         "how the replicas agree",
-        choices=("allreduce", "server", "local"),
+        choices=("allreduce", "server", "local", "auto"),
+    )
+    faithful: str = _key(
+        "any", "sync", "what sync=auto may choose: exact sums alone, or also lossy ones", choices=("any", "same")
     )
     mode: str = _key(
         "sync",
@@ -241,7 +244,7 @@ class Plan:
     @property
     def faithfulness(self) -> Literal["exact", "same", "statistical"]:
         """How near the result is to that of one process: `exact` (bits), `same` (rounding) or `statistical`."""
-        lossy = self.compress != "none" or self.batchnorm == "replica"
+        lossy = self.compress != "none" or self.batchnorm == "replica" or (self.sync, self.faithful) == ("auto", "any")
         return "statistical" if lossy or self.window is not None else "same"
 
     @property

@@ -48,6 +48,10 @@ REFUSALS = (
         "servers={servers} means nothing under sync={sync}; set sync=server.",
     ),
     Refusal(
+        lambda plan, workers: plan.faithful != "any" and plan.sync != "auto",
+        "faithful={faithful} says what sync=auto may choose, and means nothing under sync={sync}; leave it out.",
+    ),
+    Refusal(
         lambda plan, workers: plan.mode != "sync" and plan.sync != "server",
         "mode={mode} means nothing under sync={sync}; set sync=server.",
     ),

@@ -77,13 +77,17 @@ class Lossy(Exact):
         """The same, with what was left out of its gradients before; a bucket without any is added up as it is."""
         if not bucket.parameters:
             return super().sum(bucket, turn)
-        for parameter, window in zip(bucket.parameters, bucket.views[turn], strict=True):
-            if parameter in self._left_out:
-                window.add_(self._left_out[parameter])
+        self.add_left_out(bucket, turn)
         memory = dict(self._memory.get(bucket.parameters[0], {}))
         exchange = self._codec(bucket.flats[turn], bucket.views[turn], memory)
         self._open.append((bucket, Exchanging(self.team.sums, exchange, memory)))
         return self._open[-1][1]
+
+    def add_left_out(self, bucket: Bucket, turn: int) -> None:
+        """To the gradients of a bucket, what former steps have left out of them."""
+        for parameter, window in zip(bucket.parameters, bucket.views[turn], strict=True):
+            if parameter in self._left_out:
+                window.add_(self._left_out[parameter])
 
     def commit(self) -> None:
         """The step has committed: what it left out comes with the next one."""

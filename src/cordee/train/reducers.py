@@ -17,6 +17,7 @@ from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
 from cordee.group.alike import alike
 from cordee.group.team import Team
+from cordee.sync.adaptive import OPTIONS, Adaptive
 from cordee.sync.allreduce import AllReduce
 from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.lossy import Exact, Lossy
@@ -26,6 +27,8 @@ from cordee.sync.server.served import Served
 from cordee.sync.sliced import SlicedSums
 from cordee.train.agreement import agree_on, of_optimizer
 
+ADAPTIVE_BUCKET_MB = 2.0
+"""Under sync=auto: small, so that much of it is sent while the backward pass goes on."""
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -87,8 +90,13 @@ class Reducers:
             servers, key = plan.servers, len(self._of)
             early = overlap and plan.window is None
             return Served(parameters, optimizer, team, servers=servers, key=key, overlap=early)
-        adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept)
-        return AllReduce(parameters, adds, bucket_mb=plan.bucket_mb, overlap=overlap)
+        bucket_mb, adds = plan.bucket_mb, Exact(team)
+        if plan.sync == "auto":
+            adds = Adaptive(parameters, team, kept, OPTIONS if plan.faithful == "any" else OPTIONS[:1])
+            bucket_mb = min(bucket_mb, ADAPTIVE_BUCKET_MB)
+        elif plan.compress != "none":
+            adds = Lossy(plan.compress, parameters, team, kept)
+        return AllReduce(parameters, adds, bucket_mb=bucket_mb, overlap=overlap)
 
     def merge(self, *, saving: bool) -> None:
         """Make the parameters equal on all replicas."""

@@ -1,0 +1,73 @@
+"""Events of how replicas agree: windows, parameter servers, and what sync=auto decides; see `events.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from cordee.core.event import Count, Event, Moment, Number
+
+
+class WindowEvent(Event):
+    """The steps of a window were committed together, where workers do not wait for each other in every step."""
+
+    first: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    """its first step, counted as in `step`"""
+    last: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    """its last step"""
+    workers: list[Count]
+    """the workers when it began: each of its steps was cut into a part for each of them"""
+    items: list[tuple[Count, Count, Count]]
+    """worker, step and part of all that was computed, in the order in which it was done"""
+
+
+class ServerEvent(Event):
+    """A parameter server was lost, or takes another role."""
+
+    server: Count
+    """which server"""
+    shard: Count
+    """the part of the parameters that it was started for"""
+    what: str
+    """`first`: workers talk to it from now on; `backup`: it has all that the first acknowledged; `lost`"""
+    host: str
+    """where"""
+    pid: Count = 0
+    """its process; 0 for one that was lost"""
+    reason: str = ""
+    """what was seen of a loss"""
+    at: Moment | None = None
+    """when, in the launcher's clock"""
+
+
+class PushesEvent(Event):
+    """What a worker pushed in a window, where parameter servers apply each push at once."""
+
+    worker: Count
+    """whose pushes"""
+    version: Count
+    """updates that the servers have made by the end of the window"""
+    pushes: list[tuple[Count, Count, Count, Count]]
+    """step, part, version after it, and staleness: updates of others since the parameters that it was computed with"""
+
+
+class DecisionEvent(Event):
+    """What sync=auto decided on, and from what."""
+
+    step: Count
+    """from which step on"""
+    before: str
+    """how gradients were sent until then"""
+    choice: str
+    """how they are sent from now on: none (exact sums), or a codec"""
+    reason: str
+    """in words"""
+    compute_ms: Number
+    """of a step, on the slowest worker"""
+    link_mbit: Number
+    """what a worker was measured to send, in Mbit/s"""
+    measured_ms: Number
+    """the time of a step since the last decision"""
+    forecast_ms: dict[str, Number]
+    """the time of a step by each way that may be chosen"""
