@@ -28,8 +28,12 @@ OPTIONS = ("none", "bf16", "int8", "powersgd", "topk")
 """The gentlest first."""
 FIRST, EVERY = 4, 20
 """The first decision comes after so many steps, the others follow at this distance."""
-PROBE = 1 << 15
-"""Numbers that are added up to measure the link: 128 KiB."""
+PROBES, LONG_S = [1 << power for power in range(15, 21)], 0.03
+"""To measure the link, so many numbers are added up one after the other, 128 KiB to 4 MiB, until one took so long."""
+HIDDEN = 1.05
+"""What is sent counts as hidden while a step takes at most so many times its computing."""
+NEAR = 1.25
+"""Where nothing hides, the gentlest way is taken whose step is at most so much longer than the shortest."""
 HIDES = 0.5
 """The part of the computing, its backward pass, behind which what is sent can hide."""
 BACK = 0.8
@@ -79,11 +83,11 @@ def decide(
     hidden = HIDES * measured.compute_s
     steps = {one: measured.compute_s + max(0.0, taken - hidden) for one, taken in sending.items()}
     for place, one in enumerate(options):
-        room = hidden * (BACK if place < options.index(now) else 1.0)
-        if sending[one] <= room:
+        back = place < options.index(now)
+        if sending[one] <= BACK * hidden if back else steps[one] <= HIDDEN * measured.compute_s:
             return Decision(one, steps, f"{one}: sending takes {sending[one]:.3g} s, {hidden:.3g} s hide it")
-    best = min(options, key=lambda one: steps[one])
-    return Decision(best, steps, f"{best}: nothing hides behind {hidden:.3g} s, and it has the shortest step")
+    near = next(one for one in options if steps[one] <= NEAR * min(steps.values()))
+    return Decision(near, steps, f"{near}: nothing hides behind {hidden:.3g} s, and its step is near the shortest")
 
 
 class Adaptive(Lossy):
@@ -136,17 +140,34 @@ class Adaptive(Lossy):
         if not self.team.agree([torch.zeros(1)]):  # all begin to send at the same time
             self._begin_to_measure()
             return
-        began = time.perf_counter()
-        probed = self.team.sums.sum(torch.zeros(PROBE)).wait()
-        link = 2 * (self.team.replicas - 1) / self.team.replicas * 4 * PROBE / (time.perf_counter() - began)
+        link = self._probe()
         table = torch.zeros(self.team.replicas, 3, dtype=torch.float64)
-        table[self.team.replica] = torch.tensor([compute_s, link if probed else 0.0, step_s])
-        if self.team.agree([table]) and bool(table[:, 1].min() > 0):
-            measured = Measured(float(table[:, 0].max()), float(table[:, 1].min()))
+        table[self.team.replica] = torch.tensor([compute_s, step_s, link])
+        if self.team.agree([table]) and bool(table[:, 2].min() > 0):
+            measured = Measured(float(table[:, 0].max()), float(table[:, 2].min()))
             decision = decide(measured, self._shapes, self.team.replicas, self._options, self._choice)
-            self._tell(decision, measured, float(table[:, 2].max()))
+            self._tell(decision, measured, float(table[:, 1].max()))
             self._take(decision.choice)
         self._begin_to_measure()
+
+    def _probe(self) -> float:
+        """Bytes per second over the link, the best of two; 0 if a replica was lost.
+
+        A short exchange may fit into what a link lets through at once, so it grows. How long the one before took
+        travels along: so all replicas go on, or stop, after the same one.
+        """
+        took, rates = 0.0, [0.0]
+        each = 8 * (self.team.replicas - 1) / self.team.replicas
+        for size in PROBES:
+            numbers = torch.full((size,), took)
+            began = time.perf_counter()
+            if not self.team.sums.sum(numbers).wait():
+                return 0.0
+            took = time.perf_counter() - began
+            rates.append(each * size / took)
+            if float(numbers[0]) >= LONG_S * self.team.replicas:
+                break
+        return max(rates[-2:])
 
     def _take(self, choice: str) -> None:
         if choice != self._choice:

@@ -138,6 +138,14 @@ def tell(event: events.Event) -> str:
         case events.FailureEvent():
             where = f" on {event.host}" if event.host else ""
             return f"worker {event.worker}{where} was lost: {event.reason}; {event.left} left"
+        case events.ServerEvent(server=server, shard=shard, what="lost"):
+            return f"server {server} on {event.host}, of shard {shard}, was lost: {event.reason}"
+        case events.ServerEvent(server=server, shard=shard, what=role):
+            role = {"first": "holds", "backup": "is the backup of"}.get(role, role)
+            return f"server {server} on {event.host} {role} shard {shard}"
+        case events.DecisionEvent(before=before, choice=choice) if before != choice:
+            link = f"{event.compute_ms:.3g} ms of computing, {event.link_mbit:.3g} Mbit/s"
+            return f"sync=auto, from step {event.step} on: {before} → {choice} ({link}; {event.reason})"
         case events.JoinedEvent():
             return f"worker {event.worker} on {event.host} has joined, in the place of worker {event.replaces}"
         case events.RegroupEvent():
