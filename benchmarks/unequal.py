@@ -1,0 +1,115 @@
+"""A worker of a third of the speed: who waits for it, and what it learns: `python benchmarks/unequal.py`, as root.
+
+Two emulated hosts with 0.6 and 0.2 of a core train a small convolutional network on the package's digits, under each
+plan in turn, several rounds. Samples per second are those of the run's steps, from the second epoch on. The loss is that
+of the validation set at the end; beside each plan stands its distance from synchronous all-reduce. Synchronous plans
+have equal shares, so that all wait for the slow worker.
+
+This file is also the job that is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers.machine import described
+from torch import nn
+
+import cordee
+
+RESULTS = Path(__file__).parent / "results" / "unequal.json"
+HOSTS = "1 x cpu=0.6, 1 x cpu=0.2"
+PLANS = (
+    "sync=allreduce",
+    "sync=server",
+    "sync=server,mode=async",
+    "sync=server,mode=stale,staleness=4",
+    "sync=local,local_steps=8",
+)
+
+
+def job(epochs: int = 6) -> cordee.Job:
+    """Digits, each step long enough that it is computing what takes time."""
+    return cordee.Job(
+        model=lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 8, 8)),
+            nn.Conv2d(1, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * 64, 10),
+        ),
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.5),
+        data=cordee.data.digits(),
+        batch=100,
+        epochs=epochs,
+        metrics={"accuracy": cordee.metrics.accuracy},
+    )
+
+
+def train(plan: str, epochs: int) -> dict[str, float]:
+    """One run: samples per second, and the validation loss."""
+    from cordee.core.eventlog import read_events
+    from cordee.core.events import StepEvent
+
+    with tempfile.TemporaryDirectory(prefix="unequal-") as folder:
+        out = Path(folder) / "run"
+        asked = ("twin", "run", __file__, "--hosts", HOSTS, "--plan", plan, "--out", str(out))
+        command = [sys.executable, "-m", "cordee", *asked, "--set", f"epochs={epochs}", "--threads", "1"]
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
+        result = json.loads((out / "result.json").read_text())
+        steps = [event for event in read_events(out / "events.jsonl") if isinstance(event, StepEvent) and event.epoch]
+        rate = sum(one.samples for one in steps) / sum(one.ms for one in steps) * 1e3
+        audit = {name: result[name] for name in ("samples_lost", "samples_repeated", "order_sha256")}
+        return {"rate": rate, "loss": result["validation"]["loss"], **audit}
+
+
+def measure(rounds: int, epochs: int) -> dict[str, Any]:
+    """All plans in turn."""
+    runs: dict[str, list[dict[str, Any]]] = {plan: [] for plan in PLANS}
+    for number in range(rounds):
+        for plan in PLANS:
+            runs[plan].append(train(plan, epochs))
+            print(number, plan, runs[plan][-1], flush=True)
+    first = runs[PLANS[0]]
+    rows = {}
+    for plan, found in runs.items():
+        ratios = sorted(ours["rate"] / theirs["rate"] for ours, theirs in zip(found, first, strict=True))
+        losses = sorted(one["loss"] for one in found)
+        usual = statistics.median(one["loss"] for one in first)
+        rows[plan] = {
+            "samples_per_s": round(statistics.median(one["rate"] for one in found), 1),
+            "times_allreduce": [round(one, 2) for one in (statistics.median(ratios), ratios[0], ratios[-1])],
+            "validation_loss": [round(one, 4) for one in (statistics.median(losses), losses[0], losses[-1])],
+            "loss_beside_allreduce": round(statistics.median(losses) / usual - 1, 4),
+            "lost": sum(one["samples_lost"] for one in found),
+            "repeated": sum(one["samples_repeated"] for one in found),
+            "same_order": all(one["order_sha256"] == first[0]["order_sha256"] for one in found),
+        }
+    return {**described(), "hosts": HOSTS, "rounds": rounds, "epochs": epochs, "plans": rows}
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of two epochs, nothing is recorded")
+    options = parser.parse_args()
+    result = measure(1 if options.quick else options.rounds, 2 if options.quick else 6)
+    print(json.dumps(result, indent=1))
+    if not options.quick:
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
