@@ -1,7 +1,7 @@
 """A worker of a third of the speed: who waits for it, and what it learns: `python benchmarks/unequal.py`, as root.
 
 Two emulated hosts with 0.6 and 0.2 of a core train a small convolutional network on the package's digits, under each
-plan in turn, several rounds. Samples per second are those of the run's steps, from the second epoch on. The loss is that
+plan in turn, several rounds. Samples per second are those of the run's steps from the second epoch on. The loss is that
 of the validation set at the end; beside each plan stands its distance from synchronous all-reduce. Synchronous plans
 have equal shares, so that all wait for the slow worker.
 
