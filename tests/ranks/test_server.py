@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cordee.core.errors import PlanError
+from cordee.core.errors import CordeeError, ModelError, PlanError
 from harness import DEADLINE_S, Run, assert_same, command, job_file, start, train
 
 Reference = Callable[..., Run]
@@ -94,3 +94,36 @@ def test_servers_that_no_launcher_has_started(tmp_path: Path) -> None:
 def test_plans_that_are_refused(plan: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=words):
         train("mlp", tmp_path / "run", workers=2, plan=plan)
+
+
+OPTIMIZER = """
+import torch
+from torch import nn
+import cordee
+
+class Mine(torch.optim.SGD):
+    pass
+
+x, y = torch.randn(200, 8), torch.randint(0, 3, (200,))
+job = cordee.Job(
+    model=lambda: nn.Linear(8, 3), loss=nn.functional.cross_entropy, data=(x, y), batch=20, epochs=1,
+    optimizer=lambda params: Mine(params, lr=0.1),
+)
+"""
+
+
+def test_an_optimizer_that_servers_cannot_import(tmp_path: Path) -> None:
+    """Beside the job they find it."""
+    job = tmp_path / "job.py"
+    job.write_text(OPTIMIZER)
+    with pytest.raises(CordeeError, match="cannot import the optimizer Mine"):
+        train(job, tmp_path / "run", workers=2, plan="sync=server")
+    (tmp_path / "mine.py").write_text("import torch\n\nclass Mine(torch.optim.SGD):\n    pass\n")
+    job.write_text(OPTIMIZER.replace("class Mine(torch.optim.SGD):\n    pass", "from mine import Mine"))
+    assert train(job, tmp_path / "again", workers=2, plan="sync=server").result["steps"] == 10
+
+
+@pytest.mark.parametrize("plan", ["sync=server", "sync=server,mode=async"])
+def test_sparse_gradients_are_refused(plan: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="a gradient is sparse"):
+        train("rows", tmp_path / "run", workers=2, plan=plan)

@@ -238,14 +238,14 @@ class Holder:
                 return said.Missing()
             self._turn.notify_all()
 
-            def over() -> bool:
-                return self._broken >= message.attempt[0] or store.attempt != (message.step, message.attempt)
-
-            while not store.has(message.workers) and not over():
-                if not self._turn.wait(max(0.0, ends - time.monotonic())):
+            # A complete sum counts though a worker was lost since: another one may have been told so already.
+            while (there := store.attempt == (message.step, message.attempt)) and not store.has(message.workers):
+                left_s = ends - time.monotonic()
+                if self._broken >= message.attempt[0] or left_s <= 0:
                     return said.Void()
+                self._turn.wait(left_s)
                 self._views.as_first(store.shard)
-            if over():
+            if not there:
                 return said.Void()
             if not store.sealed:
                 numbers, sums = store.sums()

@@ -115,7 +115,10 @@ class Copying:
     def _give(self, message: said.Said, tensors: Sequence[Tensor]) -> None:
         assert self._copy is not None
         self._copy[1].send(message, tensors)
-        if not isinstance(self._copy[1].receive(decode), said.Done):
+        answer = self._copy[1].receive(decode)
+        if isinstance(answer, said.Refused):  # as this server would, too
+            raise ValueError(answer.reason)
+        if not isinstance(answer, said.Done):
             raise Gone("it did not take what it was given")
 
     def _drop(self) -> None:
