@@ -96,6 +96,24 @@ def test_without_a_log_the_loss_of_both_ends_the_run(reference: Reference, tmp_p
     assert distance(run, reference("steady", **SETTINGS)) <= 1e-9
 
 
+FATES = ["0:start:0", "1:backward:9", "0:update:9", "2:after:10:SIGSTOP", "0:validation:15", "1:end:30"]
+MORE = ["2:forward:0", "0:backward:10:SIGSTOP", "1:update:9:SIGSTOP", "1:validation:15", "0:after:30", "0:test:30"]
+
+
+@pytest.mark.parametrize("fate", [*FATES, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
+@pytest.mark.parametrize(
+    "plan", ["sync=server,servers=2", "sync=server,mode=stale,staleness=1", "sync=local,local_steps=4"]
+)
+def test_a_worker_ends_at_every_place(plan: str, fate: str, reference: Reference, tmp_path: Path) -> None:
+    run = train("steady", tmp_path / "run", workers=3, fate=fate, save_steps=5, plan=plan)
+    alone = reference("steady", save_steps=5)
+    assert run.result["failures"] == 1
+    if plan.endswith("servers=2"):
+        assert_same(run, alone)
+    assert run.result["order_sha256"] == alone.result["order_sha256"]
+    assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
+
+
 KINDS = [
     *((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1)),
     ("first 0", "backup 1"),
