@@ -96,8 +96,9 @@ def test_without_a_log_the_loss_of_both_ends_the_run(reference: Reference, tmp_p
     assert distance(run, reference("steady", **SETTINGS)) <= 1e-9
 
 
-FATES = ["0:start:0", "1:backward:9", "0:update:9", "2:after:10:SIGSTOP", "0:validation:15", "1:end:30"]
-MORE = ["2:forward:0", "0:backward:10:SIGSTOP", "1:update:9:SIGSTOP", "1:validation:15", "0:after:30", "0:test:30"]
+FATES = ["0:start:0", "1:backward:10", "0:forward:10", "2:after:10:SIGSTOP", "0:validation:15", "1:end:30"]
+MORE = ["2:forward:0", "0:backward:10:SIGSTOP", "1:backward:20", "1:validation:15", "0:after:30", "0:test:30"]
+"""After steps at which a window ends: a worker does not know of others."""
 
 
 @pytest.mark.parametrize("fate", [*FATES, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
