@@ -1,0 +1,418 @@
+"""Training over slow links, Cordée's plans beside peers: `python benchmarks/network.py`, as root.
+
+Two emulated hosts of 0.75 core each, with one worker each; their links have 1000, 100 or 10 Mbit/s, or no limit. A GPT
+learns the characters of tinyshakespeare (`--data`, or CORDEE_TEST_DATA, names the folder of the text).
+
+throughput    Samples per second of a GPT of 4.9 million parameters, as a share of the limit: what Cordée's all-reduce
+              does in the same round without a limit of the links. In a round each contender is started once and has
+              one turn of some steps at each speed. Where a step takes 3 s, a cell has fewer steps and is marked.
+time_to_loss  A GPT of 1.1 million parameters: the time until the validation loss is reached that one process reaches
+              after one epoch, and the loss after as many samples. Evaluations are the same for all, and not timed.
+
+The result is written after every cell; `--resume` continues it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers.contenders import CPU, PEERS, SYNCHRONOUS, Contender, Running, Stage, Turn, alone, ours
+from peers.figures import written
+from peers.hosts import HOSTS
+from peers.machine import described
+from peers.network_figures import (
+    SLOW_STEP_S,
+    TOLERANCE,
+    UNLIMITED,
+    Cell,
+    crossing,
+    every_of,
+    extrapolated_cell,
+    limits_of,
+    loss_cell,
+    steps_of,
+    throughput_cell,
+)
+from peers.shakespeare import FILE, FOLDER, TASKS, TRAINED, data_folder
+
+from cordee.core.errors import CordeeError
+from cordee.twin.twin import missing
+
+RESULTS = Path(__file__).parent / "results" / "network.json"
+TABLES = ("throughput", "time_to_loss")
+SPEEDS = (UNLIMITED, "1000", "100", "10")
+PLANS = (
+    SYNCHRONOUS,
+    "compress=bf16",
+    "compress=int8",
+    "compress=topk",
+    "compress=powersgd",
+    "sync=local,local_steps=8",
+    "sync=local,local_steps=50",
+    "sync=local,local_steps=50,outer=nesterov",
+    "sync=server,servers=2",
+)
+WARM_UP = 12
+"""Steps before the first turn, without a limit: PyTorch's PowerSGD compresses from the 11th on."""
+SETTLING = 1
+"""Steps after a change of the links' speed."""
+LONGEST = 2
+"""So many times the reference's steps may a contender take to reach its loss."""
+HEAD = {
+    "hosts": f"{HOSTS} emulated on one machine, {CPU} core and 1 worker of 1 thread each",
+    "speeds": "in Mbit/s, of each host's link, both ways at once",
+    "limit": f"samples per second of {SYNCHRONOUS} in the same round, links unlimited",
+    "share": "samples per second over the limit: median and range over the rounds",
+    "extrapolated": f"throughput: steps of {SLOW_STEP_S:g} s and more, the cell rests on `steps`; time_to_loss: cut off"
+    " after `measured_steps`, the rest from the same contender's losses on a faster link and this link's step time",
+    "seconds_to_loss": f"training time until an evaluation is at most {TOLERANCE} above the reference's loss",
+    "sent_bytes_per_step": "by the host that sent most, with headers, as the link counted them",
+}
+FAILURES = (CordeeError, RuntimeError, OSError, subprocess.SubprocessError)
+
+
+class Book:
+    """The result, which is written after every cell."""
+
+    def __init__(self, path: Path, settings: dict[str, Any], modules: Sequence[str], *, resume: bool) -> None:
+        """A new one, or that of the file; `SystemExit` if it was measured otherwise."""
+        self._path = path
+        head = {**described("cordee", *modules), **HEAD, "settings": settings}
+        self.result: dict[str, Any] = {**head, "contenders": {}, "left_out": {}, "throughput": {}, "time_to_loss": {}}
+        if resume and path.exists():
+            self.result = json.loads(path.read_text())
+            for key in ("machine", "versions", "settings"):
+                if self.result[key] != head[key]:
+                    sys.exit(f"--resume: {path} has {key} {self.result[key]}, now {head[key]}: measure anew")
+            self.result.setdefault("resumed", []).append(head["date"])
+
+    def cell(self, table: str, contender: Contender, speed: str) -> Cell:
+        """What there is of it so far."""
+        cell: Cell = self.result[table].get(contender.name, {}).get(speed, {})
+        return cell
+
+    def keep(self, table: str, contender: Contender, speed: str, cell: Cell) -> None:
+        """Write it down."""
+        self.result[table].setdefault(contender.name, {})[speed] = cell
+        self.result["contenders"][contender.name] = contender.words
+        self.result["left_out"].pop(f"{table}: {contender.name}", None)
+        self.write()
+
+    def leave_out(self, table: str, contender: Contender, why: object) -> None:
+        """It has failed, or is not there."""
+        print(f"{table}: {contender.name} is left out: {why}", file=sys.stderr, flush=True)
+        self.result["left_out"][f"{table}: {contender.name}"] = str(why)
+        self.write()
+
+    def write(self) -> None:
+        """All of it, at once: a run that is killed leaves a whole file."""
+        draft = self._path.with_suffix(".draft")
+        draft.write_text(written(self.result))
+        draft.replace(self._path)
+
+
+# ---------------------------------------------------------------- throughput
+
+
+def measure_throughput(stage: Stage, book: Book, given: argparse.Namespace, contenders: Sequence[Contender]) -> None:
+    """Round after round, each contender once in each, in another order each time."""
+    for number in range(given.rounds):
+        first = number * len(contenders) // given.rounds
+        for contender in (*contenders[first:], *contenders[:first]):
+            speeds = [speed for speed in _speeds(given, contender) if not _has_turn(book, contender, speed, number)]
+            if not speeds:
+                continue
+            try:
+                with stage.trained(contender, "gpt") as running:
+                    running.turn(WARM_UP)
+                    for speed in speeds:
+                        turn = _turn_at(running, speed, contender, given)
+                        _enter(book, contender, speed, {"round": number, **_described(turn)}, given.steps)
+            except FAILURES as error:
+                book.leave_out("throughput", contender, error)
+
+
+def _speeds(given: argparse.Namespace, contender: Contender) -> list[str]:
+    """The limit is measured whatever speeds are asked for."""
+    limit = [UNLIMITED] if contender.name == SYNCHRONOUS and UNLIMITED not in given.speeds else []
+    return [*limit, *given.speeds]
+
+
+def _has_turn(book: Book, contender: Contender, speed: str, number: int) -> bool:
+    return any(turn["round"] == number for turn in book.cell("throughput", contender, speed).get("turns", []))
+
+
+def _turn_at(running: Running, speed: str, contender: Contender, given: argparse.Namespace) -> Turn:
+    running.give(None if speed == UNLIMITED else float(speed))
+    settling = running.turn(SETTLING)
+    # Without a limit a turn has the steps of all rounds: every share rests on one of these.
+    rounds = 1 if speed == UNLIMITED else given.rounds
+    return running.turn(steps_of(given.steps, rounds, contender.period, settling.seconds / SETTLING))
+
+
+def _described(turn: Turn) -> Cell:
+    return {"steps": turn.steps, "seconds": round(turn.seconds, 4), "sent_bytes": turn.sent_bytes}
+
+
+def _enter(book: Book, contender: Contender, speed: str, turn: Cell, wanted: int) -> None:
+    """Add a turn to its cell; a new limit changes the shares of all cells."""
+    batch, table = TASKS["gpt"].batch, book.result["throughput"]
+    turns = [*book.cell("throughput", contender, speed).get("turns", []), turn]
+    limits = limits_of({**table.get(SYNCHRONOUS, {}), **_if_limit(contender, speed, turns)}, batch)
+    cells = {**{(name, at): cell["turns"] for name, row in table.items() for at, cell in row.items()}}
+    for (name, at), others in cells.items():
+        table[name][at] = throughput_cell(others, limits, batch, wanted)
+    book.keep("throughput", contender, speed, throughput_cell(turns, limits, batch, wanted))
+    show_throughput(contender.name, speed, book.cell("throughput", contender, speed))
+
+
+def _if_limit(contender: Contender, speed: str, turns: list[Cell]) -> dict[str, Cell]:
+    return {UNLIMITED: {"turns": turns}} if (contender.name, speed) == (SYNCHRONOUS, UNLIMITED) else {}
+
+
+# ---------------------------------------------------------------- time to loss
+
+
+def measure_losses(stage: Stage, book: Book, given: argparse.Namespace, contenders: Sequence[Contender]) -> None:
+    """Each contender at each speed, the fastest first: what it learns there stands in for what is cut off later."""
+    reference = reference_of(book, given)
+    target, equal = reference["loss"], reference["steps"]
+    speeds = [speed for speed in given.speeds if speed != UNLIMITED]
+    for number, speed in enumerate(speeds):
+        for contender in contenders:
+            if book.cell("time_to_loss", contender, speed):
+                continue
+            model = book.cell("time_to_loss", contender, speeds[0]) if number else None
+            if number and not model:  # it has failed there
+                continue
+            every = every_of(given.every, contender.period, equal)
+            cap_s = given.cell_minutes * 60 if model else float("inf")
+            try:
+                with stage.trained(contender, "small") as running:
+                    running.give(float(speed))
+                    curve, ended = learn(running.turn, target, equal, every, cap_s)
+            except FAILURES as error:
+                book.leave_out("time_to_loss", contender, error)
+                continue
+            longest = LONGEST * equal
+            if ended or not model:
+                cell = loss_cell(curve, target, equal, longest)
+            else:
+                cell = extrapolated_cell(curve, model, target, equal, longest)
+            book.keep("time_to_loss", contender, speed, cell)
+            show_loss(contender.name, speed, cell)
+
+
+def reference_of(book: Book, given: argparse.Namespace) -> Cell:
+    """One process, so many epochs: the validation loss that all others are to reach."""
+    if "reference" not in book.result:
+        steps = max(1, round(given.epochs * (TRAINED // TASKS["small"].batch)))
+        with alone("small") as conductor:
+            curve: list[list[float]] = []
+            while not curve or curve[-1][0] < steps:
+                done = int(curve[-1][0]) if curve else 0
+                some = min(given.every, steps - done)
+                seconds, loss = conductor.measured_turn("cordee", some)
+                assert loss is not None
+                curve.append([done + some, round((curve[-1][1] if curve else 0.0) + seconds, 3), round(loss, 5)])
+        book.result["reference"] = {"steps": steps, "loss": curve[-1][2], "curve": curve}
+        book.write()
+    reference: Cell = book.result["reference"]
+    print(f"\nthe reference reaches a validation loss of {reference['loss']} in {reference['steps']} steps", flush=True)
+    return reference
+
+
+def learn(
+    turn: Callable[[int], Turn], target: float, equal: int, every: int, cap_s: float
+) -> tuple[list[list[float]], bool]:
+    """Train until the target is reached and as many samples are seen; also whether it got there before the cap."""
+    curve: list[list[float]] = []
+    done, seconds = 0, 0.0
+    while True:
+        boundary = equal if done < equal else LONGEST * equal
+        taken = turn(min(every, boundary - done))
+        assert taken.loss is not None
+        done, seconds = done + taken.steps, seconds + taken.seconds
+        curve.append([done, seconds, taken.loss])
+        if done >= LONGEST * equal or (done >= equal and crossing(curve, target) is not None):
+            return curve, True
+        if seconds >= cap_s:
+            return curve, False
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def show_throughput(name: str, speed: str, cell: Cell) -> None:
+    """A cell, as soon as it is there."""
+    share = "-" if cell["share"] is None else f"{cell['share']:.1%}"
+    print(
+        f"throughput   {name:<42} {speed:>9} {cell['samples_per_s']:>9.2f} samples/s {share:>7} of the limit"
+        f" ({cell['steps']} steps)",
+        flush=True,
+    )
+
+
+def show_loss(name: str, speed: str, cell: Cell) -> None:
+    """A cell, as soon as it is there."""
+    print(f"time_to_loss {name:<42} {speed:>9} {_loss_text(cell)}", flush=True)
+
+
+def _share_text(cell: Cell) -> str:
+    if not cell:
+        return "-"
+    share = cell["share"]
+    text = f"{cell['samples_per_s']:.1f}/s" if share is None else f"{share:.3f}"
+    if share is not None and len(cell["turns"]) > 1:
+        text += f" ({cell['share_range'][0]:.3f}-{cell['share_range'][1]:.3f})"
+    return text + (f" *{cell['steps']}" if cell["extrapolated"] else "")
+
+
+def _loss_text(cell: Cell) -> str:
+    if not cell:
+        return "-"
+    seconds, loss = cell["seconds_to_loss"], cell["loss_at_equal_samples"]
+    text = "not reached" if seconds is None else f"{seconds:.0f} s"
+    text += "" if loss is None else f", {loss:.3f}"
+    return text + (f" *{cell['measured_steps']}" if cell["extrapolated"] else "")
+
+
+def show_tables(result: dict[str, Any], tables: Sequence[str]) -> None:
+    """Contenders down, speeds across."""
+    heads = {
+        "throughput": "samples/s as a share of the limit: median (range); *n: rests on n steps",
+        "time_to_loss": "time to the reference's loss, loss at equal samples; *n: extrapolated from n steps",
+    }
+    for table, text in (("throughput", _share_text), ("time_to_loss", _loss_text)):
+        if table not in tables or not result[table]:
+            continue
+        speeds = [speed for speed in SPEEDS if any(speed in row for row in result[table].values())]
+        speeds += sorted({speed for row in result[table].values() for speed in row} - set(speeds))
+        print(f"\n{table}: {heads[table]}\n{'':<42}" + "".join(f"{speed:>27}" for speed in speeds))
+        for name, row in result[table].items():
+            print(f"{name:<42}" + "".join(f"{text(row.get(speed, {})):>27}" for speed in speeds))
+    for name, why in result["left_out"].items():
+        print(f"left out: {name}: {why.splitlines()[0] if why else why}")
+
+
+# ---------------------------------------------------------------- the command
+
+
+def arguments() -> argparse.Namespace:
+    """What the user wants, checked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--table", choices=TABLES, action="append", help="only these")
+    parser.add_argument("--speeds", default=",".join(SPEEDS), help="in Mbit/s, or unlimited; default: %(default)s")
+    parser.add_argument(
+        "--plans", default="; ".join(PLANS), help="Cordée's, separated by semicolons; default: %(default)s"
+    )
+    parser.add_argument("--peers", default=", ".join(peer.name for peer in PEERS), help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=30, help="of a cell, all rounds together; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="of the throughput; default: %(default)s")
+    parser.add_argument("--epochs", type=float, default=1.0, help="of the reference; default: %(default)s")
+    parser.add_argument("--every", type=int, default=25, help="steps between evaluations, at least; default: 25")
+    parser.add_argument(
+        "--cell-minutes", type=float, default=10.0, help="cut off slower trainings, and extrapolate; default: 10"
+    )
+    parser.add_argument("--data", type=Path, help=f"the folder of {FILE}; default: {FOLDER}, or ../shared/data")
+    parser.add_argument("--quick", action="store_true", help="a few steps at 1000 Mbit/s, to see that all works")
+    parser.add_argument("--resume", action="store_true", help="keep the cells that the record has")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help=f"default: {RESULTS.name}; with --quick, a new file"
+    )
+    given = parser.parse_args()
+    if given.quick:
+        quick = {"steps": 4, "rounds": 1, "epochs": 0.02, "every": 4, "speeds": f"{UNLIMITED},1000"}
+        for name, value in quick.items():
+            if getattr(given, name) == parser.get_default(name):
+                setattr(given, name, value)
+    _check(parser, given)
+    return given
+
+
+def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Read lists, and refuse what cannot be measured."""
+    given.table = given.table or TABLES
+    given.speeds = [speed.strip() for speed in given.speeds.split(",")]
+    for speed in given.speeds:
+        if speed != UNLIMITED and not speed.replace(".", "", 1).isdigit():
+            parser.error(f"--speeds {speed}: expected Mbit/s such as 100, or {UNLIMITED}")
+    # The fastest first.
+    given.speeds.sort(key=lambda speed: float("-inf") if speed == UNLIMITED else -float(speed))
+    for name in ("steps", "rounds", "epochs", "every", "cell_minutes"):
+        if getattr(given, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} {getattr(given, name)}: expected more than 0")
+    names = [name.strip() for name in given.peers.split(",") if name.strip()]
+    if unknown := sorted(set(names) - {peer.name for peer in PEERS}):
+        parser.error(f"--peers {unknown[0]}: expected some of {', '.join(peer.name for peer in PEERS)}")
+    try:
+        plans = [ours(plan.strip()) for plan in given.plans.split(";") if plan.strip()]
+    except CordeeError as error:
+        parser.error(f"--plans: {error}")
+    if SYNCHRONOUS not in {plan.name for plan in plans}:  # the limit
+        plans.insert(0, ours(SYNCHRONOUS))
+    given.contenders = [*plans, *(peer for peer in PEERS if peer.name in names)]
+    if given.data is not None:
+        os.environ[FOLDER] = str(given.data.resolve())
+    if not (data_folder() / FILE).is_file():
+        parser.error(f"{FILE} is not in {data_folder()}: name its folder with --data or {FOLDER}")
+    if given.record is None:
+        given.record = Path(tempfile.mkdtemp(prefix="network-")) / RESULTS.name if given.quick else RESULTS
+    if not given.record.parent.is_dir():
+        parser.error(f"--record {given.record}: there is no folder {given.record.parent}")
+
+
+def settings_of(given: argparse.Namespace) -> dict[str, Any]:
+    """What all cells have in common; a run with other settings does not continue this one."""
+    models = {
+        name: {
+            "parameters": sum(one.numel() for one in task.model().parameters()),
+            "batch": task.batch,
+            "optimizer": f"AdamW, lr {task.lr}",
+        }
+        for name, task in TASKS.items()
+    }
+    names = ("steps", "rounds", "epochs", "every", "cell_minutes")
+    return {**{name: getattr(given, name) for name in names}, "models": models}
+
+
+def leave(number: int, frame: object) -> None:
+    """End as with Ctrl-C, which ends all that was started and removes the hosts; asking again does not disturb that."""
+    for asked in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(asked, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    """Measure, print and record."""
+    given = arguments()
+    if lacking := missing():
+        sys.exit(f"This benchmark needs emulated hosts, which cannot be made here: {'; '.join(lacking)}.")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+    present = [one for one in given.contenders if not one.missing]
+    modules = sorted({one.module for one in present} - {"torch"})
+    book = Book(given.record, settings_of(given), modules, resume=given.resume)
+    for table in given.table:
+        for contender in given.contenders:
+            if contender.missing:
+                book.leave_out(table, contender, contender.missing)
+    with Stage() as stage:
+        for table, measure in zip(TABLES, (measure_throughput, measure_losses), strict=True):
+            if table in given.table:
+                measure(stage, book, given, present)
+    show_tables(book.result, given.table)
+    print(f"\nwritten to {given.record}")
+
+
+if __name__ == "__main__":
+    main()
