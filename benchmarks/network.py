@@ -4,8 +4,8 @@ Two emulated hosts of 0.75 core each, with one worker each; their links have 100
 learns the characters of tinyshakespeare (`--data`, or CORDEE_TEST_DATA, names the folder of the text).
 
 throughput    Samples per second of a GPT of 4.9 million parameters, as a share of the limit: what Cordée's all-reduce
-              does in the same round without a limit of the links. In a round each contender is started once and has
-              one turn of some steps at each speed. Where a step takes 3 s, a cell has fewer steps and is marked.
+              does just before, on two more hosts with unlimited links. In a round each contender is started once, and
+              has one turn of some steps at each speed. Where a step takes 3 s, a cell has fewer steps and is marked.
 time_to_loss  A GPT of 1.1 million parameters: the time until the validation loss is reached that one process reaches
               after one epoch, and the loss after as many samples. Evaluations are the same for all, and not timed.
 
@@ -37,7 +37,6 @@ from peers.network_figures import (
     crossing,
     every_of,
     extrapolated_cell,
-    limits_of,
     loss_cell,
     steps_of,
     throughput_cell,
@@ -63,6 +62,8 @@ PLANS = (
 )
 WARM_UP = 12
 """Steps before the first turn, without a limit: PyTorch's PowerSGD compresses from the 11th on."""
+LIMIT_STEPS = 10
+"""Steps of the limit before each turn of a contender."""
 SETTLING = 1
 """Steps after a change of the links' speed."""
 LONGEST = 2
@@ -70,7 +71,7 @@ LONGEST = 2
 HEAD = {
     "hosts": f"{HOSTS} emulated on one machine, {CPU} core and 1 worker of 1 thread each",
     "speeds": "in Mbit/s, of each host's link, both ways at once",
-    "limit": f"samples per second of {SYNCHRONOUS} in the same round, links unlimited",
+    "limit": f"samples per second of {SYNCHRONOUS} on unlimited links, on hosts of its own, just before each turn",
     "share": "samples per second over the limit: median and range over the rounds",
     "extrapolated": f"throughput: steps of {SLOW_STEP_S:g} s and more, the cell rests on `steps`; time_to_loss: cut off"
     " after `measured_steps`, the rest from the same contender's losses on a faster link and this link's step time",
@@ -123,60 +124,54 @@ class Book:
 # ---------------------------------------------------------------- throughput
 
 
+class LimitLost(Exception):
+    """The run that gives the limit has ended: the table cannot go on."""
+
+
 def measure_throughput(stage: Stage, book: Book, given: argparse.Namespace, contenders: Sequence[Contender]) -> None:
     """Round after round, each contender once in each, in another order each time."""
-    for number in range(given.rounds):
-        first = number * len(contenders) // given.rounds
-        for contender in (*contenders[first:], *contenders[:first]):
-            speeds = [speed for speed in _speeds(given, contender) if not _has_turn(book, contender, speed, number)]
-            if not speeds:
-                continue
-            try:
-                with stage.trained(contender, "gpt") as running:
-                    running.turn(WARM_UP)
-                    for speed in speeds:
-                        turn = _turn_at(running, speed, contender, given)
-                        _enter(book, contender, speed, {"round": number, **_described(turn)}, given.steps)
-            except FAILURES as error:
-                book.leave_out("throughput", contender, error)
-
-
-def _speeds(given: argparse.Namespace, contender: Contender) -> list[str]:
-    """The limit is measured whatever speeds are asked for."""
-    limit = [UNLIMITED] if contender.name == SYNCHRONOUS and UNLIMITED not in given.speeds else []
-    return [*limit, *given.speeds]
+    with Stage() as apart, apart.trained(ours(SYNCHRONOUS), "gpt") as limit:
+        limit.turn(WARM_UP)
+        for number in range(given.rounds):
+            first = number * len(contenders) // given.rounds
+            for contender in (*contenders[first:], *contenders[:first]):
+                speeds = [speed for speed in given.speeds if not _has_turn(book, contender, speed, number)]
+                if not speeds:
+                    continue
+                try:
+                    with stage.trained(contender, "gpt") as running:
+                        running.turn(WARM_UP)
+                        for speed in speeds:
+                            turn = {"round": number, **_measured(running, limit, speed, contender, given)}
+                            turns = [*book.cell("throughput", contender, speed).get("turns", []), turn]
+                            cell = throughput_cell(turns, TASKS["gpt"].batch, given.steps)
+                            book.keep("throughput", contender, speed, cell)
+                            show_throughput(contender.name, speed, cell)
+                except FAILURES as error:
+                    book.leave_out("throughput", contender, error)
 
 
 def _has_turn(book: Book, contender: Contender, speed: str, number: int) -> bool:
     return any(turn["round"] == number for turn in book.cell("throughput", contender, speed).get("turns", []))
 
 
-def _turn_at(running: Running, speed: str, contender: Contender, given: argparse.Namespace) -> Turn:
+def _measured(running: Running, limit: Running, speed: str, contender: Contender, given: argparse.Namespace) -> Cell:
+    """One turn at this speed, just after one of the limit."""
     running.give(None if speed == UNLIMITED else float(speed))
     settling = running.turn(SETTLING)
-    # Without a limit a turn has the steps of all rounds: every share rests on one of these.
-    rounds = 1 if speed == UNLIMITED else given.rounds
-    return running.turn(steps_of(given.steps, rounds, contender.period, settling.seconds / SETTLING))
-
-
-def _described(turn: Turn) -> Cell:
-    return {"steps": turn.steps, "seconds": round(turn.seconds, 4), "sent_bytes": turn.sent_bytes}
-
-
-def _enter(book: Book, contender: Contender, speed: str, turn: Cell, wanted: int) -> None:
-    """Add a turn to its cell; a new limit changes the shares of all cells."""
-    batch, table = TASKS["gpt"].batch, book.result["throughput"]
-    turns = [*book.cell("throughput", contender, speed).get("turns", []), turn]
-    limits = limits_of({**table.get(SYNCHRONOUS, {}), **_if_limit(contender, speed, turns)}, batch)
-    cells = {**{(name, at): cell["turns"] for name, row in table.items() for at, cell in row.items()}}
-    for (name, at), others in cells.items():
-        table[name][at] = throughput_cell(others, limits, batch, wanted)
-    book.keep("throughput", contender, speed, throughput_cell(turns, limits, batch, wanted))
-    show_throughput(contender.name, speed, book.cell("throughput", contender, speed))
-
-
-def _if_limit(contender: Contender, speed: str, turns: list[Cell]) -> dict[str, Cell]:
-    return {UNLIMITED: {"turns": turns}} if (contender.name, speed) == (SYNCHRONOUS, UNLIMITED) else {}
+    steps, short = steps_of(given.steps, given.rounds, contender.period, settling.seconds / SETTLING)
+    try:
+        bound = limit.turn(min(LIMIT_STEPS, given.steps))
+    except FAILURES as error:
+        raise LimitLost(f"the run that gives the limit was lost; --resume continues: {error}") from error
+    turn = running.turn(steps)
+    return {
+        "steps": turn.steps,
+        "seconds": round(turn.seconds, 4),
+        "limit": round(TASKS["gpt"].batch * bound.steps / bound.seconds, 4),
+        "short": short,
+        "sent_bytes": turn.sent_bytes,
+    }
 
 
 # ---------------------------------------------------------------- time to loss
@@ -254,9 +249,8 @@ def learn(
 
 def show_throughput(name: str, speed: str, cell: Cell) -> None:
     """A cell, as soon as it is there."""
-    share = "-" if cell["share"] is None else f"{cell['share']:.1%}"
     print(
-        f"throughput   {name:<42} {speed:>9} {cell['samples_per_s']:>9.2f} samples/s {share:>7} of the limit"
+        f"throughput   {name:<42} {speed:>9} {cell['samples_per_s']:>9.2f} samples/s {cell['share']:>7.1%} of the limit"
         f" ({cell['steps']} steps)",
         flush=True,
     )
@@ -270,9 +264,8 @@ def show_loss(name: str, speed: str, cell: Cell) -> None:
 def _share_text(cell: Cell) -> str:
     if not cell:
         return "-"
-    share = cell["share"]
-    text = f"{cell['samples_per_s']:.1f}/s" if share is None else f"{share:.3f}"
-    if share is not None and len(cell["turns"]) > 1:
+    text = f"{cell['share']:.3f}"
+    if len(cell["turns"]) > 1:
         text += f" ({cell['share_range'][0]:.3f}-{cell['share_range'][1]:.3f})"
     return text + (f" *{cell['steps']}" if cell["extrapolated"] else "")
 

@@ -142,7 +142,8 @@ class Stage:
 
     def _cordee(self, contender: Contender, words: Sequence[str], folder: Path) -> dict[str, tuple[list[str], dict]]:
         task, path = words
-        options = ("--threads", "1", "--plan", contender.name, "--set", f"task={task}", "--set", f"turns={path}")
+        options = ("--threads", "1", "--deadline", f"{TURN_S:.0f}", "--plan", contender.name)
+        options += ("--set", f"task={task}", "--set", f"turns={path}")
         request = RunRequest("train", HERE / "network_job.py", folder / "run", options, next(self._ports))
         return {host: (command, _paths()) for host, command in commands(self._twin, request).items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 Cell = dict[str, Any]
@@ -15,38 +15,30 @@ TOLERANCE = 0.002
 """By so much a validation loss may miss the target: what the rounding of another number of workers does to it."""
 
 
-def steps_of(wanted: int, rounds: int, period: int, step_s: float) -> int:
-    """Steps of one turn, so that all rounds together have as many as wanted; whole periods, each with a merge."""
+def steps_of(wanted: int, rounds: int, period: int, step_s: float) -> tuple[int, bool]:
+    """Steps of one turn, and whether they are fewer than all rounds need; whole periods, each with one merge."""
     if period == 1 and step_s >= SLOW_STEP_S:
-        return min(SLOW_STEPS, wanted)
-    return math.ceil(math.ceil(wanted / rounds) / period) * period
+        return min(SLOW_STEPS, wanted), True
+    return math.ceil(math.ceil(wanted / rounds) / period) * period, False
 
 
-def throughput_cell(turns: Sequence[Cell], limits: Mapping[int, float], batch: int, wanted: int) -> Cell:
-    """Median and range over the rounds; `limits` are the samples per second without a limit, by round."""
+def throughput_cell(turns: Sequence[Cell], batch: int, wanted: int) -> Cell:
+    """Median and range over the rounds; each turn knows the samples per second of the limit just before it."""
     speeds = [batch * turn["steps"] / turn["seconds"] for turn in turns]
-    shares = [
-        speed / limits[turn["round"]] for speed, turn in zip(speeds, turns, strict=True) if turn["round"] in limits
-    ]
+    shares = [speed / turn["limit"] for speed, turn in zip(speeds, turns, strict=True)]
     steps = sum(turn["steps"] for turn in turns)
     sent = [turn["sent_bytes"] / turn["steps"] for turn in turns if turn["sent_bytes"] is not None]
     return {
         "samples_per_s": round(statistics.median(speeds), 3),
         "samples_per_s_range": [round(min(speeds), 3), round(max(speeds), 3)],
-        "share": round(statistics.median(shares), 4) if shares else None,
-        "share_range": [round(min(shares), 4), round(max(shares), 4)] if shares else None,
+        "share": round(statistics.median(shares), 4),
+        "share_range": [round(min(shares), 4), round(max(shares), 4)],
         "step_ms": round(1e3 * batch / statistics.median(speeds), 2),
         "sent_bytes_per_step": round(statistics.median(sent)) if sent else None,
         "steps": steps,
-        "extrapolated": steps < wanted,
+        "extrapolated": steps < wanted and any(turn["short"] for turn in turns),
         "turns": list(turns),
     }
-
-
-def limits_of(cells: Mapping[str, Cell], batch: int) -> dict[int, float]:
-    """Samples per second of each round, from the turns of the synchronous plan without a limit."""
-    turns = cells.get(UNLIMITED, {}).get("turns", [])
-    return {turn["round"]: batch * turn["steps"] / turn["seconds"] for turn in turns}
 
 
 def every_of(every: int, period: int, epoch: int) -> int:
