@@ -393,7 +393,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, leave)
     present = [one for one in given.contenders if not one.missing]
-    modules = sorted({one.module for one in present} - {"torch"})
+    modules = sorted({peer.module for peer in PEERS if not peer.missing} - {"torch"})
     book = Book(given.record, settings_of(given), modules, resume=given.resume)
     for table in given.table:
         for contender in given.contenders:
