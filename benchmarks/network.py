@@ -68,6 +68,9 @@ SETTLING = 1
 """Steps after a change of the links' speed."""
 LONGEST = 2
 """So many times the reference's steps may a contender take to reach its loss."""
+LEAST_TURNS = 3
+"""Evaluations before a training is cut off. The first turn does not count for the step time: PyTorch's PowerSGD sends
+whole gradients in it."""
 HEAD = {
     "hosts": f"{HOSTS} emulated on one machine, {CPU} core and 1 worker of 1 thread each",
     "speeds": "in Mbit/s, of each host's link, both ways at once",
@@ -240,7 +243,7 @@ def learn(
         curve.append([done, seconds, taken.loss])
         if done >= LONGEST * equal or (done >= equal and crossing(curve, target) is not None):
             return curve, True
-        if seconds >= cap_s:
+        if seconds >= cap_s and len(curve) >= LEAST_TURNS:
             return curve, False
 
 

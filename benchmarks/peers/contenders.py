@@ -57,7 +57,7 @@ PEERS = (
     Contender("ddp", "DistributedDataParallel in a loop by hand", 1, "network_ddp.py", "plain"),
     Contender(
         "ddp powersgd",
-        "the same with PyTorch's powerSGD_hook: rank 4, whole gradients in the first 10 steps",
+        "the same with PyTorch's powerSGD_hook: rank 4, whole gradients in the first 10 steps, one bucket",
         1,
         "network_ddp.py",
         "powersgd",
