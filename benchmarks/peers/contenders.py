@@ -194,12 +194,22 @@ class Running:
 
 @contextlib.contextmanager
 def alone(task: str) -> Iterator[Conductor]:
-    """Cordée with one worker on this machine, with all its cores: the reference of synchronous training."""
+    """Cordée with one worker of one thread on this machine: the reference of synchronous training."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="network-")))
         processes = stack.enter_context(contextlib.ExitStack())
         conductor = stack.enter_context(Conductor(folder, TURN_S))
-        command = [sys.executable, "-m", "cordee", "train", str(HERE / "network_job.py"), "--workers", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "cordee",
+            "train",
+            str(HERE / "network_job.py"),
+            "--workers",
+            "1",
+            "--threads",
+            "1",
+        ]
         command += ["--out", str(folder / "run"), "--set", f"task={task}", "--set", f"turns={conductor.path}"]
         running: Process = processes.enter_context(process(command, _paths(), folder / "said"))
         conductor.gather(["cordee"], 1, lambda: running.poll() is None)
