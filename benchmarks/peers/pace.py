@@ -20,9 +20,20 @@ CHUNK_S = 120.0
 class Pace:
     """A rank's side: count steps, and wait at the end of every chunk until it is our turn again."""
 
-    def __init__(self, path: str, system: str, rank: int, *, settle: Callable[[], object] | None = None) -> None:
-        """Say who we are, and wait for the first turn. `settle` waits for a device that computes behind our back."""
-        self._settle = settle
+    def __init__(
+        self,
+        path: str,
+        system: str,
+        rank: int,
+        *,
+        settle: Callable[[], object] | None = None,
+        measure: Callable[[], float] | None = None,
+    ) -> None:
+        """Say who we are, and wait for the first turn. `settle` waits for a device that computes behind our back.
+
+        `measure` gives the validation loss after each turn of the first rank, outside of the turn's time.
+        """
+        self._settle, self._measure = settle, measure if rank == 0 else None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._lines = self._socket.makefile("r")
@@ -43,7 +54,10 @@ class Pace:
             if self._settle is not None:
                 self._settle()
             # On Linux this clock is the same in all processes.
-            self._send({"began": self._began, "ended": time.perf_counter()})
+            message = {"began": self._began, "ended": time.perf_counter()}
+            if self._measure is not None:
+                message["loss"] = self._measure()
+            self._send(message)
             self._wait()
 
     def _wait(self) -> None:
@@ -57,8 +71,9 @@ class Pace:
 class Conductor:
     """Gives the turns, and takes the times: from the first rank that begins to the last that ends."""
 
-    def __init__(self, folder: Path) -> None:
-        """Listen in `folder`; its path has to be short, as those of sockets are."""
+    def __init__(self, folder: Path, chunk_s: float = CHUNK_S) -> None:
+        """Listen in `folder`; its path has to be short, as those of sockets are. A turn takes `chunk_s` at most."""
+        self._chunk_s = chunk_s
         self.path = str(folder / "turns")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
@@ -94,20 +109,25 @@ class Conductor:
                     raise RuntimeError(f"{why}; of {ranks} ranks each, {came} came to their first step") from None
                 continue
             missing -= 1
-            connection.settimeout(CHUNK_S)
+            connection.settimeout(self._chunk_s)
             lines = connection.makefile("r")
             self._ranks.setdefault(json.loads(lines.readline())["system"], []).append((connection, lines))
         assert {name: len(found) for name, found in self._ranks.items()} == dict.fromkeys(systems, ranks)
 
     def turn(self, system: str, steps: int) -> float:
         """Let `system` compute `steps` steps; returns the seconds that they took."""
+        return self.measured_turn(system, steps)[0]
+
+    def measured_turn(self, system: str, steps: int) -> tuple[float, float | None]:
+        """The same, and the validation loss after them, where the first rank measures it."""
         for connection, _ in self._ranks[system]:
             connection.sendall(b"%d\n" % steps)
         said = [lines.readline() for _, lines in self._ranks[system]]
         if not all(said):
             raise RuntimeError(f"a rank of {system} ended in its turn")
         told = [json.loads(line) for line in said]
-        return float(max(one["ended"] for one in told) - min(one["began"] for one in told))
+        seconds = float(max(one["ended"] for one in told) - min(one["began"] for one in told))
+        return seconds, next((float(one["loss"]) for one in told if "loss" in one), None)
 
 
 def processor_s(root: int) -> dict[int, float]:

@@ -13,14 +13,21 @@ from cordee.train.session import Session
 class Turns(Callback):
     """Blocks between two steps while it is not our turn."""
 
-    def __init__(self, path: str, side: str, *, settle: Callable[[], object] | None = None) -> None:
-        """Connect at the start of the training; `settle` waits for a device that computes behind our back."""
-        self._path, self._side, self._settle = path, side, settle
+    def __init__(
+        self,
+        path: str,
+        side: str,
+        *,
+        settle: Callable[[], object] | None = None,
+        measure: Callable[[], float] | None = None,
+    ) -> None:
+        """Connect at the start of the training; `settle` and `measure` are those of `Pace`."""
+        self._path, self._side, self._settle, self._measure = path, side, settle, measure
         self._pace: Pace | None = None
 
     def on_start(self, session: Session) -> None:
         """Everything is ready for the first step."""
-        self._pace = Pace(self._path, self._side, session.rank, settle=self._settle)
+        self._pace = Pace(self._path, self._side, session.rank, settle=self._settle, measure=self._measure)
 
     def on_step(self, session: Session, step: object) -> None:
         """A step was committed."""

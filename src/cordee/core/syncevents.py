@@ -36,7 +36,7 @@ class ServerEvent(Event):
     pid: Count = 0
     """its process; 0 for one that was lost"""
     reason: str = ""
-    """what was seen of a loss"""
+    """what was seen of a loss, or why it takes this role; empty at the start"""
     at: Moment | None = None
     """when, in the launcher's clock"""
 

@@ -194,7 +194,8 @@ class Recorder:
                 roles[place.number] = role
                 if self._servers.get(place.number) != role:
                     number = place.number - FIRST_SERVER
-                    self.event(events.ServerEvent(number, shard, role, place.host, place.pid, at=at))
+                    why = "another one was lost" if holders.view > 1 else ""
+                    self.event(events.ServerEvent(number, shard, role, place.host, place.pid, why, at))
         self._servers = roles
 
     def _see_who_writes(self) -> None:

@@ -140,7 +140,7 @@ def tell(event: events.Event) -> str:
             return f"worker {event.worker}{where} was lost: {event.reason}; {event.left} left"
         case events.ServerEvent(server=server, shard=shard, what="lost"):
             return f"server {server} on {event.host}, of shard {shard}, was lost: {event.reason}"
-        case events.ServerEvent(server=server, shard=shard, what=role):
+        case events.ServerEvent(server=server, shard=shard, what=role) if event.reason:  # not at the start
             role = {"first": "holds", "backup": "is the backup of"}.get(role, role)
             return f"server {server} on {event.host} {role} shard {shard}"
         case events.DecisionEvent(before=before, choice=choice) if before != choice:

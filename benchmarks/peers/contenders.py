@@ -1,0 +1,221 @@
+"""The contenders of `network.py`: what each one is, and how it is started on the hosts of a twin."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.hosts import DEVICE, HOSTS, give_speed, sent_bytes
+from peers.pace import Conductor
+from peers.systems import HERE, Process, process
+
+from cordee.core.plan import Plan
+from cordee.twin.cluster import Cluster
+from cordee.twin.commands import RunRequest, commands
+from cordee.twin.registry import Registry
+from cordee.twin.twin import Twin
+
+CPU = 0.75
+"""Cores' worth of processor time of each host."""
+TURN_S = 1_200.0
+"""How long a turn with its evaluation may take at most."""
+SYNCHRONOUS = "sync=allreduce"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to train over slow links."""
+
+    name: str
+    words: str
+    """What it is; stands in the recorded result."""
+    period: int = 1
+    """Steps from one merge to the next: turns are multiples of it, so that each has as many merges."""
+    script: str = ""
+    """A peer's; Cordée's plan is its name."""
+    setting: str = ""
+    module: str = "torch"
+    """What has to be installed for it."""
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot take part, or None."""
+        if importlib.util.find_spec(self.module) is None:
+            return f"{self.module} is not installed: pip install {self.module}"
+        return None
+
+
+PEERS = (
+    Contender("ddp", "DistributedDataParallel in a loop by hand", 1, "network_ddp.py", "plain"),
+    Contender(
+        "ddp powersgd",
+        "the same with PyTorch's powerSGD_hook: rank 4, whole gradients in the first 10 steps, one bucket",
+        1,
+        "network_ddp.py",
+        "powersgd",
+    ),
+    *(
+        Contender(
+            f"accelerate local {every}",
+            f"Hugging Face Accelerate's LocalSGD, local_sgd_steps={every}",
+            every,
+            "network_accelerate.py",
+            str(every),
+            "accelerate",
+        )
+        for every in (8, 50)
+    ),
+    Contender(
+        "torchft diloco 50",
+        "torchft's DiLoCo, sync_every=50, one fragment in buckets; outer SGD with lr 0.7, Nesterov's momentum 0.9",
+        50,
+        "network_torchft.py",
+        "50",
+        "torchft",
+    ),
+)
+"""All get the model, data, optimizer and global batch that Cordée gets, gather a batch in one call, and use gloo."""
+
+
+def ours(plan: str) -> Contender:
+    """Cordée under a plan; `PlanError` if it is none."""
+    parsed = Plan.parse(plan)
+    return Contender(plan, f"Cordée, --plan {plan}", parsed.local_steps if parsed.sync == "local" else 1)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What was measured of a few steps."""
+
+    steps: int
+    seconds: float
+    loss: float | None
+    """The validation loss after them, where the task measures it; not part of the time."""
+    sent_bytes: int | None
+    """By the host that sent most, headers included; None where the link is not limited."""
+
+
+class Stage:
+    """Two hosts, on which one contender at a time trains."""
+
+    def __init__(self) -> None:
+        """No hosts yet."""
+        self._ports = itertools.cycle(range(29_400, 29_900, 10))  # sockets of the contender before may linger
+
+    def __enter__(self) -> Stage:
+        """Make the hosts. What is killed with this process is cleared away by the next twin on this machine."""
+        self._twin = Twin.up(Cluster.parse(f"{HOSTS} x cpu={CPU}"), Registry())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove them."""
+        self._twin.down()
+
+    @contextlib.contextmanager
+    def trained(self, contender: Contender, task: str) -> Iterator[Running]:
+        """The contender on both hosts, before its first step. It starts and ends without limits: both are faster so."""
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="network-")))
+            stack.callback(self._clear)
+            processes = stack.enter_context(contextlib.ExitStack())
+            conductor = stack.enter_context(Conductor(folder, TURN_S))  # left before the processes, which end then
+            self._limit(None)
+            stack.callback(self._limit, None)
+            words = [task, conductor.path]
+            start = self._peer if contender.script else self._cordee
+            running = [
+                processes.enter_context(process(command, environment, folder / f"said-{host}"))
+                for host, (command, environment) in start(contender, words, folder).items()
+            ]
+            system = contender.name if contender.script else "cordee"
+            conductor.gather([system], HOSTS, lambda: all(one.poll() is None for one in running))
+            self._limit(CPU)
+            yield Running(self._twin, conductor, system)
+
+    def _cordee(self, contender: Contender, words: Sequence[str], folder: Path) -> dict[str, tuple[list[str], dict]]:
+        task, path = words
+        options = ("--threads", "1", "--deadline", f"{TURN_S:.0f}", "--plan", contender.name)
+        options += ("--set", f"task={task}", "--set", f"turns={path}")
+        request = RunRequest("train", HERE / "network_job.py", folder / "run", options, next(self._ports))
+        return {host: (command, _paths()) for host, command in commands(self._twin, request).items()}
+
+    def _peer(self, contender: Contender, words: Sequence[str], folder: Path) -> dict[str, tuple[list[str], dict]]:
+        """By what `torchrun` would start on each host."""
+        command = [sys.executable, str(HERE / contender.script), *words, contender.name, contender.setting]
+        hosts, port = self._twin.cluster.names, next(self._ports)
+        alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE}
+        alone |= {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": hosts[0], "MASTER_PORT": str(port), **_paths()}
+        return {
+            host: (self._twin.command(host, command), {**alone, "RANK": str(rank), "NODE_RANK": str(rank)})
+            for rank, host in enumerate(hosts)
+        }
+
+    def _limit(self, cpu: float | None) -> None:
+        """All hosts' processors; links lose their limits."""
+        give_speed(self._twin, None)
+        for host in self._twin.cluster.names:
+            self._twin.set(host, {"cpu": cpu})
+
+    def _clear(self) -> None:
+        """What a contender has left: processes, where it failed, and the folders of hosts."""
+        for host in self._twin.cluster.names:
+            self._twin.end_processes(host)
+            shutil.rmtree(self._twin.entry.folder / f"out-{host}", ignore_errors=True)
+
+
+class Running:
+    """A contender that waits for its next turn."""
+
+    def __init__(self, twin: Twin, conductor: Conductor, system: str) -> None:
+        """Its links are not limited yet."""
+        self._twin, self._conductor, self._system = twin, conductor, system
+        self._limited = False
+
+    def give(self, mbit_s: float | None) -> None:
+        """The speed of all links, both ways, from now on."""
+        give_speed(self._twin, None if mbit_s is None else mbit_s * 1e6)
+        self._limited = mbit_s is not None
+
+    def turn(self, steps: int) -> Turn:
+        """So many steps."""
+        before = sent_bytes(self._twin) if self._limited else {}
+        seconds, loss = self._conductor.measured_turn(self._system, steps)
+        after = sent_bytes(self._twin) if self._limited else {}
+        return Turn(steps, seconds, loss, max((after[host] - before[host] for host in after), default=None))
+
+
+@contextlib.contextmanager
+def alone(task: str) -> Iterator[Conductor]:
+    """Cordée with one worker of one thread on this machine: the reference of synchronous training."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="network-")))
+        processes = stack.enter_context(contextlib.ExitStack())
+        conductor = stack.enter_context(Conductor(folder, TURN_S))
+        command = [
+            sys.executable,
+            "-m",
+            "cordee",
+            "train",
+            str(HERE / "network_job.py"),
+            "--workers",
+            "1",
+            "--threads",
+            "1",
+        ]
+        command += ["--out", str(folder / "run"), "--set", f"task={task}", "--set", f"turns={conductor.path}"]
+        running: Process = processes.enter_context(process(command, _paths(), folder / "said"))
+        conductor.gather(["cordee"], 1, lambda: running.poll() is None)
+        yield conductor
+
+
+def _paths() -> dict[str, str]:
+    """Where the scripts find the tasks that they share with us."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))}

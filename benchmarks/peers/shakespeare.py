@@ -1,0 +1,91 @@
+"""The tasks of `network.py`: a GPT that learns the characters of tinyshakespeare, in two sizes."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peers.tasks import Gpt, Task
+from torch import Tensor, nn
+from torch.nn import functional
+
+FOLDER = "CORDEE_TEST_DATA"
+"""The environment variable with the folder that holds the text."""
+FILE = "tinyshakespeare.txt"
+WINDOW = 64
+TRAINED = 16_000
+"""Windows of the training part, 92 % of the text: 400 batches of 40. Merges every 8 and every 50 steps end with it."""
+VALIDATED = 256
+"""Windows of the rest that the validation loss is measured on."""
+SEED = 0
+
+
+def data_folder() -> Path:
+    """Where the text is expected: as the environment says, or in `shared/data` beside the repository."""
+    named = os.environ.get(FOLDER)
+    return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+@dataclass(frozen=True)
+class TextTask(Task):
+    """A task with a validation loss; all systems begin with the same weights."""
+
+    lr: float = 1e-3
+    validated: bool = False
+    """Whether the loss is measured after each turn."""
+
+    def optimizer(self, parameters: object) -> torch.optim.Optimizer:
+        """AdamW, as all systems get it."""
+        return torch.optim.AdamW(parameters, lr=self.lr, fused=True)  # type: ignore[arg-type]
+
+    def measure_of(self, model: Callable[[], nn.Module]) -> Callable[[], float] | None:
+        """What measures the validation loss of the model that `model` gives; None where it is not measured."""
+        return (lambda: validation_loss(model())) if self.validated else None
+
+
+@functools.cache
+def _windows() -> tuple[Tensor, Tensor]:
+    """All windows of the text, one behind the other, and the same one character further."""
+    text = torch.frombuffer(bytearray((data_folder() / FILE).read_bytes()), dtype=torch.uint8).long()
+    count = (len(text) - 1) // WINDOW
+    return text[: count * WINDOW].view(count, WINDOW), text[1 : count * WINDOW + 1].view(count, WINDOW)
+
+
+def _train() -> tuple[Tensor, Tensor]:
+    x, y = _windows()
+    return x[:TRAINED].contiguous(), y[:TRAINED].contiguous()
+
+
+def validation_loss(model: nn.Module) -> float:
+    """The mean loss per character over windows from all of the validation part."""
+    x, y = (part[TRAINED:] for part in _windows())
+    ids = torch.linspace(0, len(x) - 1, VALIDATED).long()
+    model.eval()
+    with torch.no_grad():
+        losses = [_next_character(model(x[some]), y[some]) for some in ids.split(64)]
+    model.train()
+    return float(torch.stack(losses).mean())
+
+
+def _next_character(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def _gpt(**sizes: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        return Gpt(WINDOW, **sizes)
+
+
+TASKS = {
+    "gpt": TextTask(_gpt, _next_character, _train, batch=16, chunk=4, lr=1e-4),
+    "small": TextTask(
+        functools.partial(_gpt, width=128, depth=5, heads=4),
+        _next_character, _train, batch=40, chunk=4, validated=True,
+    ),
+}  # fmt: skip
+"""By name: 4.9 million parameters for the throughput, 1.1 million for the time until a loss is reached."""
