@@ -210,7 +210,8 @@ def alone(task: str) -> Iterator[Conductor]:
             "--threads",
             "1",
         ]
-        command += ["--out", str(folder / "run"), "--set", f"task={task}", "--set", f"turns={conductor.path}"]
+        command += ["--threads", "1", "--out", str(folder / "run")]
+        command += ["--set", f"task={task}", "--set", f"turns={conductor.path}"]
         running: Process = processes.enter_context(process(command, _paths(), folder / "said"))
         conductor.gather(["cordee"], 1, lambda: running.poll() is None)
         yield conductor
