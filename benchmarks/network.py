@@ -95,7 +95,8 @@ def measure_throughput(stage: Stage, book: Book, given: argparse.Namespace, cont
                             book.keep("throughput", contender, speed, cell)
                             show_throughput(contender.name, speed, cell)
                 except FAILURES as error:
-                    book.leave_out("throughput", contender, error)
+                    done = all(_has_turn(book, contender, speed, number) for speed in speeds)
+                    (book.note if done else book.leave_out)("throughput", contender, error)
 
 
 def _has_turn(book: Book, contender: Contender, speed: str, number: int) -> bool:
@@ -142,16 +143,15 @@ def measure_losses(stage: Stage, book: Book, given: argparse.Namespace, contende
                 with stage.trained(contender, "small") as running:
                     running.give(float(speed))
                     curve, ended = learn(running.turn, target, equal, every, cap_s)
+                    if ended or not model:
+                        cell = loss_cell(curve, target, equal, LONGEST * equal)
+                    else:
+                        cell = extrapolated_cell(curve, model, target, equal, LONGEST * equal)
+                    book.keep("time_to_loss", contender, speed, cell)
+                    show_loss(contender.name, speed, cell)
             except FAILURES as error:
-                book.leave_out("time_to_loss", contender, error)
-                continue
-            longest = LONGEST * equal
-            if ended or not model:
-                cell = loss_cell(curve, target, equal, longest)
-            else:
-                cell = extrapolated_cell(curve, model, target, equal, longest)
-            book.keep("time_to_loss", contender, speed, cell)
-            show_loss(contender.name, speed, cell)
+                done = bool(book.cell("time_to_loss", contender, speed))
+                (book.note if done else book.leave_out)("time_to_loss", contender, error)
 
 
 def reference_of(book: Book, given: argparse.Namespace) -> Cell:

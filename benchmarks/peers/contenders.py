@@ -199,18 +199,9 @@ def alone(task: str) -> Iterator[Conductor]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="network-")))
         processes = stack.enter_context(contextlib.ExitStack())
         conductor = stack.enter_context(Conductor(folder, TURN_S))
-        command = [
-            sys.executable,
-            "-m",
-            "cordee",
-            "train",
-            str(HERE / "network_job.py"),
-            "--workers",
-            "1",
-            "--threads",
-            "1",
-        ]
-        command += ["--out", str(folder / "run"), "--set", f"task={task}", "--set", f"turns={conductor.path}"]
+        command = [sys.executable, "-m", "cordee", "train", str(HERE / "network_job.py"), "--workers", "1"]
+        command += ["--threads", "1", "--out", str(folder / "run")]
+        command += ["--set", f"task={task}", "--set", f"turns={conductor.path}"]
         running: Process = processes.enter_context(process(command, _paths(), folder / "said"))
         conductor.gather(["cordee"], 1, lambda: running.poll() is None)
         yield conductor

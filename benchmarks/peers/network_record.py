@@ -60,6 +60,12 @@ class Book:
         self.result["left_out"][f"{table}: {contender.name}"] = str(why)
         self.write()
 
+    def note(self, table: str, contender: Contender, error: object) -> None:
+        """It was measured, and failed at its end."""
+        print(f"{table}: {contender.name} was measured, but ended badly: {error}", file=sys.stderr, flush=True)
+        self.result.setdefault("ended_badly", {})[f"{table}: {contender.name}"] = str(error).rpartition(" -- ")[2]
+        self.write()
+
     def write(self) -> None:
         """All of it, at once: a run that is killed leaves a whole file."""
         draft = self._path.with_suffix(".draft")
