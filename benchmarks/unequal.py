@@ -1,9 +1,11 @@
 """A worker of a third of the speed: who waits for it, and what it learns: `python benchmarks/unequal.py`, as root.
 
-Two emulated hosts with 0.6 and 0.2 of a core train a small convolutional network on the package's digits, under each
-plan in turn, several rounds. Samples per second are those of the run's steps from the second epoch on. The loss is that
-of the validation set at the end; beside each plan stands its distance from synchronous all-reduce. Synchronous plans
-have equal shares, so that all wait for the slow worker.
+A small convolutional network is trained on the package's digits, under each plan in turn, several rounds, in two
+settings. `hosts`: two emulated hosts with 0.6 and 0.2 of a core; parameter servers and their backups run on them too,
+so that a push waits for the slow host. `devices`: two workers on this machine, whose forward passes wait for 20 and
+60 ms, as for devices of different speed. Samples per second are those of the run's steps from the second epoch on. The
+loss is that of the validation set at the end; beside each plan stands its distance from synchronous all-reduce.
+Synchronous plans have equal shares, so that all wait for the slow worker.
 
 This file is also the job that is trained.
 """
@@ -16,16 +18,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from peers.machine import described
-from torch import nn
+from torch import Tensor, nn
 
 import cordee
 
 RESULTS = Path(__file__).parent / "results" / "unequal.json"
+NAP_MS = 20
 HOSTS = "1 x cpu=0.6, 1 x cpu=0.2"
 PLANS = (
     "sync=allreduce",
@@ -36,10 +40,28 @@ PLANS = (
 )
 
 
-def job(epochs: int = 6) -> cordee.Job:
-    """Digits, each step long enough that it is computing what takes time."""
+class Nap(nn.Module):
+    """Takes so long in each forward pass of the training."""
+
+    def __init__(self, seconds: float) -> None:
+        """As a device of some speed."""
+        super().__init__()
+        self._seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same numbers, later."""
+        if self.training and not torch.compiler.is_compiling():
+            time.sleep(self._seconds)
+        return x
+
+
+def job(epochs: int = 6, nap_ms: float = 0.0) -> cordee.Job:
+    """Digits; the second worker naps three times as long as the first."""
+    seconds = nap_ms / 1e3 * (3 if cordee.World.from_env().rank == 1 else 1)
     return cordee.Job(
+        preflight=False,
         model=lambda: nn.Sequential(
+            Nap(seconds),
             nn.Unflatten(1, (1, 8, 8)),
             nn.Conv2d(1, 64, 3, padding=1),
             nn.ReLU(),
@@ -57,15 +79,19 @@ def job(epochs: int = 6) -> cordee.Job:
     )
 
 
-def train(plan: str, epochs: int) -> dict[str, float]:
+def train(setting: str, plan: str, epochs: int) -> dict[str, float]:
     """One run: samples per second, and the validation loss."""
     from cordee.core.eventlog import read_events
     from cordee.core.events import StepEvent
 
     with tempfile.TemporaryDirectory(prefix="unequal-") as folder:
         out = Path(folder) / "run"
-        asked = ("twin", "run", __file__, "--hosts", HOSTS, "--plan", plan, "--out", str(out))
-        command = [sys.executable, "-m", "cordee", *asked, "--set", f"epochs={epochs}", "--threads", "1"]
+        how = {
+            "hosts": ("twin", "run", __file__, "--hosts", HOSTS),
+            "devices": ("train", __file__, "--workers", "2", "--set", f"nap_ms={NAP_MS}"),
+        }[setting]
+        asked = ("--plan", plan, "--out", str(out), "--set", f"epochs={epochs}", "--threads", "1")
+        command = [sys.executable, "-m", "cordee", *how, *asked]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
         result = json.loads((out / "result.json").read_text())
         steps = [event for event in read_events(out / "events.jsonl") if isinstance(event, StepEvent) and event.epoch]
@@ -74,13 +100,13 @@ def train(plan: str, epochs: int) -> dict[str, float]:
         return {"rate": rate, "loss": result["validation"]["loss"], **audit}
 
 
-def measure(rounds: int, epochs: int) -> dict[str, Any]:
+def measure(setting: str, rounds: int, epochs: int) -> dict[str, Any]:
     """All plans in turn."""
     runs: dict[str, list[dict[str, Any]]] = {plan: [] for plan in PLANS}
     for number in range(rounds):
         for plan in PLANS:
-            runs[plan].append(train(plan, epochs))
-            print(number, plan, runs[plan][-1], flush=True)
+            runs[plan].append(train(setting, plan, epochs))
+            print(setting, number, plan, runs[plan][-1], flush=True)
     first = runs[PLANS[0]]
     rows = {}
     for plan, found in runs.items():
@@ -96,16 +122,21 @@ def measure(rounds: int, epochs: int) -> dict[str, Any]:
             "repeated": sum(one["samples_repeated"] for one in found),
             "same_order": all(one["order_sha256"] == first[0]["order_sha256"] for one in found),
         }
-    return {**described(), "hosts": HOSTS, "rounds": rounds, "epochs": epochs, "plans": rows}
+    return rows
 
 
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--setting", choices=("all", "hosts", "devices"), default="all")
     parser.add_argument("--quick", action="store_true", help="one round of two epochs, nothing is recorded")
     options = parser.parse_args()
-    result = measure(1 if options.quick else options.rounds, 2 if options.quick else 6)
+    rounds, epochs = (1, 2) if options.quick else (options.rounds, 6)
+    result = {**described(), "emulated": HOSTS, "nap_ms": [NAP_MS, 3 * NAP_MS], "rounds": rounds, "epochs": epochs}
+    result |= json.loads(RESULTS.read_text()) if RESULTS.exists() and options.setting != "all" else {}
+    for setting in ("hosts", "devices") if options.setting == "all" else (options.setting,):
+        result[setting] = measure(setting, rounds, epochs)
     print(json.dumps(result, indent=1))
     if not options.quick:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
