@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -22,8 +23,10 @@ SETTINGS = {"epochs": 4}
 class Strikes:
     """Listens to a run, and sends signals to its processes: (step, roles and shards, or workers, signal, delay)."""
 
-    def __init__(self, *plans: tuple[int, tuple[str, ...], signal.Signals, float]) -> None:
+    def __init__(self, struck: Path, *plans: tuple[int, tuple[str, ...], signal.Signals, float]) -> None:
+        """The run waits for the file `struck`, which is there after the first of them."""
         self.plans = list(plans)
+        self.settings = {**SETTINGS, "awaits": struck}
         self.servers: dict[str, int] = {}
         self.workers: dict[str, int] = {}
         self.timers: list[threading.Timer] = []
@@ -40,8 +43,10 @@ class Strikes:
 
     def _strike(self, victims: tuple[str, ...], number: signal.Signals) -> None:
         for victim in victims:
-            if pid := {**self.servers, **self.workers}.pop(victim, 0):
-                os.kill(pid, number)
+            if pid := {**self.servers, **self.workers}.get(victim, 0):
+                with contextlib.suppress(ProcessLookupError):  # the run is over, or it was struck before
+                    os.kill(pid, number)
+        self.settings["awaits"].touch()
 
     def assert_done(self) -> None:
         assert not self.plans, "the moment to strike never came"
@@ -69,8 +74,8 @@ class Strikes:
 def test_servers_are_lost(
     strikes: list[tuple[int, tuple[str, ...], signal.Signals, float]], reference: Reference, tmp_path: Path
 ) -> None:
-    strike = Strikes(*strikes)
-    run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **SETTINGS)
+    strike = Strikes(tmp_path / "struck", *strikes)
+    run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **strike.settings)
     strike.assert_done()
     lost = [event for event in run.of("server") if event["what"] == "lost"]
     assert len(lost) + len(run.of("failure")) == run.result["failures"] >= 1
@@ -78,9 +83,11 @@ def test_servers_are_lost(
 
 
 def test_without_a_backup_the_log_is_enough(reference: Reference, tmp_path: Path) -> None:
-    strike = Strikes((5, ("first 0",), signal.SIGKILL, 0.0), (20, ("first 0",), signal.SIGKILL, 0.002))
+    strike = Strikes(
+        tmp_path / "struck", (5, ("first 0",), signal.SIGKILL, 0.0), (20, ("first 0",), signal.SIGKILL, 0.002)
+    )
     plan = "sync=server,backups=false"
-    run = train("steady", tmp_path / "run", workers=2, plan=plan, listen=strike, **SETTINGS)
+    run = train("steady", tmp_path / "run", workers=2, plan=plan, listen=strike, **strike.settings)
     strike.assert_done()
     assert_same(run, reference("steady", **SETTINGS))
     assert not list((tmp_path / "run" / "servers").iterdir()), "a log of a run that is over"
@@ -88,9 +95,11 @@ def test_without_a_backup_the_log_is_enough(reference: Reference, tmp_path: Path
 
 def test_without_a_log_the_loss_of_both_ends_the_run(reference: Reference, tmp_path: Path) -> None:
     """It continues from its last checkpoint."""
-    strike, out = Strikes((8, ("first 0", "backup 0"), signal.SIGKILL, 0.0)), tmp_path / "run"
+    strike, out = Strikes(tmp_path / "struck", (8, ("first 0", "backup 0"), signal.SIGKILL, 0.0)), tmp_path / "run"
     with pytest.raises(WorkersLost, match="no parameter server is left for shard 0") as raised:
-        train("steady", out, workers=2, plan="sync=server,persist=false", listen=strike, save_steps=5, **SETTINGS)
+        train(
+            "steady", out, workers=2, plan="sync=server,persist=false", listen=strike, save_steps=5, **strike.settings
+        )
     assert "--resume" in raised.value.next_step
     run = train("steady", out, workers=3, resume=True, **SETTINGS)
     assert distance(run, reference("steady", **SETTINGS)) <= 1e-9
@@ -129,6 +138,8 @@ def test_many_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
     """Five times in each of forty runs: a first holder, a backup, one of each, both of a shard, one and a worker."""
     draw = random.Random(seed)
     steps = sorted(draw.sample(range(2, 56), 5))
-    strike = Strikes(*((step, draw.choice(KINDS), signal.SIGKILL, draw.random() * 0.02) for step in steps))
-    run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **SETTINGS)
+    strike = Strikes(
+        tmp_path / "struck", *((step, draw.choice(KINDS), signal.SIGKILL, draw.random() * 0.02) for step in steps)
+    )
+    run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **strike.settings)
     assert_same(run, reference("steady", **SETTINGS))
