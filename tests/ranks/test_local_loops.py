@@ -137,7 +137,7 @@ def test_jobs_of_many_kinds(job: str, plan: str, settings: dict[str, Any], tmp_p
     """Weights by tokens, sparse gradients, BatchNorm, micro-batches, sampled shares: samples come once, in order."""
     runs = [train(job, tmp_path / str(one), workers=one, plan=plan, **settings) for one in (1, 2)]
     assert_audited(runs[1], runs[0])
-    assert np.isfinite(runs[1].losses).all() and runs[1].losses[-1] < runs[1].losses[0]
+    np.testing.assert_allclose(runs[1].losses, runs[0].losses, rtol=0.5)  # which worker computed what is not given
 
 
 def test_a_loss_that_compares_samples_is_refused(tmp_path: Path) -> None:
