@@ -100,6 +100,7 @@ def test_garbage_before_the_token(serving: Serving) -> None:
             raw = pack(Hello("x"))[: draw.randrange(1, 20)]  # cut short
         with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, serving.address.port)) as sock:
             sock.sendall(raw)
+    serving.train()  # asserts that the server has counted every step once
 
 
 def test_strangers_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +156,7 @@ def fuzz(serving: Serving, frames: int, seed: int) -> None:
 
 def test_frames_of_a_broken_peer(serving: Serving) -> None:
     fuzz(serving, 500, 1)
+    serving.train()
 
 
 @pytest.mark.slow
