@@ -86,13 +86,11 @@ class ProgressView:
 
     _on_joined = _on_regroup = _on_links = _on_failure
 
-    def _on_server(self, event: events.ServerEvent) -> None:
-        if event.what == "lost":
-            self._note(tell(event))
+    def _on_server(self, event: events.Event) -> None:
+        if text := tell(event):  # not the roles at the start, nor a decision that changes nothing
+            self._note(text)
 
-    def _on_decision(self, event: events.DecisionEvent) -> None:
-        if event.before != event.choice:
-            self._note(tell(event))
+    _on_decision = _on_server
 
     def _on_warning(self, event: events.WarningEvent) -> None:
         self._note(f"note: {event.message}")
