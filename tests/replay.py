@@ -11,25 +11,32 @@ from torch import nn
 
 from cordee.feed.batch import Batch
 from cordee.feed.share import Share
+from cordee.sync.buckets import grouped, make_bucket
+from cordee.sync.lossy import CODECS
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job
+from exchange import exchange
 from harness import Run, job_file
 
 
 def assert_replayed(run: Run, job: str, share: Share | None = None, **settings: Any) -> None:
-    """Losses and parameters of the run are those of its record; `outer_*`: of what torch's SGD is given."""
+    """Losses and parameters of the run are those of its record; `outer_*`: of what torch's SGD is given; `codec`."""
     outer = {name.removeprefix("outer_"): settings.pop(name) for name in list(settings) if name.startswith("outer_")}
+    codec = settings.pop("codec", None)
     made = load_job(job_file(job), {name: str(value) for name, value in settings.items()})
-    losses, weights = replay(run, made, share or Share(), **outer)
+    losses, weights = replay(run, made, share or Share(), codec, **outer)
     np.testing.assert_allclose(run.losses, losses, rtol=1e-12)
     for name, tensor in weights.items():
         assert float(np.abs(run.tensors[name] - tensor.numpy()).max()) <= 1e-9, name
 
 
-def replay(run: Run, job: Job, share: Share, **outer: float) -> tuple[list[float], dict[str, torch.Tensor]]:
+def replay(
+    run: Run, job: Job, share: Share, codec: str | None = None, **outer: float
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of the workers of a run, side by side in this process, averaged at the end of each window.
 
-    With `outer`, what torch's SGD is given, the way to the average is a gradient for that.
+    With `outer`, what torch's SGD is given, the way to the average is a gradient for that. With a `codec`, replicas send
+    their ways by it.
     """
     order = job.order(job.resolve(1))
     torch.set_num_threads(1)
@@ -41,6 +48,7 @@ def replay(run: Run, job: Job, share: Share, **outer: float) -> tuple[list[float
     schedules = {worker: job.schedule(one) for worker, one in optimizers.items()} if job.schedule else {}
     outside = torch.optim.SGD(model.parameters(), nesterov=True, **outer) if outer else None
     losses: dict[int, float] = {}
+    left_out: dict[int, Any] = {}
 
     def compute(worker: int, number: int, workers: list[int], part: int) -> int:
         at = divmod(number - 1, order.steps)
@@ -57,6 +65,11 @@ def replay(run: Run, job: Job, share: Share, **outer: float) -> tuple[list[float
         seen = dict.fromkeys([item[0] for item in window["items"]], 0)
         for worker, number, part in window["items"]:
             seen[worker] += compute(worker, number, window["workers"], part)
+        if codec is not None:
+            exchange_ways(model, models, seen, codec, left_out)
+            if any(event["step"] == window["last"] for event in run.of("checkpoint")):  # each has a part of it all
+                mean = sum(left_out[worker] for worker in seen) / len(seen)
+                left_out = dict.fromkeys(seen, mean)
         average(model, {models[worker]: count for worker, count in seen.items()}, outside)
         for one in models.values():
             one.load_state_dict(model.state_dict())
@@ -68,6 +81,29 @@ def replay(run: Run, job: Job, share: Share, **outer: float) -> tuple[list[float
         compute(last, step["step"], [last], 0)
         model.load_state_dict(models[last].state_dict())
     return [losses[number] for number in sorted(losses)], model.state_dict()
+
+
+@torch.no_grad()
+def exchange_ways(
+    model: nn.Module, models: dict[int, nn.Module], seen: dict[int, int], codec: str, left_out: dict[int, torch.Tensor]
+) -> None:
+    """Put each replica where the mean of all ways from `model` leads, as a codec sends them."""
+    total, flats, views = sum(seen.values()), [], []
+    before = dict(model.named_parameters())
+    for worker, count in seen.items():
+        (group,) = grouped(list(models[worker].parameters()), 4.0)
+        bucket = make_bucket(group, 0, 1)
+        names = {id(parameter): name for name, parameter in models[worker].named_parameters()}
+        for parameter, way in zip(group, bucket.views[0], strict=True):
+            way.copy_((parameter - before[names[id(parameter)]]) * (count / total))
+        bucket.flats[0].add_(left_out.get(worker, torch.zeros(())))
+        flats.append(bucket.flats[0])
+        views.append((group, bucket.views[0], names))
+    rests, _ = exchange(CODECS[codec], flats, [windows for _, windows, _ in views], [{} for _ in flats])
+    left_out.update(zip(seen, rests, strict=True))
+    for group, windows, names in views:
+        for parameter, way in zip(group, windows, strict=True):
+            parameter.copy_(before[names[id(parameter)]] + way)
 
 
 @torch.no_grad()

@@ -50,6 +50,33 @@ def test_an_outer_update_with_momentum(tmp_path: Path) -> None:
     assert_replayed(run, "mlp", share, optimizer="momentum", outer_lr=0.6, outer_momentum=0.8)
 
 
+@pytest.mark.parametrize(("codec", "outer"), [("bf16", False), ("int8", True), ("topk", False)])
+def test_what_is_merged_is_compressed(codec: str, outer: bool, reference: Reference, tmp_path: Path) -> None:
+    plan = f"sync=local,local_steps=3,proportions=5:3:2,compress={codec}" + ",outer=nesterov" * outer
+    run = train("mlp", tmp_path / "run", workers=3, plan=plan, optimizer="momentum")
+    outside = {"outer_lr": 0.7, "outer_momentum": 0.9} if outer else {}
+    share = Share("proportional", (5.0, 3.0, 2.0))
+    assert_replayed(run, "mlp", share, optimizer="momentum", codec=codec, **outside)
+    assert_audited(run, reference("mlp", optimizer="momentum"))
+
+
+def test_what_a_merge_left_out_is_resumed(tmp_path: Path) -> None:
+    """With one step per merge and plain SGD, the resumed run is the one that was not stopped."""
+    plan, settings = "sync=local,compress=topk", {"optimizer": "sgd", "save_steps": 4}
+    train("mlp", tmp_path / "run", workers=2, plan=plan, stop_steps=4, **settings)
+    run = train("mlp", tmp_path / "run", workers=2, plan=plan, resume=True, **settings)
+    assert_same(run, train("mlp", tmp_path / "whole", workers=2, plan=plan, **settings))
+
+
+@pytest.mark.parametrize("where", ["part:3", "merge:2"])
+def test_compressed_merges_without_a_lost_worker(where: str, alone: Run, tmp_path: Path) -> None:
+    plan, settings = "sync=local,local_steps=5,compress=int8", {"dies": 1, "where": where, "behind": -1}
+    run = train("uneven", tmp_path / "run", workers=3, plan=plan, **settings)
+    assert [event["worker"] for event in run.of("failure")] == [1]
+    assert_audited(run, alone)
+    assert_replayed(run, "uneven", codec="int8")
+
+
 def test_the_momentum_of_the_outer_update_is_resumed(tmp_path: Path) -> None:
     plan, settings = "sync=local,local_steps=3,outer=nesterov", {"optimizer": "sgd", "save_steps": 3}
     train("mlp", tmp_path / "run", workers=2, plan=plan, stop_steps=6, **settings)

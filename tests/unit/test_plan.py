@@ -130,11 +130,8 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(outer="nesterov"), 2, "outer=nesterov means nothing under sync=allreduce; set sync=local"),
         (Plan(sync="local", outer="nesterov", outer_momentum=1.5), 2, "outer_momentum=1.5 lets the outer update grow"),
         (Plan(sync="local", precision="fp16"), 2, "sync=local does not work with precision=fp16"),
-        (
-            Plan(sync="local", compress="int8"),
-            2,
-            "which sync=local does not send",
-        ),
+        (Plan(sync="auto", compress="int8"), 2, "compress=int8 means nothing under sync=auto"),
+        (Plan(sync="server", compress="int8"), 2, "compress=int8 does not work with sync=server"),
         (Plan(tensor=2, compress="bf16"), 4, "tensor=2 does not work with compress=bf16 yet"),
         (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
         (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
@@ -160,7 +157,7 @@ def test_plans_that_run() -> None:
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 21
+    assert len(REFUSALS) == 22
 
 
 def test_faithfulness() -> None:

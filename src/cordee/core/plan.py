@@ -161,7 +161,7 @@ class Plan:
     compress: str = _key(
         "none",
         "sync",
-        "how gradients are made smaller on the wire",
+        "how gradients are made smaller on the wire, under sync=local what is merged",
         choices=("none", "bf16", "fp16", "int8", "topk", "powersgd"),
     )
     batchnorm: str = _key(

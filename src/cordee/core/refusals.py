@@ -80,8 +80,12 @@ REFUSALS = (
         "sync=local does not work with precision=fp16, whose scale all replicas share; use precision=bf16 or fp32.",
     ),
     Refusal(
-        lambda plan, workers: plan.compress != "none" and plan.sync != "allreduce",
-        "compress={compress} makes gradients smaller, which sync={sync} does not send; leave one of them out.",
+        lambda plan, workers: plan.compress != "none" and plan.sync == "auto",
+        "compress={compress} means nothing under sync=auto, which chooses by itself; leave one of them out.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.compress != "none" and plan.sync == "server",
+        "compress={compress} does not work with sync=server; leave one of them out.",
     ),
     Refusal(
         lambda plan, workers: plan.replace and plan.tensor > 1,

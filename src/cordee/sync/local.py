@@ -1,13 +1,17 @@
-"""Local steps: every replica updates by what it computes, and all average their parameters every few steps.
+"""Local steps: every replica updates by what it computes, and all merge their parameters every few steps.
 
 The steps between two merges are a window: which replica computes which part of them is decided as they go, so a slow
-replica computes fewer. A merge is the mean of the replicas' parameters, each weighted by what it has computed since the
-merge before; states of optimizers stay each replica's own. With one step per merge and plain SGD that is the update of
-all-reduce. Otherwise it is not what one process would have trained: such a plan is statistical. With an outer update,
-the mean is not taken as it is: the way to it from the merge before is a gradient, of SGD with momentum.
+replica computes fewer. At a merge all replicas go the mean of the ways that they have gone since the merge before, each
+weighted by what it has computed; states of optimizers stay each replica's own. With one step per merge and plain SGD
+that is the update of all-reduce. Otherwise it is not what one process would have trained: such a plan is statistical.
+With an outer update, the mean way is not gone as it is: it is a gradient, of SGD with momentum.
+
+A codec makes the ways smaller on the wire; what it leaves out goes with the next merge.
 
 What a lost replica computed since the last merge is lost with it: the others compute those parts again before they
 merge. One replica alone has no windows: it goes on step by step, and only outer updates are left of its merges.
+
+Memory: a copy of the parameters, and during a merge another one.
 """
 
 from __future__ import annotations
@@ -19,13 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cordee.group.team import Team
+from cordee.sync.buckets import Bucket, grouped, make_bucket
 from cordee.sync.gradients import treat
+from cordee.sync.lossy import Exact
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.sparse import numbers_of
 
 MOMENTUM = "outer momentum"
 """The name of what is kept for the outer update."""
+BUCKET_MB = 4.0
+"""So much of the parameters travels together in a merge: what is encoded next overlaps with what is sent."""
 
 
 class Outer(NamedTuple):
@@ -41,17 +48,17 @@ class LocalSteps(Sync):
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        team: Team,
+        adds: Exact,
         *,
         every: int,
         outer: Outer | None = None,
         kept: Kept | None = None,
     ) -> None:
-        """Alone, it merges after `every` steps; without `outer`, a merge is a mean."""
+        """Alone, it merges after `every` steps; without `outer`, a merge is a mean, which `adds` adds up."""
         super().__init__(parameters)
-        self._team, self._every, self._outer = team, every, outer
+        self._team, self._adds, self._every, self._outer = adds.team, adds, every, outer
         self._merged: list[Tensor] = []
-        """The parameters after the last merge, for the outer update."""
+        """The parameters after the last merge."""
         begun = (kept or {}).get(MOMENTUM, []) if outer is not None else []
         self._momentum = [one.to(parameter, copy=True) for one, parameter in zip(begun, self.parameters, strict=False)]
         """Of the outer update; empty before the first one."""
@@ -68,7 +75,7 @@ class LocalSteps(Sync):
 
     def update(self, optimizer: Optimizer) -> None:
         """Step; alone, in steps that are no windows, merge if it is time."""
-        if self._outer is not None and self._steps == 0:
+        if self._steps == 0 and (self.in_hand is not None or self._outer is not None):
             self._merged = [parameter.detach().clone() for parameter in self.parameters]
         optimizer.step()
         self._weight += self._open
@@ -78,16 +85,21 @@ class LocalSteps(Sync):
 
     @torch.no_grad()
     def barrier(self) -> bool:
-        """Give all replicas the weighted mean of their parameters."""
+        """Let all replicas go the mean of their ways."""
+        ways: list[Tensor] = []
         if self._team.replicas > 1:
-            sums = [parameter * self._weight for parameter in self.parameters]
-            weight = torch.tensor([self._weight], dtype=torch.float64)
-            if not self._team.agree([*sums, weight]):
+            buckets = [make_bucket(group, 0, 1) for group in grouped(self.parameters, BUCKET_MB)]
+            if not self._add_up(buckets):
                 return False
-            for parameter, total in zip(self.parameters, sums, strict=True):
-                parameter.copy_(total / weight.item() if weight else parameter)
+            self._adds.commit()
+            found = {p: way for one in buckets for p, way in zip(one.parameters, one.views[0], strict=True)}
+            ways = [found[parameter] for parameter in self.parameters]
+        elif self._outer is not None:
+            ways = [now - before for now, before in zip(self.parameters, self._merged, strict=True)]
         if self._outer is not None:
-            self._update_outside(self._outer)
+            ways = self._outside(self._outer, ways)
+        for parameter, before, way in zip(self.parameters, self._merged, ways, strict=False):
+            torch.add(before, way, out=parameter)
         self._weight, self._steps = 0.0, 0
         return True
 
@@ -95,12 +107,31 @@ class LocalSteps(Sync):
         """The last window has merged the parameters; alone, what was done since then is a merge too."""
         if self._steps > 0:
             self.barrier()
-        return {MOMENTUM: self._momentum} if saving and self._momentum else {}
+        if not saving:
+            return {}
+        return self._adds.merge() | ({MOMENTUM: self._momentum} if self._momentum else {})
 
-    def _update_outside(self, outer: Outer) -> None:
-        """Take the way from the last merge to this mean for a gradient, of SGD with Nesterov's momentum."""
-        self._momentum = self._momentum or [torch.zeros_like(one) for one in self._merged]
-        for parameter, before, momentum in zip(self.parameters, self._merged, self._momentum, strict=True):
-            way = before - parameter
-            momentum.mul_(outer.momentum).add_(way)
-            parameter.copy_(before - outer.lr * (way + outer.momentum * momentum))
+    def _add_up(self, buckets: list[Bucket]) -> bool:
+        """Fill them with the mean of the ways of all replicas, as one agreement; False if one was lost before it.
+
+        The last sum is begun only where all others have ended: when it has ended too, all replicas have all of them.
+        """
+        team, weight = self._team, torch.tensor([self._weight], dtype=torch.float64)
+        complete = team.sums.sum(weight).wait()
+        share = self._weight / weight.item() if complete and weight else 0.0
+        before, handles = dict(zip(self.parameters, self._merged, strict=True)), []
+        self._adds.begin()
+        for bucket in buckets if complete else ():
+            for parameter, way in zip(bucket.parameters, bucket.views[0], strict=True):
+                torch.sub(parameter, before[parameter], out=way).mul_(share)
+            handles.append(self._adds.sum(bucket, 0))
+        complete = complete and all([one.wait() for one in handles])
+        commits = [team.sums.sum(torch.zeros(1))] if complete else []
+        return team.settle(commits, [bucket.flats[0] for bucket in buckets], void=not complete)
+
+    def _outside(self, outer: Outer, ways: list[Tensor]) -> list[Tensor]:
+        """Take the mean way for a gradient, of SGD with Nesterov's momentum: the way that it makes of it."""
+        self._momentum = self._momentum or [torch.zeros_like(one) for one in ways]
+        for one, way in zip(self._momentum, ways, strict=True):  # of the gradient, against the way
+            one.mul_(outer.momentum).sub_(way)
+        return [outer.lr * (way - outer.momentum * one) for way, one in zip(ways, self._momentum, strict=True)]

@@ -82,20 +82,19 @@ class Reducers:
         kept = self.taken_up.pop(0) if self.taken_up else {}
         if team.sliced:
             return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb)
+        adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept)
         if plan.sync == "local":
             outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
-            return LocalSteps(parameters, team, every=plan.local_steps, outer=outer, kept=kept)
+            return LocalSteps(parameters, adds, every=plan.local_steps, outer=outer, kept=kept)
         overlap = plan.overlap and not self._of
         if plan.sync == "server":
             servers, key = plan.servers, len(self._of)
             early = overlap and plan.window is None
             return Served(parameters, optimizer, team, servers=servers, key=key, overlap=early)
-        bucket_mb, adds = plan.bucket_mb, Exact(team)
+        bucket_mb = plan.bucket_mb
         if plan.sync == "auto":
             adds = Adaptive(parameters, team, kept, OPTIONS if plan.faithful == "any" else OPTIONS[:1])
             bucket_mb = min(bucket_mb, ADAPTIVE_BUCKET_MB)
-        elif plan.compress != "none":
-            adds = Lossy(plan.compress, parameters, team, kept)
         return AllReduce(parameters, adds, bucket_mb=bucket_mb, overlap=overlap)
 
     def merge(self, *, saving: bool) -> None:
