@@ -35,8 +35,8 @@ def replay(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of the workers of a run, side by side in this process, averaged at the end of each window.
 
-    With `outer`, what torch's SGD is given, the way to the average is a gradient for that. With a `codec`, replicas send
-    their ways by it.
+    With `outer`, what torch's SGD is given, the way to the average is a gradient for that. With a `codec`, replicas
+    send their ways by it.
     """
     order = job.order(job.resolve(1))
     torch.set_num_threads(1)

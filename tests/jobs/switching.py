@@ -5,18 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 import mlp
+from uneven import Uneven, parts
 
 import cordee
+from cordee.group.team import Team
 from cordee.sync import adaptive
-from cordee.sync.adaptive import Decision
+from cordee.sync.ways import Decision, Way
+from cordee.train import reducers
+
+CODECS = ("none", "bf16", "int8", "topk")
 
 
-def job(choices: str = "int8 topk none bf16", optimizer: str = "momentum", stop_steps: int | None = None) -> cordee.Job:
+def job(
+    choices: str = "int8 topk none bf16",
+    optimizer: str = "momentum",
+    stop_steps: int | None = None,
+    epochs: int = 1,
+    dies: int = -1,
+) -> cordee.Job:
+    """Each choice is a codec, or for local steps a codec and their number, such as int8:2.
+
+    The worker `dies` is lost in the middle of the second window.
+    """
     coming = iter(choices.split())
 
-    def decide(*args: Any) -> Decision:
-        return Decision(next(coming, "none"), {}, "as it was told")
+    def decide(measured: Any, costs: Any, ways: Any, *args: Any) -> Decision:
+        codec, _, every = next(coming, "none").partition(":")
+        chosen = Way(codec, int(every or 0))
+        assert chosen.every == 0 or any(way.every for way in ways), "local steps cannot be done"
+        return Decision(chosen, {}, "as it was told")
 
+    def arrange(team: Team) -> None:
+        if team.membership.worker == dies:
+            parts(0.0, 3)
+
+    reducers.WAYS = tuple(Way(codec, every) for every in (0, 2, 3) for codec in CODECS)
     adaptive.decide = decide
-    adaptive.FIRST, adaptive.EVERY = 1, 2
-    return mlp.job(optimizer=optimizer, stop_steps=stop_steps)
+    adaptive.FIRST, adaptive.SOON, adaptive.EVERY = 1, 2, 2
+    made = mlp.job(optimizer=optimizer, stop_steps=stop_steps)
+    return made.replace(epochs=epochs, callbacks=[Uneven(arrange)])

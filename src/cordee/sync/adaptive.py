@@ -1,108 +1,238 @@
-"""`sync=auto`: how gradients are sent is chosen by what is measured: the gentlest way that hides behind the computing.
+"""`sync=auto`: how replicas agree is chosen by what is measured: the gentlest way that hides behind the computing.
 
-Every few steps all replicas agree on how long they compute and how fast the link between them is, and take the same
-decision: exact sums first, then codecs by growing distance from them. What a codec has left out goes with the next
-step, whichever way that is sent. Each decision is an event, with its numbers and the step times that it forecasts; the
-next one tells what was measured.
+It begins with exact sums in every step. Every few steps all replicas agree on how long they compute and how fast the
+link between them is, and take the same decision (`sync/ways.py`): exact sums, codecs, or local steps whose merges are
+compressed. Each decision is an event, with its numbers and the step times that it forecasts; the next one tells what
+was measured.
+
+What a codec has left out goes with the next step or merge of the same kind, whichever codec that has. Before gradients
+are added up again after local steps, what merges have left out is added, and the states of optimizers, which were each
+replica's own, are averaged.
 """
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cordee.core.events import DecisionEvent
+from cordee.core.window import Rule
 from cordee.group.comm import Handle
 from cordee.group.team import Team
+from cordee.sync.allreduce import AllReduce
 from cordee.sync.buckets import Bucket
-from cordee.sync.codec.powersgd import RANK
-from cordee.sync.codec.topk import KEPT
-from cordee.sync.lossy import CODECS, Exact, Lossy
-from cordee.sync.seam import Kept
+from cordee.sync.codec.seam import Summed
+from cordee.sync.local import LocalSteps
+from cordee.sync.lossy import CODECS, LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
+from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
+from cordee.sync.ways import Cost, Decision, Measured, Way, decide
 
-OPTIONS = ("none", "bf16", "int8", "powersgd", "topk")
-"""The gentlest first."""
-FIRST, EVERY = 4, 20
-"""The first decision comes after so many steps, the others follow at this distance."""
-PROBES, LONG_S = [1 << power for power in range(15, 21)], 0.03
-"""To measure the link, so many numbers are added up one after the other, 128 KiB to 4 MiB, until one took so long."""
-HIDDEN = 1.05
-"""What is sent counts as hidden while a step takes at most so many times its computing."""
-NEAR = 1.25
-"""Where nothing hides, the gentlest way is taken whose step is at most so much longer than the shortest."""
-HIDES = 0.5
-"""The part of the computing, its backward pass, behind which what is sent can hide."""
-BACK = 0.8
-"""A gentler way is gone back to only if it takes at most so much of the time in which it hides."""
+FIRST, SOON, EVERY = 4, 8, 20
+"""Steps before the first decision, after one that changed the way, and after one that did not."""
+BUCKET_MB = 2.0
+"""Small, so that much of it is sent while the backward pass goes on."""
+PROBES, LONG_S = [1 << power for power in range(13, 21)], 0.03
+"""To measure the link, so many numbers are added up one after the other, 32 KiB to 4 MiB, until one took so long."""
+SAMPLE = 2_000_000
+"""Codecs are tried on so many numbers."""
 
 
-class Measured(NamedTuple):
-    """What a decision rests on."""
+class Settings(NamedTuple):
+    """What the choice depends on besides what is measured."""
 
-    compute_s: float
-    """Of a step, on the slowest replica."""
-    link: float
-    """Bytes per second that each replica can send while all do."""
-
-
-class Decision(NamedTuple):
-    """How gradients are sent from now on, and why."""
-
-    choice: str
-    forecast_s: dict[str, float]
-    """The time of a step, by each way."""
-    reason: str
+    ways: Sequence[Way]
+    """Among which it is made, the gentlest first, local steps last."""
+    merges: Callable[[], bool]
+    """Whether the training can do local steps."""
+    overlap: bool
+    """Whether gradients may be sent during the backward pass."""
 
 
-def bytes_sent(option: str, shapes: Sequence[Sequence[int]], replicas: int) -> float:
-    """What one replica sends in a step, for gradients of these shapes in float32."""
-    count = float(sum(torch.Size(shape).numel() for shape in shapes))
-    summed, shown = 2 * (replicas - 1) / replicas, replicas - 1
-    if option == "powersgd":
-        return summed * 4 * sum(_thin(shape) for shape in shapes)
-    each = {"none": 4 * summed, "bf16": 2 * shown, "int8": 1.016 * shown, "topk": 8 * KEPT * shown}
-    return each[option] * count
+class Adaptive(Sync):
+    """Adds gradients up, or merges parameters, by a way that is chosen again every few steps; see `Sync`."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], team: Team, settings: Settings, kept: Kept) -> None:
+        """It begins with exact sums that are not hidden, to measure the computing alone."""
+        super().__init__(parameters)
+        self.team, self._settings, self._overlap = team, settings, settings.overlap
+        self._gradients = Changing(self.parameters, team, kept)
+        self._ways = Changing(self.parameters, team, kept, name=LEFT_OUT_OF_MERGES)
+        self._sums = AllReduce(self.parameters, self._gradients, bucket_mb=BUCKET_MB, overlap=False)
+        self._local = LocalSteps(self.parameters, self._ways, every=1)
+        self.way = Way()
+        self._apart = False
+        """Whether the states of optimizers are each replica's own."""
+        self._clock = Clock(team)
+        self._compute_s = float("inf")
+        """Of a step without what is sent, as far as it is known."""
+        self._link = 0.0
+        """Bytes per second, when it was last measured."""
+        self._tried: dict[Way, tuple[float, float]] = {}
+        self._costs: dict[str, Cost] = {}
+        self._next = team.steps + FIRST
+
+    def begin(self, record: Recorded | None) -> bool:
+        """In local steps nothing is sent early."""
+        return bool(self.way.every) or self._sums.begin(record)
+
+    def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
+        """By all-reduce; in a window, this replica's own."""
+        if self.in_hand is not None:
+            return self._local.commit(record, void=void, treatment=treatment)
+        agreed = self._sums.commit(record, void=void, treatment=treatment)
+        if agreed is not None and self.team.steps + 1 >= self._next:
+            self._decide(self.team.steps + 1)
+        return agreed
+
+    def barrier(self) -> bool:
+        """Merge; decide again, if it is time."""
+        if not self._local.barrier():
+            return False
+        self._clock.merged(self.way.every)
+        last = self.team.steps + self.way.every
+        if last >= self._next:
+            self._decide(last)
+        return True
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Step; the first time after local steps, with the mean of all replicas' optimizers."""
+        self._local.in_hand = self.in_hand
+        if self.in_hand is not None:
+            self._apart = True
+            self._local.update(optimizer)
+        else:
+            if self._apart:
+                self._come_together(optimizer)
+            self._sums.update(optimizer)
+        self._clock.updated()
+
+    def merge(self, *, saving: bool = False) -> Kept:
+        """Parameters are equal after every step and after every merge."""
+        return self._gradients.merge() | self._ways.merge() if saving else {}
+
+    def forget(self, *, passed: bool) -> None:
+        """Drop what was sent and all gradients."""
+        self._sums.forget(passed=passed)
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        self._sums.close()
+
+    @torch.no_grad()
+    def _come_together(self, optimizer: Optimizer) -> None:
+        """Add what merges have left out, and average what the optimizer keeps of these parameters."""
+        for parameter, rest in zip(self.parameters, self._ways.give_up(), strict=False):
+            parameter.add_(rest)
+        states = [optimizer.state.get(parameter, {}).values() for parameter in self.parameters]
+        own = [one for state in states for one in state if isinstance(one, Tensor) and one.is_floating_point()]
+        while self.team.replicas > 1:
+            total = [one / self.team.replicas for one in own]
+            if self.team.agree(total):
+                for one, mean in zip(own, total, strict=True):
+                    one.copy_(mean)
+                break
+        self._apart = False
+
+    # ------------------------------------------------------------- decisions
+
+    def _decide(self, steps: int) -> None:
+        """After so many steps: all replicas measure, agree and decide; until they do, whoever is lost meanwhile.
+
+        Between local steps the link is as fast as the last merge was. It is probed before a gentler way is taken.
+        """
+        merges = self._settings.merges()
+        ways = [way for way in self._settings.ways if merges or not way.every or way == self.way]
+        probes = not self.way.every
+        while self.team.replicas > 1:
+            self._costs = self._costs or costs_of(self.parameters, {way.codec for way in ways}, self.team.replicas)
+            link = self._probe() if probes else self._local.link(self._costs[self.way.codec].seconds)
+            names = sorted(self._costs)
+            own = [self._clock.compute_s, 1.0 / self._clock.compute_s, self._clock.step_s, link, len(ways)]
+            table = torch.zeros(self.team.replicas, len(own) + len(names), dtype=torch.float64)
+            table[self.team.replica] = torch.tensor([*own, *(self._costs[name].seconds for name in names)])
+            if not self.team.agree([table]) or table[:, 3].min() <= 0.0:
+                continue
+            (compute_s, _, step_s, *_), seconds = table[:, :5].amax(dim=0).tolist(), table[:, 5:].amax(dim=0).tolist()
+            shared_s = self.team.replicas / float(table[:, 1].sum())
+            measured = self._seen(Measured(compute_s, shared_s, step_s, float(table[:, 3].min())))
+            ways = ways[: int(table[:, 4].min())]  # local steps are the last: the others are the same on all replicas
+            costs = {name: self._costs[name]._replace(seconds=most) for name, most in zip(names, seconds, strict=True)}
+            decision = decide(measured, costs, ways, self.way, self._tried)
+            if probes or ways.index(decision.choice) >= ways.index(self.way):
+                self._take(steps, measured, decision)
+                return
+            probes = True
+
+    def _seen(self, measured: Measured) -> Measured:
+        """With what is known of the computing alone: where gradients are sent meanwhile, that takes longer."""
+        undisturbed = self.way.every or not self._sums.overlap
+        compute_s = measured.compute_s if undisturbed else min(self._compute_s, measured.compute_s)
+        return measured._replace(compute_s=compute_s, shared_s=min(measured.shared_s, compute_s))
+
+    def _take(self, steps: int, measured: Measured, decision: Decision) -> None:
+        before, self.way = self.way, decision.choice
+        self._compute_s, self._link = measured.compute_s, measured.link
+        self._tried[before] = measured.link, measured.step_s
+        self.rule = Rule(self.way.every) if self.way.every else None
+        (self._ways if self.way.every else self._gradients).take(self.way.codec)
+        self._sums.overlap = self._overlap
+        self._next = steps + (EVERY if before == self.way else SOON)
+        if self.team.speaks:
+            compute_ms, link_mbit = round(1e3 * measured.compute_s, 3), round(8e-6 * measured.link, 3)
+            measured_ms = round(1e3 * measured.step_s, 3)
+            forecast_ms = {str(way): round(1e3 * seconds, 3) for way, seconds in decision.forecast_s.items()}
+            numbers = (compute_ms, link_mbit, measured_ms, forecast_ms)
+            event = DecisionEvent(steps + 1, str(before), str(self.way), decision.reason, *numbers)
+            self.team.channel.post(event)
+        self._clock = Clock(self.team)
+
+    def _probe(self) -> float:
+        """Bytes per second over the link; 0 if a replica was lost.
+
+        A short exchange may fit into what a link lets through at once, so it grows until it takes long; the first is as
+        long as the last measurement says.
+        """
+        each, device = 8 * (self.team.replicas - 1) / self.team.replicas, self.parameters[0].device
+        took = 0.0
+        for size in [size for size in PROBES if each * size >= LONG_S * self._link] or PROBES[-1:]:
+            numbers, all_took = torch.zeros(size, device=device), torch.zeros(1, dtype=torch.float64)
+            if not self.team.sums.sum(all_took).wait():  # all begin at the same time
+                return 0.0
+            began = time.perf_counter()
+            if not self.team.sums.sum(numbers).wait():
+                return 0.0
+            numbers[:1].item()
+            took = all_took[0] = time.perf_counter() - began
+            if not self.team.sums.sum(all_took).wait():
+                return 0.0
+            if all_took.item() >= LONG_S * self.team.replicas:
+                break
+        return each * size / took
 
 
-def _thin(shape: Sequence[int]) -> float:
-    count = torch.Size(shape).numel()
-    rows = shape[0] if len(shape) > 1 else 1
-    thin = RANK * (rows + count // max(rows, 1))
-    return min(count, thin)
+class Changing(Lossy):
+    """Adds up by a codec that may change between two steps, or by none."""
 
-
-def decide(
-    measured: Measured, shapes: Sequence[Sequence[int]], replicas: int, options: Sequence[str], now: str
-) -> Decision:
-    """The gentlest way that hides behind the computing; if none does, the one with the shortest step."""
-    sending = {one: bytes_sent(one, shapes, replicas) / measured.link for one in options}
-    hidden = HIDES * measured.compute_s
-    steps = {one: measured.compute_s + max(0.0, taken - hidden) for one, taken in sending.items()}
-    for place, one in enumerate(options):
-        back = place < options.index(now)
-        if sending[one] <= BACK * hidden if back else steps[one] <= HIDDEN * measured.compute_s:
-            return Decision(one, steps, f"{one}: sending takes {sending[one]:.3g} s, {hidden:.3g} s hide it")
-    near = next(one for one in options if steps[one] <= NEAR * min(steps.values()))
-    return Decision(near, steps, f"{near}: nothing hides behind {hidden:.3g} s, and its step is near the shortest")
-
-
-class Adaptive(Lossy):
-    """Sums over all replicas, by a way that is chosen again every few steps."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], team: Team, kept: Kept, options: Sequence[str]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], team: Team, kept: Kept, name: str = LEFT_OUT) -> None:
         """It begins with exact sums."""
-        super().__init__("bf16", parameters, team, kept)
-        self._options, self._shapes = options, [tuple(one.shape) for one in parameters]
+        super().__init__("bf16", parameters, team, kept, name)
         self._choice = "none"
-        self._steps = 0
-        self._since, self._blocked = time.perf_counter(), team.meter.blocked_s
-        """When the time began that is measured, and what had been waited until then."""
         self._exact: list[Bucket] = []
         """Buckets of the open step that are added up as they are."""
+
+    def take(self, choice: str) -> None:
+        """From the next step on, add up by this codec."""
+        if choice != self._choice:
+            self._choice = choice
+            self._memory.clear()
+            self._codec = CODECS.get(choice, self._codec)
 
     def begin(self) -> None:
         """A step begins, or begins again."""
@@ -110,7 +240,7 @@ class Adaptive(Lossy):
         self._exact.clear()
 
     def sum(self, bucket: Bucket, turn: int) -> Handle:
-        """By the way that was chosen; what was left out goes along."""
+        """By the codec in use; what was left out goes along."""
         if self._choice != "none":
             return super().sum(bucket, turn)
         self.add_left_out(bucket, turn)
@@ -118,68 +248,79 @@ class Adaptive(Lossy):
         return Exact.sum(self, bucket, turn)
 
     def commit(self) -> None:
-        """The step has committed; decide again, if it is time."""
+        """The step has committed."""
         super().commit()
         for bucket in self._exact:
             for parameter in bucket.parameters:
                 self._left_out.pop(parameter, None)
-        self._steps += 1
-        if self._steps == 1:  # the first steps take longer
-            self._begin_to_measure()
-        if self._steps % EVERY == FIRST and self.team.replicas > 1:
-            self._decide()
 
-    def _begin_to_measure(self) -> None:
-        self._since, self._blocked, self._first = time.perf_counter(), self.team.meter.blocked_s, self._steps
+    def give_up(self) -> list[Tensor]:
+        """What all replicas have left out, for each parameter: the caller uses it, and it is kept no more."""
+        total = self.merge().get(self.name, [])
+        self._left_out.clear()
+        return total
 
-    def _decide(self) -> None:
-        """All replicas measure and agree; if one is lost meanwhile, the next time will do."""
-        meter, steps = self.team.meter, max(1, self._steps - self._first)
-        step_s = (time.perf_counter() - self._since) / steps
-        compute_s = max(1e-6, step_s - (meter.blocked_s - self._blocked) / steps)
-        if not self.team.agree([torch.zeros(1)]):  # all begin to send at the same time
-            self._begin_to_measure()
-            return
-        link = self._probe()
-        table = torch.zeros(self.team.replicas, 3, dtype=torch.float64)
-        table[self.team.replica] = torch.tensor([compute_s, step_s, link])
-        if self.team.agree([table]) and bool(table[:, 2].min() > 0):
-            measured = Measured(float(table[:, 0].max()), float(table[:, 2].min()))
-            decision = decide(measured, self._shapes, self.team.replicas, self._options, self._choice)
-            self._tell(decision, measured, float(table[:, 1].max()))
-            self._take(decision.choice)
-        self._begin_to_measure()
 
-    def _probe(self) -> float:
-        """Bytes per second over the link, the best of two; 0 if a replica was lost.
+class Clock:
+    """How long parts and steps have taken since it was made; by medians: an evaluation between two does not count."""
 
-        A short exchange may fit into what a link lets through at once, so it grows. How long the one before took
-        travels along: so all replicas go on, or stop, after the same one.
-        """
-        took, rates = 0.0, [0.0]
-        each = 8 * (self.team.replicas - 1) / self.team.replicas
-        for size in PROBES:
-            numbers = torch.full((size,), took)
-            began = time.perf_counter()
-            if not self.team.sums.sum(numbers).wait():
-                return 0.0
-            took = time.perf_counter() - began
-            rates.append(each * size / took)
-            if float(numbers[0]) >= LONG_S * self.team.replicas:
-                break
-        return max(rates[-2:])
+    def __init__(self, team: Team) -> None:
+        """It runs."""
+        self._meter = team.meter
+        self._computes: list[float] = []
+        self._steps: list[float] = []
+        self._windows: list[float] = []
+        self._updated, self._blocked = time.perf_counter(), team.meter.blocked_s
+        self._merged = self._updated
 
-    def _take(self, choice: str) -> None:
-        if choice != self._choice:
-            self._choice = choice
-            self._memory.clear()
-            self._codec = CODECS.get(choice, self._codec)
+    def updated(self) -> None:
+        """A step, or a part of one, was computed and applied."""
+        took, blocked = time.perf_counter() - self._updated, self._meter.blocked_s - self._blocked
+        self._updated, self._blocked = self._updated + took, self._meter.blocked_s
+        self._steps.append(took)
+        self._computes.append(took - blocked)
 
-    def _tell(self, decision: Decision, measured: Measured, step_s: float) -> None:
-        if self.team.speaks:
-            forecast = {name: round(1e3 * seconds, 3) for name, seconds in decision.forecast_s.items()}
-            numbers = (round(1e3 * measured.compute_s, 3), round(8e-6 * measured.link, 3), round(1e3 * step_s, 3))
-            event = DecisionEvent(
-                self.team.steps + 2, self._choice, decision.choice, decision.reason, *numbers, forecast
-            )
-            self.team.channel.post(event)
+    def merged(self, steps: int) -> None:
+        """So many steps were merged."""
+        now = time.perf_counter()
+        self._windows.append((now - self._merged) / steps)
+        self._merged = now
+
+    @property
+    def compute_s(self) -> float:
+        """What a part of a step takes, without waiting."""
+        return max(1e-6, statistics.median(self._computes or [0.0]))
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes, all in all."""
+        return statistics.median_low(self._windows or self._steps or [0.0])
+
+
+def costs_of(parameters: Sequence[nn.Parameter], codecs: Iterable[str], replicas: int) -> dict[str, Cost]:
+    """What each codec takes, tried on some of the parameters."""
+    some: list[nn.Parameter] = []
+    for parameter in parameters:
+        if not some or sum(one.numel() for one in [*some, parameter]) <= SAMPLE:
+            some.append(parameter)
+    sizes = [one.numel() for one in some]
+    times = sum(one.numel() for one in parameters) / sum(sizes)
+    summed, shown = 2 * (replicas - 1) / replicas, replicas - 1
+    flat = torch.linspace(-1.0, 1.0, sum(sizes), dtype=some[0].dtype, device=some[0].device)
+    found = {}
+    for name in codecs:
+        if name == "none":
+            found[name] = Cost(0.0, times * summed * flat.nbytes)
+            continue
+        windows = [part.view(one.shape) for part, one in zip(torch.split(flat.clone(), sizes), some, strict=True)]
+        began, sent = time.perf_counter(), 0.0
+        exchange = CODECS[name](flat.clone(), windows, {})
+        message = next(exchange)
+        with contextlib.suppress(StopIteration):
+            while True:
+                is_sum = isinstance(message, Summed)
+                sent += message.tensor.nbytes * (summed if is_sum else shown)
+                message = exchange.send(message.tensor if is_sum else [message.tensor] * replicas)
+        flat[:1].item()
+        found[name] = Cost(times * (time.perf_counter() - began), times * sent)
+    return found

@@ -16,6 +16,7 @@ Memory: a copy of the parameters, and during a merge another one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -66,6 +67,12 @@ class LocalSteps(Sync):
         """What this replica's samples weigh: since the last merge, and those that are not applied yet."""
         self._steps = 0
         """Updates since the last merge."""
+        self._sent, self._sending_s = 0, 0.0
+        """Of the last merge: bytes, and how long it took to encode, send and decode them."""
+
+    def link(self, codec_s: float) -> float:
+        """Bytes per second that the last merge sent, if its codec took so long."""
+        return self._sent / max(self._sending_s - codec_s, 1e-4)
 
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed:
         """The record and the gradient are this replica's own."""
@@ -119,13 +126,16 @@ class LocalSteps(Sync):
         team, weight = self._team, torch.tensor([self._weight], dtype=torch.float64)
         complete = team.sums.sum(weight).wait()
         share = self._weight / weight.item() if complete and weight else 0.0
+        sent, began = team.meter.bytes_sent, time.perf_counter()
         before, handles = dict(zip(self.parameters, self._merged, strict=True)), []
         self._adds.begin()
         for bucket in buckets if complete else ():
             for parameter, way in zip(bucket.parameters, bucket.views[0], strict=True):
                 torch.sub(parameter, before[parameter], out=way).mul_(share)
             handles.append(self._adds.sum(bucket, 0))
-        complete = complete and all([one.wait() for one in handles])
+        ended = [one.wait() for one in handles]  # all of them, whatever the first says
+        complete = complete and all(ended)
+        self._sent, self._sending_s = team.meter.bytes_sent - sent, time.perf_counter() - began
         commits = [team.sums.sum(torch.zeros(1))] if complete else []
         return team.settle(commits, [bucket.flats[0] for bucket in buckets], void=not complete)
 

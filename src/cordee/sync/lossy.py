@@ -27,8 +27,8 @@ CODECS: dict[str, Codec] = {
 """By the plan's name for it."""
 
 
-LEFT_OUT = "left out"
-"""The name of what is kept."""
+LEFT_OUT, LEFT_OUT_OF_MERGES = "left out", "left out of merges"
+"""The names of what is kept: of gradients, and of parameters that are merged."""
 
 
 class Exact:
@@ -56,11 +56,13 @@ class Exact:
 class Lossy(Exact):
     """Sums over all replicas by one codec; what is left out belongs to this replica."""
 
-    def __init__(self, codec: str, parameters: Sequence[nn.Parameter], team: Team, kept: Kept) -> None:
-        """`kept` is what all replicas together had left out so far; each has its part of it."""
+    def __init__(
+        self, codec: str, parameters: Sequence[nn.Parameter], team: Team, kept: Kept, name: str = LEFT_OUT
+    ) -> None:
+        """`kept` has under this `name` what all replicas together had left out so far; each has its part of it."""
         super().__init__(team)
-        self._codec, self._parameters = CODECS[codec], parameters
-        begun = zip(parameters, kept.get(LEFT_OUT, []), strict=False)
+        self._codec, self._parameters, self.name = CODECS[codec], parameters, name
+        begun = zip(parameters, kept.get(name, []), strict=False)
         self._left_out = {parameter: one.to(parameter) / team.replicas for parameter, one in begun}
         """For each parameter, what this replica has not sent yet, as far as steps have committed."""
         self._all_left_out: list[Tensor] | None = None
@@ -101,6 +103,8 @@ class Lossy(Exact):
 
     def merge(self) -> Kept:
         """What all replicas have left out, added up; from here on each has its part of it."""
+        if not self._left_out:  # on all replicas alike
+            return {}
         while self._all_left_out is None:
             own = [self._left_out.get(one) for one in self._parameters]
             total = [
@@ -111,7 +115,7 @@ class Lossy(Exact):
                 self._all_left_out = [one.detach() for one in total]
         total = self._all_left_out
         self._left_out = dict(zip(self._parameters, [one / self.team.replicas for one in total], strict=True))
-        return {LEFT_OUT: total}
+        return {self.name: total}
 
 
 class Exchanging(Handle):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.record import Record
-from cordee.core.window import InHand
+from cordee.core.window import InHand, Rule
 from cordee.sync.gradients import drop
 
 Recorded = Callable[[], Record]
@@ -57,6 +57,8 @@ class Sync:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.in_hand: InHand | None = None
         """The part that is computed now of a window, which `barrier` will end; None: all compute the same step."""
+        self.rule: Rule | None = None
+        """How the next steps are shared out in windows, where it is not the plan that says so."""
 
     def begin(self, record: Recorded | None) -> bool:
         """A backward pass follows. With a `record` it is the last of its step: what is complete may be sent meanwhile.

@@ -60,6 +60,7 @@ def do_part(stepper: Stepper, loop: Loop, optimizer: Optimizer, clip: float | No
     check_update(windows, loop.updates, known=stepper.reducers.known(optimizer) is not None)
     sync = stepper.sync_of(optimizer)
     loop.updates += 1
+    stepper.buffers.seen *= windows.begun  # since the last merge, which was at the end of the window before
     sync.in_hand = windows.in_hand(loop.count / loop.feeder.order.size(stepper.loops.current()[1].step))
     stepper.reporter.arrives()
     treatment = Treatment(stepper.precision.scale, clip)

@@ -48,11 +48,11 @@ class Loop:
         team, plan = stepper.team, stepper.plan
         shares = stepper.loops.shares or Shares(((0, Share(plan.share, plan.proportions, seed=order.seed)),))
         self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=stepper.device)
-        local = plan.window is not None  # a replica's gradient is the mean over its own share
-        self.weigh, self.data = weigh or (len if local else None), data
-        begun, trains = stepper.loops.begun, stepper.updates is not None
-        self.windows = Windows(team, plan.window, stepper.boundary, loops=begun, trains=trains)
-        self.weight = GlobalWeight(Team().layers if local else team.layers, local=local)
+        self._weigh, self.data = weigh, data
+        begun, trains, reducers = stepper.loops.begun, stepper.updates is not None, stepper.reducers
+        self.windows = Windows(team, lambda: reducers.rule, stepper.boundary, loops=begun, trains=trains)
+        self._weights = GlobalWeight(team.layers), GlobalWeight(Team().layers, local=True)
+        self.weight = self._weights[0]
         self.guard = Guard()
         self.losses = Readings()
         self.batch: Batch | None = None
@@ -113,27 +113,17 @@ class Loop:
         """What they weigh."""
         self.losses.clear()
 
-    def slots(self, first: Start, end: int | None) -> Iterator[Slot]:
-        """The steps from `first` on, up to the epoch `end`; one that has to be done again comes again."""
-        if self.windows.rule is not None:
-            yield from self.windows.slots(self, first, end)
-            return
-        epoch, step = first
-        while end is None or epoch < end:
-            while step < self.feeder.order.steps:
-                yield Slot(epoch, step)
-                step += not self.redo
-            epoch, step = epoch + 1, 0
-
     def take(self, slot: Slot) -> Iterator[tuple[bool, Batch]]:
         """My share, or a part, of each micro-batch of a step, one after the other; whether it is the first."""
         slots = [Slot(slot.epoch, slot.step, micro, slot.part) for micro in range(self.feeder.micros(slot.step))]
-        if self.weigh is None:
+        local = self.windows.rule() is not None  # a replica's gradient is the mean over its own share
+        self.weight, weigh = self._weights[local], self._weigh or (len if local else None)
+        if weigh is None:
             self.weight.know(float(self.feeder.order.size(slot.step)))
             taken: Iterator[Batch] = map(self.feeder.take, slots)
         else:
             ready = [self.feeder.take(one, ahead=one is slots[-1]) for one in slots]
-            self.weight.weigh(ready, self.weigh)
+            self.weight.weigh(ready, weigh)
             taken = iter(ready)
         for one, batch in zip(slots, taken, strict=True):
             if self._draws is False:

@@ -15,20 +15,22 @@ from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
 from cordee.core.plan import Plan
+from cordee.core.window import Rule
 from cordee.group.alike import alike
 from cordee.group.team import Team
-from cordee.sync.adaptive import OPTIONS, Adaptive
+from cordee.sync.adaptive import Adaptive, Settings
 from cordee.sync.allreduce import AllReduce
+from cordee.sync.batchnorm import batchnorms
 from cordee.sync.local import LocalSteps, Outer
-from cordee.sync.lossy import Exact, Lossy
+from cordee.sync.lossy import LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
 from cordee.sync.meeting_points import backward_from
 from cordee.sync.seam import Kept, Recorded, Sync
 from cordee.sync.server.served import Served
 from cordee.sync.sliced import SlicedSums
+from cordee.sync.ways import WAYS
 from cordee.train.agreement import agree_on, of_optimizer
+from cordee.train.gathering import count_calls
 
-ADAPTIVE_BUCKET_MB = 2.0
-"""Under sync=auto: small, so that much of it is sent while the backward pass goes on."""
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -42,6 +44,8 @@ class Reducers:
         self.taken_up: list[Kept] = []
         """The same of the run that is resumed or entered, for the next ones that are made."""
         self._team, self._plan, self._models = team, plan, models
+        self.one_update = False
+        """Whether each batch is known to have one update, as in the loop of a job."""
         self.least = 1
         """So many updates may be expected of a step: two, if some parameters are in no optimizer so far."""
         self._strays: set[nn.Parameter] = set()
@@ -82,20 +86,31 @@ class Reducers:
         kept = self.taken_up.pop(0) if self.taken_up else {}
         if team.sliced:
             return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb)
-        adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept)
+        overlap = plan.overlap and not self._of
+        if plan.sync == "auto":
+            ways = WAYS if plan.faithful == "any" else WAYS[:1]
+            return Adaptive(parameters, team, Settings(ways, self._can_merge, overlap), kept)
+        name = LEFT_OUT_OF_MERGES if plan.sync == "local" else LEFT_OUT
+        adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept, name)
         if plan.sync == "local":
             outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
             return LocalSteps(parameters, adds, every=plan.local_steps, outer=outer, kept=kept)
-        overlap = plan.overlap and not self._of
         if plan.sync == "server":
             servers, key = plan.servers, len(self._of)
             early = overlap and plan.window is None
             return Served(parameters, optimizer, team, servers=servers, key=key, overlap=early)
-        bucket_mb = plan.bucket_mb
-        if plan.sync == "auto":
-            adds = Adaptive(parameters, team, kept, OPTIONS if plan.faithful == "any" else OPTIONS[:1])
-            bucket_mb = min(bucket_mb, ADAPTIVE_BUCKET_MB)
-        return AllReduce(parameters, adds, bucket_mb=bucket_mb, overlap=overlap)
+        return AllReduce(parameters, adds, bucket_mb=plan.bucket_mb, overlap=overlap)
+
+    @property
+    def rule(self) -> Rule | None:
+        """How the next steps are shared out in windows; None: all replicas compute their shares of the same step."""
+        return self._plan.window or next((sync.rule for sync in self._of.values()), None)
+
+    def _can_merge(self) -> bool:
+        """Whether sync=auto may do local steps here: no pass needs the other replicas, and a batch has one update."""
+        plan = self._plan
+        exact = plan.batchnorm == "exact" and any(batchnorms(model) for model in self._models)
+        return self.one_update and not (exact or count_calls() or plan.replace or plan.precision == "fp16")
 
     def merge(self, *, saving: bool) -> None:
         """Make the parameters equal on all replicas."""

@@ -151,6 +151,7 @@ class Stepper:
         first, end = self.loops.first(source.fingerprint, data, start, epochs)
         place = {"data": of_data(source), "epochs": epochs, "from (epoch, step)": first}
         self.reducers.loop = place | order.describe()
+        self.reducers.one_update = self.updates == 1
         loop = Loop(self, source, order, weigh, data)
         before = first[0] * order.steps + first[1]  # of the run that a script goes on with
         self.number = before if start is not None and before else self.team.steps
@@ -159,7 +160,7 @@ class Stepper:
             if len(self.loops.open) == 1:  # not inside another one
                 self._trail.most = self.updates
                 self.reporter.start()
-            for slot in loop.slots(first, end):
+            for slot in loop.windows.slots(loop, first, end):
                 yield from self._one_step(loop, slot)
                 if loop.redo:
                     continue

@@ -30,8 +30,10 @@ Boundary = Callable[[int], "int | None"]
 class Windows:
     """The windows of one loop over batches, as one worker sees them."""
 
-    def __init__(self, team: Team, rule: Rule | None, boundary: Boundary, *, loops: int, trains: bool) -> None:
-        """Without a `rule` there are none. So many `loops` were begun before, on all workers alike.
+    def __init__(
+        self, team: Team, rule: Callable[[], Rule | None], boundary: Boundary, *, loops: int, trains: bool
+    ) -> None:
+        """`rule` gives that of the next window; None: there is none. All workers have begun so many `loops` before.
 
         `trains`: the loop is known to train, not only to look at its data.
         """
@@ -79,13 +81,13 @@ class Windows:
         """A window begins at this step."""
         team = self.team
         self._own, self._asked, self._item = {}, False, (at, team.replica)
-        self.window = None
-        if team.replicas == 1 or self.rule is None:
+        self.window, rule = None, self.rule()
+        if team.replicas == 1 or rule is None:
             return
         steps = loop.feeder.order.steps
         stop = self._boundary(at)
-        end = min(at + self.rule.steps, (at // steps + 1) * steps, *([] if stop is None else [stop]))
-        self.window = Window((self._loops, team.position), at, end, team.mesh.leaders, self.rule)
+        end = min(at + rule.steps, (at // steps + 1) * steps, *([] if stop is None else [stop]))
+        self.window = Window((self._loops, team.position), at, end, team.mesh.leaders, rule)
         loop.feeder.cut_for(self.window.members)
         if self.trains:  # the answer is here when the first part is done
             self._ask(Take(self.window))

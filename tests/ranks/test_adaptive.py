@@ -1,0 +1,133 @@
+"""sync=auto that goes over to local steps and back: beside the same in this process, by the record of who did what."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cordee.feed.batch import Batch
+from cordee.feed.share import Share
+from cordee.train.jobfile import load_job
+from harness import Run, job_file, train
+from replay import assert_audited, average, exchange_ways
+
+
+def by_record(run: Run, codec: str, share: Share, **settings: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights: exact sums where the record has no window, merges by a codec at the end of each window."""
+    job = load_job(job_file("switching"), {name: str(value) for name, value in settings.items()})
+    order = job.order(job.resolve(1))
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed)
+    model = job.model().train()
+    models = {worker: copy.deepcopy(model) for worker in [0, 1, 2]}
+    optimizers = {worker: job.optimizer(one.parameters()) for worker, one in models.items()}
+    windows = {window["first"]: window for window in run.of("window")}
+    saved = {event["step"] for event in run.of("checkpoint")}
+    losses: dict[int, float] = {}
+    left_out: dict[int, Any] = {}
+    apart, number = False, 1
+
+    def loss_of(one: nn.Module, number: int, own: slice | np.ndarray) -> tuple[torch.Tensor, int, int]:
+        ids = order.ids(*divmod(number - 1, order.steps))
+        loss, _ = job.compute(one, Batch(ids[own], job.data.train.gather(ids[own])))
+        return loss, len(ids[own]), len(ids)
+
+    while number <= len(run.losses):
+        if (window := windows.get(number)) is not None:
+            seen = dict.fromkeys([item[0] for item in window["items"]], 0)
+            for worker, at, part in window["items"]:
+                epoch, step = divmod(at - 1, order.steps)
+                size = len(order.ids(epoch, step))
+                own = np.asarray(share.positions(size, window["workers"], part, (epoch, step, 0)))
+                loss, count, whole = loss_of(models[worker], at, own)
+                optimizers[worker].zero_grad()
+                loss.backward()
+                optimizers[worker].step()
+                seen[worker] += count
+                losses[at] = losses.get(at, 0.0) + count * float(loss.detach()) / whole
+            if codec != "none":
+                exchange_ways(model, models, seen, codec, left_out)
+                if window["last"] in saved:
+                    mean = sum(left_out[worker] for worker in seen) / len(seen)
+                    left_out = dict.fromkeys(seen, mean)
+            average(model, {models[worker]: count for worker, count in seen.items()}, None)
+            for one in models.values():
+                one.load_state_dict(model.state_dict())
+            apart, number = True, window["last"] + 1
+            continue
+        loss, _, _ = loss_of(model, number, slice(None))
+        losses[number] = float(loss.detach())
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        if apart:
+            come_together(models, optimizers, left_out)
+            apart, left_out = False, {}
+        for worker, one in models.items():
+            for parameter, gradient in zip(one.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimizers[worker].step()
+        model.load_state_dict(models[0].state_dict())
+        number += 1
+    return [losses[one] for one in sorted(losses)], model.state_dict()
+
+
+@torch.no_grad()
+def come_together(models: dict[int, nn.Module], optimizers: dict[int, Any], left_out: dict[int, Any]) -> None:
+    """What merges have left out is added, and what optimizers keep is averaged."""
+    for one in models.values():
+        offset = 0
+        for parameter in reversed(list(one.parameters())):  # as they lie in their bucket
+            if left_out:
+                rest = sum(left_out.values())[offset : offset + parameter.numel()]
+                parameter.add_(rest.view_as(parameter))
+            offset += parameter.numel()
+    kept = [[value for state in one.state.values() for value in state.values()] for one in optimizers.values()]
+    for values in zip(*kept, strict=True):
+        mean = sum(values) / len(values)
+        for one in values:
+            one.copy_(mean)
+
+
+@pytest.mark.parametrize(("codec", "optimizer"), [("none", "momentum"), ("int8", "momentum"), ("topk", "adamw")])
+def test_local_steps_and_back(codec: str, optimizer: str, tmp_path: Path) -> None:
+    """A gentler way is decided on twice: before the link is probed, and after."""
+    choices = f"none {codec}:2 {codec}:3 none none none {codec}:2 {codec}:2"
+    settings = {"choices": choices, "optimizer": optimizer, "epochs": 2}
+    plan = "sync=auto,proportions=5:3:2"
+    run = train("switching", tmp_path / "run", workers=3, plan=plan, **settings)
+    lengths = {window["last"] - window["first"] + 1 for window in run.of("window")}
+    assert {2, 3} <= lengths
+    losses, weights = by_record(run, codec, Share("proportional", (5.0, 3.0, 2.0)), **settings)
+    np.testing.assert_allclose(run.losses, losses, rtol=0, atol=1e-9)
+    for name, tensor in run.tensors.items():
+        np.testing.assert_allclose(tensor, weights[name].numpy(), rtol=0, atol=1e-8)
+    assert_audited(run, train("mlp", tmp_path / "alone", epochs=2, optimizer=optimizer))
+
+
+def test_a_worker_is_lost_in_local_steps(tmp_path: Path) -> None:
+    settings = {"choices": "none:2 none:3 none:3 none:3 none none", "optimizer": "sgd", "epochs": 2}
+    run = train("switching", tmp_path / "run", workers=3, plan="sync=auto", dies=1, **settings)
+    assert [event["worker"] for event in run.of("failure")] == [1]
+    assert run.of("window")[-1]["workers"] == [0, 2]
+    assert_audited(run, train("mlp", tmp_path / "alone", epochs=2, optimizer="sgd"))
+
+
+@pytest.mark.parametrize("kind", ["batchnorm", "gather"])
+def test_passes_that_need_the_others_know_no_local_steps(kind: str, tmp_path: Path) -> None:
+    """The link is told to be slow: codecs are taken, and no local steps."""
+    run = train("slow_link", tmp_path / "run", workers=2, plan="sync=auto", kind=kind)
+    choices = {event["choice"] for event in run.of("decision")}
+    assert choices and choices <= {"bf16", "int8", "none"} and not run.of("window")
+    assert all(not name.startswith("local") for event in run.of("decision") for name in event["forecast_ms"])
+
+
+def test_a_slow_link_leads_to_local_steps(tmp_path: Path) -> None:
+    run = train("slow_link", tmp_path / "run", workers=2, plan="sync=auto")
+    assert run.of("decision")[0]["choice"].startswith("local_steps=")
+    assert run.of("window") and run.result["samples_lost"] == run.result["samples_repeated"] == 0
+    assert train("slow_link", tmp_path / "same", workers=2, plan="sync=auto,faithful=same").of("window") == []

@@ -1,0 +1,75 @@
+"""What sync=auto decides, as a value."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from cordee.sync.adaptive import costs_of
+from cordee.sync.ways import WAYS, Cost, Decision, Measured, Tried, Way, decide, forecast
+
+MBIT = 1e6 / 8
+EXACT = Way()
+COSTS = {"none": Cost(0.0, 8e6), "bf16": Cost(0.005, 4e6), "int8": Cost(0.01, 2e6), "topk": Cost(0.01, 5e4)}
+"""Of 8 MB of gradients."""
+
+
+def decided(
+    mbit: float, now: Way = EXACT, *, compute_s: float = 0.5, step_s: float = 0.0, tried: Tried | None = None
+) -> Decision:
+    return decide(Measured(compute_s, compute_s, step_s, mbit * MBIT), COSTS, WAYS, now, tried or {})
+
+
+def test_the_gentlest_way_that_hides_is_taken() -> None:
+    """0.5 s of computing: half of it hides what is sent."""
+    assert decided(1000).choice == Way()  # 0.064 s
+    assert decided(200).choice == Way("bf16")  # 0.32, 0.16 s
+    assert decided(100).choice == Way("int8")  # 0.32, 0.16 s
+    assert decided(50).choice == Way("int8", 16)  # 0.33 s, in 16 steps
+    assert decided(10).choice.codec == "topk"
+
+
+def test_where_nothing_hides_a_step_near_the_shortest_is_taken() -> None:
+    found = decided(0.1, compute_s=0.001)
+    assert found.choice == Way("topk", 32) and "nothing hides" in found.reason
+
+
+def test_it_goes_back_only_with_room_to_spare() -> None:
+    assert decided(250).choice == Way()  # 0.256 s of 0.25
+    assert decided(250, Way("bf16")).choice == Way("bf16")
+    assert decided(400, Way("bf16")).choice == Way()
+
+
+def test_what_was_measured_counts_more_than_a_wrong_forecast() -> None:
+    assert decided(1000, step_s=0.54).choice == Way(), "within what times vary by"
+    assert decided(1000, step_s=0.7).choice == Way("bf16")
+    assert decided(1000, Way("bf16"), tried={Way(): (900 * MBIT, 0.7)}).choice == Way("bf16"), "it was slow before"
+    assert decided(2000, Way("bf16"), tried={Way(): (900 * MBIT, 0.7)}).choice == Way(), "the link is another one"
+
+
+def test_a_forecast_stands_for_each_way() -> None:
+    assert list(decided(10).forecast_s) == list(WAYS)
+    measured = Measured(0.5, 0.4, 0.0, 10 * MBIT)
+    assert forecast(Way(), measured, COSTS, measured.link) == pytest.approx(0.5 + 6.4 - 0.25)
+    assert forecast(Way("int8", 8), measured, COSTS, measured.link) == pytest.approx(0.4 + (0.01 + 1.6) / 8)
+
+
+def test_ways_are_told_as_a_plan_writes_them() -> None:
+    told = [str(way) for way in (Way(), Way("int8"), Way("none", 4), Way("topk", 8))]
+    assert told == ["none", "int8", "local_steps=4", "local_steps=8,compress=topk"]
+
+
+def test_what_codecs_take_is_tried() -> None:
+    parameters = [nn.Parameter(torch.zeros(1000, 1000)), nn.Parameter(torch.zeros(1000))]
+    two, eight = (costs_of(parameters, ["none", "bf16", "int8", "topk", "powersgd"], count) for count in (2, 8))
+    assert two["none"].sent == 4 * 1_001_000 and eight["none"].sent == pytest.approx(7 * 1_001_000)
+    assert two["bf16"].sent == 2 * 1_001_000 and eight["bf16"].sent == 14 * 1_001_000, "gathered, not summed"
+    assert two["topk"].sent == pytest.approx(6 * 1_001_000 / 256, rel=1e-3)
+    assert two["powersgd"].sent == 4 * (4 * 2000 + 1000)
+    assert two["none"].seconds == 0.0 < two["int8"].seconds
+
+
+def test_costs_are_extrapolated_from_some_parameters() -> None:
+    many = [nn.Parameter(torch.zeros(1000, 500)) for _ in range(12)]
+    assert costs_of(many, ["none", "int8"], 2)["int8"].sent == pytest.approx(6e6 * (1 + 4 / 256), rel=1e-3)
