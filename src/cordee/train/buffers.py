@@ -25,7 +25,7 @@ from cordee.feed.source import map_tensors
 from cordee.group.comm import Comm
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
-from cordee.train.merging import add_counts, average
+from cordee.train.merging import add_counts, average, some_replica_has
 
 QUIET = 16
 """Looks in a row at which a buffer held what it had held: after that its version is believed."""
@@ -304,11 +304,11 @@ class Buffers:
         After a window, whose steps have so many `parts`, whole numbers too: what replicas have added is added up.
         """
         seen, self.seen = self.seen, 0
-        found = {id(one): one for module in self._modules for one in module._buffers.values() if one is not None}
-        average(list(found.values()), seen, team)
-        if parts:
-            kept = [(module, one) for module, of in self._kept.items() for one in of.values() if one is not None]
+        kept = [(module, one) for module, of in self._kept.items() for one in of.values() if one is not None]
+        if parts:  # what is constant is not sent
+            kept = some_replica_has(lambda pair: pair[1].has_changed(pair[1].tensor), kept, team)
             add_counts([(one.tensor, one.copy, parts * isinstance(module, _BatchNorm)) for module, one in kept], team)
+        average([one.tensor for _, one in kept], seen, team)
 
 
 def _at(key: Key) -> Tensor:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from cordee.group.team import Team
+
+Thing = TypeVar("Thing")
+
+
+def some_replica_has(changed: Callable[[Thing], bool], things: Sequence[Thing], team: Team) -> list[Thing]:
+    """Of `things`, which all replicas have in the same order, those that at least one of them has changed."""
+    while things and team.replicas > 1:
+        counts = torch.tensor([float(changed(one)) for one in things])
+        if team.agree([counts]):
+            return [one for one, count in zip(things, counts.tolist(), strict=True) if count]
+    return list(things)
 
 
 @torch.no_grad()
