@@ -15,7 +15,7 @@ from cordee.feed.batch import Batch
 from cordee.feed.share import Share
 from cordee.train.jobfile import load_job
 from harness import Run, job_file, train
-from replay import assert_audited, average, exchange_ways
+from replay import assert_audited, average, exchange_ways, faster
 
 
 def by_record(run: Run, codec: str, share: Share, **settings: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -48,7 +48,8 @@ def by_record(run: Run, codec: str, share: Share, **settings: Any) -> tuple[list
                 loss, count, whole = loss_of(models[worker], at, own)
                 optimizers[worker].zero_grad()
                 loss.backward()
-                optimizers[worker].step()
+                with faster(optimizers[worker], share.fractions(window["workers"])):
+                    optimizers[worker].step()
                 seen[worker] += count
                 losses[at] = losses.get(at, 0.0) + count * float(loss.detach()) / whole
             if codec != "none":

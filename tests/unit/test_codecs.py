@@ -11,7 +11,7 @@ from exchange import exchange
 
 SHAPES = ((64, 128), (128,), (128, 96), (7,), (3, 8, 5, 5), (1, 1))
 SIZES = [torch.Size(shape).numel() for shape in SHAPES]
-BYTES = {"bf16": 0.5, "fp16": 0.5, "int8": 0.26, "topk": 0.007, "powersgd": 0.12}
+BYTES = {"bf16": 0.5, "fp16": 0.5, "int8": 0.26, "onebit": 0.036, "topk": 0.007, "powersgd": 0.12}
 """What a codec may send of one replica's float32 gradient."""
 
 

@@ -11,7 +11,7 @@ from cordee.sync.ways import WAYS, Cost, Decision, Measured, Tried, Way, decide,
 
 MBIT = 1e6 / 8
 EXACT = Way()
-COSTS = {"none": Cost(0.0, 8e6), "bf16": Cost(0.005, 4e6), "int8": Cost(0.01, 2e6), "topk": Cost(0.01, 5e4)}
+COSTS = {"none": Cost(0.0, 8e6), "bf16": Cost(0.005, 4e6), "int8": Cost(0.01, 2e6), "onebit": Cost(0.01, 2.8e5)}
 """Of 8 MB of gradients."""
 
 
@@ -27,12 +27,12 @@ def test_the_gentlest_way_that_hides_is_taken() -> None:
     assert decided(200).choice == Way("bf16")  # 0.32, 0.16 s
     assert decided(100).choice == Way("int8")  # 0.32, 0.16 s
     assert decided(50).choice == Way("int8", 16)  # 0.33 s, in 16 steps
-    assert decided(10).choice.codec == "topk"
+    assert decided(10).choice == Way("onebit", 16)  # 0.22 s
 
 
 def test_where_nothing_hides_a_step_near_the_shortest_is_taken() -> None:
     found = decided(0.1, compute_s=0.001)
-    assert found.choice == Way("topk", 32) and "nothing hides" in found.reason
+    assert found.choice == Way("onebit", 64) and "nothing hides" in found.reason
 
 
 def test_it_goes_back_only_with_room_to_spare() -> None:

@@ -150,6 +150,12 @@ class Plan:
     persist: bool = _key(True, "sync", "each parameter server writes what it acknowledges into the run's folder")
     backups: bool = _key(True, "sync", "each parameter server has a backup, on another host if there is one")
     local_steps: int = _key(1, "sync", "steps between two merges under sync=local", minimum=1)
+    local_lr: str = _key(
+        "root",
+        "sync",
+        "learning rate in local steps: of Adam and its kin times the root of the number of parts, or the same",
+        choices=("root", "same"),
+    )
     outer: str = _key(
         "average",
         "sync",
@@ -162,7 +168,7 @@ class Plan:
         "none",
         "sync",
         "how gradients are made smaller on the wire, under sync=local what is merged",
-        choices=("none", "bf16", "fp16", "int8", "topk", "powersgd"),
+        choices=("none", "bf16", "fp16", "int8", "onebit", "topk", "powersgd"),
     )
     batchnorm: str = _key(
         "exact", "sync", "BatchNorm over the global batch, or over each replica's share", choices=("exact", "replica")

@@ -68,6 +68,10 @@ REFUSALS = (
         "local_steps={local_steps} means nothing under sync={sync}; set sync=local.",
     ),
     Refusal(
+        lambda plan, workers: plan.local_lr != "root" and plan.sync not in ("local", "auto"),
+        "local_lr={local_lr} means nothing under sync={sync}; set sync=local.",
+    ),
+    Refusal(
         lambda plan, workers: plan.outer != "average" and plan.sync != "local",
         "outer={outer} means nothing under sync={sync}; set sync=local.",
     ),

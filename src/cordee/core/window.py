@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +20,18 @@ class InHand(NamedTuple):
     part: int
     share: float
     """How much of the global batch it is, by samples."""
+    lift: float = 1.0
+    """What the learning rate is multiplied by, of an optimizer that divides gradients by their size."""
+
+
+def lift_of(fractions: Sequence[float]) -> float:
+    """What learning rates of Adam and its kin are multiplied by where a step is cut into parts of these sizes.
+
+    Such an optimizer divides gradients by their size, which is mostly noise. The gradient of a part of w of the batch
+    has 1/sqrt(w) of the noise of the whole, so its update goes sqrt(w) as far towards the minimum. The mean of all
+    parts' updates, weighted by w, goes sum of w * sqrt(w): for n equal parts 1/sqrt(n) of what one process goes.
+    """
+    return 1.0 / sum(one**1.5 for one in fractions)
 
 
 class Rule(msgspec.Struct, frozen=True):

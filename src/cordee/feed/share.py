@@ -38,6 +38,11 @@ class Share:
         start = sum(sizes[:index])
         return range(start, start + sizes[index])
 
+    def fractions(self, workers: Sequence[int]) -> list[float]:
+        """How much of a batch each of these workers computes, as far as that is the same for all batches."""
+        weights = self._weights(workers)
+        return [weight / sum(weights) for weight in weights]
+
     def _weights(self, workers: Sequence[int]) -> tuple[float, ...]:
         if not self.proportions:
             return (1.0,) * len(workers)

@@ -53,6 +53,8 @@ class Settings(NamedTuple):
     """Whether the training can do local steps."""
     overlap: bool
     """Whether gradients may be sent during the backward pass."""
+    lifts: bool
+    """Whether learning rates are higher in local steps; see `LocalSteps`."""
 
 
 class Adaptive(Sync):
@@ -65,7 +67,7 @@ class Adaptive(Sync):
         self._gradients = Changing(self.parameters, team, kept)
         self._ways = Changing(self.parameters, team, kept, name=LEFT_OUT_OF_MERGES)
         self._sums = AllReduce(self.parameters, self._gradients, bucket_mb=BUCKET_MB, overlap=False)
-        self._local = LocalSteps(self.parameters, self._ways, every=1)
+        self._local = LocalSteps(self.parameters, self._ways, every=1, lifts=settings.lifts)
         self.way = Way()
         self._apart = False
         """Whether the states of optimizers are each replica's own."""

@@ -4,7 +4,9 @@ The steps between two merges are a window: which replica computes which part of 
 replica computes fewer. At a merge all replicas go the mean of the ways that they have gone since the merge before, each
 weighted by what it has computed; states of optimizers stay each replica's own. With one step per merge and plain SGD
 that is the update of all-reduce. Otherwise it is not what one process would have trained: such a plan is statistical.
-With an outer update, the mean way is not gone as it is: it is a gradient, of SGD with momentum.
+The learning rate of Adam and its kin is higher within a window, so that the mean goes as far as one process does
+(`lift_of` in `cordee.core.window`). With an outer update, the mean way is not gone as it is: it is a gradient, of SGD
+with momentum.
 
 A codec makes the ways smaller on the wire; what it leaves out goes with the next merge.
 
@@ -17,7 +19,8 @@ Memory: a copy of the parameters, and during a merge another one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -43,6 +46,27 @@ class Outer(NamedTuple):
     momentum: float
 
 
+@contextmanager
+def lifted(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """In here learning rates are so many times higher, if the optimizer divides gradients by their size.
+
+    Those of PyTorch that do so have a setting `eps`. Weight decay that is not part of the gradient stays what it is.
+    """
+    groups = optimizer.param_groups if "eps" in optimizer.defaults and factor != 1.0 else []
+    before = [(group["lr"], group.get("weight_decay")) for group in groups]
+    for group in groups:
+        group["lr"] = group["lr"] * factor
+        if group.get("decoupled_weight_decay"):
+            group["weight_decay"] = group["weight_decay"] / factor
+    try:
+        yield
+    finally:
+        for group, (rate, decay) in zip(groups, before, strict=True):
+            group["lr"] = rate
+            if decay is not None:
+                group["weight_decay"] = decay
+
+
 class LocalSteps(Sync):
     """Updates locally, and merges at the end of each window; see `Sync`."""
 
@@ -52,11 +76,16 @@ class LocalSteps(Sync):
         adds: Exact,
         *,
         every: int,
+        lifts: bool = True,
         outer: Outer | None = None,
         kept: Kept | None = None,
     ) -> None:
-        """Alone, it merges after `every` steps; without `outer`, a merge is a mean, which `adds` adds up."""
+        """Alone, it merges after `every` steps; without `outer`, a merge is a mean, which `adds` adds up.
+
+        `lifts`: the learning rate of Adam and its kin is higher in local steps; see `lift_of`.
+        """
         super().__init__(parameters)
+        self._lifts = lifts
         self._team, self._adds, self._every, self._outer = adds.team, adds, every, outer
         self._merged: list[Tensor] = []
         """The parameters after the last merge."""
@@ -84,7 +113,8 @@ class LocalSteps(Sync):
         """Step; alone, in steps that are no windows, merge if it is time."""
         if self._steps == 0 and (self.in_hand is not None or self._outer is not None):
             self._merged = [parameter.detach().clone() for parameter in self.parameters]
-        optimizer.step()
+        with lifted(optimizer, self.in_hand.lift if self.in_hand is not None and self._lifts else 1.0):
+            optimizer.step()
         self._weight += self._open
         self._steps += 1
         if self._steps >= self._every and self.in_hand is None:

@@ -12,6 +12,7 @@ from cordee.group.team import Team
 from cordee.sync.buckets import Bucket
 from cordee.sync.codec.half import to_bf16, to_fp16
 from cordee.sync.codec.int8 import to_int8
+from cordee.sync.codec.onebit import to_onebit
 from cordee.sync.codec.powersgd import to_powersgd
 from cordee.sync.codec.seam import Codec, Exchange, Gathered, Summed, cut_as
 from cordee.sync.codec.topk import to_topk
@@ -21,6 +22,7 @@ CODECS: dict[str, Codec] = {
     "bf16": to_bf16,
     "fp16": to_fp16,
     "int8": to_int8,
+    "onebit": to_onebit,
     "topk": to_topk,
     "powersgd": to_powersgd,
 }

@@ -12,7 +12,7 @@ HIDES = 0.5
 """The part of the computing, its backward pass, behind which gradients are sent."""
 HIDDEN = 1.05
 """What is sent counts as hidden while a step takes at most so many times its computing."""
-NEAR = 1.25
+NEAR = 1.1
 """Where nothing hides, the gentlest way is taken whose step is at most so much longer than the shortest."""
 WRONG = 1.1
 """A forecast is taken back for what was measured if that is so many times longer."""
@@ -40,10 +40,13 @@ WAYS = (
     Way(),
     Way("bf16"),
     Way("int8"),
-    *(Way("int8", every) for every in (4, 8, 16)),
-    *(Way("topk", every) for every in (4, 8, 16, 32)),
+    *(Way("int8", every) for every in (4, 8, 16, 32)),
+    *(Way("onebit", every) for every in (8, 16, 32, 64)),
 )
-"""The gentlest first, by what a small GPT was seen to lose: `benchmarks/network.py` has the numbers."""
+"""The gentlest first. A GPT of 1.1 million parameters (AdamW, 400 steps of tinyshakespeare, 2 replicas) ended, beside a
+validation loss of 2.025 by exact sums, at 2.025 by int8, at 2.011, 2.011, 2.015 and 2.022 by int8 every 4, 8, 16 and 32
+steps, and at 2.028, 2.046 and 2.073 by one bit every 8, 16 and 32. Gradients lose more: one bit 2.22, PowerSGD 2.19,
+the largest numbers 2.58. So these are not among the ways."""
 
 
 class Cost(NamedTuple):

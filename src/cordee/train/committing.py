@@ -61,7 +61,8 @@ def do_part(stepper: Stepper, loop: Loop, optimizer: Optimizer, clip: float | No
     sync = stepper.sync_of(optimizer)
     loop.updates += 1
     stepper.buffers.seen *= windows.begun  # since the last merge, which was at the end of the window before
-    sync.in_hand = windows.in_hand(loop.count / loop.feeder.order.size(stepper.loops.current()[1].step))
+    share = loop.count / loop.feeder.order.size(stepper.loops.current()[1].step)
+    sync.in_hand = windows.in_hand(share, loop.feeder)
     stepper.reporter.arrives()
     treatment = Treatment(stepper.precision.scale, clip)
     agreed = sync.commit(partial(record_of, stepper, loop), void=False, treatment=treatment)

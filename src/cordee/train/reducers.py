@@ -89,12 +89,14 @@ class Reducers:
         overlap = plan.overlap and not self._of
         if plan.sync == "auto":
             ways = WAYS if plan.faithful == "any" else WAYS[:1]
-            return Adaptive(parameters, team, Settings(ways, self._can_merge, overlap), kept)
+            return Adaptive(parameters, team, Settings(ways, self._can_merge, overlap, plan.local_lr == "root"), kept)
         name = LEFT_OUT_OF_MERGES if plan.sync == "local" else LEFT_OUT
         adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept, name)
         if plan.sync == "local":
             outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
-            return LocalSteps(parameters, adds, every=plan.local_steps, outer=outer, kept=kept)
+            return LocalSteps(
+                parameters, adds, every=plan.local_steps, lifts=plan.local_lr == "root", outer=outer, kept=kept
+            )
         if plan.sync == "server":
             servers, key = plan.servers, len(self._of)
             early = overlap and plan.window is None

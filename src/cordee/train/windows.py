@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from cordee.core.errors import UsageError
 from cordee.core.events import WindowEvent
 from cordee.core.record import Record
-from cordee.core.window import InHand, Item, Rule, Window
-from cordee.feed.feeder import Slot
+from cordee.core.window import InHand, Item, Rule, Window, lift_of
+from cordee.feed.feeder import Feeder, Slot
 from cordee.group.channel import Channel
 from cordee.group.messages import Done, Message, Take, Ticket, WindowOver
 from cordee.group.team import Team
@@ -124,10 +124,11 @@ class Windows:
         self._item = (answer.step, answer.part)
         return None
 
-    def in_hand(self, share: float) -> InHand:
+    def in_hand(self, share: float, feeder: Feeder) -> InHand:
         """The part that was just computed, and how much of its global batch it is."""
         assert self.window is not None
-        return InHand(self.window.number, *self._item, share)
+        fractions = feeder.shares.at(self._item[0]).fractions(self.window.members)
+        return InHand(self.window.number, *self._item, share, lift_of(fractions))
 
     def own(self, over: WindowOver) -> list[int]:
         """For each step of a window, how many samples this worker computed."""
