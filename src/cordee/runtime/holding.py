@@ -31,7 +31,7 @@ def hold(spec: WorkerSpec) -> int:
     who = Who(
         "server", socket.gethostname(), spec.worker, interface=spec.interface, port=listener.port, pid=os.getpid()
     )
-    ended, code = threading.Event(), 0
+    ended, code, said = threading.Event(), 0, (0, 0)
 
     def end(with_code: int) -> None:
         nonlocal code
@@ -43,8 +43,10 @@ def hold(spec: WorkerSpec) -> int:
         return dial(address, who, spec.deadline_s, listener.tally)
 
     def report() -> None:
-        tally = listener.tally
-        client.post(TrafficEvent(spec.worker - messages.FIRST_SERVER, who.host, tally.sent, tally.near))
+        nonlocal said
+        said, before = (listener.tally.sent, listener.tally.near), said
+        if said != before:
+            client.post(TrafficEvent(spec.worker - messages.FIRST_SERVER, who.host, *said))
 
     def hear(message: Message) -> None:
         match message:
