@@ -58,7 +58,8 @@ def traffic(summary: Summary) -> str:
     smaller = f", {less} {plain} without a codec" if compressed(senders) else ""
     whole, near = (sum(getattr(one, name) for one in senders) for name in ("bytes_sent", "bytes_near"))
     far = {0: "Nothing", whole: "All"}.get(whole - near) or percent((whole - near) / whole)
+    where = f" {far} of it leaves the host." if whole else ""
     hidden = sum(one.costs["hidden"] for one in senders)
     shown = sum(one.time_s["communication"] for one in senders)
     part = percent(hidden / (hidden + shown)) if hidden else "nothing"
-    return f"A worker sends {sent} per step{smaller}. {far} of it leaves the host. Computing hides {part} of its time."
+    return f"A worker sends {sent} per step{smaller}.{where} Computing hides {part} of the communication."
