@@ -219,7 +219,7 @@ def adapted(folder: Path) -> Path:
 @pytest.mark.parametrize("width", [1200, 400])
 def test_where_the_bytes_went(width: int, dark: bool, tmp_path: Path, chromium: Page) -> None:
     chromium.open(write_report(adapted(tmp_path)), width=width, dark=dark)
-    assert_fine(chromium, plots=13)
+    assert_fine(chromium, plots=12)
     text = chromium.evaluate(EVERYTHING)
     assert "none → int8" in text and "server 0" in text
     sent = legend(chromium, "bytes")
@@ -229,7 +229,7 @@ def test_where_the_bytes_went(width: int, dark: bool, tmp_path: Path, chromium: 
     assert legend(chromium, "link")["Mbit/s"] == "300"
     assert legend(chromium, "forecast") == {"step": "31", "forecast": "90", "measured": "–"}
     chromium.evaluate("document.querySelector('input[value=seconds]').click()")
-    assert_fine(chromium, plots=13)
+    assert_fine(chromium, plots=12)
     apart = "[...document.querySelectorAll('.lane .decision, .lane .choice')].map((one) => one.title)"
     assert len(chromium.evaluate(apart)) == 3 and all("sending takes" in one for one in chromium.evaluate(apart))
 
