@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from cordee.group.channel import Unconnected
-from cordee.group.comm import Comm, Meter
+from cordee.group.comm import Comm
 from cordee.group.membership import Membership
+from cordee.group.meter import Meter
 from cordee.sync.batchnorm import StepState, bind
 
 

@@ -100,19 +100,40 @@ Parts = tuple[float, float, float, float]
 
 
 def times(
-    at: float, number: int, first: int, arrived: Iterable[float], parts: Parts, samples: int, callbacks: float = 0.0
+    at: float,
+    number: int,
+    first: int,
+    arrived: Iterable[float],
+    parts: Parts,
+    samples: int,
+    callbacks: float = 0.0,
+    costs: tuple[float, int, int] = (0.0, 0, 0),
 ) -> Event:
-    """The same parts for some steps, the first of which is `first` (from 0), with these arrivals."""
+    """The same parts for some steps, the first of which is `first` (from 0), with these arrivals.
+
+    `costs`: hidden milliseconds, bytes sent, and bytes without a codec.
+    """
     stamps = [round(T0 + one, 6) for one in arrived]
     count = len(stamps)
     data, compute, blocked, waited = ([one] * count for one in parts)
     lists = {"data_ms": data, "compute_ms": compute, "blocked_ms": blocked, "waited_ms": waited}
     lists |= {"callbacks_ms": [callbacks] * count}
+    lists |= {name: [one] * count for name, one in zip(("hidden_ms", "sent", "plain"), costs, strict=True)}
     return event("times", at, worker=number, **{"from": first}, **lists, samples=[samples] * count, arrived=stamps)
 
 
-def usage(at: float, number: int, cpu_s: float, memory_mb: float = 100.0, sent: int = 0, gpu_mb: float = 0.0) -> Event:
+def usage(
+    at: float,
+    number: int,
+    cpu_s: float,
+    memory_mb: float = 100.0,
+    sent: int = 0,
+    gpu_mb: float = 0.0,
+    bytes_: tuple[int, int, int] = (0, 0, 0),
+) -> Event:
+    """`bytes_`: near, without a codec, and received."""
     fields = {"cpu_s": cpu_s, "memory_mb": memory_mb, "gpu_mb": gpu_mb, "bytes_sent": sent, "at": T0 + at}
+    fields |= dict(zip(("bytes_near", "bytes_plain", "bytes_received"), bytes_, strict=True))
     return event("usage", at, worker=number, **fields)
 
 

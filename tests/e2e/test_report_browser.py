@@ -45,7 +45,7 @@ def assert_fine(page: Page, plots: int) -> None:
 @pytest.mark.parametrize("width", [1200, 400])
 def test_a_run_with_a_killed_worker(width: int, dark: bool, killed: Path, chromium: Page) -> None:
     chromium.open(write_report(killed), width=width, dark=dark)
-    assert_fine(chromium, plots=12)
+    assert_fine(chromium, plots=13)
     text = chromium.evaluate(EVERYTHING)
     assert "Worker 1 on" in text and "was lost: killed by SIGKILL" in text
     assert "150 of 150" in text and "completed" in text
@@ -58,7 +58,7 @@ def test_what_a_reader_can_change(width: int, killed: Path, chromium: Page) -> N
     chromium.open(write_report(killed), width=width)
     before = chromium.evaluate("document.querySelector('canvas').toDataURL()")
     chromium.evaluate("document.querySelector('input[value=seconds]').click()")
-    assert_fine(chromium, plots=12)
+    assert_fine(chromium, plots=13)
     over_time = chromium.evaluate("document.querySelector('canvas').toDataURL()")
     assert over_time != before
     chromium.evaluate("document.getElementById('log').click()")
@@ -66,7 +66,7 @@ def test_what_a_reader_can_change(width: int, killed: Path, chromium: Page) -> N
     choose = "const list = document.getElementById('whose'); list.value = '2'; list.dispatchEvent(new Event('change'))"
     chromium.evaluate(choose)
     chromium.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
-    assert_fine(chromium, plots=12)
+    assert_fine(chromium, plots=13)
     assert "order (SHA-256)" in chromium.evaluate(EVERYTHING)
 
 
@@ -74,7 +74,7 @@ def test_a_window_that_becomes_narrow(killed: Path, chromium: Page) -> None:
     chromium.open(write_report(killed), width=1200)
     chromium.call("Emulation.setDeviceMetricsOverride", width=420, height=800, deviceScaleFactor=2, mobile=True)
     chromium.evaluate("new Promise((done) => setTimeout(done, 300))")
-    assert_fine(chromium, plots=12)
+    assert_fine(chromium, plots=13)
 
 
 @pytest.mark.parametrize("width", [1200, 400])
@@ -193,6 +193,45 @@ def test_a_script_that_the_page_does_not_know_is_not_run(killed: Path, tmp_path:
     chromium.open(changed, width=1200)
     assert chromium.evaluate("document.title") != "run"
     assert any("Content Security Policy" in one for one in chromium.complaints)
+
+
+def adapted(folder: Path) -> Path:
+    """Two workers under sync=auto, which decides three times, and a window of pushes."""
+    made = start(0.0, 2)
+    for number in range(1, 31):
+        at, sent = 2.0 + number / 10, 4_000_000 if number <= 10 else 1_000_000
+        made.append(step(at, number))
+        for one in range(2):
+            parts = (5.0, 60.0, 35.0, 0.0)
+            made.append(times(at, one, number - 1, [at - 0.05], parts, 6, costs=(20.0, sent, 4_000_000)))
+        if number % 10 == 0:
+            before, choice = ("none", "int8") if number == 10 else ("int8", "int8")
+            about = {"step": number + 1, "before": before, "choice": choice, "reason": "sending takes 0.3 s"}
+            numbers = {"compute_ms": 60.0, "link_mbit": 10.0 * number, "measured_ms": 95.0}
+            made.append(event("decision", at, **about, **numbers, forecast_ms={"none": 300.0, "int8": 90.0}))
+    made += [usage(5.0, one, 3.0, sent=10**8, bytes_=(0, 2 * 10**8, 10**7)) for one in range(2)]
+    made.append(event("pushes", 5.0, worker=0, version=9, pushes=[(1, 0, 1, 0), (1, 1, 2, 2), (2, 0, 3, 2)]))
+    made.append(event("traffic", 5.0, server=0, host="here", bytes_sent=10**8, bytes_near=10**7))
+    return write(folder, [*made, end(5.1)])
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 400])
+def test_where_the_bytes_went(width: int, dark: bool, tmp_path: Path, chromium: Page) -> None:
+    chromium.open(write_report(adapted(tmp_path)), width=width, dark=dark)
+    assert_fine(chromium, plots=12)
+    text = chromium.evaluate(EVERYTHING)
+    assert "none → int8" in text and "server 0" in text
+    sent = legend(chromium, "bytes")
+    assert (sent["sent, MiB"], sent["without a codec, MiB"]) == ("0.954", "3.81")
+    assert legend(chromium, "overlap") == {"step": "30", "hidden": "20 ms", "not hidden": "35 ms"}
+    assert legend(chromium, "staleness") == {"staleness": "2", "pushes": "2"}
+    assert legend(chromium, "link")["Mbit/s"] == "300"
+    assert legend(chromium, "forecast") == {"step": "31", "forecast": "90", "measured": "–"}
+    chromium.evaluate("document.querySelector('input[value=seconds]').click()")
+    assert_fine(chromium, plots=12)
+    apart = "[...document.querySelectorAll('.lane .decision, .lane .choice')].map((one) => one.title)"
+    assert len(chromium.evaluate(apart)) == 3 and all("sending takes" in one for one in chromium.evaluate(apart))
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -52,6 +52,9 @@ class LateWork:
     def __init__(self, work: Any, seconds: float) -> None:
         self._work, self._seconds = work, seconds
 
+    def has_ended(self) -> bool:
+        return bool(self._work.has_ended())
+
     def wait(self, broken: Any) -> None:
         time.sleep(self._seconds)
         self._work.wait(broken)

@@ -125,12 +125,17 @@ def test_a_worker_is_lost(codec: str, tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_sent(tmp_path: Path) -> None:
-    """As the workers count them: of the gradient, a codec sends what its file says."""
-    sent = {}
+    """As the workers count them: of the gradient, a codec sends what its file says; without it all send the same."""
+    sent, plain = {}, {}
     for codec in ("none", "bf16", "int8"):
         run = train("mlp", tmp_path / codec, workers=2, plan=f"compress={codec}", dtype="float32")
-        sent[codec] = sum(max(e["bytes_sent"] for e in run.of("usage") if e["worker"] == worker) for worker in (0, 1))
-    assert sent["int8"] < sent["bf16"] < sent["none"]
+        last = [[one for one in run.of("usage") if one["worker"] == worker][-1] for worker in (0, 1)]
+        assert all(one["bytes_near"] == one["bytes_sent"] > 0 for one in last), "nothing leaves this host"
+        assert all(one["bytes_plain"] >= one["bytes_sent"] for one in last)
+        steps = run.of("times")
+        sent[codec], plain[codec] = (sum(sum(one[name]) for one in steps) for name in ("sent", "plain"))
+    assert sent["int8"] < sent["bf16"] < sent["none"] == plain["none"]
+    assert plain["bf16"] == plain["int8"] == pytest.approx(plain["none"], rel=0.05)  # the record has its own bucket
 
 
 def test_a_worker_is_replaced(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from cordee.core.events import TimesEvent
 from cordee.core.record import Record
 from cordee.feed.feeder import Lookahead
 from cordee.feed.order import Order, delivered
+from cordee.group.meter import Reading
 from cordee.group.team import Team
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.reporter import Over, Reporter, times_of
@@ -86,8 +87,8 @@ def committed(number: int) -> Committed:
 
 def test_the_parts_of_a_step_add_up_to_the_whole() -> None:
     steps = [
-        Over(committed(4), 7, 0.015, 0.001, 0.004, 0.0, 0.0, late=0.5, clock=100.5),
-        Over(committed(5), 8, 0.035, 0.002, 0.003, 0.001, 0.01, late=0.0, clock=101.0),
+        Over(committed(4), 7, 0.015, 0.001, 0.0, late=0.5, clock=100.5, cost=Reading(0.004, 0.0, 0.0, 0, 0)),
+        Over(committed(5), 8, 0.035, 0.002, 0.01, late=0.0, clock=101.0, cost=Reading(0.003, 0.001, 0.006, 10, 40)),
     ]
     assert times_of(3, steps) == TimesEvent(
         3,
@@ -99,7 +100,18 @@ def test_the_parts_of_a_step_add_up_to_the_whole() -> None:
         samples=[7, 8],
         arrived=[100.0, 101.0],
         callbacks_ms=[0.0, 10.0],
+        hidden_ms=[0.0, 6.0],
+        sent=[0, 10],
+        plain=[0, 40],
     )
+
+
+def test_steps_that_are_over_together_share_what_was_sent() -> None:
+    """Bytes stay whole, and none is lost."""
+    cost = Reading(3.0, 1.5, 0.3, 1001, 4001)
+    parts = [cost.part(place, 3) for place in range(3)]
+    assert [sum(column) for column in zip(*parts, strict=True)] == pytest.approx(list(cost))
+    assert all(isinstance(part.bytes_sent, int) and part.bytes_sent in (333, 334) for part in parts)
 
 
 def test_a_session_alone_keeps_nothing_that_is_sent() -> None:

@@ -16,14 +16,14 @@ from cordee.core import damage
 from cordee.core.errors import UsageError
 from cordee.core.text import plain
 from cordee.core.words import plural
-from cordee.watch import words
+from cordee.watch import byte_words, words
 from cordee.watch.summary import Summary
 
 WIDTH = 120
 """Of the tables where standard output is no terminal."""
 MOST_NAMED = 5
 MOST_ROWS = 40
-TEXTS = ("", "worker", "host", "device", "what")
+TEXTS = ("", "worker", "host", "device", "what", "choice")
 """Columns of text; the others hold numbers."""
 
 
@@ -87,7 +87,7 @@ def show(summary: Summary, now: float) -> None:
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(f"{plain(summary.name)}: {words.ending(summary, now)}", style="bold")
-    for sentence in (*words.losses(summary)[:MOST_NAMED], words.verdict(summary.workers)):
+    for sentence in (*words.losses(summary)[:MOST_NAMED], words.verdict(summary.workers), byte_words.traffic(summary)):
         if sentence:
             console.print(plain(sentence))
     for title, columns, rows in _tables(summary):
@@ -116,6 +116,7 @@ def _tables(summary: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[Seq
         if one.steps
     ]
     yield "where the time of the steps went", (*(name for name, *_ in who), "per step", *parts), rows
+    yield from _traffic(summary)
     rows = [[text(one) for _, _, text in columns] for one in workers]
     if more := len(summary.workers) - len(workers):
         rows.append([f"… {plural(more, 'more worker')}", *[""] * (len(columns) - 1)])
@@ -125,6 +126,38 @@ def _tables(summary: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[Seq
     if more := len(summary.incidents) - len(incidents) + summary.left_out:
         rows.append(["", "", "", plural(more, "more record")])
     yield "what happened", ("after", "step", "what", ""), rows
+
+
+def _traffic(summary: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
+    """The tables of what was sent, as `_tables`."""
+    carried, columns = summary.traffic, byte_words.byte_columns(summary)
+    rows = [[text(one) for _, _, text in columns] for one in summary.workers[:MOST_ROWS] if one.costs["sent"]]
+    yield "where the bytes went", [name for name, *_ in columns], rows
+    rows = [
+        [
+            f"server {number}",
+            one["host"],
+            words.amount(one["bytes_sent"]),
+            words.amount(one["bytes_sent"] - one["bytes_near"]),
+        ]
+        for number, one in carried.servers.items()
+    ]
+    yield "what parameter servers sent", ("", "host", "sent in all", "left its host"), rows
+    rows = [[str(stale), f"{count:,}"] for stale, count in enumerate(carried.staleness)]
+    yield "pushes by their staleness", ("staleness", "pushes"), rows
+    shown = [*carried.decisions[:MOST_ROWS]]
+    rows = [
+        [
+            f"{one.step:,}",
+            f"{words.number(one.link_mbit)} Mbit/s",
+            *("–" if ms is None else words.milliseconds(ms) for ms in (one.forecast_ms, one.measured_ms)),
+            one.choice if one.before == one.choice else f"{one.before} → {one.choice}",
+        ]
+        for one in shown
+    ]
+    if more := len(carried.decisions) - len(shown) + carried.left_out:
+        rows.append(["", "", "", "", plural(more, "more decision")])
+    yield "what sync=auto decided", ("from step", "link", "forecast", "measured", "choice"), rows
 
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,8 @@ from cordee.core.events import ANY_EVENT, Event, encode
 
 parse_event: Callable[[bytes], Event] = msgspec.json.Decoder(ANY_EVENT).decode
 """The event of one line; `ValueError` says what was expected."""
+MOST_WHY = 300
+"""Characters of what is wrong with a line."""
 
 
 def append_event(path: str | os.PathLike[str], event: Event) -> None:
@@ -94,7 +96,8 @@ def read_events(path: str | os.PathLike[str]) -> Iterator[Event]:
                 event = parse_event(line)
             except (ValueError, RecursionError) as problem:
                 where = f"{Path(path).absolute()} is damaged: line {number} is no record of an event"
-                raise StorageError(f"{where} ({problem}). Restore the file, or remove it") from None
+                why = str(problem)[:MOST_WHY]  # it may repeat what the line holds, however long that is
+                raise StorageError(f"{where} ({why}). Restore the file, or remove it") from None
             yield event
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Union
 
 import msgspec
+from msgspec import structs
 
 from cordee.core.event import Count, Event, Moment, Number
-from cordee.core.syncevents import DecisionEvent, PushesEvent, ServerEvent, WindowEvent
+from cordee.core.syncevents import DecisionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
 
-__all__ = ["DecisionEvent", "Event", "PushesEvent", "ServerEvent", "WindowEvent"]
+__all__ = ["DecisionEvent", "Event", "PushesEvent", "ServerEvent", "TrafficEvent", "WindowEvent"]
 
 
 class StartEvent(Event):
@@ -118,11 +119,18 @@ class TimesEvent(Event):
     """when the worker came to the collective, in the launcher's clock; the last one's tells them apart"""
     callbacks_ms: list[Number] = []
     """in the job's callbacks; in records of former versions a part of compute_ms"""
+    hidden_ms: list[Number] = []
+    """the part of compute_ms in which communication was seen to be under way; empty: none"""
+    sent: list[Count] = []
+    """bytes to other workers and to parameter servers; empty: none"""
+    plain: list[Count] = []
+    """what these would have been without a codec"""
 
     def __post_init__(self) -> None:
-        """Refuse lists of different lengths."""
-        self.callbacks_ms = self.callbacks_ms or [0.0] * len(self.arrived)
-        lists = (self.data_ms, self.compute_ms, self.blocked_ms, self.waited_ms, self.samples, self.callbacks_ms)
+        """Refuse lists of different lengths; those that came later may be missing."""
+        for name in ("callbacks_ms", "hidden_ms", "sent", "plain"):
+            setattr(self, name, getattr(self, name) or [0] * len(self.arrived))
+        lists = [one for one in structs.astuple(self) if isinstance(one, list)]
         if any(len(one) != len(self.arrived) for one in lists):
             raise ValueError("Expected lists of one length")
 
@@ -139,9 +147,15 @@ class UsageEvent(Event):
     gpu_mb: Number
     """memory it holds on its GPU, in MiB; 0 without one"""
     bytes_sent: Count
-    """bytes it has given to collectives since its start"""
+    """bytes it has sent to other workers and to parameter servers since its start"""
     at: Moment
     """when it was read, in the launcher's clock"""
+    bytes_near: Count = 0
+    """the part of bytes_sent that did not leave its host"""
+    bytes_plain: Count = 0
+    """what bytes_sent would be without a codec; 0 in records of former versions"""
+    bytes_received: Count = 0
+    """bytes that parameter servers have sent to it"""
 
 
 class EpochEvent(Event):

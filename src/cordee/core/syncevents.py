@@ -41,6 +41,19 @@ class ServerEvent(Event):
     """when, in the launcher's clock"""
 
 
+class TrafficEvent(Event):
+    """What a parameter server has sent."""
+
+    server: Count
+    """which server"""
+    host: str
+    """where"""
+    bytes_sent: Count
+    """bytes it has sent to workers and to its backup since its start"""
+    bytes_near: Count
+    """the part of it that did not leave its host"""
+
+
 class PushesEvent(Event):
     """What a worker pushed in a window, where parameter servers apply each push at once."""
 

@@ -23,7 +23,11 @@ PARTS = ("data", "compute", "callbacks", "communication", "waiting")
 MOST_OPEN = 20_000
 """Steps that may wait for a worker's report; older ones are closed with the reports that came."""
 _COLUMNS = ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived", "callbacks_ms")
-"""Of a `times` event."""
+"""Of a `times` event: what waiting is told by."""
+_MORE = ("hidden_ms", "sent", "plain")
+"""Of a `times` event: what blocks take over as it is."""
+COSTS = ("hidden", "sent", "plain")
+"""What the communication of a step took beside its time: hidden milliseconds, bytes sent, and those without a codec."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,12 @@ class Block:
     waited: list[float]
     """The part of `waiting` that lies before the arrival, within the passes."""
     callbacks: list[float]
+    hidden: list[float]
+    """The part of `compute` in which communication was under way."""
+    sent: list[int]
+    """Bytes."""
+    plain: list[int]
+    """What they would have been without a codec."""
 
     def cut(self, begin: int, end: int) -> Block:
         """Some of its steps, by their places in it."""
@@ -56,7 +66,7 @@ OnBlock = Callable[[int, Mapping[int, Block]], None]
 
 
 class _Report(NamedTuple):
-    """What a worker reported at once: columns in the order of `_COLUMNS`."""
+    """What a worker reported at once: columns in the order of `_COLUMNS` and `_MORE`."""
 
     first: int
     end: int
@@ -96,7 +106,7 @@ class Breakdown:
     def add(self, event: TimesEvent) -> None:
         """One worker's times of some consecutive steps."""
         worker, first = event.worker, event.first
-        report = _Report(first, first + len(event.arrived), [getattr(event, name) for name in _COLUMNS])
+        report = _Report(first, first + len(event.arrived), [getattr(event, name) for name in _COLUMNS + _MORE])
         if first < self._ends.get(worker, 0):  # the next session of a script counts its steps from 0 again
             self.finish()
             self._ends.clear()
@@ -137,13 +147,13 @@ def _to_blocks(reports: Mapping[int, list[list[Any]]]) -> dict[int, Block]:
     arrivals = [columns[5] for columns in reports.values()]
     lasts = list(map(max, *arrivals)) if len(arrivals) > 1 else arrivals[0]
     blocks = {}
-    for worker, (data, compute, blocked, waited, samples, arrived, callbacks) in reports.items():
+    for worker, (data, compute, blocked, waited, samples, arrived, callbacks, *more) in reports.items():
         waiting = [
             known + max(0.0, min(whole - known, (last - own) * 1e3))
             for whole, known, last, own in zip(blocked, waited, lasts, arrived)  # noqa: B905 - of equal length
         ]
         communication = [whole - waits for whole, waits in zip(blocked, waiting)]  # noqa: B905
-        blocks[worker] = Block(data, compute, communication, waiting, samples, arrived, waited, callbacks)
+        blocks[worker] = Block(data, compute, communication, waiting, samples, arrived, waited, callbacks, *more)
     return blocks
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from cordee.core.events import UsageEvent
 
+BYTES = ("bytes_sent", "bytes_near", "bytes_plain", "bytes_received")
+"""What is counted in bytes; see the event `usage`."""
+
 
 @dataclass
 class Resources:
@@ -39,6 +42,6 @@ class Resources:
             "cpu_s": round(sum(one.cpu_s for one in self._last.values()), 3),
             "memory_mb": max(self._peak_mb.values(), default=0.0),
             "gpu_mb": max((one.gpu_mb for one in self._last.values()), default=0.0),
-            "bytes_sent": sum(one.bytes_sent for one in self._last.values()),
+            **{name: sum(getattr(one, name) for one in self._last.values()) for name in BYTES},
             "worker_hours": round(seconds / 3600, 6),
         }

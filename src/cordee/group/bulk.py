@@ -46,18 +46,44 @@ def bytes_of(tensors: Sequence[Tensor]) -> list[memoryview]:
     return [one.numpy().data for one in flat]
 
 
+class Tally:
+    """Bytes that connections have carried, heads and tensors; any thread may count."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.sent = self.near = self.received = 0
+        """`near`: the part of `sent` that did not leave this host."""
+        self._turn = threading.Lock()
+
+    def count(self, *, sent: int = 0, received: int = 0, near: bool) -> None:
+        """So many more."""
+        with self._turn:
+            self.sent += sent
+            self.near += sent if near else 0
+            self.received += received
+
+    def take(self) -> tuple[int, int, int]:
+        """Sent, near and received since this was asked last."""
+        with self._turn:
+            taken = self.sent, self.near, self.received
+            self.sent = self.near = self.received = 0
+        return taken
+
+
 class Link:
     """One end of such a connection; one thread at a time sends or receives."""
 
-    def __init__(self, sock: socket.socket, silence_s: float) -> None:
-        """Over a connected socket; so long may pass without a byte."""
-        self._sock = sock
+    def __init__(self, sock: socket.socket, silence_s: float, tally: Tally) -> None:
+        """Over a connected socket; so long may pass without a byte. What it carries is counted in `tally`."""
+        self._sock, self._tally = sock, tally
+        self._near = _is_near(sock)
         self._plain = not isinstance(sock, ssl.SSLSocket)
         sock.settimeout(silence_s)
 
     def send(self, message: object, tensors: Sequence[Tensor] = ()) -> None:
         """A message, and the bytes of tensors."""
         parts = [memoryview(pack(message)), *bytes_of(tensors)]
+        self._tally.count(sent=sum(map(len, parts)), near=self._near)
         try:
             if self._plain:
                 self._send_plain(parts)
@@ -80,13 +106,16 @@ class Link:
         """The next message."""
         try:
             head = self._exactly(HEADER.size)
-            return unpack(head, self._exactly(length_of(head, most)), decode)
+            body = self._exactly(length_of(head, most))
+            self._tally.count(received=len(head) + len(body), near=self._near)
+            return unpack(head, body, decode)
         except (OSError, ValueError, RecursionError) as error:
             raise Gone(str(error)) from error
 
     def receive_into(self, tensors: Sequence[Tensor]) -> None:
         """The bytes of tensors, in place; if this fails, some of them may be new."""
         parts = bytes_of(tensors)
+        self._tally.count(received=sum(map(len, parts)), near=self._near)
         try:
             while parts:
                 if self._plain:
@@ -118,13 +147,21 @@ class Link:
         self._sock.close()
 
 
-def dial(address: Address, who: Who, silence_s: float) -> Link:
-    """Reach a listener; `Gone` if it is not there."""
+def _is_near(sock: socket.socket) -> bool:
+    """Whether the other end is on this host."""
+    try:
+        return bool(sock.getpeername()[:1] == sock.getsockname()[:1])
+    except OSError:  # it has hung up
+        return False
+
+
+def dial(address: Address, who: Who, silence_s: float, tally: Tally | None = None) -> Link:
+    """Reach a listener; `Gone` if it is not there. What is sent there is counted in `tally`."""
     try:
         connection, _ = connect(address, who, timeout_s=min(silence_s, HANDSHAKE_S))
     except CordeeError as error:
         raise Gone(str(error)) from error
-    return Link(connection.sock, silence_s)
+    return Link(connection.sock, silence_s, tally or Tally())
 
 
 class Listener:
@@ -133,6 +170,8 @@ class Listener:
     def __init__(self, interface: str, token: str, *, tls: bool, silence_s: float) -> None:
         """Listen on a port that is free."""
         self._token, self._silence_s = token, silence_s
+        self.tally = Tally()
+        """Of all its connections."""
         self._tls: ServerTls | None = make_server_tls() if tls else None
         family = socket.AF_INET6 if ":" in interface else socket.AF_INET
         self._socket = socket.create_server((interface, 0), family=family, backlog=128)
@@ -167,7 +206,7 @@ class Listener:
                 sock.settimeout(HANDSHAKE_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 secured = self._tls.context.wrap_socket(sock, server_side=True) if self._tls else sock
-                link = Link(secured, HANDSHAKE_S)
+                link = Link(secured, HANDSHAKE_S, self.tally)
                 who = self._prove(link)
                 secured.settimeout(self._silence_s)
             finally:

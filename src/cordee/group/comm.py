@@ -7,7 +7,7 @@ None. Collectives of one `Comm` are begun in the same order by all members.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,23 +15,16 @@ import torch
 from torch import Tensor
 
 from cordee.group.membership import Membership
+from cordee.group.meter import Meter
 from cordee.group.transport.gloo import Gloo
 from cordee.group.transport.seam import LostInMessage, Transport, Work
 from cordee.group.transport.shared import Shared
 
 _STAMP = 8
 """Bytes of a time of day before what is gathered."""
-
-
-@dataclass
-class Meter:
-    """What the collectives of a worker have cost so far."""
-
-    blocked_s: float = 0.0
-    """Time spent in collectives: communication, and waiting for members that come later."""
-    waited_s: float = 0.0
-    """The part of it in which this worker is known to have waited for others."""
-    bytes_sent: int = 0
+_POWERS = [1 << power for power in range(24)]
+_LEAST = 4096
+"""Smaller messages take no time that is worth hiding."""
 
 
 class Comm:
@@ -47,56 +40,76 @@ class Comm:
         self.members: tuple[int, ...] = (membership.worker,)
         self.rank, self.size = 0, 1
         """This worker's place among the members, and how many there are."""
+        self._hosts: tuple[str, ...] = ("",)
+        """Where each member is."""
 
-    def among(self, members: tuple[int, ...]) -> None:
-        """From now on these are the members, this worker one of them."""
+    def among(self, members: tuple[int, ...], hosts: Mapping[int, str] | None = None) -> None:
+        """From now on these are the members, this worker one of them; without `hosts` all are on one."""
         self.members = members
         self.rank, self.size = members.index(self.membership.worker), len(members)
+        self._hosts = tuple("" if hosts is None else hosts[one] for one in members)
 
     @property
     def shares_memory(self) -> bool:
         """Whether what fits there goes through memory that all members share."""
         return any(isinstance(transport, Shared) for transport in self.transports)
 
-    def sum(self, tensor: Tensor) -> Handle:
-        """Begin to add `tensor` up over all members, in place."""
+    def sum(self, tensor: Tensor, *, encoded: bool = False) -> Handle:
+        """Begin to add `tensor` up over all members, in place; `encoded`: it stands for another, see `instead_of`."""
         tensor = _as_real(tensor)
-        return self._begin("sum", 2 * tensor.nbytes * (self.size - 1) // self.size, tensor)
+        return self._begin("sum", self._of_sum(tensor), self._next, encoded, tensor)
 
-    def gather(self, tensor: Tensor) -> Gathering:
-        """Begin to gather the `tensor` of every member, all of one shape."""
+    def gather(self, tensor: Tensor, *, encoded: bool = False) -> Gathering:
+        """Begin to gather the `tensor` of every member, all of one shape; `encoded` as in `sum`."""
         if self.size == 1:
             return Gathering(self, AT_ONCE, [tensor], tensor, 0.0)
         arrived = self.membership.clock()
         payload = _stamped(tensor, arrived)
         parts = [torch.empty_like(payload) for _ in range(self.size)]
-        handle = self._begin("gather", payload.nbytes * (self.size - 1), payload, parts)
+        handle = self._begin("gather", payload.nbytes * (self.size - 1), self._next, encoded, payload, parts)
         return Gathering(self, handle, parts, tensor, arrived)
 
     def broadcast(self, tensor: Tensor, root: int) -> Handle:
         """Begin to give all members the `tensor` of rank `root`, in place."""
         tensor = _as_real(tensor)
-        return self._begin("broadcast", tensor.nbytes, tensor, root)
+        return self._begin("broadcast", tensor.nbytes, after(self.rank, root, self.size), False, tensor, root)
 
     def send(self, tensor: Tensor, rank: int, tag: int) -> Handle:
         """Begin to send `tensor` to one member."""
-        return self._begin("send", tensor.nbytes, tensor, rank, tag)
+        return self._begin("send", tensor.nbytes, (rank,), False, tensor, rank, tag)
 
     def receive(self, tensor: Tensor, rank: int, tag: int) -> Handle:
         """Begin to receive `tensor` from one member."""
-        return self._begin("receive", 0, tensor, rank, tag)
+        return self._begin("receive", 0, (), False, tensor, rank, tag)
 
-    def _begin(self, collective: str, sent: int, *given: Any) -> Handle:
-        """By the first transport that carries it; `sent` bytes leave this worker."""
+    def instead_of(self, tensor: Tensor) -> None:
+        """Count what a sum of `tensor` would have sent: messages that are `encoded` are sent in its place."""
+        self.meter.bytes_plain += self._of_sum(tensor) if self.size > 1 else 0
+
+    def _of_sum(self, tensor: Tensor) -> int:
+        """Bytes that one member of a ring sends, to add up such a tensor."""
+        return 2 * tensor.nbytes * (self.size - 1) // self.size
+
+    @property
+    def _next(self) -> tuple[int]:
+        """The member of the ring to which this one sends."""
+        return ((self.rank - 1) % self.size,)
+
+    def _begin(self, collective: str, sent: int, to: Sequence[int], encoded: bool, *given: Any) -> Handle:
+        """By the first transport that carries it; this worker sends so many bytes `to` each of these members."""
         if self.size == 1:
             return AT_ONCE
         if self.membership.broken:
             return NEVER
-        self.meter.bytes_sent += sent
         try:
             for transport in self.transports:
                 work = getattr(transport, collective)(*given)
                 if work is not None:
+                    for rank in to:
+                        near = isinstance(transport, Shared) or self._hosts[rank] == self._hosts[self.rank]
+                        self.meter.count(sent, near=near, plain=0 if encoded else sent)
+                    if sent >= _LEAST:
+                        self.meter.begun(work.has_ended)
                     return Handle(self, work)
         except RuntimeError:  # a member was lost
             pass
@@ -114,12 +127,13 @@ class Comm:
             if isinstance(transport, Gloo):
                 transport.close(stuck=self.membership.stuck)
         self.transports = ()
+        self.meter.clear()
 
     def wait(self, work: Work) -> bool:
         """For one collective; see `Handle.wait`."""
         if self.membership.stuck:
             return False
-        started = time.perf_counter()
+        started = self.meter.look()
         try:
             work.wait(self._is_broken)
             return True
@@ -130,7 +144,7 @@ class Comm:
             self.membership.collective_failed(error, time.perf_counter() - started)
             return False
         finally:
-            self.meter.blocked_s += time.perf_counter() - started
+            self.meter.unblock(started)
 
     def _is_broken(self) -> bool:
         self.look()
@@ -186,6 +200,13 @@ class Gathering:
         # A worker that computed between begin and wait has not waited: only what it was blocked for counts.
         meter.waited_s += min(max(0.0, latest - self.arrived), meter.blocked_s - blocked_before)
         return [part[_STAMP:].view(self.tensor.dtype).reshape(self.tensor.shape) for part in self.parts]
+
+
+def after(rank: int, root: int, size: int) -> list[int]:
+    """The members to which this one passes on what `root` broadcasts, as gloo does: along a binomial tree."""
+    place = (rank - root) % size
+    lowest = place & -place or size  # the bit that it was reached by
+    return [(place + bit + root) % size for bit in _POWERS if bit < lowest and place + bit < size]
 
 
 def _stamped(tensor: Tensor, arrived: float) -> Tensor:

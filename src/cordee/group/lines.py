@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from cordee.core.errors import WorkersLost
 from cordee.core.mesh import Mesh, lay_out
-from cordee.group.comm import Comm, Meter
+from cordee.group.comm import Comm
 from cordee.group.membership import Membership
+from cordee.group.meter import Meter
 from cordee.group.reach import Lookout, meet, other_hosts
 from cordee.group.registered import Registered
 from cordee.group.store import HubStore
@@ -63,10 +64,10 @@ class Lines:
             raise WorkersLost(SLICE_LOST)
         self.mesh = lay_out(who.members, hosts, slices=self.per_replica)
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
-        self.world.among(who.members)
-        self.slices.among(self.mesh.along("slice", who.worker))
+        self.world.among(who.members, hosts)
+        self.slices.among(self.mesh.along("slice", who.worker), hosts)
         for comm in (self.sums, self.layers):
-            comm.among(self.mesh.along("replica", who.worker))
+            comm.among(self.mesh.along("replica", who.worker), hosts)
         column = f" {self.sums.members}" if self.per_replica > 1 else ""
         if column:
             self._connect(self.slices, f"slices {self.slices.members}")

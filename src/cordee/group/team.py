@@ -18,10 +18,11 @@ from torch import Tensor
 from cordee.core.events import WarningEvent
 from cordee.core.mesh import Mesh
 from cordee.group.channel import Channel, Unconnected
-from cordee.group.comm import Handle, Meter
+from cordee.group.comm import Handle
 from cordee.group.lines import Lines
 from cordee.group.membership import Membership
 from cordee.group.messages import Go
+from cordee.group.meter import Meter
 from cordee.group.parts import SHARED_AT_ONCE, Part, in_parts
 
 

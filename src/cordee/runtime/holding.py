@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from cordee.core.errors import CoordinatorLost, Evicted, WorkerFailed
+from cordee.core.events import TrafficEvent
 from cordee.core.interpreter import search_in
 from cordee.group import messages
 from cordee.group.bulk import Link, Listener, dial
@@ -17,6 +18,9 @@ from cordee.group.messages import Message, Place, Who
 from cordee.group.wire import Address
 from cordee.runtime.spec import WorkerSpec
 from cordee.sync.server.holder import Holder
+
+REPORT_EVERY_S = 1.0
+"""How often a server says what it has sent."""
 
 
 def hold(spec: WorkerSpec) -> int:
@@ -27,7 +31,7 @@ def hold(spec: WorkerSpec) -> int:
     who = Who(
         "server", socket.gethostname(), spec.worker, interface=spec.interface, port=listener.port, pid=os.getpid()
     )
-    ended, code = threading.Event(), 0
+    ended, code, said = threading.Event(), 0, (0, 0)
 
     def end(with_code: int) -> None:
         nonlocal code
@@ -35,7 +39,14 @@ def hold(spec: WorkerSpec) -> int:
         ended.set()
 
     def reach(place: Place) -> Link:
-        return dial(Address(place.interface, place.port, spec.hub.token, spec.hub.tls), who, spec.deadline_s)
+        address = Address(place.interface, place.port, spec.hub.token, spec.hub.tls)
+        return dial(address, who, spec.deadline_s, listener.tally)
+
+    def report() -> None:
+        nonlocal said
+        said, before = (listener.tally.sent, listener.tally.near), said
+        if said != before:
+            client.post(TrafficEvent(spec.worker - messages.FIRST_SERVER, who.host, *said))
 
     def hear(message: Message) -> None:
         match message:
@@ -56,7 +67,9 @@ def hold(spec: WorkerSpec) -> int:
     holder = Holder(spec.worker, reach, client.send, deadline_s=spec.deadline_s, logs=logs)
     listener.start(holder.serve)
     client.start()
-    ended.wait()
+    while not ended.wait(REPORT_EVERY_S):
+        report()
+    report()
     sys.stdout.flush()
     listener.close()
     holder.close()

@@ -136,6 +136,8 @@ class Recorder:
             case events.UsageEvent():
                 self._resources.used(notice)
                 self._events.write(notice, later=True)
+            case events.TrafficEvent():
+                self._events.write(notice, later=True)
             case events.WorkerEvent():
                 self._resources.came(notice.worker)
                 self.event(notice)

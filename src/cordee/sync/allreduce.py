@@ -233,6 +233,7 @@ class AllReduce(Sync):
                 "checkpointing: use checkpoint(..., use_reentrant=False), or the plan overlap=false"
             )
         self._seen.add(number)
+        self.team.meter.look()
         bucket, place = found
         bucket.missing -= 1
         assert parameter.grad is not None

@@ -82,6 +82,7 @@ class Lossy(Exact):
         if not bucket.parameters:
             return super().sum(bucket, turn)
         self.add_left_out(bucket, turn)
+        self.team.sums.instead_of(bucket.flats[turn])
         memory = dict(self._memory.get(bucket.parameters[0], {}))
         exchange = self._codec(bucket.flats[turn], bucket.views[turn], memory)
         self._open.append((bucket, Exchanging(self.team.sums, exchange, memory)))
@@ -136,7 +137,8 @@ class Exchanging(Handle):
     def _send(self, comm: Comm, message: Summed | Gathered) -> None:
         self._message = message.tensor
         self._sent: Handle | Gathering | None
-        self._sent = comm.sum(message.tensor) if isinstance(message, Summed) else comm.gather(message.tensor)
+        send = comm.sum if isinstance(message, Summed) else comm.gather
+        self._sent = send(message.tensor, encoded=True)
 
     def wait(self) -> bool:
         """Until the sum is there; False if a member was lost before that."""

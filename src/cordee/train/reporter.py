@@ -19,6 +19,7 @@ from cordee.core.cgroup import cpu_quota
 from cordee.core.events import Event, StepEvent, TimesEvent, UsageEvent, WindowEvent, WorkerEvent
 from cordee.core.times import percentiles
 from cordee.core.world import World
+from cordee.group.meter import Reading
 from cordee.group.team import Team
 from cordee.train.ledger import Committed
 
@@ -40,12 +41,12 @@ class Over(NamedTuple):
     """Samples of this worker."""
     whole: float
     data: float
-    blocked: float
-    waited: float
     callbacks: float
     late: float
     """Since all gradients of this worker were there."""
     clock: float
+    cost: Reading
+    """Of its communication."""
     window: WindowEvent | None = None
     """The window that it is the last step of."""
 
@@ -57,16 +58,20 @@ class Over(NamedTuple):
 
 def times_of(worker: int, steps: Sequence[Over]) -> TimesEvent:
     """Where the time of consecutive steps of a worker went."""
+    costs = [one.cost for one in steps]
     return TimesEvent(
         worker,
         steps[0].done.number,
         data_ms=_milliseconds(one.data for one in steps),
-        compute_ms=_milliseconds(one.whole - one.data - one.blocked - one.callbacks for one in steps),
-        blocked_ms=_milliseconds(one.blocked for one in steps),
-        waited_ms=_milliseconds(one.waited for one in steps),
+        compute_ms=_milliseconds(one.whole - one.data - one.cost.blocked_s - one.callbacks for one in steps),
+        blocked_ms=_milliseconds(one.blocked_s for one in costs),
+        waited_ms=_milliseconds(one.waited_s for one in costs),
         samples=[one.mine for one in steps],
         arrived=[round(one.clock - one.late, 6) for one in steps],
         callbacks_ms=_milliseconds(one.callbacks for one in steps),
+        hidden_ms=_milliseconds(one.hidden_s for one in costs),
+        sent=[one.bytes_sent for one in costs],
+        plain=[one.bytes_plain for one in costs],
     )
 
 
@@ -113,22 +118,21 @@ class Reporter:
         """From here on the time belongs to the next step."""
         self._began = time.perf_counter()
         self._data = self._callbacks = 0.0
-        self._blocked_before, self._waited_before = self._team.meter.blocked_s, self._team.meter.waited_s
+        self._before = self._team.meter.reading()
 
     @contextmanager
     def aside(self, kind: str) -> Iterator[None]:
         """What happens in here belongs to no step."""
         self.write()  # it may take a while
         began = time.perf_counter()
-        blocked, waited = self._team.meter.blocked_s, self._team.meter.waited_s
+        before = self._team.meter.reading()
         try:
             yield
         finally:
             spent = time.perf_counter() - began
             self.aside_s[kind] = self.aside_s.get(kind, 0.0) + spent
             self._began += spent
-            self._blocked_before += self._team.meter.blocked_s - blocked
-            self._waited_before += self._team.meter.waited_s - waited
+            self._before = self._team.meter.reading().less(before.less(self._before))
 
     @contextmanager
     def calling_back(self) -> Iterator[None]:
@@ -166,13 +170,13 @@ class Reporter:
         If the last one `waits` for its gradient's norm, that is yet to `come`. `window`: they are those of a window.
         """
         team, began, data, callbacks = self._team, self._began, self._data, self._callbacks
-        blocked, waited = team.meter.blocked_s - self._blocked_before, team.meter.waited_s - self._waited_before
+        cost = team.meter.reading().less(self._before)
         self.came(None)
         self.start()
         now, count = self._began, len(steps)
-        times = ((now - began) / count, data / count, blocked / count, waited / count, callbacks / count)
-        for done, mine in steps:
-            self._over.append(Over(done, mine, *times, now - self._arrived, team.membership.clock()))
+        times = ((now - began) / count, data / count, callbacks / count, now - self._arrived, team.membership.clock())
+        for place, (done, mine) in enumerate(steps):
+            self._over.append(Over(done, mine, *times, cost.part(place, count)))
         if window is not None:
             self._over.append(self._over.pop()._replace(window=window))
         self._waits = waits
@@ -261,4 +265,7 @@ def usage(team: Team) -> UsageEvent:
         gpu_mb=round(gpu / 2**20, 1),
         bytes_sent=team.meter.bytes_sent,
         at=round(team.membership.clock(), 6),
+        bytes_near=team.meter.bytes_near,
+        bytes_plain=team.meter.bytes_plain,
+        bytes_received=team.meter.bytes_received,
     )

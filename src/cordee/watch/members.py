@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from cordee.core.events import FailureEvent, StepEvent, UsageEvent, WorkerEvent
-from cordee.core.times import MOST_OPEN, PARTS, Block
+from cordee.core.times import COSTS, MOST_OPEN, PARTS, Block
+from cordee.core.usage import BYTES
 from cordee.watch.summary import Curve, StepParts, Worker
 from cordee.watch.thin import Row, Thinner, column, places, rate
 
 BETWEEN_S = 0.2
 """Two readings closer than this give no rate."""
+_COLUMNS = (*PARTS, "samples", *COSTS)
+"""Of the steps of a worker."""
 
 
 @dataclass
@@ -93,6 +96,8 @@ class Members:
             worker.samples += sum(block.samples)
             for part in PARTS:
                 worker.time_s[part] += sum(getattr(block, part)) / 1e3
+            for cost in COSTS:
+                worker.costs[cost] += sum(getattr(block, cost)) / (1e3 if cost == "hidden" else 1)
         reported = [sum(samples) for samples in zip(*(block.samples for block in blocks.values()), strict=True)]
         self._unreported -= sum(reported)
         whole = [self._committed.pop(step, None) == count for step, count in enumerate(reported, start=first)]
@@ -113,14 +118,16 @@ class Members:
             until = min(end, begin + self._parts.room())
             row = self._parts.row(first + until, clock(arrived[until - 1]), until - begin)
             for number, block in blocks.items():
-                for name in (*PARTS, "samples"):
+                for name in _COLUMNS:
                     row.note_all((number, name), getattr(block, name)[begin:until])
             begin = until
 
     def on_usage(self, event: UsageEvent, now: float) -> None:
         """What a worker has used since it was started."""
         worker, readings = self._of(event.worker)
-        worker.cpu_s, worker.bytes_sent = event.cpu_s, event.bytes_sent
+        worker.cpu_s = event.cpu_s
+        for name in BYTES:
+            setattr(worker, name, getattr(event, name))
         worker.memory_mb = max(worker.memory_mb, event.memory_mb)
         worker.gpu_mb = max(worker.gpu_mb, event.gpu_mb)
         reading = (now, worker.cpu_s, worker.bytes_sent)
@@ -155,6 +162,9 @@ class Members:
                 worker.cpu_cores = round(readings.cpu / readings.passed, 3)
             worker.cpu_s = round(worker.cpu_s, 3)
             worker.time_s = {part: round(seconds, 4) for part, seconds in worker.time_s.items()}
+            worker.costs = {
+                name: round(value, 4) if name == "hidden" else int(value) for name, value in worker.costs.items()
+            }
             worker.hours = round(sum(end - begin for begin, end in worker.spans) / 3600, 6)
         return tuple(worker for _, (worker, _) in sorted(self._workers.items(), key=lambda item: item[0]))
 
@@ -165,7 +175,7 @@ class Members:
             *places(rows),
             count=tuple(row.count for row in rows),
             workers={
-                str(number): {name: column(rows, (number, name)) for name in (*PARTS, "samples")}
+                str(number): {name: column(rows, (number, name)) for name in _COLUMNS}
                 for number in sorted({number for row in rows for number, _ in row.cells})
             },
         )

@@ -19,15 +19,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
-from cordee.core.times import PARTS
-from cordee.watch import words
-from cordee.watch.summary import Column, Curve, StepParts, Summary, Worker
+from cordee.core.times import COSTS, PARTS
+from cordee.watch import byte_words, words
+from cordee.watch.summary import Column, Curve, Decision, StepParts, Summary, Worker
 
 MOST_SHOWN = 24
 """Workers with lines, bars and lanes of their own in the report; `cordee report --json` has all."""
 MOST_METRICS = 12
 MOST_TICKS = 100
-MARKS = ("failure", "regroup", "resume")
+MARKS = ("failure", "regroup", "resume", "decision")
 
 
 def fill(template: str, *, data: Mapping[str, Any], drawn: bool, **values: Any) -> str:
@@ -65,7 +65,7 @@ def _environment() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.globals.update(vars(words), date=_date, write=_written)
+    environment.globals.update({**vars(words), **vars(byte_words)}, date=_date, write=_written)
     return environment
 
 
@@ -97,6 +97,7 @@ def render(summary: Summary, now: float) -> str:
         lanes=lanes,
         few=lambda moments: moments[:: max(1, -(-len(moments) // MOST_TICKS))],
         worker_columns=words.worker_columns(summary),
+        byte_columns=byte_words.byte_columns(summary),
     )
 
 
@@ -133,10 +134,12 @@ def _plot_data(
         "split": {
             **vars(split),
             "parts": words.parts_of(summary.workers),
-            "workers": {number: split.workers[number] for number in spans if number in split.workers},
+            "workers": {number: _timed(split.workers[number]) for number in spans if number in split.workers},
             "all": _of_all(split),
             "others": len(split.workers.keys() - spans.keys()),
         },
+        "staleness": summary.traffic.staleness,
+        "decisions": _as_columns(summary.traffic.decisions),
         "usage": {number: summary.usage[number] for number in spans if number in summary.usage},
         "spans": {number: spans[number] for number in spans if number in summary.usage},
         "latency": {name: getattr(summary.latency, name) for name in ("p99", "edges", "counts")},
@@ -149,10 +152,21 @@ def _plot_data(
     return {name: _compact(part) for name, part in data.items()}
 
 
+def _timed(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """What is drawn of a worker by itself."""
+    return {name: column for name, column in columns.items() if name not in COSTS}
+
+
+def _as_columns(decisions: Sequence[Decision]) -> dict[str, list[Any]]:
+    """Decisions as a curve."""
+    names = ("step", "seconds", "link_mbit", "forecast_ms", "measured_ms")
+    return {"redone": [False] * len(decisions), **{name: [getattr(one, name) for one in decisions] for name in names}}
+
+
 def _of_all(parts: StepParts) -> dict[str, Column]:
-    """Over all workers, also those that are not shown: the mean of each part, and the samples of a step."""
+    """Over all workers, also those that are not shown: the mean of each column, and all samples of a step."""
     columns: dict[str, Column] = {}
-    for name in (*PARTS, "samples"):
+    for name in (*PARTS, "samples", *COSTS):
         rows = zip(*(worker[name] for worker in parts.workers.values()), strict=True)
         known = [[value for value in row if value is not None] for row in rows]
         columns[name] = tuple(sum(row) if name == "samples" else sum(row) / len(row) if row else None for row in known)

@@ -19,11 +19,13 @@ from cordee.core.errors import Interrupted, StorageError
 from cordee.core.eventlog import read_events
 from cordee.core.plan import Plan
 from cordee.core.times import Block, Breakdown, without_start
+from cordee.core.usage import BYTES
 from cordee.core.words import plural
 from cordee.watch.incidents import Incidents
 from cordee.watch.members import Members
 from cordee.watch.series import Series, latency
 from cordee.watch.summary import Incident, Summary
+from cordee.watch.traffic import Carried
 from cordee.watch.words import duration, tell
 
 SILENT_S = 60.0
@@ -89,7 +91,7 @@ class _Reader:
         self._first_place = 0
         """Where among all steps those of this start begin."""
         self._series, self._incidents = Series(), Incidents()
-        self._members = Members(0)
+        self._members, self._traffic = Members(0), Carried()
         self._ready: float | None = None
         """When the last worker was ready for its first step of this start; None before that is known."""
         self._breakdown = Breakdown(self._on_block)
@@ -101,7 +103,7 @@ class _Reader:
             self._heard = max(self._heard, event.time)
         if take := getattr(self, f"_on_{event.kind}", None):
             take(event)
-        for part in (self._series, self._members):
+        for part in (self._series, self._members, self._traffic):
             if take := getattr(part, f"on_{event.kind}", None):
                 take(event, self._running(event.moment))
         self._breakdown.take(event)
@@ -222,7 +224,7 @@ class _Reader:
                 "cpu_s": round(sum(worker.cpu_s for worker in workers), 3),
                 "memory_mb": max((worker.memory_mb for worker in workers), default=0.0),
                 "gpu_mb": max((worker.gpu_mb for worker in workers), default=0.0),
-                "bytes_sent": sum(worker.bytes_sent for worker in workers),
+                **{name: sum(getattr(worker, name) for worker in workers) for name in BYTES},
                 "worker_hours": round(sum(worker.hours for worker in workers), 6),
             },
             workers=workers,
@@ -230,6 +232,7 @@ class _Reader:
             left_out=self._incidents.left_out,
             **series.curves(),
             split=self._members.parts(),
+            traffic=self._traffic.summary(),
             usage=self._members.usage(),
         )
 

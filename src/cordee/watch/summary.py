@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cordee.core.times import PARTS
+from cordee.core.times import COSTS, PARTS
 
 Column = tuple[float | None, ...]
 
@@ -35,7 +35,10 @@ class StepParts:
     count: tuple[int, ...] = ()
     """How many steps each row stands for."""
     workers: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
-    """By worker: milliseconds per step by part, and `samples` per step; None where the worker was not there."""
+    """By worker, per step: milliseconds by part, `samples`, `hidden` milliseconds, and bytes `sent` and `plain`.
+
+    None where the worker was not there.
+    """
 
 
 @dataclass
@@ -63,6 +66,14 @@ class Worker:
     """The most memory that it was seen with."""
     gpu_mb: float = 0.0
     bytes_sent: int = 0
+    bytes_near: int = 0
+    """The part of `bytes_sent` that did not leave its host."""
+    bytes_plain: int = 0
+    """What `bytes_sent` would be without a codec; 0 if that is not on record."""
+    bytes_received: int = 0
+    """From parameter servers."""
+    costs: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0.0))
+    """Of its steps: `hidden` seconds of communication, bytes `sent`, and what these would have been: `plain`."""
     hours: float = 0.0
     start: int = 1
     """Which start of the run, from 1."""
@@ -80,6 +91,10 @@ class Worker:
     def step_ms(self) -> float:
         """The mean length of its steps, in milliseconds."""
         return 1e3 * self.measured_s / self.steps if self.steps else 0.0
+
+    def per_step(self, cost: str) -> float:
+        """Of a step, as a mean: see `costs`."""
+        return self.costs[cost] / self.steps if self.steps else 0.0
 
     def share(self, part: str) -> float:
         """The part of its steps' time that went into `part`, from 0 to 1."""
@@ -119,6 +134,41 @@ class Latency:
     counts: tuple[int, ...] = ()
     beyond: int = 0
     """Steps longer than the last bound."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What sync=auto decided, what it forecast for its choice, and what was measured then."""
+
+    step: int
+    """From which step on."""
+    seconds: float
+    """When, in seconds of running."""
+    before: str
+    choice: str
+    reason: str
+    compute_ms: float
+    link_mbit: float
+    """As it was measured for this decision."""
+    forecast_ms: float | None
+    """Of a step, by the choice."""
+    measured_ms: float | None = None
+    """Of the steps that followed, as the next decision measured it; None before there is one."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Where the bytes went, beside what each worker has."""
+
+    servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By parameter server: `host`, `bytes_sent`, and `bytes_near`, the part of it that did not leave its host."""
+    links: tuple[tuple[str, str, float, float], ...] = ()
+    """Measured at the start: from host, to host, Mbit/s, and round trip in milliseconds."""
+    staleness: tuple[int, ...] = ()
+    """How many pushes had which staleness, from 0 on; the last entry also has those beyond."""
+    decisions: tuple[Decision, ...] = ()
+    left_out: int = 0
+    """Decisions beyond those listed; those that changed nothing are left out first."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +219,7 @@ class Summary:
     other_s: Mapping[str, float]
     """Seconds that belong to no step: `start`, `evaluation`, `saving`."""
     resources: Mapping[str, float]
-    """Over all workers: cpu_s, memory_mb, gpu_mb (of the one that had most), bytes_sent, worker_hours."""
+    """Over all workers: cpu_s, memory_mb, gpu_mb (of the one that had most), worker_hours, and bytes as in `Worker`."""
     workers: tuple[Worker, ...]
     incidents: tuple[Incident, ...]
     left_out: int
@@ -183,5 +233,6 @@ class Summary:
     saves: Curve
     """Checkpoints: `ms`, how long the training stood still."""
     split: StepParts
+    traffic: Traffic
     usage: Mapping[str, Curve]
     """By worker, over seconds only: `cores`, `memory_mb`, `gpu_mb`, `sent_mb_s`."""

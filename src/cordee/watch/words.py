@@ -151,8 +151,7 @@ def tell(event: events.Event) -> str:
         case events.RegroupEvent():
             return f"continuing with workers {_first_of(event.workers, 16)}"
         case events.LinksEvent():
-            links = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in event.links]
-            return f"links between hosts: {_first_of(links, 8)}"
+            return f"links between hosts: {speeds(event.links)}"
         case events.WarningEvent():
             return event.message
         case events.FaultEvent():
@@ -162,6 +161,12 @@ def tell(event: events.Event) -> str:
         case events.EndEvent():
             return f"ended: {event.reason} (exit code {event.code})" if event.code else event.reason
     return ""
+
+
+def speeds(links: Sequence[tuple[str, str, float, float]]) -> str:
+    """How fast links were measured to be, each with its round trip."""
+    each = [f"{one} to {other} {speed:,.0f} Mbit/s ({ms:.2f} ms)" for one, other, speed, ms in links]
+    return _first_of(each, 8)
 
 
 def _first_of(things: Sequence[Any], most: int) -> str:

@@ -40,6 +40,10 @@ class GlooWork:
         """Made by `Gloo`."""
         self._work, self._is_message = work, is_message
 
+    def has_ended(self) -> bool:
+        """Whether gloo is done with it."""
+        return bool(self._work.is_completed())
+
     def wait(self, broken: Callable[[], bool]) -> None:
         """Until it ends; `LostInMessage` if gloo does not notice that a peer was lost."""
         if self._is_message:  # a timeout would close all connections of the group

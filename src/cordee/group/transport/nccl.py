@@ -36,6 +36,10 @@ class NcclWork:
         self._work = work
         self._complete = False
 
+    def has_ended(self) -> bool:
+        """Whether the GPU is done with it."""
+        return self._complete or bool(self._work.is_completed())
+
     def wait(self, broken: Callable[[], bool]) -> None:
         """On the host, until the GPU is done or a peer was lost."""
         while not self._complete:

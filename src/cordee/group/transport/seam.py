@@ -23,6 +23,9 @@ class Work(Protocol):
     ends_by_itself: bool
     """Whether the transport notices a lost peer. If not, a rank begins the sum that commits only after `wait`."""
 
+    def has_ended(self) -> bool:
+        """Whether nothing of it goes on by itself any more; returns at once."""
+
     def wait(self, broken: Callable[[], bool]) -> None:
         """Until the result is here; `RuntimeError` if it never comes. `broken()` says whether a peer was lost."""
 

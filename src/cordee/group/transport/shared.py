@@ -199,6 +199,10 @@ class SharedWork:
         """Made by `Shared.post`."""
         self._shared, self._number = shared, number
 
+    def has_ended(self) -> bool:
+        """Nothing goes on by itself: a member that waits adds up."""
+        return True
+
     def wait(self, broken: Callable[[], bool]) -> None:
         """Until the sum, or the part of every rank, is there; `Shared` looks for lost peers by itself."""
         self._shared.finish(self._number)

@@ -85,9 +85,9 @@ class Hub:
             self._server.call(self._server.tell, peer, message)
 
     def hear_out(self, seconds: float) -> None:
-        """Wait until all is read that ended workers said: their connections come to an end then. At most so long."""
+        """Wait until all is read that ended workers and servers said: their connections end then. At most so long."""
         deadline = time.monotonic() + seconds
-        while self._server.those("worker") and time.monotonic() < deadline:
+        while (self._server.those("worker") or self._server.those("server")) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def close(self) -> None:

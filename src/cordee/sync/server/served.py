@@ -8,7 +8,6 @@ workers, and its backup too, before the record of the step is added up. That com
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -102,9 +101,10 @@ class Served(Sync):
     def _on_gradient(self, shard: Shard, piece: int, parameter: nn.Parameter) -> None:
         if not self._armed:
             return
+        self._team.meter.look()
         self._awaited[(shard.number, piece)] -= 1
         if self._awaited[(shard.number, piece)] == 0:
-            shard.push(self._step, self._attempt, piece)
+            self._team.meter.begun(shard.push(self._step, self._attempt, piece).done)
 
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
         """Push, and wait until the servers have the gradients of all; then the sum of the records commits the step."""
@@ -139,12 +139,17 @@ class Served(Sync):
 
     def _all(self, exchanges: Sequence[Future[T]]) -> list[T]:
         """Wait for what all servers answer."""
-        began, meter = time.perf_counter(), self._team.meter
+        meter = self._team.meter
+        began = meter.look()
         try:
             return [one.result() for one in exchanges]
         finally:
-            meter.blocked_s += time.perf_counter() - began
-            meter.bytes_sent += sum(shard.take_sent() for shard in self._shards)
+            meter.unblock(began)
+            for shard in self._shards:
+                sent, near, received = shard.tally.take()
+                meter.count(sent - near, near=False)
+                meter.count(near, near=True)
+                meter.bytes_received += received
 
     def update(self, optimizer: Optimizer) -> None:
         """Let the servers update, and take the new parameters over."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.errors import CordeeError, WaitedTooLong
-from cordee.group.bulk import Gone, Link, dial
+from cordee.group.bulk import Gone, Link, Tally, dial
 from cordee.group.channel import Channel
 from cordee.group.messages import Place, Who
 from cordee.group.wire import Address
@@ -49,12 +49,8 @@ class Shard:
         self._sent: set[int] = set()
         """The pieces of the open attempt that went over this connection."""
         self._attempt: tuple[int, Attempt, said.Item | None] | None = None
-        self._bytes = 0
-
-    def take_sent(self) -> int:
-        """Bytes of gradients and parameters that were sent since this was asked last."""
-        sent, self._bytes = self._bytes, 0
-        return sent
+        self.tally = Tally()
+        """Of all that went to and came from its servers."""
 
     def close(self) -> None:
         """Hang up."""
@@ -142,7 +138,8 @@ class Shard:
             self._hang_up()
             known = self._channel.address
             who = Who("worker", self._channel.name, self._channel.worker)
-            self._link = dial(Address(place.interface, place.port, known.token, known.tls), who, self._deadline_s)
+            address = Address(place.interface, place.port, known.token, known.tls)
+            self._link = dial(address, who, self._deadline_s, self.tally)
             self._at = place
         return self._link
 
@@ -161,7 +158,6 @@ class Shard:
 
     def _answered(self, link: Link, message: Said, tensors: Sequence[Tensor] = ()) -> Said:
         link.send(message, tensors)
-        self._bytes += sum(one.nbytes for one in tensors)
         answer = link.receive(decode)
         if isinstance(answer, said.Refused):
             raise CordeeError(f"the parameter server of shard {self.number}: {answer.reason}")
@@ -186,7 +182,6 @@ class Shard:
         given = [(number, gradient) for number, gradient in there if gradient is not None]
         message = said.Push(self.key, step, attempt, self._channel.worker, [number for number, _ in given], item)
         link.send(message, [_on_host(gradient) for _, gradient in given])
-        self._bytes += sum(gradient.nbytes for _, gradient in given)
         self._sent.add(piece)
 
     def _complete(self, link: Link, step: int, attempt: Attempt, workers: list[int]) -> float | None:

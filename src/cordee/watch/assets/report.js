@@ -83,7 +83,8 @@
 
   // ---------------------------------------------------------------- drawing
 
-  const MARKS = { failure: { sign: "✕", line: [5, 4] }, regroup: { sign: "○", line: [1, 4] }, resume: { sign: "↻", line: [5, 4] } };
+  const MARKS = { failure: { sign: "✕", line: [5, 4] }, regroup: { sign: "○", line: [1, 4] }, resume: { sign: "↻", line: [5, 4] }, decision: { sign: "◆", line: [2, 3] } };
+  const HEIGHTS = { regroup: 26, decision: 40 };
 
   /** A hook that paints on a plot, within its area. */
   const within = (paint) => (plot) => {
@@ -117,10 +118,10 @@
       context.font = "bold " + 13 * ratio + "px system-ui, sans-serif";
       data.marks.forEach((mark) => {
         const { sign, line: dash } = MARKS[mark.kind];
-        const colour = mark.kind === "resume" ? css("link") : css("mark");
+        const colour = css({ resume: "link", decision: "c6" }[mark.kind] || "mark");
         const at = line(mark[along], colour, dash);
         const fits = at + 18 * ratio < left + width;
-        const from = [at + (fits ? 4 : -4) * ratio, top + (mark.kind === "regroup" ? 26 : 12) * ratio];
+        const from = [at + (fits ? 4 : -4) * ratio, top + (HEIGHTS[mark.kind] || 12) * ratio];
         context.textAlign = fits ? "left" : "right";
         context.setLineDash([]); // a rim in the colour of the card keeps the sign apart from what lies under it
         context.lineJoin = "round";
@@ -292,6 +293,18 @@
     });
   }
 
+  /** Counts of classes between `edges`. */
+  function bars(host, edges, counts, spec) {
+    const middle = counts.map((_, index) => (edges[index] + edges[index + 1]) / 2);
+    const width = edges.length > 1 ? edges[1] - edges[0] : 1;
+    draw(host, {
+      data: [middle, counts],
+      series: [{ label: spec.label, stroke: css("c0"), fill: css("c0") + "99", width: 1, paths: uPlot.paths.bars({ size: [0.92, 60] }), points: { show: false }, value: (_, one) => number(one) }],
+      x: (value) => number(value), xRange: () => [edges[0] - width / 2, edges[edges.length - 1] + width / 2], zero: true,
+      rest: counts.indexOf(Math.max(...counts)), ...spec,
+    });
+  }
+
   // ---------------------------------------------------------------- the plots
 
   const draws = {
@@ -347,14 +360,41 @@
 
     histogram(host) {
       const { edges, counts } = data.latency;
-      const middle = counts.map((_, index) => (edges[index] + edges[index + 1]) / 2);
-      const width = edges.length > 1 ? edges[1] - edges[0] : 1;
-      draw(host, {
-        data: [middle, counts],
-        series: [{ label: "steps", stroke: css("c0"), fill: css("c0") + "99", width: 1, paths: uPlot.paths.bars({ size: [0.92, 60] }), points: { show: false }, value: (_, one) => number(one) }],
-        x: (value) => number(value), xLabel: "ms", xRange: () => [edges[0] - width / 2, edges[edges.length - 1] + width / 2], zero: true,
-        rest: counts.indexOf(Math.max(...counts)),
+      bars(host, edges, counts, { label: "steps", xLabel: "ms" });
+    },
+
+    staleness(host) {
+      const counts = data.staleness;
+      const edges = [...counts, 0].map((_, place) => place - 0.5);
+      bars(host, edges, counts, { label: "pushes", xLabel: "staleness", xAxis: { incrs: WHOLE }, xRange: () => [-0.6, counts.length - 0.4] });
+    },
+
+    bytes(host) {
+      const { sent, plain } = data.split.all;
+      const [unit, size] = Math.max(...sent, ...plain) >= 2 ** 20 ? ["MiB", 2 ** 20] : ["KiB", 1024];
+      const differ = sent.some((one, row) => one !== plain[row]);
+      const [x, ...columns] = stairs((differ ? [plain, sent] : [sent]).map((column) => column.map((one) => (known(one) ? one / size : null))));
+      const series = [line("sent, " + unit, css("c0"))];
+      if (differ) series.unshift(line("without a codec, " + unit, css("c1"), { dash: [6, 4] }));
+      draw(host, { data: [x, ...columns], series, zero: true });
+    },
+
+    overlap(host) {
+      const { communication, hidden } = data.split.all;
+      stack(host, [communication, hidden], {
+        labels: ["not hidden", "hidden"], colours: [css("communication"), css("hidden")], say: (one) => number(one) + " ms", cut: true,
       });
+    },
+
+    link(host) {
+      const [x, values] = along(data.decisions, [data.decisions.link_mbit]);
+      draw(host, { data: [x, values], series: [line("Mbit/s", css("c2"), dotted(values))], zero: true });
+    },
+
+    forecast(host) {
+      const [x, ...columns] = along(data.decisions, [data.decisions.forecast_ms, data.decisions.measured_ms]);
+      const series = [line("forecast", css("c1"), { dash: [6, 4], ...dotted(columns[0]) }), line("measured", css("c0"), dotted(columns[1]))];
+      draw(host, { data: [x, ...columns], series, zero: true });
     },
 
     split(host) {
