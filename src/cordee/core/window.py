@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ def lift_of(fractions: Sequence[float]) -> float:
     has 1/sqrt(w) of the noise of the whole, so its update goes sqrt(w) as far towards the minimum. The mean of all
     parts' updates, weighted by w, goes sum of w * sqrt(w): for n equal parts 1/sqrt(n) of what one process goes.
     """
-    return 1.0 / sum(one**1.5 for one in fractions)
+    return 1.0 / sum(one * math.sqrt(one) for one in fractions)
 
 
 class Rule(msgspec.Struct, frozen=True):
