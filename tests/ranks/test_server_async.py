@@ -14,8 +14,10 @@ import torch
 from cordee.core.events import Event, JobEvent, ServerEvent
 from cordee.feed.batch import Batch
 from cordee.feed.share import Share
+from cordee.sync.lossy import CODECS
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job
+from exchange import exchange
 from harness import Run, job_file, train
 
 Reference = Callable[..., Run]
@@ -41,7 +43,7 @@ def audit(run: Run, reference: Run, bound: int | None = None) -> None:
     assert version == items, "updates that the servers have made, and pushes that were acknowledged"
 
 
-def replay(run: Run, job: Job) -> dict[str, torch.Tensor]:
+def replay(run: Run, job: Job, codec: str = "none") -> dict[str, torch.Tensor]:
     """All pushes one after the other in this process, each with the parameters that it was computed with."""
     order = job.order(job.resolve(1))
     torch.set_num_threads(1)
@@ -52,10 +54,15 @@ def replay(run: Run, job: Job) -> dict[str, torch.Tensor]:
     workers = {
         step: window["workers"] for window in run.of("window") for step in range(window["first"], window["last"] + 1)
     }
-    pushes = sorted((push[2], push) for event in run.of("pushes") for push in event["pushes"])
-    assert [version for version, _ in pushes] == list(range(1, 1 + len(pushes)))
+    pushes = sorted((push[2], push, event["worker"]) for event in run.of("pushes") for push in event["pushes"])
+    assert [version for version, _, _ in pushes] == list(range(1, 1 + len(pushes)))
+    left_out: dict[int, torch.Tensor] = {}
     former = [{name: tensor.clone() for name, tensor in model.state_dict().items()}]
-    for version, (step, part, _, stale) in pushes:
+    saved = [event["step"] for event in run.of("checkpoint")]
+    for version, (step, part, _, stale), worker in pushes:
+        if saved and step > saved[0]:  # a checkpoint has what all have left out; from there on each has its part of it
+            saved.pop(0)
+            left_out = dict.fromkeys(left_out, torch.stack(list(left_out.values())).mean(0)) if left_out else {}
         at = divmod(step - 1, order.steps)
         ids = order.ids(*at)
         own = ids[np.asarray(Share().positions(len(ids), workers[step], part, (*at, 0)))]
@@ -65,6 +72,8 @@ def replay(run: Run, job: Job) -> dict[str, torch.Tensor]:
         loss.backward()
         if job.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip)
+        if codec != "none":
+            compress(codec, list(model.parameters())[::-1], left_out, worker, len(own) / len(ids))
         model.load_state_dict(former[version - 1])
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * len(own) / len(ids)
@@ -73,11 +82,26 @@ def replay(run: Run, job: Job) -> dict[str, torch.Tensor]:
     return former[-1]
 
 
+def compress(
+    codec: str, parameters: list[torch.nn.Parameter], left_out: dict[int, torch.Tensor], worker: int, share: float
+) -> None:
+    """Make the gradients what a server reads of them; the worker adds what it has left out, in parts of a step."""
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    flat = torch.cat([one.reshape(-1) for one in gradients])
+    flat += left_out.get(worker, torch.zeros_like(flat)) / share
+    rests, _ = exchange(CODECS[codec], [flat], [[flat]], [{}])
+    left_out[worker] = rests[0] * share
+    for one, part in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+        one.copy_(part.view_as(one))
+
+
 @pytest.mark.parametrize(
     ("plan", "workers", "settings"),
     [
         ("mode=async", 3, {"optimizer": "momentum"}),
         ("mode=stale,staleness=2", 2, {"clip": 0.5}),
+        ("mode=async,compress=topk", 3, {"optimizer": "sgd"}),
+        ("mode=stale,staleness=2,compress=int8", 2, {"optimizer": "momentum"}),
     ],
 )
 def test_every_push_is_applied_once(
@@ -85,7 +109,8 @@ def test_every_push_is_applied_once(
 ) -> None:
     run = train("mlp", tmp_path / "run", workers=workers, plan=f"sync=server,{plan}", epochs=2, **settings)
     audit(run, reference("mlp", epochs=2, **settings), bound=2 if "stale" in plan else None)
-    weights = replay(run, load_job(job_file("mlp"), {name: str(value) for name, value in settings.items()}))
+    job = load_job(job_file("mlp"), {name: str(value) for name, value in settings.items()})
+    weights = replay(run, job, plan.partition("compress=")[2] or "none")
     for name, tensor in weights.items():
         assert float(np.abs(run.tensors[name] - tensor.numpy()).max()) <= 1e-9, name
 

@@ -40,8 +40,9 @@ def test_more_servers_than_parameters() -> None:
 
 
 def test_pieces_hold_every_parameter_once_the_last_first() -> None:
-    assert pieces([6, 5, 5, 50, 1], most=10) == [[4], [3], [2, 1], [0]]
-    assert pieces([]) == []
+    assert pieces([6, 5, 5, 50, 1], "aaaaa", most=10) == [[4], [3], [2, 1], [0]]
+    assert pieces([1, 1, 1, 1], "aabb", most=10) == [[3, 2], [1, 0]]
+    assert pieces([], []) == []
 
 
 # ------------------------------------------------------------- which server holds what

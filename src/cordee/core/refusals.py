@@ -80,7 +80,12 @@ REFUSALS = (
         "sync=local does not work with precision=fp16, whose scale all replicas share; use precision=bf16 or fp32.",
     ),
     Refusal(
-        lambda plan, workers: plan.compress != "none" and plan.sync != "allreduce",
+        lambda plan, workers: plan.sync == "server" and plan.compress == "powersgd",
+        "compress=powersgd needs a sum over all replicas before it can go on, which no push to a server holds; use "
+        "bf16, fp16, int8 or topk, or sync=allreduce.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.compress != "none" and plan.sync not in ("allreduce", "server"),
         "compress={compress} makes gradients smaller, which sync={sync} does not send; leave one of them out.",
     ),
     Refusal(

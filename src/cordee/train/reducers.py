@@ -23,6 +23,7 @@ from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.lossy import Exact, Lossy
 from cordee.sync.meeting_points import backward_from
 from cordee.sync.seam import Kept, Recorded, Sync
+from cordee.sync.server.packing import Packing
 from cordee.sync.server.served import Served
 from cordee.sync.sliced import SlicedSums
 from cordee.train.agreement import agree_on, of_optimizer
@@ -89,7 +90,8 @@ class Reducers:
         if plan.sync == "server":
             servers, key = plan.servers, len(self._of)
             early = overlap and plan.window is None
-            return Served(parameters, optimizer, team, servers=servers, key=key, overlap=early)
+            packing = Packing(plan.compress, parameters, team, kept) if plan.compress != "none" else None
+            return Served(parameters, optimizer, team, servers=servers, key=key, overlap=early, packing=packing)
         bucket_mb, adds = plan.bucket_mb, Exact(team)
         if plan.sync == "auto":
             adds = Adaptive(parameters, team, kept, OPTIONS if plan.faithful == "any" else OPTIONS[:1])

@@ -21,7 +21,8 @@ class Items:
 
     def __init__(self) -> None:
         """None yet."""
-        self.applied: set[Item] = set()
+        self.applied: dict[Item, int] = {}
+        """By which worker it was pushed."""
         self._staged: dict[int, tuple[Item, dict[int, Tensor], int]] = {}
         """What each worker has pushed of its item, and in how many messages."""
         self.base = 0
@@ -44,7 +45,7 @@ class Items:
         """Whether it was applied, or is of a former window; a new window begins with this version."""
         latest = max((one[:2] for one in self.applied), default=(-1, -1))
         if item[:2] > latest:
-            self.applied, self.base = set(), version
+            self.applied, self.base = {}, version
         return item[:2] < latest or item in self.applied
 
 
@@ -90,7 +91,7 @@ class Store:
         optimizer = rules.build(message.rule, parameters)
         rules.give_back(optimizer, parameters, message.held, tensors[count:])
         self.parameters, self._rule, self._optimizer = parameters, message.rule, optimizer
-        self.version, self.items.applied = message.version, set(message.applied)
+        self.version, self.items.applied = message.version, dict(message.applied)
         self._begin((-1, (0, 0)))
 
     @property
@@ -103,7 +104,7 @@ class Store:
         assert self._rule is not None
         held, tensors = self.kept()
         parameters = [one.detach().clone() for one in self.parameters]
-        message = Load(self.shard, key, self.version, self.forms, self._rule, held, sorted(self.items.applied))
+        message = Load(self.shard, key, self.version, self.forms, self._rule, held, sorted(self.items.applied.items()))
         return message, [*parameters, *(one.clone() for one in tensors)]
 
     def kept(self) -> tuple[list[Held], list[Tensor]]:
@@ -185,7 +186,7 @@ class Store:
         if self.parameters:
             self._optimizer.step()
         if message.item is not None:
-            self.items.applied.add(message.item)
+            self.items.applied[message.item] = message.worker
         for parameter in self.parameters:
             parameter.grad = None
         if not self._rule.kind.startswith("torch.optim"):  # it may keep the gradients that it was given
