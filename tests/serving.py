@@ -30,7 +30,12 @@ class Serving:
         self.listener.start(holder.serve)
         self.address = Address(LOOPBACK, self.listener.port, self.token, tls)
         self.channel: Any = SimpleNamespace(
-            holders=view, address=self.address, worker=0, name="worker 0", wait=lambda *_: time.sleep(0.01)
+            holders=view,
+            address=self.address,
+            worker=0,
+            name="worker 0",
+            on_holders=[],
+            wait=lambda *_: time.sleep(0.01),
         )
         self.parameter = nn.Parameter(torch.zeros(1000))
         self.optimizer = torch.optim.SGD([self.parameter], lr=1.0)

@@ -63,6 +63,7 @@ class Holder:
     def see(self, view: Holders) -> None:
         """Which server holds what from now on."""
         self._views.see(view)
+        self._copying.see()
         self._take_up()
         threading.Thread(target=self._look, name="cordee-look", daemon=True).start()
 

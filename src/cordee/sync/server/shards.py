@@ -59,14 +59,21 @@ class Shard:
         self._packs: dict[int, Pack] = {}
         """The pieces of the open attempt, as they were sent: a server that takes the place of another gets the same."""
         self._bytes = 0
+        channel.on_holders.append(self.see)
 
     def take_sent(self) -> int:
         """Bytes of gradients and parameters that were sent since this was asked last."""
         sent, self._bytes = self._bytes, 0
         return sent
 
+    def see(self) -> None:
+        """Hang up on a server that is not the first holder any more: one that was cut off would never answer."""
+        if (link := self._link) is not None and self._at != self._first():
+            link.close()
+
     def close(self) -> None:
         """Hang up."""
+        self._channel.on_holders.remove(self.see)
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._hang_up()
 
