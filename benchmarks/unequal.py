@@ -3,9 +3,9 @@
 A small convolutional network is trained on the package's digits, under each plan in turn, several rounds, in two
 settings. `hosts`: two emulated hosts with 0.6 and 0.2 of a core, and a third one that only holds parameters: under
 `sync=server` the server is there, and its backup on the faster host. `devices`: two workers on this machine, whose
-forward passes wait for 20 and 60 ms, as for devices of different speed. Samples per second are those of the run's steps from the second epoch on. The
-loss is that of the validation set at the end; beside each plan stands its distance from synchronous all-reduce.
-Synchronous plans have equal shares, so that all wait for the slow worker.
+forward passes wait for 20 and 60 ms, as for devices of different speed. Samples per second are those of the run's steps
+from the second epoch on. The loss is that of the validation set at the end; beside each plan stands its distance from
+synchronous all-reduce. Synchronous plans have equal shares, so that all wait for the slow worker.
 
 This file is also the job that is trained.
 """

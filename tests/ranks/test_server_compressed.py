@@ -84,8 +84,7 @@ def test_a_worker_is_lost(mode: str, tmp_path: Path) -> None:
     assert [event["worker"] for event in run.of("failure")] == [1]
     assert run.result["order_sha256"] == whole.result["order_sha256"]
     assert run.result["samples_lost"] == run.result["samples_repeated"] == 0
-    most = 0.1 if mode == "sync" else 0.2
-    assert abs(run.losses[-1] - whole.losses[-1]) < most * whole.losses[0]
+    assert abs(run.losses[-1] - whole.losses[-1]) < 0.1 * whole.losses[0]
 
 
 def test_bytes_that_are_pushed(tmp_path: Path) -> None:

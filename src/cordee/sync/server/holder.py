@@ -276,8 +276,9 @@ class Holder:
                 attempt = (store.version, (0, 0))
                 store.seal(*attempt, list(gradients), list(gradients.values()))
                 self._share(said.Seal(message.key, *attempt, list(gradients)), list(gradients.values()))
-                item, worker = message.item, message.worker
-                update = said.Apply(message.key, *attempt, message.factor, message.groups, item, worker)
+                update = said.Apply(
+                    message.key, *attempt, message.factor, message.groups, message.item, message.worker, message.share
+                )
                 self._share(said.Copy(update))
                 store.apply(update)
             return _fresh(store, store.items.applied.get(message.item, -1))

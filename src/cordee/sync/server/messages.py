@@ -123,6 +123,8 @@ class Apply(Said):
     """What was pushed, where each push is applied by itself."""
     worker: int = -1
     """Which one has pushed that."""
+    share: float = 1.0
+    """How much of a global batch that is."""
 
 
 class Update(Said):
@@ -132,6 +134,8 @@ class Update(Said):
     item: Item
     worker: int
     pieces: int
+    share: float
+    """How much of a global batch the item is."""
     factor: float
     groups: list[dict[str, Any]]
 

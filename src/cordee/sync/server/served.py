@@ -167,15 +167,11 @@ class Served(Sync):
         self._tries = 0
 
     def _push_by_itself(self, hand: InHand, settings: list[dict[str, Any]]) -> None:
-        """Let the servers apply this part at once, with its share of the learning rate, and take the parameters over.
-
-        What decays, decays by the learning rate, so that it is scaled too.
-        """
+        """Let the servers apply this part at once, and take the parameters over."""
         while not self._load():
             self._team.recover(())
-        scaled = [{**one, "lr": one["lr"] * hand.share} if "lr" in one else one for one in settings]
         item = (*hand.window, hand.step, hand.part)
-        fresh = self._all([shard.update(item, hand.share, self._factor, scaled) for shard in self._shards])
+        fresh = self._all([shard.update(item, hand.share, self._factor, settings) for shard in self._shards])
         version = fresh[0].version
         self._pushes.append((hand.step + 1, hand.part, version, max(0, version - 1 - self._version)))
         self._version = version

@@ -110,8 +110,8 @@ class Shard:
 
     def update(self, item: said.Item, share: float, factor: float, groups: list[dict[str, Any]]) -> Future[said.Fresh]:
         """Push what was not pushed yet of an item, let the server apply it, and take the parameters over."""
-        message = said.Update(self.key, item, self._channel.worker, len(self.pieces), factor, groups)
-        return self._submit(lambda link: self._update(link, message, share))
+        message = said.Update(self.key, item, self._channel.worker, len(self.pieces), share, factor, groups)
+        return self._submit(lambda link: self._update(link, message))
 
     def commit(self) -> None:
         """What was pushed last counts, and with it what it left out."""
@@ -237,10 +237,10 @@ class Shard:
                 case answer:
                     raise Gone(f"it answered {type(answer).__name__}")
 
-    def _update(self, link: Link, message: said.Update, share: float) -> said.Fresh:
+    def _update(self, link: Link, message: said.Update) -> said.Fresh:
         while True:
             for piece in range(len(self.pieces)):
-                self._push(link, 0, (0, 0), piece, message.item, share)
+                self._push(link, 0, (0, 0), piece, message.item, message.share)
             match self._answered(link, message):
                 case said.Fresh() as fresh:
                     self._take(link)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cordee.sync.gradients import norm_of
 from cordee.sync.server import rules
 from cordee.sync.server.messages import Apply, Form, Held, Item, Load, Rule
+from cordee.sync.server.parts import applied_as_part
 
 Attempt = tuple[int, tuple[int, int]]
 """A step, and which try of it."""
@@ -184,7 +185,8 @@ class Store:
         for parameter, one in zip(self.parameters, self._sums, strict=True):
             parameter.grad = one if one is None or message.factor == 1.0 else one.mul_(message.factor)
         if self.parameters:
-            self._optimizer.step()
+            with applied_as_part(self._optimizer, message.share):
+                self._optimizer.step()
         if message.item is not None:
             self.items.applied[message.item] = message.worker
         for parameter in self.parameters:
