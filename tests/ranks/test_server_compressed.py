@@ -87,6 +87,17 @@ def test_a_worker_is_lost(mode: str, tmp_path: Path) -> None:
     assert abs(run.losses[-1] - whole.losses[-1]) < 0.1 * whole.losses[0]
 
 
+def test_a_worker_is_replaced(tmp_path: Path) -> None:
+    """What the members have left out is divided among them anew."""
+    settings = {"starts": tmp_path / "starts", "fates": "1:3:SIGKILL", "waits": "6"}
+    run = train("replaced", tmp_path / "run", workers=3, plan="sync=server,compress=int8,replace=true", **settings)
+    assert [(event["worker"], event["replaces"]) for event in run.of("joined")] == [(3, 1)]
+    assert run.result["samples_lost"] == run.result["samples_repeated"] == 0
+    alone = train("replaced", tmp_path / "alone", starts=tmp_path / "starts")
+    assert run.result["order_sha256"] == alone.result["order_sha256"]
+    assert abs(run.losses[-1] - alone.losses[-1]) < 0.01 * alone.losses[0]
+
+
 def test_bytes_that_are_pushed(tmp_path: Path) -> None:
     """As the workers count them."""
     sent = {}

@@ -135,6 +135,7 @@ def test_a_missing_yaml_file_is_named() -> None:
             2,
             "which sync=local does not send",
         ),
+        (Plan(sync="server", compress="powersgd"), 2, "compress=powersgd needs a sum over all replicas"),
         (Plan(tensor=2, compress="bf16"), 4, "tensor=2 does not work with compress=bf16 yet"),
         (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
         (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
@@ -160,7 +161,7 @@ def test_plans_that_run() -> None:
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 21
+    assert len(REFUSALS) == 22
 
 
 def test_faithfulness() -> None:
