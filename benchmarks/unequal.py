@@ -1,11 +1,11 @@
 """A worker of a third of the speed: who waits for it, and what it learns: `python benchmarks/unequal.py`, as root.
 
 A small convolutional network is trained on the package's digits, under each plan in turn, several rounds, in two
-settings. `hosts`: two emulated hosts with 0.6 and 0.2 of a core; parameter servers and their backups run on them too,
-so that a push waits for the slow host. `devices`: two workers on this machine, whose forward passes wait for 20 and
-60 ms, as for devices of different speed. Samples per second are those of the run's steps from the second epoch on. The
-loss is that of the validation set at the end; beside each plan stands its distance from synchronous all-reduce.
-Synchronous plans have equal shares, so that all wait for the slow worker.
+settings. `hosts`: two emulated hosts with 0.6 and 0.2 of a core, and a third one that only holds parameters: under
+`sync=server` the server is there, and its backup on the faster host. `devices`: two workers on this machine, whose
+forward passes wait for 20 and 60 ms, as for devices of different speed. Samples per second are those of the run's steps
+from the second epoch on. The loss is that of the validation set at the end; beside each plan stands its distance from
+synchronous all-reduce. Synchronous plans have equal shares, so that all wait for the slow worker.
 
 This file is also the job that is trained.
 """
@@ -31,6 +31,8 @@ import cordee
 RESULTS = Path(__file__).parent / "results" / "unequal.json"
 NAP_MS = 20
 HOSTS = "1 x cpu=0.6, 1 x cpu=0.2"
+STORES = "1 x cpu=0.6 workers=0"
+"""One more host, under plans with parameter servers."""
 PLANS = (
     "sync=allreduce",
     "sync=server",
@@ -86,8 +88,9 @@ def train(setting: str, plan: str, epochs: int) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory(prefix="unequal-") as folder:
         out = Path(folder) / "run"
+        hosts = f"{HOSTS}, {STORES}" if plan.startswith("sync=server") else HOSTS
         how = {
-            "hosts": ("twin", "run", __file__, "--hosts", HOSTS),
+            "hosts": ("twin", "run", __file__, "--hosts", hosts),
             "devices": ("train", __file__, "--workers", "2", "--set", f"nap_ms={NAP_MS}"),
         }[setting]
         asked = ("--plan", plan, "--out", str(out), "--set", f"epochs={epochs}", "--threads", "1")
@@ -133,7 +136,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of two epochs, nothing is recorded")
     options = parser.parse_args()
     rounds, epochs = (1, 2) if options.quick else (options.rounds, 6)
-    result = {**described(), "emulated": HOSTS, "nap_ms": [NAP_MS, 3 * NAP_MS], "rounds": rounds, "epochs": epochs}
+    result = {
+        **described(),
+        "emulated": HOSTS,
+        "stores": STORES,
+        "nap_ms": [NAP_MS, 3 * NAP_MS],
+        "rounds": rounds,
+        "epochs": epochs,
+    }
     result |= json.loads(RESULTS.read_text()) if RESULTS.exists() and options.setting != "all" else {}
     for setting in ("hosts", "devices") if options.setting == "all" else (options.setting,):
         result[setting] = measure(setting, rounds, epochs)

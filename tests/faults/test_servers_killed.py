@@ -124,6 +124,37 @@ def test_a_worker_ends_at_every_place(plan: str, fate: str, reference: Reference
     assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
 
 
+WITHIN = [("1:push:14", "none"), ("1:push:15", "int8"), ("1:close:8", "none")]
+MORE_WITHIN = [("1:push:13", "none"), ("1:push:16", "none"), ("1:close:7", "none"), ("1:close:8", "int8")]
+
+
+@pytest.mark.parametrize(
+    ("dies", "compress"), [*WITHIN, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_WITHIN)]
+)
+def test_a_worker_dies_within_a_push(dies: str, compress: str, reference: Reference, tmp_path: Path) -> None:
+    """Half of the bytes of a piece came, or all pieces and half of the message that closes them."""
+    plan = f"sync=server,servers=2,compress={compress}"
+    run = train("pushing", tmp_path / "run", workers=3, plan=plan, dies=dies)
+    alone = reference("pushing")
+    assert [event["worker"] for event in run.of("failure")] == [1]
+    if compress == "none":
+        assert_same(run, alone)
+    assert run.result["order_sha256"] == alone.result["order_sha256"]
+    assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
+
+
+@pytest.mark.parametrize("dies", ["1:push:15", "1:update:8"])
+def test_a_worker_dies_within_a_push_that_is_applied_by_itself(dies: str, reference: Reference, tmp_path: Path) -> None:
+    """One server may have applied it: another worker pushes the same part, and it is applied where it was not."""
+    run = train("pushing", tmp_path / "run", workers=3, plan="sync=server,servers=2,mode=async", dies=dies)
+    assert [event["worker"] for event in run.of("failure")] == [1]
+    assert run.result["order_sha256"] == reference("pushing").result["order_sha256"]
+    assert (run.result["samples_lost"], run.result["samples_repeated"]) == (0, 0)
+    items = [(step, part) for window in run.of("window") for _, step, part in window["items"]]
+    assert len(items) == len(set(items))
+    assert max(event["version"] for event in run.of("pushes")) == len(items)
+
+
 KINDS = [
     *((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1)),
     ("first 0", "backup 1"),

@@ -88,7 +88,7 @@ def test_servers_that_no_launcher_has_started(tmp_path: Path) -> None:
         ("servers=2", "set sync=server"),
         ("sync=server,precision=fp16", "precision=fp16"),
         ("sync=server,tensor=2", "tensor=2 does not work with sync=server"),
-        ("sync=server,compress=int8", "compress=int8"),
+        ("sync=server,compress=powersgd", "compress=powersgd needs a sum over all replicas"),
     ],
 )
 def test_plans_that_are_refused(plan: str, words: str, tmp_path: Path) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from alone import Started
+from cordee.core.errors import UsageError
+from cordee.core.machine import listeners
 from harness import DEADLINE_S, JOBS, Run, assert_same, free_port, start, train, until
 
 CALL = """
@@ -96,3 +101,51 @@ def test_a_worker_that_is_lost_on_another_host_is_replaced_there(warm: int, tmp_
     assert [(event["worker"], event["replaces"]) for event in run.of("joined")] == [(2, 1)]
     assert {event["worker"]: event["node"] for event in run.of("worker")} == {0: 0, 1: 1, 2: 1}
     assert_same(run, train("replaced", tmp_path / "alone", starts=tmp_path / "other_starts"))
+
+
+def storing(tmp_path: Path, workers: dict[str, int], job: str, *more: str | Path) -> dict[str, subprocess.Popen[str]]:
+    """The same command on hosts with so many workers each; the first of them coordinates."""
+    words = ["train", JOBS / f"{job}.py", "--threads", "1", "--plan", "sync=server,servers=2"]
+    words += ["--rendezvous", f"127.0.0.1:{(port := free_port())}", "--nodes", str(len(workers)), *more]
+    hosts = {}
+    for name, count in workers.items():
+        hosts[name] = start(*words, "--workers", str(count), "--out", tmp_path / name)
+        until(lambda: listeners(port) or any(host.poll() is not None for host in hosts.values()))
+    return hosts
+
+
+def test_a_host_that_only_stores_is_lost(warm: int, tmp_path: Path) -> None:
+    """It holds both shards; the backups on the other hosts take over, with nothing lost."""
+    struck = tmp_path / "struck"
+    hosts = storing(tmp_path, {"one": 1, "two": 1, "three": 0}, "steady", "--set", f"awaits={struck}")
+    run = Run(tmp_path / "one")
+    try:
+        until(lambda: (run.out / "events.jsonl").exists() and len(Run(run.out).of("step")) >= 5)
+        hosts["three"].kill()
+        until(lambda: sum(event["what"] == "lost" for event in Run(run.out).of("server")) == 2)
+        struck.touch()
+        said = {name: host.communicate(timeout=DEADLINE_S) for name, host in hosts.items()}
+    finally:
+        for host in hosts.values():
+            host.kill()
+            host.communicate(timeout=DEADLINE_S)
+    assert (hosts["one"].returncode, hosts["two"].returncode) == (0, 0), said
+    assert_same(run, train("steady", tmp_path / "alone"))
+    assert (run.result["workers"], run.result["failures"]) == (2, 2), "no worker was lost"
+    assert all("left" in event["reason"] for event in run.of("server") if event["what"] == "lost")
+
+
+@pytest.mark.parametrize(
+    ("workers", "more", "words"),
+    [
+        ({"one": 0}, (), "this one is alone"),
+        ({"one": 0, "two": 0}, (), "all 2 hosts were started with --workers 0"),
+        ({"one": 0}, ("--nodes", "2", "--plan", "sync=local"), "under sync=local the workers hold them"),
+    ],
+)
+def test_hosts_without_workers_that_are_refused(
+    workers: dict[str, int], more: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    hosts = storing(tmp_path, workers, "mlp", *more)
+    said = [host.communicate(timeout=DEADLINE_S)[1] for host in hosts.values()]
+    assert hosts["one"].returncode == UsageError.code and words in said[0], said

@@ -206,3 +206,19 @@ def test_a_worker_is_killed_by_hand_while_a_script_runs_on_a_twin_that_stays(up:
     assert run.events[-1]["event"] == "end"
     assert (tmp_path / "said").read_text() == "300 steps, 1 left", "words behind the script are its own"
     assert twin.exec("b", "hostname").stdout == "b\n", "it stays"
+
+
+def test_hosts_that_only_store(able: None, warm: int, job: Path, tmp_path: Path) -> None:
+    """They hold all servers; when one is cut off, the other one has all that it had, and gets a new backup."""
+    out = tmp_path / "out" / "run"
+    words = ["--hosts", "2, 2 x workers=0", "--plan", "sync=server,servers=2", "--out", out]
+    done = command("twin", "run", job, *words, "--schedule", "at step 5: cut c")
+    assert done.returncode == 0, done.stderr
+    run = Run(out)
+    assert_same(run, train(job, tmp_path / "alone"))
+    assert {one["host"] for one in run.of("worker")} == {"a", "b"}
+    servers = [(one["shard"], one["what"], one["host"]) for one in run.of("server")]
+    assert sorted(servers[:4]) == [(0, "backup", "d"), (0, "first", "c"), (1, "backup", "c"), (1, "first", "d")]
+    assert sorted(one for one in servers[4:] if one[1] == "lost") == [(0, "lost", "c"), (1, "lost", "c")]
+    assert (0, "first", "d") in servers[4:]
+    assert {host for _, what, host in servers[4:] if what == "backup"} <= {"a", "b"}

@@ -98,6 +98,7 @@ def test_what_is_no_cluster_is_refused(text: str, message: str) -> None:
         ("link", "33.3333333mbit", 33333333.0),
         ("link", "max", None),
         ("workers", "12", 12),
+        ("workers", "0", 0),
         ("workers", "4096", 4096),
         ("name", "a1234567890", "a1234567890"),
     ],
@@ -115,7 +116,7 @@ def test_a_setting_is_read(key: str, text: str, value: object) -> None:
         ("link", ["0", "10", "99.999kbit", "101gbit", "10mb", "-1mbit", "1e9", "mbit", "٣mbit"], "expected a speed"),
         ("link", ["9" * 5000 + "gbit", ".5mbit", "1.mbit"], "expected a speed from 100kbit to 100gbit"),
         ("link", ["8kbit", "99kbit"], "heartbeats come too late"),
-        ("workers", ["0", "-1", "1.5", "max", "²", "4097", "9" * 5000], "expected a whole number from 1 to 4096"),
+        ("workers", ["-1", "1.5", "max", "²", "4097", "9" * 5000], "expected a whole number from 0 to 4096"),
         (
             "name",
             ["B", "1a", "a-b", "a" * 12, "and", "localhost", "loopback", ""],

@@ -9,58 +9,21 @@ import resource
 import secrets
 import socket
 import struct
-import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from cordee.group import bulk
 from cordee.group.bulk import Gone, Link, Listener, dial
-from cordee.group.messages import Hello, Holders, Holding, Place, Who
+from cordee.group.messages import Hello, Who
 from cordee.group.tls import make_server_tls
 from cordee.group.wire import LOOPBACK, Address, pack
 from cordee.sync.server import messages as said
-from cordee.sync.server import rules
-from cordee.sync.server.holder import Holder
-from cordee.sync.server.shards import Shard
+from serving import Serving
 
 WORKER = Who("worker", "here", 0)
-
-
-class Serving:
-    """A server of one shard, within this process."""
-
-    def __init__(self, *, tls: bool = False) -> None:
-        self.token = secrets.token_hex(32)
-        self.listener = Listener(LOOPBACK, self.token, tls=tls, silence_s=10)
-        holder = Holder(0, self._reach, lambda message: None, deadline_s=10, logs=None)
-        place = Place(0, "here", LOOPBACK, self.listener.port)
-        holder.see(view := Holders(1, [Holding(place)]))
-        self.listener.start(holder.serve)
-        self.address = Address(LOOPBACK, self.listener.port, self.token, tls)
-        channel: Any = SimpleNamespace(
-            holders=view, address=self.address, worker=0, name="worker 0", wait=lambda *_: time.sleep(0.01)
-        )
-        self.parameter = nn.Parameter(torch.zeros(1000))
-        self.optimizer = torch.optim.SGD([self.parameter], lr=1.0)
-        self.shard, self.step = Shard(0, [self.parameter], 0, channel, 10.0), 0
-        self.shard.open().result()
-        self.shard.load(self.optimizer, 0).result()
-
-    def _reach(self, place: Place) -> Link:
-        raise AssertionError("there is no backup")
-
-    def train(self) -> None:
-        """One step of gradient 1: the server is well, and has counted all steps once."""
-        self.parameter.grad = torch.ones(1000)
-        self.shard.complete(self.step, (1, 0), [0]).result()
-        self.shard.apply(self.step, (1, 0), 1.0, rules.settings_of(self.optimizer)).result()
-        self.step += 1
-        assert torch.equal(self.parameter.detach(), torch.full((1000,), -float(self.step)))
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "tls"])
@@ -125,6 +88,7 @@ def fuzz(serving: Serving, frames: int, seed: int) -> None:
                 said.Open(number(), number(), [said.Form((number(),), draw.choice(["float32", "x", "Tensor"]))]),
                 said.Load(0, draw.choice([0, 9]), number(), [said.Form((-3,), "float32")], rule, []),
                 said.Push(draw.choice([0, 9]), draw.choice([-1, 0, serving.step]), attempt, 9, [number()]),
+                said.Push(0, serving.step - 1, attempt, 9, [0], None, draw.choice(["int8", "topk", "powersgd", "x"])),
                 said.Close(9, number(), attempt, 9, number(), [9]),
                 said.Apply(0, serving.step - 1, attempt, 1.0, [{}]),
                 said.Apply(0, serving.step + 5, attempt, 1.0, [{}]),
@@ -157,6 +121,32 @@ def fuzz(serving: Serving, frames: int, seed: int) -> None:
 def test_frames_of_a_broken_peer(serving: Serving) -> None:
     fuzz(serving, 500, 1)
     serving.train()
+
+
+def refused(serving: Serving, push: said.Push, payload: torch.Tensor) -> None:
+    """A server hangs up on whoever sends this."""
+    link = dial(serving.address, WORKER, 5)
+    with pytest.raises(Gone):
+        link.send(push, [payload])
+        link.receive(said.decode)
+    link.close()
+
+
+def test_compressed_pushes_that_are_none(serving: Serving) -> None:
+    """Wrong places, unknown codecs, parameters that were never loaded; the step that is open is not harmed by them."""
+    link = dial(serving.address, WORKER, 5)
+    link.send(said.Open(0, 7, [said.Form((1 << 40,), "float32")]))
+    assert not link.receive(said.decode).loaded
+    link.close()
+    attempt, count = (1, 0), 10
+    values = torch.ones(count).view(torch.uint8)
+    for place in (1000, -1, 2**31 - 1):
+        places = torch.full((count,), place, dtype=torch.int32).view(torch.uint8)
+        refused(serving, said.Push(0, serving.step, attempt, 9, [0], None, "topk"), torch.cat([places, values]))
+    for codec in ("powersgd", "zip"):
+        refused(serving, said.Push(0, serving.step, attempt, 9, [0], None, codec), values)
+    refused(serving, said.Push(7, 0, attempt, 9, [0], None, "int8"), values)
+    refused(serving, said.Push(7, 0, attempt, 9, [0]), values)
 
 
 @pytest.mark.slow

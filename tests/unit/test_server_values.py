@@ -40,8 +40,9 @@ def test_more_servers_than_parameters() -> None:
 
 
 def test_pieces_hold_every_parameter_once_the_last_first() -> None:
-    assert pieces([6, 5, 5, 50, 1], most=10) == [[4], [3], [2, 1], [0]]
-    assert pieces([]) == []
+    assert pieces([6, 5, 5, 50, 1], "aaaaa", most=10) == [[4], [3], [2, 1], [0]]
+    assert pieces([1, 1, 1, 1], "aabb", most=10) == [[3, 2], [1, 0]]
+    assert pieces([], []) == []
 
 
 # ------------------------------------------------------------- which server holds what
@@ -55,18 +56,33 @@ def all_here(servers: Servers) -> Servers:
 
 
 def test_the_first_view_comes_when_all_servers_are_there() -> None:
-    servers = all_here(Servers.of(2, backups=True, nodes=1))
+    servers = all_here(Servers.of(2, backups=True, workers=[1]))
     assert servers.view == 1
     assert servers.shards == (Holding(place(0), place(2)), Holding(place(1), place(3)))
 
 
 def test_a_backup_is_on_another_host() -> None:
-    seats = Servers.of(2, backups=True, nodes=2).seats
+    seats = Servers.of(2, backups=True, workers=[1, 1]).seats
     assert [(shard, seat.world.node) for shard, seat in seats] == [(0, 0), (1, 1), (0, 1), (1, 0)]
 
 
+@pytest.mark.parametrize(
+    ("workers", "firsts", "backups"),
+    [
+        ([2, 0], [1, 1], [0, 0]),
+        ([1, 3, 0], [2, 2], [0, 1]),
+        ([0, 1, 0], [0, 2], [2, 0]),
+    ],
+)
+def test_servers_are_rather_on_hosts_that_only_store(workers: list[int], firsts: list[int], backups: list[int]) -> None:
+    nodes = [seat.world.node for _, seat in Servers.of(2, backups=True, workers=workers).seats]
+    assert (nodes[:2], nodes[2:]) == (firsts, backups)
+    alone = Servers.of(2, backups=False, workers=workers).seats
+    assert [seat.world.node for _, seat in alone] == firsts
+
+
 def test_a_lost_server_is_replaced_and_its_backup_is_first() -> None:
-    servers = all_here(Servers.of(1, backups=True, nodes=1))
+    servers = all_here(Servers.of(1, backups=True, workers=[1]))
     servers, shard = servers.lost(FIRST_SERVER)
     assert (shard, servers.shards, servers.view) == (0, (Holding(place(1)),), 2)
     servers, seat = server_in_place_of(servers, FIRST_SERVER, set())
@@ -79,7 +95,7 @@ def test_a_lost_server_is_replaced_and_its_backup_is_first() -> None:
 
 
 def test_after_the_loss_of_both_the_next_that_comes_is_first() -> None:
-    servers = all_here(Servers.of(1, backups=True, nodes=1))
+    servers = all_here(Servers.of(1, backups=True, workers=[1]))
     for number in (0, 1):
         servers, _ = servers.lost(FIRST_SERVER + number)
         servers, _ = server_in_place_of(servers, FIRST_SERVER + number, set())
@@ -89,15 +105,19 @@ def test_after_the_loss_of_both_the_next_that_comes_is_first() -> None:
 
 
 def test_a_server_whose_host_is_gone_is_started_on_another_one() -> None:
-    servers = all_here(Servers.of(1, backups=True, nodes=3))
+    servers = all_here(Servers.of(1, backups=True, workers=[1, 1, 1]))
     left, _ = servers.lost(FIRST_SERVER)
     _, seat = server_in_place_of(left, FIRST_SERVER, {0})
     assert seat is not None and seat.world.node == 2, "node 1 has the other holder"
+    servers = all_here(Servers.of(1, backups=True, workers=[1, 0, 0, 0]))
+    left, _ = servers.lost(FIRST_SERVER)
+    _, seat = server_in_place_of(left, FIRST_SERVER, {1})
+    assert seat is not None and seat.world.node == 3, "it only stores, and has no other holder"
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_shard_keeps_different_holders_whatever_happens(seed: int) -> None:
-    draw, servers, coming = random.Random(seed), all_here(Servers.of(2, backups=True, nodes=1)), []
+    draw, servers, coming = random.Random(seed), all_here(Servers.of(2, backups=True, workers=[1])), []
     for _ in range(60):
         held = [one.number for holding in servers.shards for one in holders_of(holding)]
         view, act = servers.view, draw.choice(["lose", "come", "fill"])

@@ -15,7 +15,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="<name=value>", help="For the job: an argument of job() or a field."),
 ]
-Workers = Annotated[int | None, typer.Option(help="Processes to train with. Default: one per GPU, else one per core.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Processes to train with. Default: one per GPU, else one per core. 0: hold parameters only."),
+]
 PlanText = Annotated[
     str, typer.Option(metavar="<plan>", help="How to train: auto, a YAML file, or key=value,...; see `cordee plan`.")
 ]

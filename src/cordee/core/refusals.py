@@ -88,8 +88,9 @@ REFUSALS = (
         "compress={compress} means nothing under sync=auto, which chooses by itself; leave one of them out.",
     ),
     Refusal(
-        lambda plan, workers: plan.compress != "none" and plan.sync == "server",
-        "compress={compress} does not work with sync=server; leave one of them out.",
+        lambda plan, workers: plan.sync == "server" and plan.compress == "powersgd",
+        "compress=powersgd needs a sum over all replicas before it can go on, which no push to a server holds; use "
+        "bf16, fp16, int8, onebit or topk, or sync=allreduce.",
     ),
     Refusal(
         lambda plan, workers: plan.replace and plan.tensor > 1,

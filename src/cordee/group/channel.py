@@ -59,6 +59,8 @@ class Channel:
         self.address = address
         self.holders: messages.Holders | None = None
         """Which parameter servers hold what; None before all of them are there, or if the run has none."""
+        self.on_holders: list[Callable[[], None]] = []
+        """Called when that has changed."""
         self.recorded = -1
         """The last step that the hub had on record when this generation began."""
         self.go: Go | None = None
@@ -150,6 +152,8 @@ class Channel:
                     self.newcomers = self.newcomers and not message.admits
                 case messages.Holders():
                     self.holders = message
+                    for callback in self.on_holders:
+                        callback()
                 case messages.Newcomers(workers):
                     self.newcomers = bool(workers)
                 case messages.Value(key, value):

@@ -6,7 +6,7 @@ import os
 import resource
 import secrets
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,6 +73,9 @@ class Launch:
         if self.plan.replace and self.target.kind == "script":
             raise UsageError(JOBS_ALONE)
         check_deadline(self.deadline_s, self.wording)
+        if self.workers == 0:
+            self._check_storing()
+            return
         cores = self.cores or usable_cores()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         check_room(self.workers, len(cores), available_memory(), files, self.wording)
@@ -81,11 +84,31 @@ class Launch:
         if self.nodes == 1:  # of several hosts it is not known yet how many workers they have
             self.plan.check(self.workers)
 
-    def servers(self, nodes: int) -> Servers:
-        """The parameter servers that the plan asks for, on so many hosts."""
+    def _check_storing(self) -> None:
+        """Refuse a host without workers where no other host has any, or nothing is to be stored."""
+        given = self.wording.option("workers", 0)
+        if self.nodes == 1:
+            where = f"{self.wording.option('rendezvous')} and {self.wording.option('nodes')}"
+            raise UsageError(
+                f"{given}: a host without workers holds parameters for other hosts, but this one is alone: at least 1 "
+                f"is needed, or {where}, where other hosts have workers"
+            )
+        if self.plan.sync != "server":
+            raise UsageError(
+                f"{given}: a host without workers holds parameters, but under sync={self.plan.sync} the workers hold "
+                f"them. Set sync=server in the plan, or give this host at least 1 worker"
+            )
+
+    def servers(self, counts: Sequence[int]) -> Servers:
+        """The parameter servers that the plan asks for, on hosts with so many workers; refused if none has any."""
+        if not any(counts):
+            raise UsageError(
+                f"all {len(counts)} hosts were started with {self.wording.option('workers', 0)}, so none would train: "
+                "give at least one of them workers"
+            )
         if self.plan.sync != "server":
             return Servers()
-        return Servers.of(self.plan.servers, backups=self.plan.backups, nodes=nodes)
+        return Servers.of(self.plan.servers, backups=self.plan.backups, workers=counts)
 
     def told(self, settings: Mapping[str, str]) -> Launch:
         """With settings that the run had before; what was given anew stays as it was given."""
@@ -120,6 +143,8 @@ class Launch:
 
         Called before anything loads torch for the workers: some formats need variables that are read then.
         """
+        if self.workers == 0:  # servers compute in the format of what they hold
+            return
         threads, _ = allot(self.workers, self.cores or usable_cores(), self.threads)[0]
         precision, device = self.plan.precision, devices(self.workers, self.device)[0]
         if self.plan.compile and device == "cpu":
@@ -151,7 +176,7 @@ class Launch:
         local = seat.world.local_rank
         if seat.serves:
             local = 0
-        threads, cores = allot(self.workers, self.cores or usable_cores(), self.threads)[local]
+        threads, cores = allot(max(1, self.workers), self.cores or usable_cores(), self.threads)[local]
         return WorkerSpec(
             worker=seat.worker,
             target=self.target,

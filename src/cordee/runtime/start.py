@@ -64,9 +64,9 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
             counts = [launch.workers]
             if nodes > 1:
                 counts = await_hosts(hub, nodes, lambda message: recorder.event(WarningEvent(message)))
+            servers = launch.servers(counts)
             launch.plan.check(sum(counts))
             recorder.begin(sum(counts), nodes)
-            servers = launch.servers(nodes)
             hub.stewards.expect(servers, persist=launch.plan.persist)
             engine.start([seat for _, seat in servers.seats])
             engine.start(places := seats(counts))

@@ -25,6 +25,7 @@ from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.lossy import LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
 from cordee.sync.meeting_points import backward_from
 from cordee.sync.seam import Kept, Recorded, Sync
+from cordee.sync.server.packing import Packing
 from cordee.sync.server.served import Served
 from cordee.sync.sliced import SlicedSums
 from cordee.sync.ways import WAYS
@@ -100,7 +101,8 @@ class Reducers:
         if plan.sync == "server":
             servers, key = plan.servers, len(self._of)
             early = overlap and plan.window is None
-            return Served(parameters, optimizer, team, servers=servers, key=key, overlap=early)
+            packing = Packing(plan.compress, parameters, team, kept) if plan.compress != "none" else None
+            return Served(parameters, optimizer, team, servers=servers, key=key, overlap=early, packing=packing)
         return AllReduce(parameters, adds, bucket_mb=plan.bucket_mb, overlap=overlap)
 
     @property

@@ -42,7 +42,7 @@ class Host:
     link: float | None = None
     """Bits per second to the switch and, at the same time, from it; None: as fast as the machine copies."""
     workers: int = 1
-    """Processes that train there."""
+    """Processes that train there; 0: it only holds parameters."""
 
     def __str__(self) -> str:
         """As `Cluster.parse` reads it."""
@@ -75,6 +75,8 @@ class Cluster:
         names = [host.name for host in hosts if host.name]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"hosts {text!r}: {', '.join(twice)} is the name of two hosts")
+        if not any(host.workers for host in hosts):
+            raise UsageError(f"hosts {text!r}: no host has workers, so none would train; leave out a workers=0")
         return cls(tuple(_named(hosts)))
 
     @property
@@ -137,7 +139,7 @@ _KEYS: dict[str, tuple[re.Pattern[str], Callable[[str], Any], tuple[float, float
         (SLOWEST_BIT_S, FASTEST_BIT_S),
         "a speed from 100kbit to 100gbit, such as 100mbit, or max; on slower links heartbeats come too late",
     ),
-    "workers": (_COUNT, int, (1, 4096), "a whole number from 1 to 4096"),
+    "workers": (_COUNT, int, (0, 4096), "a whole number from 0 to 4096"),
     "name": (_NAME, str, None, "up to 11 small letters and digits, a letter first, not `and` or a name of loopback"),
 }
 """How the value of each key is written, what it is, its bounds, and all that in words."""

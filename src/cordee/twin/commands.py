@@ -84,7 +84,7 @@ def threads_of(cluster: Cluster, host: str) -> int:
     chosen = cluster.host(host)
     cores = len(os.sched_getaffinity(0))
     own = chosen.cpu if chosen.cpu is not None else cores * chosen.workers / cluster.workers
-    return max(1, int(own / chosen.workers))
+    return max(1, int(own / max(1, chosen.workers)))
 
 
 class HostProcesses:

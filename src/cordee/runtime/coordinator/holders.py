@@ -20,14 +20,19 @@ class Servers:
     expected: int = 0
     """How many have to come before the first view is told."""
     view: int = 0
+    storing: tuple[int, ...] = ()
+    """Hosts that have no workers: servers are rather there."""
 
     @classmethod
-    def of(cls, shards: int, *, backups: bool, nodes: int) -> Servers:
-        """At the start of a run on so many hosts: a backup is on another host if there is one."""
-        servers = cls((Holding(),) * shards)
-        for copy in range(2 if backups else 1):
+    def of(cls, shards: int, *, backups: bool, workers: Sequence[int]) -> Servers:
+        """At the start of a run on hosts with so many workers each: a backup is on another host if there is one."""
+        nodes = tuple(range(len(workers)))
+        storing = tuple(node for node in nodes if not workers[node])
+        servers, first = cls((Holding(),) * shards, storing=storing), storing or nodes
+        others = tuple(node for node in nodes if node not in first) if len(first) == 1 else ()
+        for there in (first, others or (*first[1:], first[0])) if backups else (first,):
             for shard in range(shards):
-                servers = servers.start(shard, (shard + copy) % nodes, nodes)[0]
+                servers = servers.start(shard, there[shard % len(there)], len(nodes))[0]
         return replace(servers, expected=len(servers.seats))
 
     def start(self, shard: int, node: int, nodes: int) -> tuple[Servers, Seat]:

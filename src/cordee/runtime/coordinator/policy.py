@@ -84,7 +84,8 @@ def replacement(places: Places, worker: int, steps: int) -> tuple[Places, Seat |
 def server_in_place_of(servers: Servers, number: int, gone: set[int]) -> tuple[Servers, Seat | None]:
     """The server to start in the place of one that was lost; None if it is not replaced.
 
-    On its own host, unless that is `gone`; then on one where no other holder of the shard is, if there is one.
+    On its own host, unless that is `gone`; then on one where no other holder of the shard is, if there is one, and
+    rather on one that only stores.
     """
     seat, shard = servers.seat_of(number), servers.shard_of(number)
     if seat is None or len(servers.seats) >= servers.expected + MOST_SERVERS:
@@ -94,7 +95,7 @@ def server_in_place_of(servers: Servers, number: int, gone: set[int]) -> tuple[S
         held = {
             one.world.node for one in map(servers.seat_of, (h.number for h in holders_of(servers.shards[shard]))) if one
         }
-        left = [one for one in range(nodes) if one not in gone]
+        left = sorted((one for one in range(nodes) if one not in gone), key=lambda one: one not in servers.storing)
         node = next((one for one in left if one not in held), left[0] if left else node)
     return servers.start(shard, node, nodes)
 

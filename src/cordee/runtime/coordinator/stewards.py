@@ -20,6 +20,8 @@ class Stewards:
         self._server, self._notify = server, notify
         self.servers, self._persist = Servers(), False
         self._lost: set[int] = set()
+        self._gone: set[int] = set()
+        """Hosts that left."""
 
     def expect(self, servers: Servers, *, persist: bool) -> None:
         """These are about to be started; what they `persist` outlives them."""
@@ -42,7 +44,7 @@ class Stewards:
         """A server has all that the first holder of its shard has."""
         self._change(self.servers.filled(number))
 
-    def lost(self, number: int, reason: str, host: str, *, with_host: bool = False) -> None:
+    def lost(self, number: int, reason: str, host: str) -> None:
         """A server is gone: another one takes its role, and one more is started."""
         seat = self.servers.seat_of(number)
         if seat is None or number in self._lost:
@@ -51,16 +53,17 @@ class Stewards:
         peer = self._server.drop(number, Evicted(reason), "server")
         host = peer.host if peer is not None else host
         left, _ = self.servers.lost(number)
-        left, new = server_in_place_of(left, number, {seat.world.node} if with_host else set())
+        left, new = server_in_place_of(left, number, self._gone)
         shard, ends = self.servers.shard_of(number), self.servers.is_last(number) and not self._persist
         self._notify(number, ServerLost(shard, host, reason, time.time(), new, ends))
         self._change(left)
 
     def lost_host(self, node: int, host: str) -> None:
         """A host left, and with it its servers."""
+        self._gone.add(node)
         for _, seat in self.servers.seats:
             if seat.world.node == node:
-                self.lost(seat.worker, f"its host {host} left", host, with_host=True)
+                self.lost(seat.worker, f"its host {host} left", host)
 
     def _change(self, servers: Servers) -> None:
         """Tell all peers which servers hold what, if that is another view."""

@@ -105,6 +105,8 @@ class Follower:
                 case messages.Present(here, of):
                     self._awaited = f"waiting for the other hosts: {here} of {of} hosts are here" if here < of else ""
                 case messages.Start(seats):
+                    if not self._started and self._launch.workers == 0:
+                        self._say("this host computes nothing; it holds parameters for the others")
                     self._started = True
                     if workers := [seat for seat in seats if not seat.serves]:
                         numbers = ", ".join(str(seat.worker) for seat in workers)

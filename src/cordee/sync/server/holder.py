@@ -24,6 +24,7 @@ from cordee.sync.server import messages as said
 from cordee.sync.server import rules
 from cordee.sync.server.log import Entry, Log, LogReader
 from cordee.sync.server.messages import Said, decode
+from cordee.sync.server.packing import unpack
 from cordee.sync.server.store import Store
 from cordee.sync.server.views import Copying, NotFirst, Views
 
@@ -62,6 +63,7 @@ class Holder:
     def see(self, view: Holders) -> None:
         """Which server holds what from now on."""
         self._views.see(view)
+        self._copying.see()
         self._take_up()
         threading.Thread(target=self._look, name="cordee-look", daemon=True).start()
 
@@ -148,9 +150,9 @@ class Holder:
                         self._share(message, tensors)
                         self._load(message, tensors)
                     return said.Opened(True, self._store(message.key).version, 0), ()
-            case said.Push(key, step, attempt, worker, numbers, item):
+            case said.Push(key, step, attempt, worker, numbers, item, codec):
                 store = self._store(key)
-                gradients = _receive_some(link, store, numbers)
+                gradients = _receive_some(link, store, numbers, codec)
                 with self._turn:
                     if item is not None:
                         store.items.stage(item, worker, numbers, gradients)
@@ -274,15 +276,17 @@ class Holder:
                 attempt = (store.version, (0, 0))
                 store.seal(*attempt, list(gradients), list(gradients.values()))
                 self._share(said.Seal(message.key, *attempt, list(gradients)), list(gradients.values()))
-                update = said.Apply(message.key, *attempt, message.factor, message.groups, message.item)
+                update = said.Apply(
+                    message.key, *attempt, message.factor, message.groups, message.item, message.worker, message.share
+                )
                 self._share(said.Copy(update))
                 store.apply(update)
-            return _fresh(store)
+            return _fresh(store, store.items.applied.get(message.item, -1))
 
 
-def _fresh(store: Store) -> Answer:
+def _fresh(store: Store, worker: int = -1) -> Answer:
     """The parameters, in memory of their own, as others may change them while they are sent."""
-    return said.Fresh(store.version), [one.detach().clone() for one in store.parameters]
+    return said.Fresh(store.version, worker), [one.detach().clone() for one in store.parameters]
 
 
 def _receive(link: Link | LogReader, message: said.Load) -> list[Tensor]:
@@ -295,10 +299,15 @@ def _receive(link: Link | LogReader, message: said.Load) -> list[Tensor]:
     return tensors
 
 
-def _receive_some(link: Link | LogReader, store: Store, numbers: Sequence[int]) -> list[Tensor]:
-    """Tensors of the form of these parameters."""
+def _receive_some(link: Link | LogReader, store: Store, numbers: Sequence[int], codec: str = "") -> list[Tensor]:
+    """Tensors of the form of these parameters: at most as many bytes as the shard holds."""
+    if not store.loaded:
+        raise Gone("nothing was loaded yet")
     if not all(0 <= number < len(store.forms) for number in numbers) or len(set(numbers)) < len(numbers):
         raise Gone("no parameters have these numbers")
-    tensors = [rules.empty(store.forms[number]) for number in numbers]
+    forms = [store.forms[number] for number in numbers]
+    if codec:
+        return unpack(codec, forms, link.receive_into)
+    tensors = [rules.empty(form) for form in forms]
     link.receive_into(tensors)
     return tensors

@@ -22,12 +22,12 @@ def spread(sizes: Sequence[int], servers: int) -> list[list[int]]:
     return [sorted(shard) for shard in shards]
 
 
-def pieces(sizes: Sequence[int], most: int = PIECE) -> list[list[int]]:
-    """Runs of parameters that travel together, the last parameters first, as their gradients come first."""
+def pieces(sizes: Sequence[int], kinds: Sequence[object], most: int = PIECE) -> list[list[int]]:
+    """Runs of parameters of one kind that travel together, the last ones first, as their gradients come first."""
     found: list[list[int]] = []
     room = 0
     for number in reversed(range(len(sizes))):
-        if not found or sizes[number] > room:
+        if not found or sizes[number] > room or kinds[number] != kinds[found[-1][-1]]:
             found.append([])
             room = most
         found[-1].append(number)

@@ -80,8 +80,8 @@ class Load(Said):
     forms: list[Form]
     rule: Rule
     held: list[Held]
-    applied: list[Item] = []
-    """Items that were applied."""
+    applied: list[tuple[Item, int]] = []
+    """Items that were applied, and which workers had pushed them."""
 
 
 class Push(Said):
@@ -94,6 +94,8 @@ class Push(Said):
     numbers: list[int]
     item: Item | None = None
     """What they are of, where each push is applied by itself."""
+    codec: str = ""
+    """By which they are packed: then one tensor follows."""
 
 
 class Close(Said):
@@ -119,6 +121,10 @@ class Apply(Said):
     """The settings of each group now: a schedule changes them."""
     item: Item | None = None
     """What was pushed, where each push is applied by itself."""
+    worker: int = -1
+    """Which one has pushed that."""
+    share: float = 1.0
+    """How much of a global batch that is."""
 
 
 class Update(Said):
@@ -128,6 +134,8 @@ class Update(Said):
     item: Item
     worker: int
     pieces: int
+    share: float
+    """How much of a global batch the item is."""
     factor: float
     groups: list[dict[str, Any]]
 
@@ -192,6 +200,8 @@ class Fresh(Said):
     """So many updates were made; the parameters follow."""
 
     version: int
+    worker: int = -1
+    """Whose push counts for the item that was asked for; another one may have been faster."""
 
 
 class Kept(Said):

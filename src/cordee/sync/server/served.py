@@ -27,6 +27,7 @@ from cordee.sync.gradients import norm_of
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.server import rules
 from cordee.sync.server.layout import spread
+from cordee.sync.server.packing import Packing
 from cordee.sync.server.shards import Shard
 from cordee.sync.sparse import is_sparse
 
@@ -47,15 +48,16 @@ class Served(Sync):
         servers: int,
         key: int,
         overlap: bool,
+        packing: Packing | None = None,
     ) -> None:
-        """The servers of the run hold the parameters of this optimizer, the `key`-th of the run."""
+        """The servers of the run hold the parameters of this optimizer, the `key`-th; `packing` compresses pushes."""
         super().__init__(parameters)
-        self._optimizer, self._team = optimizer, team
+        self._optimizer, self._team, self._packing = optimizer, team, packing
         channel = team.channel
         assert isinstance(channel, Channel)
-        sizes = [one.numel() * one.element_size() for one in self.parameters]
+        deadline_s, sizes = team.membership.deadline_s, [one.nbytes for one in self.parameters]
         self._shards = [
-            Shard(number, [self.parameters[one] for one in numbers], key, channel, team.membership.deadline_s)
+            Shard(number, [self.parameters[one] for one in numbers], key, channel, deadline_s, packing)
             for number, numbers in enumerate(spread(sizes, servers))
         ]
         self._step = -1
@@ -117,6 +119,8 @@ class Served(Sync):
         handles = [self._team.sums.sum(numbers)] if self._team.replicas > 1 else []
         if not self._team.settle(handles, [numbers], void=void or None in squares):
             return None
+        for shard in self._shards:
+            shard.commit()
         norm = math.sqrt(sum(one or 0.0 for one in squares))
         finite = treatment.clip is not None and math.isfinite(norm)
         self._factor = min(1.0, treatment.clip / (norm + 1e-6)) if finite and treatment.clip is not None else 1.0
@@ -148,7 +152,8 @@ class Served(Sync):
             for shard in self._shards:
                 sent, near, received = shard.tally.take()
                 meter.count(sent - near, near=False)
-                meter.count(near, near=True)
+                meter.count(near, near=True, plain=near + shard.saved)
+                shard.saved = 0
                 meter.bytes_received += received
 
     def update(self, optimizer: Optimizer) -> None:
@@ -168,15 +173,11 @@ class Served(Sync):
         self._tries = 0
 
     def _push_by_itself(self, hand: InHand, settings: list[dict[str, Any]]) -> None:
-        """Let the servers apply this part at once, with its share of the learning rate, and take the parameters over.
-
-        What decays, decays by the learning rate, so that it is scaled too.
-        """
+        """Let the servers apply this part at once, and take the parameters over."""
         while not self._load():
             self._team.recover(())
-        scaled = [{**one, "lr": one["lr"] * hand.share} if "lr" in one else one for one in settings]
         item = (*hand.window, hand.step, hand.part)
-        fresh = self._all([shard.update(item, self._factor, scaled) for shard in self._shards])
+        fresh = self._all([shard.update(item, hand.share, self._factor, settings) for shard in self._shards])
         version = fresh[0].version
         self._pushes.append((hand.step + 1, hand.part, version, max(0, version - 1 - self._version)))
         self._version = version
@@ -194,9 +195,10 @@ class Served(Sync):
 
     def merge(self, *, saving: bool = False) -> Kept:
         """Parameters are equal after every step; to be saved, the first worker gets what the optimizers keep."""
+        kept = self._packing.merge() if saving and self._packing is not None else {}
         if saving and self._step > 0 and self._team.replica == 0:
             self._all([shard.keep(self._optimizer) for shard in self._shards])
-        return {}
+        return kept
 
     def close(self) -> None:
         """Take the hooks off, and hang up."""

@@ -20,6 +20,7 @@ from cordee.sync.server import messages as said
 from cordee.sync.server import rules
 from cordee.sync.server.layout import pieces
 from cordee.sync.server.messages import Said, decode
+from cordee.sync.server.packing import Pack, Packing
 
 T = TypeVar("T")
 LOOK_S = 0.2
@@ -34,13 +35,19 @@ class Shard:
     """
 
     def __init__(
-        self, number: int, parameters: Sequence[nn.Parameter], key: int, channel: Channel, deadline_s: float
+        self,
+        number: int,
+        parameters: Sequence[nn.Parameter],
+        key: int,
+        channel: Channel,
+        deadline_s: float,
+        packing: Packing | None = None,
     ) -> None:
-        """`key` numbers the optimizer. Nothing is connected yet."""
+        """`key` numbers the optimizer; without a `packing`, gradients travel as they are. Nothing is connected yet."""
         self.number, self.key, self.parameters = number, key, list(parameters)
-        self._channel, self._deadline_s = channel, deadline_s
+        self._channel, self._deadline_s, self._packing = channel, deadline_s, packing
         self._places = {one: place for place, one in enumerate(self.parameters)}
-        self.pieces = pieces([one.numel() * one.element_size() for one in self.parameters])
+        self.pieces = pieces([one.nbytes for one in self.parameters], [(p.dtype, p.device) for p in self.parameters])
         self._forms = [rules.form_of(one) for one in self.parameters]
         self._thread = ThreadPoolExecutor(1, f"cordee-shard-{number}")
         self._link: Link | None = None
@@ -51,9 +58,20 @@ class Shard:
         self._attempt: tuple[int, Attempt, said.Item | None] | None = None
         self.tally = Tally()
         """Of all that went to and came from its servers."""
+        self.saved = 0
+        """Bytes that a codec has saved of what was pushed."""
+        self._packs: dict[int, Pack] = {}
+        """The pieces of the open attempt, as they were sent: a server that takes the place of another gets the same."""
+        channel.on_holders.append(self.see)
+
+    def see(self) -> None:
+        """Hang up on a server that is not the first holder any more: one that was cut off would never answer."""
+        if (link := self._link) is not None and self._at != self._first():
+            link.close()
 
     def close(self) -> None:
         """Hang up."""
+        self._channel.on_holders.remove(self.see)
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._hang_up()
 
@@ -88,10 +106,15 @@ class Shard:
         message = said.Apply(self.key, step, attempt, factor, groups)
         return self._submit(lambda link: self._fetch(link, message))
 
-    def update(self, item: said.Item, factor: float, groups: list[dict[str, Any]]) -> Future[said.Fresh]:
+    def update(self, item: said.Item, share: float, factor: float, groups: list[dict[str, Any]]) -> Future[said.Fresh]:
         """Push what was not pushed yet of an item, let the server apply it, and take the parameters over."""
-        message = said.Update(self.key, item, self._channel.worker, len(self.pieces), factor, groups)
+        message = said.Update(self.key, item, self._channel.worker, len(self.pieces), share, factor, groups)
         return self._submit(lambda link: self._update(link, message))
+
+    def commit(self) -> None:
+        """What was pushed last counts, and with it what it left out."""
+        if self._packing is not None:
+            self._packing.commit_packs(list(self._packs.values()))
 
     def pull(self) -> Future[said.Fresh]:
         """Take the parameters over as they are now."""
@@ -172,17 +195,30 @@ class Shard:
         except Gone:
             self._hang_up()
 
-    def _push(self, link: Link, step: int, attempt: Attempt, piece: int, item: said.Item | None = None) -> None:
+    def _push(
+        self, link: Link, step: int, attempt: Attempt, piece: int, item: said.Item | None = None, share: float = 1.0
+    ) -> None:
         if self._attempt != (step, attempt, item):
             self._attempt = step, attempt, item
             self._sent.clear()
+            self._packs.clear()
         if piece in self._sent:
             return
-        there = [(number, self.parameters[number].grad) for number in self.pieces[piece]]
-        given = [(number, gradient) for number, gradient in there if gradient is not None]
-        message = said.Push(self.key, step, attempt, self._channel.worker, [number for number, _ in given], item)
-        link.send(message, [_on_host(gradient) for _, gradient in given])
+        pack = self._packs.get(piece) or self._pack(piece, share)
+        codec = self._packing.codec if self._packing is not None and pack.left_out else ""
+        link.send(said.Push(self.key, step, attempt, self._channel.worker, pack.numbers, item, codec), pack.tensors)
+        self.saved += pack.saved
         self._sent.add(piece)
+
+    def _pack(self, piece: int, share: float) -> Pack:
+        """What is sent of the gradients of a piece; some parameters may have none."""
+        there = [(number, self.parameters[number].grad) for number in self.pieces[piece]]
+        given = {number: gradient for number, gradient in there if gradient is not None}
+        if self._packing is None or not given:
+            return Pack(list(given), [_on_host(one) for one in given.values()], {})
+        parameters = [self.parameters[number] for number in given]
+        self._packs[piece] = self._packing.pack(list(given), parameters, list(given.values()), share)
+        return self._packs[piece]
 
     def _complete(self, link: Link, step: int, attempt: Attempt, workers: list[int]) -> float | None:
         message = said.Close(self.key, step, attempt, self._channel.worker, len(self.pieces), workers)
@@ -202,10 +238,12 @@ class Shard:
     def _update(self, link: Link, message: said.Update) -> said.Fresh:
         while True:
             for piece in range(len(self.pieces)):
-                self._push(link, 0, (0, 0), piece, message.item)
+                self._push(link, 0, (0, 0), piece, message.item, message.share)
             match self._answered(link, message):
                 case said.Fresh() as fresh:
                     self._take(link)
+                    if fresh.worker == message.worker:  # not that of a worker which was lost before all servers had it
+                        self.commit()
                     return fresh
                 case said.Missing():  # this server has taken the place of another one
                     self._sent.clear()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cordee.sync.gradients import norm_of
 from cordee.sync.server import rules
 from cordee.sync.server.messages import Apply, Form, Held, Item, Load, Rule
+from cordee.sync.server.parts import applied_as_part
 
 Attempt = tuple[int, tuple[int, int]]
 """A step, and which try of it."""
@@ -21,7 +22,8 @@ class Items:
 
     def __init__(self) -> None:
         """None yet."""
-        self.applied: set[Item] = set()
+        self.applied: dict[Item, int] = {}
+        """By which worker it was pushed."""
         self._staged: dict[int, tuple[Item, dict[int, Tensor], int]] = {}
         """What each worker has pushed of its item, and in how many messages."""
         self.base = 0
@@ -44,7 +46,7 @@ class Items:
         """Whether it was applied, or is of a former window; a new window begins with this version."""
         latest = max((one[:2] for one in self.applied), default=(-1, -1))
         if item[:2] > latest:
-            self.applied, self.base = set(), version
+            self.applied, self.base = {}, version
         return item[:2] < latest or item in self.applied
 
 
@@ -90,7 +92,7 @@ class Store:
         optimizer = rules.build(message.rule, parameters)
         rules.give_back(optimizer, parameters, message.held, tensors[count:])
         self.parameters, self._rule, self._optimizer = parameters, message.rule, optimizer
-        self.version, self.items.applied = message.version, set(message.applied)
+        self.version, self.items.applied = message.version, dict(message.applied)
         self._begin((-1, (0, 0)))
 
     @property
@@ -103,7 +105,7 @@ class Store:
         assert self._rule is not None
         held, tensors = self.kept()
         parameters = [one.detach().clone() for one in self.parameters]
-        message = Load(self.shard, key, self.version, self.forms, self._rule, held, sorted(self.items.applied))
+        message = Load(self.shard, key, self.version, self.forms, self._rule, held, sorted(self.items.applied.items()))
         return message, [*parameters, *(one.clone() for one in tensors)]
 
     def kept(self) -> tuple[list[Held], list[Tensor]]:
@@ -183,9 +185,10 @@ class Store:
         for parameter, one in zip(self.parameters, self._sums, strict=True):
             parameter.grad = one if one is None or message.factor == 1.0 else one.mul_(message.factor)
         if self.parameters:
-            self._optimizer.step()
+            with applied_as_part(self._optimizer, message.share):
+                self._optimizer.step()
         if message.item is not None:
-            self.items.applied.add(message.item)
+            self.items.applied[message.item] = message.worker
         for parameter in self.parameters:
             parameter.grad = None
         if not self._rule.kind.startswith("torch.optim"):  # it may keep the gradients that it was given

@@ -100,6 +100,12 @@ class Copying:
         """Whether this server has all, and is connected."""
         return there is not None and self._copy is not None and self._copy[0] == there.number
 
+    def see(self) -> None:
+        """Hang up on a server that is not the backup any more: one that was cut off would never answer."""
+        copy, holding = self._copy, self._views.holding()[1]
+        if copy is not None and holding is not None and copy[0] not in _numbers(holding):
+            copy[1].close()
+
     def fill(self, there: Place, content: Iterable[Entry]) -> bool:
         """Give a new server all that there is; False if it is lost."""
         self._drop()
