@@ -9,9 +9,8 @@ import sys
 
 import torch
 import torch.distributed as dist
-from ddp import shares
 from pace import Pace
-from peers.shakespeare import TASKS
+from peers.shakespeare import TASKS, shares
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
 

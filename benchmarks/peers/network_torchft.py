@@ -12,9 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from ddp import shares
 from pace import Pace
-from peers.shakespeare import TASKS
+from peers.shakespeare import TASKS, shares
 from torch.distributed import TCPStore
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
