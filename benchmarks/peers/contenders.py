@@ -18,7 +18,7 @@ from typing import Any
 
 from peers.hosts import DEVICE, HOSTS, give_speed, sent_bytes
 from peers.pace import Conductor
-from peers.systems import HERE, process
+from peers.systems import HERE, INSTALL, process
 
 from cordee.core.plan import Plan
 from cordee.twin.cluster import Cluster
@@ -62,7 +62,7 @@ class Contender:
     def missing(self) -> str | None:
         """Why it cannot take part, or None."""
         if importlib.util.find_spec(self.module) is None:
-            return f"{self.module} is not installed: pip install {self.module}"
+            return f"{self.module} is not installed: {INSTALL}"
         return None
 
 
@@ -102,13 +102,9 @@ def ours(plan: str) -> Contender:
     """Cordée under a plan; `PlanError` if it is none."""
     parsed = Plan.parse(plan)
     adapts = parsed.sync == "auto"
-    return Contender(
-        plan,
-        f"Cordée, --plan {plan}",
-        {"local": parsed.local_steps, "auto": AUTO_PERIOD}.get(parsed.sync, 1),
-        adapts=adapts,
-        link_changes_updates=adapts and parsed.faithful == "any",
-    )
+    lossy = adapts and parsed.faithful == "any"
+    period = AUTO_PERIOD if lossy else parsed.local_steps if parsed.sync == "local" else 1
+    return Contender(plan, f"Cordée, --plan {plan}", period, adapts=adapts, link_changes_updates=lossy)
 
 
 @dataclass(frozen=True)

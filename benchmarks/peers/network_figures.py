@@ -19,7 +19,7 @@ TOLERANCE = 0.002
 
 def turn_steps(wanted: int, period: int, step_s: float, cell_s: float) -> int:
     """Steps of one turn, where a step takes about `step_s` and a cell should not take much more than `cell_s`."""
-    fitting = min(wanted, cell_s / step_s) / TURNS
+    fitting = min(wanted, cell_s / max(step_s, 1e-3)) / TURNS
     return max(1, math.ceil(fitting / period - 0.5)) * period
 
 
@@ -89,15 +89,23 @@ def loss_at(curve: Curve, steps: int) -> float | None:
     return next((round(point[1], 5) for point in curve if point[0] == steps), None)
 
 
-def composed_cell(curve: Curve, target: float, period: int, turns: Sequence[Cell], more_s: float) -> Cell:
+def composed_cell(
+    curve: Curve, target: float, period: int, turns: Sequence[Cell], whole: tuple[int, float | None] = (0, None)
+) -> Cell:
     """Steps until the loss is reached, from a curve that the link does not change, times this link's step time.
 
-    `more_s`: by so much its first steps are longer.
+    `whole`: its first steps, if they take longer than the others, and their step time in ms; None: it is not known.
     """
     steps, speed = crossing(curve, target, period), speed_of(turns)
-    seconds = None if steps is None else steps * speed["step_ms"] / 1e3 + more_s
-    more = {"first_steps_more_s": round(more_s, 2)} if more_s else {}
-    return {"seconds_to_loss": None if seconds is None else round(seconds, 2), "composed": True, **speed, **more}
+    first, first_ms = whole
+    more_s = 0.0 if first_ms is None else first * max(0.0, first_ms - speed["step_ms"]) / 1e3
+    seconds = None if steps is None or (first and first_ms is None) else steps * speed["step_ms"] / 1e3 + more_s
+    return {
+        "seconds_to_loss": None if seconds is None else round(seconds, 2),
+        "composed": True,
+        **speed,
+        **({"first_steps_more_s": round(more_s, 2)} if first else {}),
+    }
 
 
 def trained_cell(curve: Curve, target: float, equal: int, period: int) -> Cell:

@@ -39,6 +39,10 @@ REACTION_PLAN, REACTION = "sync=auto", ((1000.0, 32), (20.0, 48), (1000.0, 48))
 FAILURES = (CordeeError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
+class TableLost(Exception):
+    """What all others are compared with has failed: the table cannot go on."""
+
+
 def starts_of(contenders: Sequence[Contender], speeds: Sequence[str]) -> Iterator[tuple[Contender, list[str]]]:
     """What is started, and which speeds are measured then."""
     for contender in contenders:
@@ -46,10 +50,10 @@ def starts_of(contenders: Sequence[Contender], speeds: Sequence[str]) -> Iterato
 
 
 def give(running: Running, contender: Contender, speed: str) -> float:
-    """Set the speed and get used to it; about the time of a step from now on."""
+    """Set the speed and get used to it; about the time of a step from now on, 0 where it does not matter."""
     running.give(None if speed == UNLIMITED else float(speed))
-    if not contender.adapts:  # a turn of several steps with one merge is long enough
-        return running.turn(1).seconds if contender.period == 1 else 0.01
+    if not contender.adapts:  # one step is little beside the many of a turn with one merge
+        return running.turn(1).seconds if contender.period == 1 else 0.0
     running.turn(FIRST_DECISION)
     step_s = running.turn(1).seconds
     if steps := int(min(AUTO_WARM_UP - FIRST_DECISION - 1, AUTO_WARM_UP_S / step_s)):
@@ -67,10 +71,6 @@ def timed(running: Running, contender: Contender, wanted: int, step_s: float, ce
 
 
 # ---------------------------------------------------------------- throughput
-
-
-class LimitLost(Exception):
-    """The run that gives the limit has ended: the table cannot go on."""
 
 
 def measure_throughput(stage: Stage, book: Book, given: argparse.Namespace) -> None:
@@ -97,8 +97,8 @@ def measure_throughput(stage: Stage, book: Book, given: argparse.Namespace) -> N
 
 
 def _measure_share(running: Running, limit: Running, contender: Contender, speed: str, book: Book, wanted: int) -> None:
-    step_s = give(running, contender, speed)
     bounds = [_limit_step_s(limit)]
+    step_s = give(running, contender, speed)
     turns = timed(running, contender, wanted, step_s, CELL_S)
     bounds.append(_limit_step_s(limit))
     cell = throughput_cell(turns, bounds, TASKS["gpt"].batch, wanted)
@@ -112,14 +112,10 @@ def _limit_step_s(limit: Running) -> float:
     try:
         return limit.turn(LIMIT_STEPS).seconds / LIMIT_STEPS
     except FAILURES as error:
-        raise LimitLost(f"the run that gives the limit was lost; --resume continues: {error}") from error
+        raise TableLost(f"the run that gives the limit was lost; --resume continues: {error}") from error
 
 
 # ---------------------------------------------------------------- time to loss
-
-
-class NoTarget(Exception):
-    """Synchronous training failed: there is no loss that others have to reach."""
 
 
 def measure_losses(stage: Stage, book: Book, given: argparse.Namespace) -> None:
@@ -170,11 +166,9 @@ def _compose(
     for speed in speeds:
         step_s = give(running, contender, speed)
         turns = timed(running, contender, SMALL_STEPS, step_s, SMALL_CELL_S)
-        whole = book.result["time_to_loss"].get("ddp", {}).get(speed, {}).get("step_ms")
-        more_s = 0.0
-        if contender.whole_steps and whole:
-            more_s = contender.whole_steps * max(0.0, whole / 1e3 - turns[-1]["seconds"] / turns[-1]["steps"])
-        cell = composed_cell(points, target_of(book, given), contender.period, turns, more_s)
+        whole_ms = book.result["time_to_loss"].get("ddp", {}).get(speed, {}).get("step_ms")
+        whole = (contender.whole_steps, whole_ms)
+        cell = composed_cell(points, target_of(book, given), contender.period, turns, whole)
         book.keep("time_to_loss", contender, speed, cell)
         show_loss(contender.name, speed, {**book.result["curves"][contender.name], **cell})
 
@@ -208,7 +202,7 @@ def target_of(
     else:
         loss = book.result["curves"].get(SYNCHRONOUS, {}).get("loss_at_equal_samples")
     if loss is None:
-        raise NoTarget(f"there is no loss of {SYNCHRONOUS} after {given.learn} steps; --resume tries again")
+        raise TableLost(f"there is no loss of {SYNCHRONOUS} after {given.learn} steps; --resume tries again")
     return float(loss)
 
 
