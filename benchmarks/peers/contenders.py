@@ -30,8 +30,10 @@ CPU = 0.75
 """Cores' worth of processor time of each host."""
 WRITTEN_S = 1.0
 """Events are in the file after this time."""
-TURN_S = 1_200.0
-"""How long a turn with its evaluation may take at most."""
+TURN_S = 300.0
+"""How long a turn with its evaluation may take at most: a contender that hangs is left out then."""
+PAUSE_S = 1_200.0
+"""How long Cordée's workers may wait between two turns."""
 SYNCHRONOUS = "sync=allreduce"
 AUTO_PERIOD = 8
 """Turns of sync=auto: it may choose to merge every few steps."""
@@ -160,7 +162,7 @@ class Stage:
 
     def _cordee(self, contender: Contender, words: Sequence[str], folder: Path) -> dict[str, tuple[list[str], dict]]:
         task, path = words
-        options = ("--threads", "1", "--deadline", f"{TURN_S:.0f}", "--plan", contender.name)
+        options = ("--threads", "1", "--deadline", f"{PAUSE_S:.0f}", "--plan", contender.name)
         options += ("--set", f"task={task}", "--set", f"turns={path}")
         request = RunRequest("train", HERE / "network_job.py", folder / "run", options, next(self._ports))
         return {host: (command, _paths()) for host, command in commands(self._twin, request).items()}

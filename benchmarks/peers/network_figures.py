@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 Cell = dict[str, Any]
@@ -128,3 +129,17 @@ def reaction_of(decisions: Sequence[Cell], changed_at: Sequence[int]) -> list[in
         taken = [one["step"] for one in decisions if one["before"] != one["choice"] and first < one["step"] <= end]
         steps.append(taken[0] - 1 - first if taken else None)
     return steps
+
+
+def beside(decisions: Sequence[Cell]) -> list[Cell]:
+    """What each decision forecast for its choice, and the step time that was measured until the next one."""
+    return [
+        {
+            "from_step": one["step"],
+            "choice": one["choice"],
+            "link_mbit": one["link_mbit"],
+            "forecast_ms": one["forecast_ms"][one["choice"]],
+            "measured_ms": following["measured_ms"],
+        }
+        for one, following in pairwise(decisions)
+    ]

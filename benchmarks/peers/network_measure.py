@@ -10,6 +10,7 @@ from peers.contenders import SYNCHRONOUS, Contender, Running, Stage, ours
 from peers.network_figures import (
     UNLIMITED,
     Cell,
+    beside,
     composed_cell,
     crossing,
     every_of,
@@ -34,8 +35,8 @@ CELL_S, SMALL_STEPS, SMALL_CELL_S = 36.0, 20, 12.0
 """How long a cell is measured, about; with the small model, and how many steps of it."""
 LONGEST = 1.5
 """So many times the steps of synchronous training may a contender take to reach its loss."""
-REACTION_PLAN, REACTION = "sync=auto", ((1000.0, 32), (20.0, 48), (1000.0, 48))
-"""Speeds, and steps at each of them."""
+REACTION_PLAN, REACTION, REACTION_TURN = "sync=auto", ((1000.0, 25), (20.0, 40), (1000.0, 40)), 5
+"""Speeds, and steps at each of them, in turns of so many. The speed changes just after a decision: the worst moment."""
 FAILURES = (CordeeError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
@@ -216,7 +217,8 @@ def measure_reaction(stage: Stage, book: Book, given: argparse.Namespace) -> Non
         with stage.trained(contender, "gpt") as running:
             for speed, steps in REACTION:
                 running.give(speed)
-                running.turn(steps)
+                for _ in range(steps // REACTION_TURN):
+                    running.turn(REACTION_TURN)
                 ends.append(ends[-1] + steps)
             decisions, steps_ms = running.events("decision"), [one["ms"] for one in running.events("step")]
     except FAILURES as error:
@@ -226,6 +228,7 @@ def measure_reaction(stage: Stage, book: Book, given: argparse.Namespace) -> Non
         "plan": REACTION_PLAN,
         "changes": [[end, f"to {speed:g} Mbit/s"] for end, (speed, _) in zip(ends, REACTION, strict=False)],
         "steps_until_another_choice": reaction_of(decisions, ends[1:-1]),
+        "forecasts": beside(decisions),
         "decisions": decisions,
         "step_ms": steps_ms,
     }

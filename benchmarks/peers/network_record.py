@@ -33,6 +33,8 @@ HEAD = {
     " ddp's step time at this speed tells",
     "decisions": "what sync=auto decided up to the end of the cell; with time_to_loss their measured_ms have"
     " evaluations in them",
+    "steps_until_another_choice": "of a change of the links' speed: steps after it that were sent the old way",
+    "forecasts": "step times; the measured one is that until the next decision, and the speed may change in between",
     "sent_bytes_per_step": "by the host that sent most, with headers, as the link counted them",
 }
 
@@ -173,10 +175,7 @@ def show_tables(result: dict[str, Any], tables: Sequence[str]) -> None:
     if "reaction" in tables and "reaction" in result:
         found = result["reaction"]
         print(f"\nreaction: {found['changes']}: another choice after {found['steps_until_another_choice']} steps")
-        for one in found["decisions"]:
-            print(
-                f"  from step {one['step']} on {one['choice']}: link {one['link_mbit']} Mbit/s, step time before it"
-                f" {one['measured_ms']} ms, forecast {one['forecast_ms']}"
-            )
+        for one in found["forecasts"]:
+            print("  " + ", ".join(f"{key} {value}" for key, value in one.items()))
     for name, why in result["left_out"].items():
         print(f"left out: {name}: {why.splitlines()[0] if why else why}")
