@@ -120,8 +120,11 @@ class Conductor:
 
     def measured_turn(self, system: str, steps: int) -> tuple[float, float | None]:
         """The same, and the validation loss after them, where the first rank measures it."""
-        for connection, _ in self._ranks[system]:
-            connection.sendall(b"%d\n" % steps)
+        try:
+            for connection, _ in self._ranks[system]:
+                connection.sendall(b"%d\n" % steps)
+        except BrokenPipeError as error:
+            raise RuntimeError(f"a rank of {system} ended before its turn") from error
         said = [lines.readline() for _, lines in self._ranks[system]]
         if not all(said):
             raise RuntimeError(f"a rank of {system} ended in its turn")
