@@ -45,6 +45,8 @@ PLANS = (
     "compress=topk",
     "compress=powersgd",
     "sync=local,local_steps=8",
+    "sync=local,local_steps=8,compress=int8",
+    "sync=local,local_steps=8,compress=topk",
     "sync=local,local_steps=50",
     "sync=local,local_steps=50,outer=nesterov",
     "sync=server,servers=2",

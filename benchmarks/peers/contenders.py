@@ -35,8 +35,6 @@ TURN_S = 300.0
 PAUSE_S = 1_200.0
 """How long Cordée's workers may wait between two turns."""
 SYNCHRONOUS = "sync=allreduce"
-AUTO_PERIOD = 8
-"""Turns of sync=auto: it may choose to merge every few steps."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def ours(plan: str) -> Contender:
     parsed = Plan.parse(plan)
     adapts = parsed.sync == "auto"
     lossy = adapts and parsed.faithful == "any"
-    period = AUTO_PERIOD if lossy else parsed.local_steps if parsed.sync == "local" else 1
+    period = parsed.local_steps if parsed.sync == "local" else 1
     return Contender(plan, f"Cordée, --plan {plan}", period, adapts=adapts, link_changes_updates=lossy)
 
 
@@ -115,8 +113,8 @@ class Turn:
 
     steps: int
     seconds: float
-    loss: float | None
-    """The validation loss after them, where the task measures it; not part of the time."""
+    kept: str | None
+    """The file with the model after them, where the task keeps it; writing it is not part of the time."""
     sent_bytes: int | None
     """By the host that sent most, headers included; None where the link is not limited."""
 
@@ -207,9 +205,9 @@ class Running:
     def turn(self, steps: int) -> Turn:
         """So many steps."""
         before = sent_bytes(self._twin) if self._limited else {}
-        seconds, loss = self._conductor.measured_turn(self._system, steps)
+        seconds, kept = self._conductor.kept_turn(self._system, steps)
         after = sent_bytes(self._twin) if self._limited else {}
-        return Turn(steps, seconds, loss, max((after[host] - before[host] for host in after), default=None))
+        return Turn(steps, seconds, kept, max((after[host] - before[host] for host in after), default=None))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """What Cordée has written down of this kind until now."""

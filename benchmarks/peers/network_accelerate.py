@@ -53,8 +53,8 @@ def main() -> None:
     model, optimizer, batches = accelerator.prepare(
         plain, task.optimizer(plain.parameters()), loader(task, accelerator.num_processes)
     )
-    measure = task.measure_of(lambda: accelerator.unwrap_model(model))
-    pace = Pace(path, system, accelerator.process_index, measure=measure)
+    keep = task.keeper_of(lambda: accelerator.unwrap_model(model), path)
+    pace = Pace(path, system, accelerator.process_index, keep=keep)
     with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=int(every), enabled=True) as local_sgd:
         while not pace.ended:
             for x, y in batches:

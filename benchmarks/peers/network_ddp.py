@@ -42,7 +42,7 @@ def main() -> None:
         model.register_comm_hook(state, powersgd.powerSGD_hook)
     optimizer = task.optimizer(model.parameters())
     x, y = task.data()
-    pace = Pace(path, system, rank, measure=task.measure_of(lambda: model.module))
+    pace = Pace(path, system, rank, keep=task.keeper_of(lambda: model.module, path))
     for ids in shares(len(x), task.batch, rank, size):
         if pace.ended:
             break

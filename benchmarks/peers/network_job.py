@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from peers.shakespeare import TASKS
 from torch import nn
 from turns import Turns
 
 import cordee
 from cordee.train.job import Save, Stop
-from cordee.train.session import Session, stepper_of
-
-
-class Pauses(Turns):
-    """Counts its pauses as time of waiting: `sync=auto` takes all other time for computing, and would believe them."""
-
-    def on_step(self, session: Session, step: object) -> None:
-        """A step was committed."""
-        began = time.perf_counter()
-        super().on_step(session, step)
-        stepper_of(session).team.meter.blocked_s += time.perf_counter() - began
 
 
 def job(task: str, turns: str) -> cordee.Job:
@@ -32,7 +19,7 @@ def job(task: str, turns: str) -> cordee.Job:
         models.append(chosen.model())
         return models[-1]
 
-    callback = Pauses(turns, "cordee", measure=chosen.measure_of(lambda: models[-1]))
+    callback = Turns(turns, "cordee", keep=chosen.keeper_of(lambda: models[-1], turns))
     return cordee.Job(
         model=model,
         loss=chosen.loss,

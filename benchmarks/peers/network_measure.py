@@ -33,6 +33,8 @@ LIMIT_STEPS = 5
 """Steps of the limit before and after each cell."""
 CELL_S, SMALL_STEPS, SMALL_CELL_S = 36.0, 20, 12.0
 """How long a cell is measured, about; with the small model, and how many steps of it."""
+AUTO_STEPS = 32
+"""Steps of one turn where `sync=auto` may choose local steps: it merges after 4, 8, 16 or 32. A cell has two turns."""
 LONGEST = 1.5
 """So many times the steps of synchronous training may a contender take to reach its loss."""
 REACTION_PLAN, REACTION, REACTION_TURN = "sync=auto", ((1000.0, 25), (20.0, 40), (1000.0, 40)), 5
@@ -56,7 +58,7 @@ def give(running: Running, contender: Contender, speed: str) -> float:
     if not contender.adapts:  # one step is little beside the many of a turn with one merge
         return running.turn(1).seconds if contender.period == 1 else 0.0
     running.turn(FIRST_DECISION)
-    step_s = running.turn(1).seconds
+    step_s = max(running.turn(1).seconds, 1e-3)
     if steps := int(min(AUTO_WARM_UP - FIRST_DECISION - 1, AUTO_WARM_UP_S / step_s)):
         running.turn(steps)
     return step_s
@@ -65,6 +67,8 @@ def give(running: Running, contender: Contender, speed: str) -> float:
 def timed(running: Running, contender: Contender, wanted: int, step_s: float, cell_s: float) -> list[Cell]:
     """Turns, until there are as many steps as wanted or it takes too long."""
     size, turns = turn_steps(wanted, contender.period, step_s, cell_s), []
+    if contender.link_changes_updates:
+        size, wanted = AUTO_STEPS, 2 * AUTO_STEPS
     while sum(turn["steps"] for turn in turns) < wanted and sum(turn["seconds"] for turn in turns) < cell_s:
         turn = running.turn(size)
         turns.append({"steps": turn.steps, "seconds": turn.seconds, "sent_bytes": turn.sent_bytes})
@@ -177,21 +181,24 @@ def _compose(
 def learn(
     running: Running, contender: Contender, book: Book, given: argparse.Namespace, cap_s: float
 ) -> list[list[float]]:
-    """Train until the loss of synchronous training is reached and as many samples are seen, or it takes too long."""
+    """Train until the loss of synchronous training is reached and as many samples are seen, or it takes too long.
+
+    Losses are measured afterwards: a pause would disturb `sync=auto`, which measures what steps take.
+    """
+    points: list[tuple[int, str, float]] = []
     curve: list[list[float]] = []
     done, seconds, every = 0, 0.0, every_of(given.every, contender.period)
-    while seconds < cap_s:
+    while True:
         boundary = given.learn if done < given.learn else LONGEST * given.learn
         turn = running.turn(min(every, max(contender.period, int(boundary) - done)))
-        assert turn.loss is not None
+        assert turn.kept is not None
         done, seconds = done + turn.steps, seconds + turn.seconds
-        curve.append([done, turn.loss, seconds])
-        if done >= LONGEST * given.learn:
-            break
-        target = target_of(book, given, contender, curve) if done >= given.learn else 0.0
-        if crossing(curve, target, contender.period) is not None:
-            break
-    return curve
+        points.append((done, turn.kept, seconds))
+        over = seconds >= cap_s or done >= LONGEST * given.learn
+        if over or done >= given.learn:
+            curve += [[steps, TASKS["small"].loss_of(kept), after_s] for steps, kept, after_s in points[len(curve) :]]
+            if over or crossing(curve, target_of(book, given, contender, curve), contender.period) is not None:
+                return curve
 
 
 def target_of(

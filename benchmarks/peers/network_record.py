@@ -31,8 +31,7 @@ HEAD = {
     " out the parts of a window as they go, so its losses may differ a little from start to start",
     "first_steps_more_s": "the first 10 steps of PowerSGD's hook send whole gradients: by so much they are longer, as"
     " ddp's step time at this speed tells",
-    "decisions": "what sync=auto decided up to the end of the cell; with time_to_loss their measured_ms have"
-    " evaluations in them",
+    "decisions": "what sync=auto decided up to the end of the cell",
     "steps_until_another_choice": "of a change of the links' speed: steps after it that were sent the old way",
     "forecasts": "step times; the measured one is that until the next decision, and the speed may change in between",
     "sent_bytes_per_step": "by the host that sent most, with headers, as the link counted them",

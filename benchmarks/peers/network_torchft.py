@@ -65,7 +65,7 @@ def main() -> None:
     )
     x, y = task.data()
     merging = DiLoCo(manager, [model], optimizer, outer, sync_every=int(every), use_bucketization=True)
-    pace = Pace(path, system, rank, measure=task.measure_of(lambda: model))
+    pace = Pace(path, system, rank, keep=task.keeper_of(lambda: model, path))
     with merging:
         for ids in shares(len(x), task.batch, rank, size):
             if pace.ended:

@@ -41,15 +41,27 @@ class TextTask(Task):
 
     lr: float = 1e-4
     validated: bool = False
-    """Whether the loss is measured after each turn."""
+    """Whether the model is kept after each turn, to measure its loss later."""
 
     def optimizer(self, parameters: object) -> torch.optim.Optimizer:
         """AdamW, as all systems get it."""
         return torch.optim.AdamW(parameters, lr=self.lr, fused=True)  # type: ignore[arg-type]
 
-    def measure_of(self, model: Callable[[], nn.Module]) -> Callable[[], float] | None:
-        """What measures the validation loss of the model that `model` gives; None where it is not measured."""
-        return (lambda: validation_loss(model())) if self.validated else None
+    def keeper_of(self, model: Callable[[], nn.Module], path: str) -> Callable[[], str] | None:
+        """What writes the model that `model` gives into a new file beside `path`; None where it is not kept."""
+        paths = (f"{path}.{number}" for number in itertools.count())
+
+        def keep() -> str:
+            torch.save(model().state_dict(), path := next(paths))
+            return path
+
+        return keep if self.validated else None
+
+    def loss_of(self, path: str) -> float:
+        """The validation loss of a model that was kept."""
+        model = self.model()
+        model.load_state_dict(torch.load(path, weights_only=True))
+        return validation_loss(model)
 
 
 @functools.cache
