@@ -138,21 +138,17 @@ def _share_text(cell: Cell) -> str:
     text = f"{cell['share']:.3f}"
     if len(cell["turns"]) > 1:
         text += f" ({cell['share_range'][0]:.3f}-{cell['share_range'][1]:.3f})"
-    return text + (f" *{cell['steps']}" if cell["few_steps"] else "") + _choice_text(cell)
-
-
-def _choice_text(cell: Cell) -> str:
-    """What `sync=auto` had chosen at the end."""
-    return f" {cell['decisions'][-1]['choice']}" if cell.get("decisions") else ""
+    return text + (f" *{cell['steps']}" if cell["few_steps"] else "")
 
 
 def _loss_text(cell: Cell) -> str:
     if not cell:
         return "-"
     seconds, loss = cell["seconds_to_loss"], cell["loss_at_equal_samples"]
-    text = "not reached" if seconds is None else f"{seconds:.0f} s"
+    last = (cell.get("curve") or cell["points"])[-1][0]
+    text = f"not in {last} steps" if seconds is None else f"{seconds:.0f} s"
     text += "" if loss is None else f", {loss:.3f}"
-    return text + (" +" if cell["composed"] else "") + _choice_text(cell)
+    return text + (" +" if cell["composed"] else "")
 
 
 def show_tables(result: dict[str, Any], tables: Sequence[str]) -> None:
@@ -171,6 +167,10 @@ def show_tables(result: dict[str, Any], tables: Sequence[str]) -> None:
             curve = result["curves"].get(name, {})
             cells = [{**curve, **row[speed]} if speed in row else {} for speed in speeds]
             print(f"{name:<42}" + "".join(f"{text(cell):>31}" for cell in cells))
+        for name, row in result[table].items():
+            for speed, cell in row.items():
+                if cell.get("decisions"):
+                    print(f"{name} at {speed} had chosen {cell['decisions'][-1]['choice']} at the end")
     if "reaction" in tables and "reaction" in result:
         found = result["reaction"]
         print(f"\nreaction: {found['changes']}: another choice after {found['steps_until_another_choice']} steps")
