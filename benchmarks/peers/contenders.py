@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import json
 import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from peers.hosts import DEVICE, HOSTS, give_speed, sent_bytes
 from peers.pace import Conductor
-from peers.systems import HERE, Process, process
+from peers.systems import HERE, INSTALL, process
 
 from cordee.core.plan import Plan
 from cordee.twin.cluster import Cluster
@@ -25,8 +28,12 @@ from cordee.twin.twin import Twin
 
 CPU = 0.75
 """Cores' worth of processor time of each host."""
-TURN_S = 1_200.0
-"""How long a turn with its evaluation may take at most."""
+WRITTEN_S = 1.0
+"""Events are in the file after this time."""
+TURN_S = 300.0
+"""How long a turn with its evaluation may take at most: a contender that hangs is left out then."""
+PAUSE_S = 1_200.0
+"""How long Cordée's workers may wait between two turns."""
 SYNCHRONOUS = "sync=allreduce"
 
 
@@ -44,12 +51,18 @@ class Contender:
     setting: str = ""
     module: str = "torch"
     """What has to be installed for it."""
+    whole_steps: int = 0
+    """Its first steps, which send whole gradients as `ddp` does."""
+    adapts: bool = False
+    """Whether it measures the link and decides by that: it is started anew for each speed."""
+    link_changes_updates: bool = False
+    """Whether a step's update depends on the link: it is trained at each speed."""
 
     @property
     def missing(self) -> str | None:
         """Why it cannot take part, or None."""
         if importlib.util.find_spec(self.module) is None:
-            return f"{self.module} is not installed: pip install {self.module}"
+            return f"{self.module} is not installed: {INSTALL}"
         return None
 
 
@@ -58,9 +71,9 @@ PEERS = (
     Contender(
         "ddp powersgd",
         "the same with PyTorch's powerSGD_hook: rank 4, whole gradients in the first 10 steps, one bucket",
-        1,
-        "network_ddp.py",
-        "powersgd",
+        script="network_ddp.py",
+        setting="powersgd",
+        whole_steps=10,
     ),
     *(
         Contender(
@@ -82,13 +95,16 @@ PEERS = (
         "torchft",
     ),
 )
-"""All get the model, data, optimizer and global batch that Cordée gets, gather a batch in one call, and use gloo."""
+"""All get the model, optimizer and global batches that Cordée gets, gather a batch in one call, and use gloo."""
 
 
 def ours(plan: str) -> Contender:
     """Cordée under a plan; `PlanError` if it is none."""
     parsed = Plan.parse(plan)
-    return Contender(plan, f"Cordée, --plan {plan}", parsed.local_steps if parsed.sync == "local" else 1)
+    adapts = parsed.sync == "auto"
+    lossy = adapts and parsed.faithful == "any"
+    period = parsed.local_steps if parsed.sync == "local" else 1
+    return Contender(plan, f"Cordée, --plan {plan}", period, adapts=adapts, link_changes_updates=lossy)
 
 
 @dataclass(frozen=True)
@@ -97,8 +113,8 @@ class Turn:
 
     steps: int
     seconds: float
-    loss: float | None
-    """The validation loss after them, where the task measures it; not part of the time."""
+    kept: str | None
+    """The file with the model after them, where the task keeps it; writing it is not part of the time."""
     sent_bytes: int | None
     """By the host that sent most, headers included; None where the link is not limited."""
 
@@ -121,14 +137,17 @@ class Stage:
 
     @contextlib.contextmanager
     def trained(self, contender: Contender, task: str) -> Iterator[Running]:
-        """The contender on both hosts, before its first step. It starts and ends without limits: both are faster so."""
+        """The contender on both hosts, before its first step.
+
+        It starts and ends without limits of the processor and of links: both are faster so. `Running.give` sets them.
+        """
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="network-")))
             stack.callback(self._clear)
             processes = stack.enter_context(contextlib.ExitStack())
             conductor = stack.enter_context(Conductor(folder, TURN_S))  # left before the processes, which end then
-            self._limit(None)
-            stack.callback(self._limit, None)
+            self._free()
+            stack.callback(self._free)
             words = [task, conductor.path]
             start = self._peer if contender.script else self._cordee
             running = [
@@ -137,12 +156,11 @@ class Stage:
             ]
             system = contender.name if contender.script else "cordee"
             conductor.gather([system], HOSTS, lambda: all(one.poll() is None for one in running))
-            self._limit(CPU)
-            yield Running(self._twin, conductor, system)
+            yield Running(self._twin, conductor, system, folder / "run")
 
     def _cordee(self, contender: Contender, words: Sequence[str], folder: Path) -> dict[str, tuple[list[str], dict]]:
         task, path = words
-        options = ("--threads", "1", "--deadline", f"{TURN_S:.0f}", "--plan", contender.name)
+        options = ("--threads", "1", "--deadline", f"{PAUSE_S:.0f}", "--plan", contender.name)
         options += ("--set", f"task={task}", "--set", f"turns={path}")
         request = RunRequest("train", HERE / "network_job.py", folder / "run", options, next(self._ports))
         return {host: (command, _paths()) for host, command in commands(self._twin, request).items()}
@@ -158,11 +176,10 @@ class Stage:
             for rank, host in enumerate(hosts)
         }
 
-    def _limit(self, cpu: float | None) -> None:
-        """All hosts' processors; links lose their limits."""
+    def _free(self) -> None:
+        """No limits."""
         give_speed(self._twin, None)
-        for host in self._twin.cluster.names:
-            self._twin.set(host, {"cpu": cpu})
+        give_cpu(self._twin, None)
 
     def _clear(self) -> None:
         """What a contender has left: processes, where it failed, and the folders of hosts."""
@@ -174,37 +191,35 @@ class Stage:
 class Running:
     """A contender that waits for its next turn."""
 
-    def __init__(self, twin: Twin, conductor: Conductor, system: str) -> None:
-        """Its links are not limited yet."""
-        self._twin, self._conductor, self._system = twin, conductor, system
+    def __init__(self, twin: Twin, conductor: Conductor, system: str, folder: Path) -> None:
+        """Nothing is limited yet. `folder` is that of Cordée's run."""
+        self._twin, self._conductor, self._system, self._folder = twin, conductor, system, folder
         self._limited = False
 
     def give(self, mbit_s: float | None) -> None:
-        """The speed of all links, both ways, from now on."""
+        """The speed of all links, both ways, from now on, and the hosts' part of the processor."""
+        give_cpu(self._twin, CPU)
         give_speed(self._twin, None if mbit_s is None else mbit_s * 1e6)
         self._limited = mbit_s is not None
 
     def turn(self, steps: int) -> Turn:
         """So many steps."""
         before = sent_bytes(self._twin) if self._limited else {}
-        seconds, loss = self._conductor.measured_turn(self._system, steps)
+        seconds, kept = self._conductor.kept_turn(self._system, steps)
         after = sent_bytes(self._twin) if self._limited else {}
-        return Turn(steps, seconds, loss, max((after[host] - before[host] for host in after), default=None))
+        return Turn(steps, seconds, kept, max((after[host] - before[host] for host in after), default=None))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What Cordée has written down of this kind until now."""
+        time.sleep(WRITTEN_S)
+        lines = (self._folder / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-@contextlib.contextmanager
-def alone(task: str) -> Iterator[Conductor]:
-    """Cordée with one worker of one thread on this machine: the reference of synchronous training."""
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="network-")))
-        processes = stack.enter_context(contextlib.ExitStack())
-        conductor = stack.enter_context(Conductor(folder, TURN_S))
-        command = [sys.executable, "-m", "cordee", "train", str(HERE / "network_job.py"), "--workers", "1"]
-        command += ["--threads", "1", "--out", str(folder / "run")]
-        command += ["--set", f"task={task}", "--set", f"turns={conductor.path}"]
-        running: Process = processes.enter_context(process(command, _paths(), folder / "said"))
-        conductor.gather(["cordee"], 1, lambda: running.poll() is None)
-        yield conductor
+def give_cpu(twin: Twin, cpu: float | None) -> None:
+    """Cores' worth of processor time of every host; None: all there is."""
+    for host in twin.cluster.names:
+        twin.set(host, {"cpu": cpu})
 
 
 def _paths() -> dict[str, str]:

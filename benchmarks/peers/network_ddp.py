@@ -9,9 +9,8 @@ import sys
 
 import torch
 import torch.distributed as dist
-from ddp import shares
 from pace import Pace
-from peers.shakespeare import TASKS
+from peers.shakespeare import TASKS, shares
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +42,7 @@ def main() -> None:
         model.register_comm_hook(state, powersgd.powerSGD_hook)
     optimizer = task.optimizer(model.parameters())
     x, y = task.data()
-    pace = Pace(path, system, rank, measure=task.measure_of(lambda: model.module))
+    pace = Pace(path, system, rank, keep=task.keeper_of(lambda: model.module, path))
     for ids in shares(len(x), task.batch, rank, size):
         if pace.ended:
             break

@@ -5,89 +5,141 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 Cell = dict[str, Any]
+Curve = Sequence[Sequence[float]]
+"""Points of steps and validation loss; a third number is the time until then, where it was measured."""
 UNLIMITED = "unlimited"
-SLOW_STEP_S, SLOW_STEPS = 3.0, 2
-"""Where a step takes so long, a turn has so few of them: the link is deterministic."""
+TURNS = 3
+"""A cell's steps are measured in so many turns, to show a range; a turn has at least one step and one merge."""
 TOLERANCE = 0.002
 """By so much a validation loss may miss the target: what the rounding of another number of workers does to it."""
 
 
-def steps_of(wanted: int, rounds: int, period: int, step_s: float) -> tuple[int, bool]:
-    """Steps of one turn, and whether they are fewer than all rounds need; whole periods, each with one merge."""
-    if period == 1 and step_s >= SLOW_STEP_S:
-        return min(SLOW_STEPS, wanted), True
-    return math.ceil(math.ceil(wanted / rounds) / period) * period, False
+def turn_steps(wanted: int, period: int, step_s: float, cell_s: float) -> int:
+    """Steps of one turn, where a step takes about `step_s` and a cell should not take much more than `cell_s`."""
+    fitting = min(wanted, cell_s / max(step_s, 1e-3)) / TURNS
+    return max(1, math.ceil(fitting / period - 0.5)) * period
 
 
-def throughput_cell(turns: Sequence[Cell], batch: int, wanted: int) -> Cell:
-    """Median and range over the rounds; each turn knows the samples per second of the limit just before it."""
-    speeds = [batch * turn["steps"] / turn["seconds"] for turn in turns]
-    shares = [speed / turn["limit"] for speed, turn in zip(speeds, turns, strict=True)]
-    steps = sum(turn["steps"] for turn in turns)
-    sent = [turn["sent_bytes"] / turn["steps"] for turn in turns if turn["sent_bytes"] is not None]
+def speed_of(turns: Sequence[Cell]) -> Cell:
+    """The time of a step: median and range over the turns."""
+    each = [1e3 * turn["seconds"] / turn["steps"] for turn in turns]
     return {
-        "samples_per_s": round(statistics.median(speeds), 3),
-        "samples_per_s_range": [round(min(speeds), 3), round(max(speeds), 3)],
+        "step_ms": round(statistics.median(each), 2),
+        "step_ms_range": [round(min(each), 2), round(max(each), 2)],
+        "steps": sum(turn["steps"] for turn in turns),
+    }
+
+
+def throughput_cell(turns: Sequence[Cell], limit_step_s: Sequence[float], batch: int, wanted: int) -> Cell:
+    """Turns at one speed, and the limit's step times just before and just after them."""
+    limit = statistics.fmean(limit_step_s)
+    shares = [limit * turn["steps"] / turn["seconds"] for turn in turns]
+    sent = [turn["sent_bytes"] / turn["steps"] for turn in turns if turn["sent_bytes"] is not None]
+    speed = speed_of(turns)
+    return {
         "share": round(statistics.median(shares), 4),
         "share_range": [round(min(shares), 4), round(max(shares), 4)],
-        "step_ms": round(1e3 * batch / statistics.median(speeds), 2),
+        "samples_per_s": round(1e3 * batch / speed["step_ms"], 3),
+        **speed,
+        "few_steps": speed["steps"] < wanted,
         "sent_bytes_per_step": round(statistics.median(sent)) if sent else None,
-        "steps": steps,
-        "extrapolated": steps < wanted and any(turn["short"] for turn in turns),
-        "turns": list(turns),
+        "limit_step_ms": [round(1e3 * one, 2) for one in limit_step_s],
+        "turns": [[turn["steps"], round(turn["seconds"], 4)] for turn in turns],
     }
 
 
-def every_of(every: int, period: int, epoch: int) -> int:
-    """Steps from one evaluation to the next: not fewer than `every`, whole periods, and the epoch's end is one."""
-    whole = [steps for steps in range(period, epoch + 1, period) if steps >= every and epoch % steps == 0]
-    return whole[0] if whole else math.ceil(every / period) * period
+def every_of(every: int, period: int) -> int:
+    """Steps from one evaluation to the next: whole periods, and not fewer than `every`."""
+    return math.ceil(every / period) * period
 
 
-def crossing(curve: Sequence[Sequence[float]], target: float) -> Sequence[float] | None:
-    """The first point (steps, seconds, loss) of a curve at which the target is reached."""
-    return next((point for point in curve if point[2] <= target + TOLERANCE), None)
+def crossing(curve: Curve, target: float, period: int) -> float | None:
+    """After how many steps the target is reached; None: not at all.
 
-
-def at_steps(curve: Sequence[Sequence[float]], steps: int) -> float | None:
-    """The loss of a curve after so many steps."""
-    return next((point[2] for point in curve if point[0] == steps), None)
-
-
-def loss_cell(curve: Sequence[Sequence[float]], target: float, equal: int, longest: int) -> Cell:
-    """Of a training that ended by itself: it reached the target, or had as many steps as it may have."""
-    reached = crossing(curve, target)
-    return {
-        "seconds_to_loss": round(reached[1], 2) if reached else None,
-        "steps_to_loss": int(reached[0]) if reached else None,
-        "loss_at_equal_samples": at_steps(curve, equal),
-        "extrapolated": False,
-        "measured_steps": int(curve[-1][0]),
-        "not_reached_in_steps": None if reached else longest,
-        "curve": [[int(steps), round(seconds, 3), round(loss, 5)] for steps, seconds, loss in curve],
-    }
-
-
-def extrapolated_cell(curve: Sequence[Sequence[float]], model: Cell, target: float, equal: int, longest: int) -> Cell:
-    """Of a training that was cut off: losses of the same contender on a faster link, at this link's step time.
-
-    Which samples a step has, and what comes of them, does not depend on the link.
+    Between two evaluations the loss is taken for a straight line. Where replicas merge every few steps, there is no
+    common model in between: the next merge counts.
     """
-    cell = loss_cell(curve, target, equal, longest)
-    steps, seconds, _ = curve[-1]
-    starts = [(0, 0.0), *((point[0], point[1]) for point in curve[:-1])]
-    paces = [(point[1] - before[1]) / (point[0] - before[0]) for before, point in zip(starts, curve, strict=True)]
-    reached, needed = cell["steps_to_loss"], cell["steps_to_loss"] or model["steps_to_loss"]
-    if reached is None and needed is not None:
-        pace = statistics.median(paces[1:] or paces)
-        cell["seconds_to_loss"] = round(seconds + max(needed - steps, 0) * pace, 1)
-        cell["steps_to_loss"] = needed
-        cell["not_reached_in_steps"] = None
-    cell["extrapolated"] = int(steps) < (needed or longest)
-    if cell["loss_at_equal_samples"] is None:
-        cell["loss_at_equal_samples"] = model["loss_at_equal_samples"]
-        cell["loss_from_faster_link"] = True
-    return cell
+    before: Sequence[float] | None = None
+    for point in curve:
+        if point[1] <= target + TOLERANCE:
+            if before is None:
+                return point[0]
+            part = (before[1] - target - TOLERANCE) / (before[1] - point[1])
+            steps = before[0] + part * (point[0] - before[0])
+            return min(point[0], math.ceil(steps / period) * period)
+        before = point
+    return None
+
+
+def at_steps(curve: Curve, steps: float) -> float:
+    """The time of a curve after so many steps, on a straight line between two evaluations."""
+    before: Sequence[float] = (0, 0.0, 0.0)
+    for point in curve:
+        if point[0] >= steps:
+            return before[2] + (point[2] - before[2]) * (steps - before[0]) / (point[0] - before[0])
+        before = point
+    raise ValueError(f"a curve of {curve[-1][0]} steps has no time after {steps}")
+
+
+def loss_at(curve: Curve, steps: int) -> float | None:
+    """The loss of a curve after so many steps; None: it was not measured then."""
+    return next((round(point[1], 5) for point in curve if point[0] == steps), None)
+
+
+def composed_cell(
+    curve: Curve, target: float, period: int, turns: Sequence[Cell], whole: tuple[int, float | None] = (0, None)
+) -> Cell:
+    """Steps until the loss is reached, from a curve that the link does not change, times this link's step time.
+
+    `whole`: its first steps, if they take longer than the others, and their step time in ms; None: it is not known.
+    """
+    steps, speed = crossing(curve, target, period), speed_of(turns)
+    first, first_ms = whole
+    more_s = 0.0 if first_ms is None else first * max(0.0, first_ms - speed["step_ms"]) / 1e3
+    seconds = None if steps is None or (first and first_ms is None) else steps * speed["step_ms"] / 1e3 + more_s
+    return {
+        "seconds_to_loss": None if seconds is None else round(seconds, 2),
+        "composed": True,
+        **speed,
+        **({"first_steps_more_s": round(more_s, 2)} if first else {}),
+    }
+
+
+def trained_cell(curve: Curve, target: float, equal: int, period: int) -> Cell:
+    """Of a training at this speed."""
+    steps = crossing(curve, target, period)
+    return {
+        "seconds_to_loss": None if steps is None else round(at_steps(curve, steps), 2),
+        "composed": False,
+        "steps_to_loss": steps if steps is None else round(steps, 1),
+        "loss_at_equal_samples": loss_at(curve, equal),
+        "curve": [[int(steps), round(loss, 5), round(seconds, 3)] for steps, loss, seconds in curve],
+    }
+
+
+def reaction_of(decisions: Sequence[Cell], changed_at: Sequence[int]) -> list[int | None]:
+    """After how many steps another choice was in use, for each step after which the link's speed was changed."""
+    steps: list[int | None] = []
+    ends = [*changed_at[1:], math.inf]
+    for first, end in zip(changed_at, ends, strict=True):
+        taken = [one["step"] for one in decisions if one["before"] != one["choice"] and first < one["step"] <= end]
+        steps.append(taken[0] - 1 - first if taken else None)
+    return steps
+
+
+def beside(decisions: Sequence[Cell]) -> list[Cell]:
+    """What each decision forecast for its choice, and the step time that was measured until the next one."""
+    return [
+        {
+            "from_step": one["step"],
+            "choice": one["choice"],
+            "link_mbit": one["link_mbit"],
+            "forecast_ms": one["forecast_ms"][one["choice"]],
+            "measured_ms": following["measured_ms"],
+        }
+        for one, following in pairwise(decisions)
+    ]

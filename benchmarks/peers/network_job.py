@@ -19,7 +19,7 @@ def job(task: str, turns: str) -> cordee.Job:
         models.append(chosen.model())
         return models[-1]
 
-    callback = Turns(turns, "cordee", measure=chosen.measure_of(lambda: models[-1]))
+    callback = Turns(turns, "cordee", keep=chosen.keeper_of(lambda: models[-1], turns))
     return cordee.Job(
         model=model,
         loss=chosen.loss,

@@ -12,9 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from ddp import shares
 from pace import Pace
-from peers.shakespeare import TASKS
+from peers.shakespeare import TASKS, shares
 from torch.distributed import TCPStore
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
@@ -66,7 +65,7 @@ def main() -> None:
     )
     x, y = task.data()
     merging = DiLoCo(manager, [model], optimizer, outer, sync_every=int(every), use_bucketization=True)
-    pace = Pace(path, system, rank, measure=task.measure_of(lambda: model))
+    pace = Pace(path, system, rank, keep=task.keeper_of(lambda: model, path))
     with merging:
         for ids in shares(len(x), task.batch, rank, size):
             if pace.ended:

@@ -27,13 +27,13 @@ class Pace:
         rank: int,
         *,
         settle: Callable[[], object] | None = None,
-        measure: Callable[[], float] | None = None,
+        keep: Callable[[], str] | None = None,
     ) -> None:
         """Say who we are, and wait for the first turn. `settle` waits for a device that computes behind our back.
 
-        `measure` gives the validation loss after each turn of the first rank, outside of the turn's time.
+        `keep` writes the first rank's model into a file after each turn, outside of the turn's time.
         """
-        self._settle, self._measure = settle, measure if rank == 0 else None
+        self._settle, self._keep = settle, keep if rank == 0 else None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._lines = self._socket.makefile("r")
@@ -54,9 +54,9 @@ class Pace:
             if self._settle is not None:
                 self._settle()
             # On Linux this clock is the same in all processes.
-            message = {"began": self._began, "ended": time.perf_counter()}
-            if self._measure is not None:
-                message["loss"] = self._measure()
+            message: dict[str, Any] = {"began": self._began, "ended": time.perf_counter()}
+            if self._keep is not None:
+                message["kept"] = self._keep()
             self._send(message)
             self._wait()
 
@@ -116,18 +116,21 @@ class Conductor:
 
     def turn(self, system: str, steps: int) -> float:
         """Let `system` compute `steps` steps; returns the seconds that they took."""
-        return self.measured_turn(system, steps)[0]
+        return self.kept_turn(system, steps)[0]
 
-    def measured_turn(self, system: str, steps: int) -> tuple[float, float | None]:
-        """The same, and the validation loss after them, where the first rank measures it."""
-        for connection, _ in self._ranks[system]:
-            connection.sendall(b"%d\n" % steps)
+    def kept_turn(self, system: str, steps: int) -> tuple[float, str | None]:
+        """The same, and the file with the model after them, where the first rank keeps it."""
+        try:
+            for connection, _ in self._ranks[system]:
+                connection.sendall(b"%d\n" % steps)
+        except BrokenPipeError as error:
+            raise RuntimeError(f"a rank of {system} ended before its turn") from error
         said = [lines.readline() for _, lines in self._ranks[system]]
         if not all(said):
             raise RuntimeError(f"a rank of {system} ended in its turn")
         told = [json.loads(line) for line in said]
         seconds = float(max(one["ended"] for one in told) - min(one["began"] for one in told))
-        return seconds, next((float(one["loss"]) for one in told if "loss" in one), None)
+        return seconds, next((str(one["kept"]) for one in told if "kept" in one), None)
 
 
 def processor_s(root: int) -> dict[int, float]:

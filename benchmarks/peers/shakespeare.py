@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,16 @@ from peers.tasks import Gpt, Task
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cordee.feed.order import Order
+
 FOLDER = "CORDEE_TEST_DATA"
 """The environment variable with the folder that holds the text."""
 FILE = "tinyshakespeare.txt"
 WINDOW = 64
 TRAINED = 16_000
-"""Windows of the training part, 92 % of the text: 400 batches of 40. Merges every 8 and every 50 steps end with it."""
+"""Windows of the training part, 92 % of the text."""
+EPOCH = 200
+"""Steps of an epoch of the small model, over every second window. Merges every 8 and every 50 steps end with it."""
 VALIDATED = 256
 """Windows of the rest that the validation loss is measured on."""
 SEED = 0
@@ -34,17 +39,29 @@ def data_folder() -> Path:
 class TextTask(Task):
     """A task with a validation loss; all systems begin with the same weights."""
 
-    lr: float = 1e-3
+    lr: float = 1e-4
     validated: bool = False
-    """Whether the loss is measured after each turn."""
+    """Whether the model is kept after each turn, to measure its loss later."""
 
     def optimizer(self, parameters: object) -> torch.optim.Optimizer:
         """AdamW, as all systems get it."""
         return torch.optim.AdamW(parameters, lr=self.lr, fused=True)  # type: ignore[arg-type]
 
-    def measure_of(self, model: Callable[[], nn.Module]) -> Callable[[], float] | None:
-        """What measures the validation loss of the model that `model` gives; None where it is not measured."""
-        return (lambda: validation_loss(model())) if self.validated else None
+    def keeper_of(self, model: Callable[[], nn.Module], path: str) -> Callable[[], str] | None:
+        """What writes the model that `model` gives into a new file beside `path`; None where it is not kept."""
+        paths = (f"{path}.{number}" for number in itertools.count())
+
+        def keep() -> str:
+            torch.save(model().state_dict(), path := next(paths))
+            return path
+
+        return keep if self.validated else None
+
+    def loss_of(self, path: str) -> float:
+        """The validation loss of a model that was kept."""
+        model = self.model()
+        model.load_state_dict(torch.load(path, weights_only=True))
+        return validation_loss(model)
 
 
 @functools.cache
@@ -55,9 +72,23 @@ def _windows() -> tuple[Tensor, Tensor]:
     return text[: count * WINDOW].view(count, WINDOW), text[1 : count * WINDOW + 1].view(count, WINDOW)
 
 
-def _train() -> tuple[Tensor, Tensor]:
+def _train(every: int) -> tuple[Tensor, Tensor]:
     x, y = _windows()
-    return x[:TRAINED].contiguous(), y[:TRAINED].contiguous()
+    return x[:TRAINED:every].contiguous(), y[:TRAINED:every].contiguous()
+
+
+def epoch_of(number: int, samples: int, batch: int) -> list[int]:
+    """The samples of an epoch, one global batch behind the other: Cordée takes the same ones."""
+    order = Order(samples, batch, seed=SEED, drop_last=True)
+    ids: list[int] = order.span(number, range(order.steps)).tolist()
+    return ids
+
+
+def shares(samples: int, batch: int, rank: int, size: int) -> Iterator[Tensor]:
+    """The ids of this rank's part of every batch, epoch after epoch."""
+    for number in itertools.count():
+        for ids in torch.tensor(epoch_of(number, samples, batch)).split(batch):
+            yield ids[batch * rank // size : batch * (rank + 1) // size]
 
 
 def validation_loss(model: nn.Module) -> float:
@@ -82,10 +113,10 @@ def _gpt(**sizes: int) -> nn.Module:
 
 
 TASKS = {
-    "gpt": TextTask(_gpt, _next_character, _train, batch=16, chunk=4, lr=1e-4),
+    "gpt": TextTask(_gpt, _next_character, functools.partial(_train, 1), batch=16, chunk=4),
     "small": TextTask(
         functools.partial(_gpt, width=128, depth=5, heads=4),
-        _next_character, _train, batch=40, chunk=4, validated=True,
+        _next_character, functools.partial(_train, 2), batch=40, chunk=4, lr=2e-3, validated=True,
     ),
 }  # fmt: skip
 """By name: 4.9 million parameters for the throughput, 1.1 million for the time until a loss is reached."""

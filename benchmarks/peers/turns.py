@@ -19,15 +19,15 @@ class Turns(Callback):
         side: str,
         *,
         settle: Callable[[], object] | None = None,
-        measure: Callable[[], float] | None = None,
+        keep: Callable[[], str] | None = None,
     ) -> None:
-        """Connect at the start of the training; `settle` and `measure` are those of `Pace`."""
-        self._path, self._side, self._settle, self._measure = path, side, settle, measure
+        """Connect at the start of the training; `settle` and `keep` are those of `Pace`."""
+        self._path, self._side, self._settle, self._keep = path, side, settle, keep
         self._pace: Pace | None = None
 
     def on_start(self, session: Session) -> None:
         """Everything is ready for the first step."""
-        self._pace = Pace(self._path, self._side, session.rank, settle=self._settle, measure=self._measure)
+        self._pace = Pace(self._path, self._side, session.rank, settle=self._settle, keep=self._keep)
 
     def on_step(self, session: Session, step: object) -> None:
         """A step was committed."""
