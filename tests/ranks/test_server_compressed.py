@@ -16,7 +16,7 @@ from exchange import by_hand
 from harness import Run, assert_same, train
 
 Reference = Callable[..., Run]
-PUSHED = ["bf16", "fp16", "int8", "topk"]
+PUSHED = ["bf16", "fp16", "int8", "onebit", "topk"]
 
 
 @pytest.mark.parametrize("codec", PUSHED)

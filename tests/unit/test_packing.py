@@ -19,7 +19,7 @@ from cordee.sync.server.shards import Shard
 from serving import Serving
 
 ALONE: Any = SimpleNamespace(replicas=1)
-PUSHED = ["bf16", "fp16", "int8", "topk"]
+PUSHED = ["bf16", "fp16", "int8", "onebit", "topk"]
 
 
 def read(codec: str, pack: Pack, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -61,10 +61,10 @@ def test_left_out_is_taken_up() -> None:
     """Each of two replicas begins with half of what all had left out."""
     parameter = nn.Parameter(torch.zeros(4))
     two: Any = SimpleNamespace(replicas=2)
-    packing = Packing("topk", [parameter], two, {LEFT_OUT: [torch.tensor([8.0, 2.0, 0.0, 0.0])]})
+    packing = Packing("topk", [parameter], two, {LEFT_OUT: [torch.tensor([8.0, 4.0, 2.0, 0.0])]})
     pack = packing.pack([0], [parameter], [torch.zeros(4)], 1.0)
-    assert read("topk", pack, [parameter])[0].tolist() == [4.0, 0.0, 0.0, 0.0]
-    assert pack.left_out[parameter].tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert read("topk", pack, [parameter])[0].tolist() == [4.0, 2.0, 0.0, 0.0]
+    assert pack.left_out[parameter].tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
 def test_powersgd_is_no_codec_of_pushes() -> None:

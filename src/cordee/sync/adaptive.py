@@ -256,6 +256,10 @@ class Changing(Lossy):
             for parameter in bucket.parameters:
                 self._left_out.pop(parameter, None)
 
+    def merge(self) -> Kept:
+        """What all replicas have left out, if they have: on all of them alike."""
+        return super().merge() if self._left_out else {}
+
     def give_up(self) -> list[Tensor]:
         """What all replicas have left out, for each parameter: the caller uses it, and it is kept no more."""
         total = self.merge().get(self.name, [])

@@ -106,8 +106,6 @@ class Lossy(Exact):
 
     def merge(self) -> Kept:
         """What all replicas have left out, added up; from here on each has its part of it."""
-        if not self._left_out:  # on all replicas alike
-            return {}
         while self._all_left_out is None:
             own = [self._left_out.get(one) for one in self._parameters]
             total = [
