@@ -18,7 +18,7 @@ from cordee.core.plan import Plan
 from cordee.group.alike import alike
 from cordee.group.team import Team
 from cordee.sync.adaptive import OPTIONS, Adaptive
-from cordee.sync.allreduce import AllReduce
+from cordee.sync.allreduce import BUCKET_MB, AllReduce
 from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.lossy import Exact, Lossy
 from cordee.sync.meeting_points import backward_from
@@ -81,7 +81,7 @@ class Reducers:
         plan, team = self._plan, self._team
         kept = self.taken_up.pop(0) if self.taken_up else {}
         if team.sliced:
-            return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb)
+            return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb or BUCKET_MB)
         if plan.sync == "local":
             outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
             return LocalSteps(parameters, team, every=plan.local_steps, outer=outer, kept=kept)
@@ -93,7 +93,7 @@ class Reducers:
         bucket_mb, adds = plan.bucket_mb, Exact(team)
         if plan.sync == "auto":
             adds = Adaptive(parameters, team, kept, OPTIONS if plan.faithful == "any" else OPTIONS[:1])
-            bucket_mb = min(bucket_mb, ADAPTIVE_BUCKET_MB)
+            bucket_mb = min(bucket_mb or ADAPTIVE_BUCKET_MB, ADAPTIVE_BUCKET_MB)
         elif plan.compress != "none":
             adds = Lossy(plan.compress, parameters, team, kept)
         return AllReduce(parameters, adds, bucket_mb=bucket_mb, overlap=overlap)
