@@ -65,12 +65,13 @@ def summary(rounds: Rounds, steps: int, least: float) -> dict[str, Any]:
             "sent_bytes_a_step": round(statistics.median(rounds.sent[system]) / steps),
         }
         if system != OURS:
-            systems[system] |= _compared([theirs / own for theirs, own in zip(seconds, ours, strict=True)])
+            systems[system] |= compared([theirs / own for theirs, own in zip(seconds, ours, strict=True)])
         systems[system]["turns_s"] = [round(one, 4) for one in seconds]
     return {"steps_a_turn": steps, "pairs": len(ours), "least_ms": round(least * 1e3, 3), "systems": systems}
 
 
-def _compared(ratios: Sequence[float]) -> dict[str, Any]:
+def compared(ratios: Sequence[float]) -> dict[str, Any]:
+    """The ratios of all rounds, their median and mean, each with its interval."""
     return {
         "ratio_median": round(statistics.median(ratios), 4),
         "ratio_median_95": interval(ratios, np.median),

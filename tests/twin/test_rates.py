@@ -41,6 +41,26 @@ def test_links_reach_their_nominal_speed_both_ways_at_once(rate: str, able: None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sum_over_unequal_links_is_as_fast_as_the_slowest(able: None, tmp_path: Path) -> None:
+    script, file = JOBS / "link_rates.py", tmp_path / "rates.json"
+    words = [
+        "twin",
+        "run",
+        "--script",
+        "--hosts",
+        "link=100mbit, 2 x link=10mbit",
+        "--out",
+        tmp_path / "run",
+        script,
+        file,
+    ]
+    subprocess.run([sys.executable, "-m", "cordee", *map(str, words)], timeout=300, check=True)
+    share = json.loads(file.read_text())["allreduce"]["mbit_s"] / 10
+    assert 0.9 <= share <= 1.0, share
+
+
+@pytest.mark.slow
 def test_a_quarter_of_a_core_for_all_processes_of_a_host(up: Up) -> None:
     twin = up("cpu=0.25").made
     for count in (1, 2):

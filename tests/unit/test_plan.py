@@ -58,7 +58,7 @@ def test_proportions_imply_the_share_unless_it_is_given() -> None:
         ("accumulate=0", ["accumulate", "'0'", "at least 1"]),
         ("accumulate=2.5", ["accumulate", "2.5", "whole number"]),
         ("bucket_mb=nan", ["bucket_mb", "nan", "number"]),
-        ("bucket_mb=0", ["bucket_mb", "at least 0.01"]),
+        ("bucket_mb=-1", ["bucket_mb", "at least 0"]),
         ("overlap=perhaps", ["overlap", "perhaps", "true or false"]),
         ("proportions=5:-3", ["proportions", "5:-3", "at least 0"]),
         ("proportions=0:0", ["proportions", "0:0", "not all 0"]),

@@ -88,6 +88,16 @@ def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: i
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize(("bucket_mb", "buckets"), [(0.0, 4), (4.0, 4), (25.0, 2)])
+def test_without_a_size_in_the_plan_sums_on_cpus_begin_early(bucket_mb: float, buckets: int) -> None:
+    team = Echo()
+    model = nn.Sequential(*(nn.Linear(768, 768, bias=False) for _ in range(6)))  # 2.25 MiB each
+    reducer = AllReduce(model.parameters(), Exact(team), bucket_mb=bucket_mb, overlap=True)
+    model(torch.ones(1, 768)).sum().backward()
+    assert reducer.commit(lambda: RECORD, void=False, treatment=Treatment()) is not None
+    assert len([size for size in team.sent if size > 1]) == buckets  # one number says that the result is here
+
+
 def test_a_gradient_that_nobody_has_stays_none() -> None:
     model = two_layers()
     reducer = AllReduce(model.parameters(), Exact(Echo()), bucket_mb=25.0, overlap=True)

@@ -32,7 +32,7 @@ def test_the_gentlest_way_that_hides_is_taken() -> None:
 
 def test_where_nothing_hides_a_step_near_the_shortest_is_taken() -> None:
     found = decided(0.1, compute_s=0.001)
-    assert found.choice == Way("onebit", 64) and "nothing hides" in found.reason
+    assert found.choice == Way("onebit", 32) and "nothing hides" in found.reason
 
 
 def test_it_goes_back_only_with_room_to_spare() -> None:

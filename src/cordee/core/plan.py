@@ -174,7 +174,9 @@ class Plan:
         "exact", "sync", "BatchNorm over the global batch, or over each replica's share", choices=("exact", "replica")
     )
     accumulate: int = _key(1, "sync", "micro-batches that a step is computed in", minimum=1)
-    bucket_mb: float = _key(25.0, "sync", "gradients that travel together, in MiB", minimum=0.01)
+    bucket_mb: float = _key(
+        0.0, "sync", "gradients that travel together, in MiB; 0: 4 on CPUs, 25 on GPUs or compressed", minimum=0.0
+    )
     overlap: bool = _key(True, "sync", "send gradients while the backward pass goes on")
     backend: str = _key(
         "auto",

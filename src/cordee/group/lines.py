@@ -33,6 +33,10 @@ class Lines:
         self._membership = membership
         self._interface, self._device, self._backend = interface, device, backend
         self.per_replica = slices
+        self._hosts: dict[int, str] = {}
+        """The address of each member's host."""
+        self._rates: dict[str, float] = {}
+        """What was measured: bytes per second to the address of the host before ours."""
         self.mesh = Mesh((((membership.worker,),),))
         # Two along the replicas, because the collectives of one must meet in one order everywhere. Layers communicate
         # within the forward and backward pass; a bucket of gradients is sent when it is full, which a replica without
@@ -53,16 +57,17 @@ class Lines:
 
         `name` is what this worker is called; `warn` is told which host cannot be reached any more.
         """
-        who, hosts = self._membership, {self._membership.worker: ""}
+        who = self._membership
+        self._hosts = {who.worker: ""}
         if who.size > 1:
             places = meet(who.store("reach"), who.rank, who.size, self._interface, name)
-            hosts = {worker: place.address for worker, place in zip(who.members, places, strict=True)}
+            self._hosts = {worker: place.address for worker, place in zip(who.members, places, strict=True)}
             lookout = Lookout(other_hosts(places, self._interface), name, warn)
             for comm in self._comms:
                 comm.look = lookout.look
         if self.per_replica > 1 and who.generation > 1:
             raise WorkersLost(SLICE_LOST)
-        self.mesh = lay_out(who.members, hosts, slices=self.per_replica)
+        self.mesh = lay_out(who.members, self._hosts, slices=self.per_replica)
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
         self.world.among(who.members, hosts)
         self.slices.among(self.mesh.along("slice", who.worker), hosts)
@@ -85,6 +90,15 @@ class Lines:
         """
         return self._registered.open(self.mesh, self._device)
 
+    def pace(self, rate: float) -> None:
+        """Send sums no faster than the slowest link between hosts, of so many bytes per second."""
+        addresses = list(dict.fromkeys(self._hosts.values()))
+        if len(addresses) > 1:  # every link of a ring carries the same, and gloo's ring goes to the rank before
+            self._rates = {addresses[addresses.index(self._hosts[self._membership.worker]) - 1]: rate}
+            for transport in (one for comm in self._comms for one in comm.transports):
+                if isinstance(transport, gloo.Gloo):
+                    transport.pace(self._rates)
+
     def cut(self) -> None:
         """Release every collective that waits; called by another thread when a member is lost."""
         for comm in self._comms:
@@ -105,6 +119,7 @@ class Lines:
         comm.transports = (group,)  # known before it is formed, so that it can be cut meanwhile
         timeout_s = min(who.deadline_s, gloo.FORM_S * 2**who.tears)
         group.form(who.store(purpose), comm.rank, comm.size, (who.deadline_s, timeout_s), self._is_broken)
+        group.pace(self._rates)
 
     def _connect_closely(self, column: str) -> None:
         """Faster transports between the replicas, where there are any."""

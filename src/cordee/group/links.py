@@ -36,8 +36,13 @@ Link = tuple[str, str, float, float]
 
 
 def tell(team: Team, host: str) -> None:
-    """Measure the ring, and have it on record; said by one member for all. Not where replicas lie in slices."""
+    """Measure the ring; send sums no faster than its slowest link from then on. Not where replicas lie in slices.
+
+    One member has it on record for all.
+    """
     links = measure(team, host) if not team.sliced else None
+    if links:
+        team.lines.pace(min(mbit_s for _, _, mbit_s, _ in links) * 125_000)
     if links and team.speaks:
         team.channel.post(LinksEvent(links))
 

@@ -33,8 +33,8 @@ from cordee.sync.lossy import Exact, Lossy
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.sparse import is_sparse
 
-SHARED_BUCKET_MB = 4.0
-"""What travels through shared memory is there twice meanwhile."""
+CPU_BUCKET_MB, BUCKET_MB = 4.0, 25.0
+"""Where the plan does not say: exact sums of tensors on CPUs, which take long, begin early in the backward pass."""
 FINITE, NOT_FINITE = 1.0, 2.0
 """What became of a gradient that was treated."""
 
@@ -280,12 +280,20 @@ class AllReduce(Sync):
             return False
         self._sparse |= found
         self._turn = self._kept = 0
-        most_mb = min(self._bucket_mb, SHARED_BUCKET_MB) if self.team.sums.shares_memory else self._bucket_mb
+        most_mb = self._bucket_mb or _chosen_mb(self.parameters, self._adds)
+        if self.team.sums.shares_memory:  # what travels through it is there twice meanwhile
+            most_mb = min(most_mb, CPU_BUCKET_MB)
         self._buckets = Buckets.of(self.parameters, self._sparse, SIZE, most_mb, apart=isinstance(self._adds, Lossy))
         if len(self._buckets) == 1:  # full when the backward pass ends: nothing to send before, and hooks cost time
             self.close()
             self.overlap = False
         return True
+
+
+def _chosen_mb(parameters: Iterable[nn.Parameter], adds: Exact) -> float:
+    """The size of a bucket where the plan has 0 for it."""
+    near = not isinstance(adds, Lossy) and all(parameter.is_cpu for parameter in parameters)
+    return CPU_BUCKET_MB if near else BUCKET_MB
 
 
 def _is_torchs_own(optimizer: Optimizer) -> bool:

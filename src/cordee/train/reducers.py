@@ -19,7 +19,7 @@ from cordee.core.window import Rule
 from cordee.group.alike import alike
 from cordee.group.team import Team
 from cordee.sync.adaptive import Adaptive, Settings
-from cordee.sync.allreduce import AllReduce
+from cordee.sync.allreduce import BUCKET_MB, AllReduce
 from cordee.sync.batchnorm import batchnorms
 from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.lossy import LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
@@ -86,7 +86,7 @@ class Reducers:
         plan, team = self._plan, self._team
         kept = self.taken_up.pop(0) if self.taken_up else {}
         if team.sliced:
-            return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb)
+            return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb or BUCKET_MB)
         overlap = plan.overlap and not self._of
         if plan.sync == "auto":
             ways = WAYS if plan.faithful == "any" else WAYS[:1]

@@ -12,7 +12,7 @@ import ctypes
 import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from cordee.group.transport.pace import Pace
 from cordee.group.transport.seam import LostInMessage, Transport
 from cordee.group.transport.sockets import open_sockets, seal, shut
 
@@ -69,6 +70,7 @@ class Gloo(Transport):
     def __init__(self, interface: str) -> None:
         """Not formed yet; `interface` is the address that it binds to."""
         self._interface = interface
+        self._pace: Pace | None = None
         self.group: Any = None
         """As torch has it."""
         self._before: dict[int, str] | None = None
@@ -91,8 +93,14 @@ class Gloo(Transport):
         if broken():  # lost before the sockets were known
             shut(self._sockets)
 
+    def pace(self, rates: Mapping[str, float]) -> None:
+        """Send sums no faster than this: bytes per second to some addresses."""
+        self._pace = Pace(self._sockets, rates)
+
     def sum(self, tensor: Tensor) -> GlooWork:
         """Add up in place; see `Transport`."""
+        if self._pace is not None:
+            self._pace.begin_sum(tensor.nbytes)
         return GlooWork(self.group.allreduce([tensor]))
 
     def gather(self, tensor: Tensor, parts: Sequence[Tensor]) -> GlooWork:

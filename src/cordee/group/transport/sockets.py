@@ -30,7 +30,7 @@ def open_sockets() -> dict[int, str]:
 
 def shut(sockets: dict[int, str]) -> None:
     """Shut those that are open and connected, both ways. Listeners stay: gloo aborts on them."""
-    for twin in _copies(sockets):
+    for _, twin in copies(sockets):
         if not twin.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             with contextlib.suppress(OSError):  # never connected
                 twin.shutdown(socket.SHUT_RDWR)
@@ -42,14 +42,14 @@ def seal(sockets: dict[int, str], interface: str) -> None:
     gloo accepts every connection, keeps it open, and aborts the process when it may open no more. Once a group has
     formed, no peer connects any more, and no other program has to.
     """
-    for twin in _copies(sockets):
+    for _, twin in copies(sockets):
         if twin.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and twin.getsockname()[0] == interface:
             with contextlib.suppress(OSError):  # a sandbox that knows no filters
                 twin.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(_DROP_ALL)))
 
 
-def _copies(sockets: dict[int, str]) -> Iterator[socket.socket]:
-    """Each that is still open and of the internet, by a descriptor of its own, which is closed again."""
+def copies(sockets: dict[int, str]) -> Iterator[tuple[int, socket.socket]]:
+    """Each that is still open and of the internet: its number, and a descriptor of its own, which is closed again."""
     for descriptor, inode in sockets.items():
         try:
             twin = socket.socket(fileno=os.dup(descriptor))
@@ -58,4 +58,4 @@ def _copies(sockets: dict[int, str]) -> Iterator[socket.socket]:
         with twin:
             same = os.readlink(f"/proc/self/fd/{twin.fileno()}") == inode
             if same and twin.family in (socket.AF_INET, socket.AF_INET6):
-                yield twin
+                yield descriptor, twin
