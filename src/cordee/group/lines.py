@@ -69,10 +69,10 @@ class Lines:
             raise WorkersLost(SLICE_LOST)
         self.mesh = lay_out(who.members, self._hosts, slices=self.per_replica)
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
-        self.world.among(who.members, hosts)
-        self.slices.among(self.mesh.along("slice", who.worker), hosts)
+        self.world.among(who.members, self._hosts)
+        self.slices.among(self.mesh.along("slice", who.worker), self._hosts)
         for comm in (self.sums, self.layers):
-            comm.among(self.mesh.along("replica", who.worker), hosts)
+            comm.among(self.mesh.along("replica", who.worker), self._hosts)
         column = f" {self.sums.members}" if self.per_replica > 1 else ""
         if column:
             self._connect(self.slices, f"slices {self.slices.members}")

@@ -39,7 +39,7 @@ FIRST, SOON, EVERY = 4, 8, 20
 BUCKET_MB = 2.0
 """Small, so that much of it is sent while the backward pass goes on."""
 PROBES, LONG_S = [1 << power for power in range(13, 21)], 0.03
-"""To measure the link, so many numbers are added up one after the other, 32 KiB to 4 MiB, until one took so long."""
+"""To measure the link, so many numbers are shown to all, 32 KiB to 4 MiB, until one such exchange took so long."""
 SAMPLE = 2_000_000
 """Codecs are tried on so many numbers."""
 
@@ -201,17 +201,17 @@ class Adaptive(Sync):
         A short exchange may fit into what a link lets through at once, so it grows until it takes long; the first is as
         long as the last measurement says.
         """
-        each, device = 8 * (self.team.replicas - 1) / self.team.replicas, self.parameters[0].device
+        each, device = 4 * (self.team.replicas - 1), self.parameters[0].device
         took = 0.0
         for size in [size for size in PROBES if each * size >= LONG_S * self._link] or PROBES[-1:]:
-            numbers, all_took = torch.zeros(size, device=device), torch.zeros(1, dtype=torch.float64)
-            if not self.team.sums.sum(all_took).wait():  # all begin at the same time
+            if not self.team.sums.sum(torch.zeros(1)).wait():  # all begin at the same time
                 return 0.0
             began = time.perf_counter()
-            if not self.team.sums.sum(numbers).wait():
+            if (parts := self.team.sums.gather(torch.zeros(size, device=device)).wait()) is None:
                 return 0.0
-            numbers[:1].item()
-            took = all_took[0] = time.perf_counter() - began
+            parts[0][:1].item()
+            took = time.perf_counter() - began
+            all_took = torch.tensor([took], dtype=torch.float64)
             if not self.team.sums.sum(all_took).wait():
                 return 0.0
             if all_took.item() >= LONG_S * self.team.replicas:

@@ -105,6 +105,8 @@ class Gloo(Transport):
 
     def gather(self, tensor: Tensor, parts: Sequence[Tensor]) -> GlooWork:
         """Each rank's tensor into its part."""
+        if self._pace is not None:
+            self._pace.lift()
         return GlooWork(self.group.allgather([list(parts)], [tensor]))
 
     def broadcast(self, tensor: Tensor, root: int) -> GlooWork:

@@ -59,6 +59,15 @@ class Pace:
                 one.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, int(self._rates[address]))
         self._sums += 1
 
+    def lift(self) -> None:
+        """Send as fast as it goes, until the next sum begins: what is gathered tells `sync=auto` how fast that is."""
+        if not self._rates or not self._sums:
+            return
+        for _, _, one in self._connections():
+            one.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, _NO_LIMIT)
+        self._sums = 0
+        self._before.clear()
+
     def _is_faster(self, now: tuple[int, int], before: tuple[int, int], address: str) -> bool:
         """Never by mistake: acknowledgements come late, so that the time in which bytes were under way is too long."""
         acked, busy_us = now[0] - before[0], now[1] - before[1]
