@@ -14,7 +14,7 @@ from torch import nn
 from cordee.feed.batch import Batch
 from cordee.feed.share import Share
 from cordee.train.jobfile import load_job
-from harness import Run, job_file, train
+from harness import Run, assert_same, job_file, train
 from replay import assert_audited, average, exchange_ways, faster
 
 
@@ -132,3 +132,13 @@ def test_a_slow_link_leads_to_local_steps(tmp_path: Path) -> None:
     assert run.of("decision")[0]["choice"].startswith("local_steps=")
     assert run.of("window") and run.result["samples_lost"] == run.result["samples_repeated"] == 0
     assert train("slow_link", tmp_path / "same", workers=2, plan="sync=auto,faithful=same").of("window") == []
+
+
+def test_a_worker_is_replaced(tmp_path: Path) -> None:
+    """The newcomer decides with the others, though it has seen none of the steps before."""
+    settings = {"starts": tmp_path / "starts", "fates": "1:3:SIGKILL", "waits": "6"}
+    plan = "sync=auto,faithful=same,replace=true"
+    run = train("replaced", tmp_path / "run", workers=3, plan=plan, **settings)
+    assert [(event["worker"], event["replaces"]) for event in run.of("joined")] == [(3, 1)]
+    assert any(event["step"] > 7 for event in run.of("decision"))
+    assert_same(run, train("replaced", tmp_path / "alone", starts=tmp_path / "starts"))

@@ -26,8 +26,9 @@ def test_the_gentlest_way_that_hides_is_taken() -> None:
     assert decided(1000).choice == Way()  # 0.064 s
     assert decided(200).choice == Way("bf16")  # 0.32, 0.16 s
     assert decided(100).choice == Way("int8")  # 0.32, 0.16 s
-    assert decided(50).choice == Way("int8", 16)  # 0.33 s, in 16 steps
-    assert decided(10).choice == Way("onebit", 16)  # 0.22 s
+    assert decided(50).choice == Way("int8", 4)  # 0.33 s, in 4 steps of 0.5 s
+    assert decided(10).choice == Way("int8", 32)  # 1.6 s, in 32 steps
+    assert decided(2).choice == Way("onebit", 16)  # 8, 1.1 s
 
 
 def test_where_nothing_hides_a_step_near_the_shortest_is_taken() -> None:

@@ -71,9 +71,9 @@ class DecisionEvent(Event):
     step: Count
     """from which step on"""
     before: str
-    """how gradients were sent until then"""
+    """how replicas agreed until then"""
     choice: str
-    """how they are sent from now on: none (exact sums), or a codec"""
+    """how they agree from now on: `none` (exact sums), a codec, or local steps as a plan writes them"""
     reason: str
     """in words"""
     compute_ms: Number

@@ -21,6 +21,8 @@ class InHand(NamedTuple):
     part: int
     share: float
     """How much of the global batch it is, by samples."""
+    steps: int = 1
+    """Of the window."""
     lift: float = 1.0
     """What the learning rate is multiplied by, of an optimizer that divides gradients by their size."""
 

@@ -53,6 +53,7 @@ class Settings(NamedTuple):
     """Whether the training can do local steps."""
     overlap: bool
     """Whether gradients may be sent during the backward pass."""
+    bucket_mb: float
     lifts: bool
     """Whether learning rates are higher in local steps; see `LocalSteps`."""
 
@@ -66,7 +67,7 @@ class Adaptive(Sync):
         self.team, self._settings, self._overlap = team, settings, settings.overlap
         self._gradients = Changing(self.parameters, team, kept)
         self._ways = Changing(self.parameters, team, kept, name=LEFT_OUT_OF_MERGES)
-        self._sums = AllReduce(self.parameters, self._gradients, bucket_mb=BUCKET_MB, overlap=False)
+        self._sums = AllReduce(self.parameters, self._gradients, bucket_mb=settings.bucket_mb, overlap=False)
         self._local = LocalSteps(self.parameters, self._ways, every=1, lifts=settings.lifts)
         self.way = Way()
         self._apart = False
@@ -78,7 +79,8 @@ class Adaptive(Sync):
         """Bytes per second, when it was last measured."""
         self._tried: dict[Way, tuple[float, float]] = {}
         self._costs: dict[str, Cost] = {}
-        self._next = team.steps + FIRST
+        self._done, self._next = 0, FIRST
+        """Steps since this was made, on all replicas at the same time, and after which of them to decide."""
 
     def begin(self, record: Recorded | None) -> bool:
         """In local steps nothing is sent early."""
@@ -89,18 +91,17 @@ class Adaptive(Sync):
         if self.in_hand is not None:
             return self._local.commit(record, void=void, treatment=treatment)
         agreed = self._sums.commit(record, void=void, treatment=treatment)
-        if agreed is not None and self.team.steps + 1 >= self._next:
-            self._decide(self.team.steps + 1)
+        if agreed is not None:
+            self._count(1)
         return agreed
 
     def barrier(self) -> bool:
         """Merge; decide again, if it is time."""
         if not self._local.barrier():
             return False
-        self._clock.merged(self.way.every)
-        last = self.team.steps + self.way.every
-        if last >= self._next:
-            self._decide(last)
+        assert self.in_hand is not None
+        self._clock.merged(self.in_hand.steps)
+        self._count(self.in_hand.steps)
         return True
 
     def update(self, optimizer: Optimizer) -> None:
@@ -144,6 +145,12 @@ class Adaptive(Sync):
 
     # ------------------------------------------------------------- decisions
 
+    def _count(self, steps: int) -> None:
+        """So many more steps are done; decide again, if it is time."""
+        self._done += steps
+        if self._done >= self._next and self.parameters:
+            self._decide(self.team.steps + steps)
+
     def _decide(self, steps: int) -> None:
         """After so many steps: all replicas measure, agree and decide; until they do, whoever is lost meanwhile.
 
@@ -185,7 +192,7 @@ class Adaptive(Sync):
         self.rule = Rule(self.way.every) if self.way.every else None
         (self._ways if self.way.every else self._gradients).take(self.way.codec)
         self._sums.overlap = self._overlap
-        self._next = steps + (EVERY if before == self.way else SOON)
+        self._next = self._done + (EVERY if before == self.way else SOON)
         if self.team.speaks:
             compute_ms, link_mbit = round(1e3 * measured.compute_s, 3), round(8e-6 * measured.link, 3)
             measured_ms = round(1e3 * measured.step_s, 3)

@@ -10,8 +10,12 @@ from typing import NamedTuple
 
 HIDES = 0.5
 """The part of the computing, its backward pass, behind which gradients are sent."""
-HIDDEN = 1.05
-"""What is sent counts as hidden while a step takes at most so many times its computing."""
+HIDDEN, MERGED = 1.05, 1.2
+"""What is sent counts as hidden while a step takes at most so many times its computing: for gradients, and for merges.
+
+A merge is waited for, and costs less per step the more steps lie between two. But each further step takes replicas
+further apart, so some waiting is accepted before that.
+"""
 NEAR = 1.1
 """Where nothing hides, the gentlest way is taken whose step is at most so much longer than the shortest."""
 WRONG = 1.1
@@ -103,9 +107,8 @@ def decide(measured: Measured, costs: Mapping[str, Cost], ways: Sequence[Way], n
             steps[way] = measured.step_s
         elif back and way in tried and measured.link < LIKE * tried[way][0]:
             steps[way] = max(steps[way], tried[way][1])
-    most = HIDDEN * measured.compute_s
     for way in ways:
-        if steps[way] <= most:
+        if steps[way] <= (MERGED if way.every else HIDDEN) * measured.compute_s:
             return Decision(
                 way, steps, f"{way}: a step of {steps[way]:.3g} s, {measured.compute_s:.3g} s of it computes"
             )

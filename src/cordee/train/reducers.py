@@ -18,6 +18,7 @@ from cordee.core.plan import Plan
 from cordee.core.window import Rule
 from cordee.group.alike import alike
 from cordee.group.team import Team
+from cordee.sync.adaptive import BUCKET_MB as ADAPTIVE_BUCKET_MB
 from cordee.sync.adaptive import Adaptive, Settings
 from cordee.sync.allreduce import BUCKET_MB, AllReduce
 from cordee.sync.batchnorm import batchnorms
@@ -87,17 +88,17 @@ class Reducers:
         kept = self.taken_up.pop(0) if self.taken_up else {}
         if team.sliced:
             return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb or BUCKET_MB)
-        overlap = plan.overlap and not self._of
+        overlap, lifts = plan.overlap and not self._of, plan.local_lr == "root"
         if plan.sync == "auto":
-            ways = WAYS if plan.faithful == "any" else WAYS[:1]
-            return Adaptive(parameters, team, Settings(ways, self._can_merge, overlap, plan.local_lr == "root"), kept)
+            real = all(parameter.is_floating_point() for parameter in parameters)
+            ways = WAYS if plan.faithful == "any" and real else WAYS[:1]
+            settings = Settings(ways, self._can_merge, overlap, plan.bucket_mb or ADAPTIVE_BUCKET_MB, lifts)
+            return Adaptive(parameters, team, settings, kept)
         name = LEFT_OUT_OF_MERGES if plan.sync == "local" else LEFT_OUT
         adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept, name)
         if plan.sync == "local":
             outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
-            return LocalSteps(
-                parameters, adds, every=plan.local_steps, lifts=plan.local_lr == "root", outer=outer, kept=kept
-            )
+            return LocalSteps(parameters, adds, every=plan.local_steps, lifts=lifts, outer=outer, kept=kept)
         if plan.sync == "server":
             servers, key = plan.servers, len(self._of)
             early = overlap and plan.window is None

@@ -128,7 +128,8 @@ class Windows:
         """The part that was just computed, and how much of its global batch it is."""
         assert self.window is not None
         fractions = feeder.shares.at(self._item[0]).fractions(self.window.members)
-        return InHand(self.window.number, *self._item, share, lift_of(fractions))
+        steps = self.window.end - self.window.first
+        return InHand(self.window.number, *self._item, share, steps, lift_of(fractions))
 
     def own(self, over: WindowOver) -> list[int]:
         """For each step of a window, how many samples this worker computed."""
