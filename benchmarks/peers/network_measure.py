@@ -37,8 +37,8 @@ AUTO_STEPS = 32
 """Steps of one turn where `sync=auto` may choose local steps: it merges after 4, 8, 16 or 32. A cell has two turns."""
 LONGEST = 1.5
 """So many times the steps of synchronous training may a contender take to reach its loss."""
-REACTION_PLAN, REACTION, REACTION_TURN = "sync=auto", ((1000.0, 25), (20.0, 40), (1000.0, 40)), 5
-"""Speeds, and steps at each of them, in turns of so many. The speed changes just after a decision: the worst moment."""
+REACTION_PLAN, REACTION, REACTION_TURN = "sync=auto", ((1000.0, 24), (20.0, 40), (1000.0, 48)), 8
+"""Speeds, and steps at each of them, in turns of so many: where windows of 8 and 16 steps may end."""
 FAILURES = (CordeeError, RuntimeError, OSError, subprocess.SubprocessError)
 
 

@@ -146,9 +146,9 @@ class Adaptive(Sync):
     # ------------------------------------------------------------- decisions
 
     def _count(self, steps: int) -> None:
-        """So many more steps are done; decide again, if it is time."""
+        """So many more steps are done; decide again, if it is time, or will be before the next window ends."""
         self._done += steps
-        if self._done >= self._next and self.parameters:
+        if self._done + max(1, self.way.every) > self._next and self.parameters:
             self._decide(self.team.steps + steps)
 
     def _decide(self, steps: int) -> None:
