@@ -116,7 +116,7 @@ class Loop:
     def take(self, slot: Slot) -> Iterator[tuple[bool, Batch]]:
         """My share, or a part, of each micro-batch of a step, one after the other; whether it is the first."""
         slots = [Slot(slot.epoch, slot.step, micro, slot.part) for micro in range(self.feeder.micros(slot.step))]
-        local = self.windows.rule() is not None  # a replica's gradient is the mean over its own share
+        local = self.windows.local  # a replica's gradient is the mean over its own share
         self.weight, weigh = self._weights[local], self._weigh or (len if local else None)
         if weigh is None:
             self.weight.know(float(self.feeder.order.size(slot.step)))

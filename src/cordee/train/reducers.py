@@ -46,6 +46,7 @@ class Reducers:
         self.taken_up: list[Kept] = []
         """The same of the run that is resumed or entered, for the next ones that are made."""
         self._team, self._plan, self._models = team, plan, models
+        self._window = plan.window
         self.one_update = False
         """Whether each batch is known to have one update, as in the loop of a job."""
         self.least = 1
@@ -109,7 +110,10 @@ class Reducers:
     @property
     def rule(self) -> Rule | None:
         """How the next steps are shared out in windows; None: all replicas compute their shares of the same step."""
-        return self._plan.window or next((sync.rule for sync in self._of.values()), None)
+        if self._window is None:
+            for sync in self._of.values():
+                return sync.rule
+        return self._window
 
     def _can_merge(self) -> bool:
         """Whether sync=auto may do local steps here: no pass needs the other replicas, and a batch has one update."""

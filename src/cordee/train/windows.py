@@ -41,6 +41,8 @@ class Windows:
         self._boundary, self._loops = boundary, loops
         self.window: Window | None = None
         """The open one; None: all replicas compute their share of the same step."""
+        self.local = False
+        """Whether replicas update by what they compute themselves, in windows or alone."""
         self.taken = False
         """Whether the coordinator knows that this worker takes part in it: from there on all parts have to be done."""
         self._item: Item = (0, 0)
@@ -80,9 +82,12 @@ class Windows:
     def _begin(self, loop: Loop, at: int) -> None:
         """A window begins at this step."""
         team = self.team
-        self._own, self._asked, self._item = {}, False, (at, team.replica)
+        if self._own:
+            self._own = {}
+        self._asked, self._item = False, (at, team.replica)
         self.window, rule = None, self.rule()
-        if team.replicas == 1 or rule is None:
+        self.local = rule is not None
+        if rule is None or team.replicas == 1:
             return
         steps = loop.feeder.order.steps
         stop = self._boundary(at)
