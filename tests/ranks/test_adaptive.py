@@ -129,7 +129,9 @@ def test_passes_that_need_the_others_know_no_local_steps(kind: str, tmp_path: Pa
 
 def test_a_slow_link_leads_to_local_steps(tmp_path: Path) -> None:
     run = train("slow_link", tmp_path / "run", workers=2, plan="sync=auto")
-    assert run.of("decision")[0]["choice"].startswith("local_steps=")
+    first, second, *_ = run.of("decision")
+    assert (first["before"], first["choice"], first["step"]) == ("none", "int8", 1), "before anything is sent"
+    assert second["choice"].startswith("local_steps=")
     assert run.of("window") and run.result["samples_lost"] == run.result["samples_repeated"] == 0
     assert train("slow_link", tmp_path / "same", workers=2, plan="sync=auto,faithful=same").of("window") == []
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from cordee.sync.adaptive import costs_of
-from cordee.sync.ways import WAYS, Cost, Decision, Measured, Tried, Way, decide, forecast
+from cordee.sync.measuring import costs_of
+from cordee.sync.ways import WAYS, Cost, Decision, Measured, Tried, Way, decide, first_way, forecast
 
 MBIT = 1e6 / 8
 EXACT = Way()
@@ -27,8 +27,16 @@ def test_the_gentlest_way_that_hides_is_taken() -> None:
     assert decided(200).choice == Way("bf16")  # 0.32, 0.16 s
     assert decided(100).choice == Way("int8")  # 0.32, 0.16 s
     assert decided(50).choice == Way("int8", 4)  # 0.33 s, in 4 steps of 0.5 s
-    assert decided(10).choice == Way("int8", 32)  # 1.6 s, in 32 steps
+    assert decided(10).choice == Way("onebit", 8)  # 0.23 s, in 8 steps
     assert decided(2).choice == Way("onebit", 16)  # 8, 1.1 s
+
+
+def test_the_first_steps_do_not_wait_long_for_sums() -> None:
+    ways = [way for way in WAYS if not way.every]
+    assert first_way(ways, COSTS, 200 * MBIT, 0.5) == Way()  # 0.32 s
+    assert first_way(ways, COSTS, 100 * MBIT, 0.5) == Way("bf16")  # 0.64, 0.32 s
+    assert first_way(ways, COSTS, 1 * MBIT, 0.5) == Way("int8"), "none is short: the shortest"
+    assert first_way(ways[:1], COSTS, 1 * MBIT, 0.5) == Way(), "faithful=same"
 
 
 def test_where_nothing_hides_a_step_near_the_shortest_is_taken() -> None:

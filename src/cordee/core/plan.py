@@ -175,7 +175,10 @@ class Plan:
     )
     accumulate: int = _key(1, "sync", "micro-batches that a step is computed in", minimum=1)
     bucket_mb: float = _key(
-        0.0, "sync", "gradients that travel together, in MiB; 0: 4 on CPUs, 25 on GPUs or compressed", minimum=0.0
+        0.0,
+        "sync",
+        "gradients that travel together, in MiB; 0: 4 on CPUs (compressed: 2), 25 on GPUs",
+        minimum=0.0,
     )
     overlap: bool = _key(True, "sync", "send gradients while the backward pass goes on")
     backend: str = _key(

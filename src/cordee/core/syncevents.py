@@ -77,7 +77,7 @@ class DecisionEvent(Event):
     reason: str
     """in words"""
     compute_ms: Number
-    """of a step, on the slowest worker"""
+    """of a step, on the slowest worker; 0 before it was measured"""
     link_mbit: Number
     """what a worker was measured to send, in Mbit/s"""
     measured_ms: Number

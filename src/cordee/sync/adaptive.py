@@ -1,9 +1,9 @@
 """`sync=auto`: how replicas agree is chosen by what is measured: the gentlest way that hides behind the computing.
 
-It begins with exact sums in every step. Every few steps all replicas agree on how long they compute and how fast the
-link between them is, and take the same decision (`sync/ways.py`): exact sums, codecs, or local steps whose merges are
-compressed. Each decision is an event, with its numbers and the step times that it forecasts; the next one tells what
-was measured.
+It begins with exact sums in every step, or, on a link on which one of them would take long, with a codec. Every few
+steps all replicas agree on how long they compute and how fast the link between them is, and take the same decision
+(`sync/ways.py`): exact sums, codecs, or local steps whose merges are compressed. Each decision is an event, with its
+numbers and the step times that it forecasts; the next one tells what was measured.
 
 What a codec has left out goes with the next step or merge of the same kind, whichever codec that has. Before gradients
 are added up again after local steps, what merges have left out is added, and the states of optimizers, which were each
@@ -12,10 +12,8 @@ replica's own, are averaged.
 
 from __future__ import annotations
 
-import contextlib
-import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,20 +26,20 @@ from cordee.group.comm import Handle
 from cordee.group.team import Team
 from cordee.sync.allreduce import AllReduce
 from cordee.sync.buckets import Bucket
-from cordee.sync.codec.seam import Summed
 from cordee.sync.local import LocalSteps
 from cordee.sync.lossy import CODECS, LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
+from cordee.sync.measuring import Clock, costs_of
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
-from cordee.sync.ways import Cost, Decision, Measured, Way, decide
+from cordee.sync.ways import Cost, Decision, Measured, Way, decide, first_way
 
-FIRST, SOON, EVERY = 4, 8, 20
+FIRST, SOON, EVERY = 2, 8, 20
 """Steps before the first decision, after one that changed the way, and after one that did not."""
+BEGIN_S = 0.5
+"""The first steps, which measure the computing, are sent by the gentlest codec that takes at most so long."""
 BUCKET_MB = 2.0
 """Small, so that much of it is sent while the backward pass goes on."""
 PROBES, LONG_S = [1 << power for power in range(13, 21)], 0.03
 """To measure the link, so many numbers are shown to all, 32 KiB to 4 MiB, until one such exchange took so long."""
-SAMPLE = 2_000_000
-"""Codecs are tried on so many numbers."""
 
 
 class Settings(NamedTuple):
@@ -72,7 +70,7 @@ class Adaptive(Sync):
         self.way = Way()
         self._apart = False
         """Whether the states of optimizers are each replica's own."""
-        self._clock = Clock(team)
+        self._clock = Clock(team, warms_up=True)
         self._compute_s = float("inf")
         """Of a step without what is sent, as far as it is known."""
         self._link = 0.0
@@ -81,6 +79,22 @@ class Adaptive(Sync):
         self._costs: dict[str, Cost] = {}
         self._done, self._next = 0, FIRST
         """Steps since this was made, on all replicas at the same time, and after which of them to decide."""
+
+    def meet(self) -> None:
+        """Measure the link, and begin with a codec where exact sums would take long."""
+        ways = [way for way in self._settings.ways if not way.every]
+        while self.team.replicas > 1 and self.parameters:
+            link = torch.zeros(self.team.replicas, dtype=torch.float64)
+            link[self.team.replica] = self._probe()
+            if self.team.agree([link]) and link.min() > 0.0:
+                self._link = float(link.min())
+                self._costs = costs_of(self.parameters, {way.codec for way in self._settings.ways}, self.team.replicas)
+                self.way = first_way(ways, self._costs, self._link, BEGIN_S)
+                self._gradients.take(self.way.codec)
+                if self.way != Way():
+                    reason = f"{self.way}: an exact sum would take {self._costs['none'].sent / self._link:.3g} s"
+                    self._tell(1, Way(), reason, Measured(0.0, 0.0, 0.0, self._link), {})
+                return
 
     def begin(self, record: Recorded | None) -> bool:
         """In local steps nothing is sent early."""
@@ -193,14 +207,17 @@ class Adaptive(Sync):
         (self._ways if self.way.every else self._gradients).take(self.way.codec)
         self._sums.overlap = self._overlap
         self._next = self._done + (EVERY if before == self.way else SOON)
+        self._tell(steps + 1, before, decision.reason, measured, decision.forecast_s)
+        self._clock = Clock(self.team)
+
+    def _tell(self, step: int, before: Way, reason: str, measured: Measured, forecast_s: Mapping[Way, float]) -> None:
+        """One of all has the decision on record."""
         if self.team.speaks:
             compute_ms, link_mbit = round(1e3 * measured.compute_s, 3), round(8e-6 * measured.link, 3)
             measured_ms = round(1e3 * measured.step_s, 3)
-            forecast_ms = {str(way): round(1e3 * seconds, 3) for way, seconds in decision.forecast_s.items()}
+            forecast_ms = {str(way): round(1e3 * seconds, 3) for way, seconds in forecast_s.items()}
             numbers = (compute_ms, link_mbit, measured_ms, forecast_ms)
-            event = DecisionEvent(steps + 1, str(before), str(self.way), decision.reason, *numbers)
-            self.team.channel.post(event)
-        self._clock = Clock(self.team)
+            self.team.channel.post(DecisionEvent(step, str(before), str(self.way), reason, *numbers))
 
     def _probe(self) -> float:
         """Bytes per second over the link; 0 if a replica was lost.
@@ -272,68 +289,3 @@ class Changing(Lossy):
         total = self.merge().get(self.name, [])
         self._left_out.clear()
         return total
-
-
-class Clock:
-    """How long parts and steps have taken since it was made; by medians: an evaluation between two does not count."""
-
-    def __init__(self, team: Team) -> None:
-        """It runs."""
-        self._meter = team.meter
-        self._computes: list[float] = []
-        self._steps: list[float] = []
-        self._windows: list[float] = []
-        self._updated, self._blocked = time.perf_counter(), team.meter.blocked_s
-        self._merged = self._updated
-
-    def updated(self) -> None:
-        """A step, or a part of one, was computed and applied."""
-        took, blocked = time.perf_counter() - self._updated, self._meter.blocked_s - self._blocked
-        self._updated, self._blocked = self._updated + took, self._meter.blocked_s
-        self._steps.append(took)
-        self._computes.append(took - blocked)
-
-    def merged(self, steps: int) -> None:
-        """So many steps were merged."""
-        now = time.perf_counter()
-        self._windows.append((now - self._merged) / steps)
-        self._merged = now
-
-    @property
-    def compute_s(self) -> float:
-        """What a part of a step takes, without waiting."""
-        return max(1e-6, statistics.median(self._computes or [0.0]))
-
-    @property
-    def step_s(self) -> float:
-        """What a step takes, all in all."""
-        return statistics.median_low(self._windows or self._steps or [0.0])
-
-
-def costs_of(parameters: Sequence[nn.Parameter], codecs: Iterable[str], replicas: int) -> dict[str, Cost]:
-    """What each codec takes, tried on some of the parameters."""
-    some: list[nn.Parameter] = []
-    for parameter in parameters:
-        if not some or sum(one.numel() for one in [*some, parameter]) <= SAMPLE:
-            some.append(parameter)
-    sizes = [one.numel() for one in some]
-    times = sum(one.numel() for one in parameters) / sum(sizes)
-    summed, shown = 2 * (replicas - 1) / replicas, replicas - 1
-    flat = torch.linspace(-1.0, 1.0, sum(sizes), dtype=some[0].dtype, device=some[0].device)
-    found = {}
-    for name in codecs:
-        if name == "none":
-            found[name] = Cost(0.0, times * summed * flat.nbytes)
-            continue
-        windows = [part.view(one.shape) for part, one in zip(torch.split(flat.clone(), sizes), some, strict=True)]
-        began, sent = time.perf_counter(), 0.0
-        exchange = CODECS[name](flat.clone(), windows, {})
-        message = next(exchange)
-        with contextlib.suppress(StopIteration):
-            while True:
-                is_sum = isinstance(message, Summed)
-                sent += message.tensor.nbytes * (summed if is_sum else shown)
-                message = exchange.send(message.tensor if is_sum else [message.tensor] * replicas)
-        flat[:1].item()
-        found[name] = Cost(times * (time.perf_counter() - began), times * sent)
-    return found

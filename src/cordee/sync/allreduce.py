@@ -33,8 +33,9 @@ from cordee.sync.lossy import Exact, Lossy
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.sparse import is_sparse
 
-CPU_BUCKET_MB, BUCKET_MB = 4.0, 25.0
-"""Where the plan does not say: exact sums of tensors on CPUs, which take long, begin early in the backward pass."""
+CPU_BUCKET_MB, SMALL_BUCKET_MB, BUCKET_MB = 4.0, 2.0, 25.0
+"""Where the plan does not say: sums on CPUs, which take long, begin early in the backward pass; by a codec, in smaller
+pieces, because each is encoded before it is sent."""
 FINITE, NOT_FINITE = 1.0, 2.0
 """What became of a gradient that was treated."""
 
@@ -292,8 +293,9 @@ class AllReduce(Sync):
 
 def _chosen_mb(parameters: Iterable[nn.Parameter], adds: Exact) -> float:
     """The size of a bucket where the plan has 0 for it."""
-    near = not isinstance(adds, Lossy) and all(parameter.is_cpu for parameter in parameters)
-    return CPU_BUCKET_MB if near else BUCKET_MB
+    if not all(parameter.is_cpu for parameter in parameters):
+        return BUCKET_MB
+    return SMALL_BUCKET_MB if isinstance(adds, Lossy) else CPU_BUCKET_MB
 
 
 def _is_torchs_own(optimizer: Optimizer) -> bool:

@@ -60,6 +60,12 @@ class Sync:
         self.rule: Rule | None = None
         """How the next steps are shared out in windows, where it is not the plan that says so."""
 
+    def meet(self) -> None:
+        """All replicas have made this one: called by all of them before its first step.
+
+        Not where workers come in, and all make theirs anew without it.
+        """
+
     def begin(self, record: Recorded | None) -> bool:
         """A backward pass follows. With a `record` it is the last of its step: what is complete may be sent meanwhile.
 

@@ -77,7 +77,10 @@ class Reducers:
         for key, other in list(self._of.items()):  # its own former one, and those of stages with fewer parameters
             if other is reducer or set(other.parameters) <= set(parameters):
                 self._of.pop(key).close()
-        return self._enter(optimizer, self._make(parameters, optimizer), agree), sound
+        sync = self._enter(optimizer, self._make(parameters, optimizer), agree)
+        if agree:
+            sync.meet()
+        return sync, sound
 
     def known(self, optimizer: Optimizer) -> Sync | None:
         """The reducer of its parameters as they are now; None if there is none yet."""
