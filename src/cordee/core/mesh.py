@@ -20,6 +20,11 @@ class Mesh:
         """The first worker of each replica, after which its share is reckoned."""
         return tuple(stages[0][0] for stages in self.replicas)
 
+    def inside(self, worker: int) -> tuple[int, ...]:
+        """All workers of this one's replica, stage by stage; a spare, or one that is not a member, is alone."""
+        found = (tuple(chain.from_iterable(stages)) for stages in self.replicas)
+        return next((one for one in found if worker in one), (worker,))
+
     def along(self, axis: str, worker: int) -> tuple[int, ...]:
         """The workers that differ from this one in `axis` alone, itself included, in the order of that axis.
 

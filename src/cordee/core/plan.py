@@ -259,6 +259,11 @@ class Plan:
         return "statistical" if lossy or self.window is not None else "same"
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """The stages and slices that a replica lies over."""
+        return self.pipeline, self.tensor
+
+    @property
     def window(self) -> Rule | None:
         """How replicas share steps out in windows; None: in every step each computes its share, and all agree."""
         if self.sync == "local":

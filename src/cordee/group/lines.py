@@ -27,12 +27,12 @@ class Lines:
     """Through which members exchange tensors; formed anew in every generation."""
 
     def __init__(
-        self, membership: Membership, meter: Meter, *, interface: str, device: str, backend: str, slices: int
+        self, membership: Membership, meter: Meter, *, interface: str, device: str, backend: str, shape: tuple[int, int]
     ) -> None:
-        """One replica lies over `slices` workers; see `Team` for the rest."""
+        """`shape`: the stages and slices that a replica lies over; see `Team` for the rest."""
         self._membership = membership
         self._interface, self._device, self._backend = interface, device, backend
-        self.per_replica = slices
+        self.shape, self.per_replica = shape, shape[0] * shape[1]
         self._hosts: dict[int, str] = {}
         """The address of each member's host."""
         self._rates: dict[str, float] = {}
@@ -43,13 +43,13 @@ class Lines:
         # samples, or without a gradient for some parameter, reaches at another moment.
         self.world = Comm(membership, meter)
         """All members: what commits."""
-        self.sums = self.world if slices == 1 else Comm(membership, meter)
+        self.sums = self.world if self.per_replica == 1 else Comm(membership, meter)
         """The replicas, for gradients."""
         self.layers = Comm(membership, meter)
         """The replicas, for what layers exchange."""
-        self.slices = Comm(membership, meter)
-        """The workers that hold one replica together."""
-        self._comms = tuple({id(one): one for one in (self.world, self.sums, self.layers, self.slices)}.values())
+        self.inside = Comm(membership, meter)
+        """The workers that hold one replica together, stage by stage."""
+        self._comms = tuple({id(one): one for one in (self.world, self.sums, self.layers, self.inside)}.values())
         self._registered = Registered(membership, interface)
 
     def form(self, name: str, warn: Callable[[str], None]) -> None:
@@ -67,15 +67,16 @@ class Lines:
                 comm.look = lookout.look
         if self.per_replica > 1 and who.generation > 1:
             raise WorkersLost(SLICE_LOST)
-        self.mesh = lay_out(who.members, self._hosts, slices=self.per_replica)
+        stages, slices = self.shape
+        self.mesh = lay_out(who.members, self._hosts, stages=stages, slices=slices)
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
         self.world.among(who.members, self._hosts)
-        self.slices.among(self.mesh.along("slice", who.worker), self._hosts)
+        self.inside.among(self.mesh.inside(who.worker), self._hosts)
         for comm in (self.sums, self.layers):
             comm.among(self.mesh.along("replica", who.worker), self._hosts)
         column = f" {self.sums.members}" if self.per_replica > 1 else ""
         if column:
-            self._connect(self.slices, f"slices {self.slices.members}")
+            self._connect(self.inside, f"inside {self.inside.members}")
             self._connect(self.world, "world")
         self._connect(self.sums, "sums" + column)
         self._connect(self.layers, "layers" + column)

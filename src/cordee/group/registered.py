@@ -36,7 +36,7 @@ class Registered:
         self._mesh: DeviceMesh | None = None
 
     def open(self, mesh: Mesh, device: str) -> DeviceMesh:
-        """The mesh of this generation as torch has it, with the axes `replica` and `slice`; all members call this."""
+        """The mesh of this generation as torch has it: axes `replica`, `stage`, `slice`. All members call this."""
         if self._mesh is not None:
             return self._mesh
         if dist.is_initialized():
@@ -58,8 +58,8 @@ class Registered:
             world_size=who.size,
             timeout=timedelta(seconds=who.deadline_s),
         )
-        ranks = [next([who.members.index(one) for one in slices] for slices in stages) for stages in mesh.replicas]
-        self._mesh = DeviceMesh(device.partition(":")[0], ranks, mesh_dim_names=("replica", "slice"))
+        ranks = [[[who.members.index(one) for one in slices] for slices in stages] for stages in mesh.replicas]
+        self._mesh = DeviceMesh(device.partition(":")[0], ranks, mesh_dim_names=("replica", "stage", "slice"))
         return self._mesh
 
     def _make(self, options: Any) -> Any:

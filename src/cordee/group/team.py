@@ -37,22 +37,22 @@ class Team:
         deadline_s: float = 300.0,
         device: str = "cpu",
         backend: str = "auto",
-        slices: int = 1,
+        shape: tuple[int, int] = (1, 1),
         grows: bool = False,
     ) -> None:
         """Alone without a channel. `interface` is the address that gloo binds to; `backend` is the plan's.
 
-        One replica of the model lies over `slices` workers. `grows`: others may come in later. A worker that does so
-        itself, as its channel says, is alone until it calls `enter`.
+        One replica of the model lies over a `shape` of stages and slices. `grows`: others may come in later. A worker
+        that does so itself, as its channel says, is alone until it calls `enter`.
         """
         self.channel: Channel | Unconnected = channel or Unconnected()
         self.membership = Membership(self.channel, deadline_s)
         self.meter = Meter()
         self.lines = Lines(
-            self.membership, self.meter, interface=interface, device=device, backend=backend, slices=slices
+            self.membership, self.meter, interface=interface, device=device, backend=backend, shape=shape
         )
         self.world, self.sums = self.lines.world, self.lines.sums
-        self.layers, self.slices = self.lines.layers, self.lines.slices
+        self.layers, self.inside = self.lines.layers, self.lines.inside
         self.position = 0
         """Agreements committed."""
         self.steps = 0
@@ -119,8 +119,8 @@ class Team:
         return True
 
     def agree(self, tensors: Sequence[Tensor]) -> bool:
-        """Add these up over all replicas, as one agreement; of a replica in slices, the first slice counts."""
-        if self.slices.rank > 0:
+        """Add these up over all replicas, as one agreement; of one over several workers, the first counts."""
+        if self.inside.rank > 0:
             for tensor in tensors:
                 tensor.zero_()
         return self.settle([self.world.sum(tensor) for tensor in tensors], tensors)

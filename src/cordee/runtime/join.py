@@ -59,7 +59,7 @@ class Entry:
                     device=self.device,
                     backend=chosen.backend,
                     grows=chosen.replace,
-                    slices=chosen.tensor,
+                    shape=chosen.shape,
                 )
             except WaitedTooLong as error:
                 raise self._too_few(error) from error
@@ -76,8 +76,10 @@ class Entry:
         if chosen.sync == "server":
             self._check_servers(chosen)
         team = self.meet(chosen)
-        if chosen.tensor != team.lines.per_replica:
-            raise PlanError(f"tensor={chosen.tensor} comes too late: the first session connected the workers otherwise")
+        if chosen.shape != team.lines.shape:
+            pipeline, tensor = chosen.shape
+            given = f"pipeline={pipeline},tensor={tensor}"
+            raise PlanError(f"{given} comes too late: the first session connected the workers otherwise")
         return Stepper(team, plan=chosen, seed=seed, device=self.device)
 
     def _check_servers(self, plan: Plan) -> None:

@@ -41,7 +41,7 @@ class TensorSlices(Split):
 
     def place(self, model: nn.Module) -> nn.Module:
         """Cut the layers that the plan names, in place."""
-        cuts = check(model, self._plan, self._team.slices.size)
+        cuts = check(model, self._plan, self._team.lines.shape[1])
         from torch.distributed.tensor.parallel import parallelize_module
 
         mesh = self._team.lines.device_mesh()["slice"]

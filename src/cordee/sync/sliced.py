@@ -40,7 +40,7 @@ class SlicedSums(Sync):
                 parameter.grad = like(parameter, view)
             sums.append(flat)
         norm = norm_of(self._counted()).to("cpu", torch.float64).square()
-        complete = team.slices.sum(norm).wait() and complete
+        complete = team.inside.sum(norm).wait() and complete
         numbers = torch.tensor(self._spoken(own).numbers(), dtype=torch.float64)
         if not team.settle([team.world.sum(numbers)] if complete else [], [numbers], void=not complete):
             return None
@@ -66,12 +66,12 @@ class SlicedSums(Sync):
 
     def _counted(self) -> list[Tensor]:
         """The gradients that count for the norm here: slices, and on the first slice what all have."""
-        first = self._team.slices.rank == 0
+        first = self._team.inside.rank == 0
         given = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         return [local_of(gradient) for parameter, gradient in given if first or is_sliced(parameter)]
 
     def _spoken(self, own: Record) -> Record:
         """What this worker adds to the record: the first slice counts for its replica, wishes count everywhere."""
-        if self._team.slices.rank == 0:
+        if self._team.inside.rank == 0:
             return own
         return own._replace(loss=0.0, weight=0.0, news=0.0, samples=0.0, digest=0)

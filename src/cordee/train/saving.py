@@ -118,7 +118,7 @@ def owners_of(team: Team) -> Owners:
         return Owners()
     token = torch.tensor([secrets.randbits(62)])
     team.share_from_first([token])
-    [owners] = team.mesh.replicas[0]
+    owners = team.mesh.inside(team.mesh.leaders[0])
     return Owners(
-        team.slices.rank, team.slices.size, f"{int(token):x}", lost=lambda: not team.channel.lost.isdisjoint(owners)
+        team.inside.rank, team.inside.size, f"{int(token):x}", lost=lambda: not team.channel.lost.isdisjoint(owners)
     )
