@@ -106,6 +106,7 @@ class Served:
             pipe.send(view)
         channel: Any = SimpleNamespace(
             holders=view,
+            on_holders=[],
             address=Address(LOOPBACK, 0, TOKEN, tls),
             worker=0,
             name="worker 0",
