@@ -104,10 +104,7 @@ class Adaptive(Sync):
         """By all-reduce; in a window, this replica's own."""
         if self.in_hand is not None:
             return self._local.commit(record, void=void, treatment=treatment)
-        agreed = self._sums.commit(record, void=void, treatment=treatment)
-        if agreed is not None:
-            self._count(1)
-        return agreed
+        return self._sums.commit(record, void=void, treatment=treatment)
 
     def barrier(self) -> bool:
         """Merge; decide again, if it is time."""
@@ -129,6 +126,8 @@ class Adaptive(Sync):
                 self._come_together(optimizer)
             self._sums.update(optimizer)
         self._clock.updated()
+        if self.in_hand is None:
+            self._count(1)
 
     def merge(self, *, saving: bool = False) -> Kept:
         """Parameters are equal after every step and after every merge."""
@@ -202,7 +201,7 @@ class Adaptive(Sync):
     def _take(self, steps: int, measured: Measured, decision: Decision) -> None:
         before, self.way = self.way, decision.choice
         self._compute_s, self._link = measured.compute_s, measured.link
-        self._tried[before] = measured.link, measured.step_s
+        self._tried[before] = measured.link, measured.step_s / measured.compute_s
         self.rule = Rule(self.way.every) if self.way.every else None
         (self._ways if self.way.every else self._gradients).take(self.way.codec)
         self._sums.overlap = self._overlap

@@ -18,7 +18,7 @@ further apart, so some waiting is accepted before that.
 """
 NEAR = 1.1
 """Where nothing hides, the gentlest way is taken whose step is at most so much longer than the shortest."""
-WRONG = 1.1
+WRONG = 1.05
 """A forecast is taken back for what was measured if that is so many times longer."""
 BACK = 0.7
 """A gentler way is gone back to only if it would hide on a link of so much of the measured speed."""
@@ -87,7 +87,7 @@ class Decision(NamedTuple):
 
 
 Tried = Mapping[Way, tuple[float, float]]
-"""Of ways that were used: the link's speed then, and what a step took."""
+"""Of ways that were used: the link's speed then, and how many times its computing a step took."""
 
 
 def forecast(way: Way, measured: Measured, costs: Mapping[str, Cost], link: float) -> float:
@@ -114,7 +114,7 @@ def decide(measured: Measured, costs: Mapping[str, Cost], ways: Sequence[Way], n
         if way == now and measured.step_s > WRONG * steps[way]:
             steps[way] = measured.step_s
         elif back and way in tried and measured.link < LIKE * tried[way][0]:
-            steps[way] = max(steps[way], tried[way][1])
+            steps[way] = max(steps[way], tried[way][1] * measured.compute_s)
     for way in ways:
         if steps[way] <= (MERGED if way.every else HIDDEN) * measured.compute_s:
             return Decision(
