@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +72,46 @@ def test_every_owner_writes_its_slices(warm: int, tmp_path: Path) -> None:
     assert len(index["files"]) == 2
 
 
-def test_a_lost_slice_ends_the_run_and_says_how_to_continue(warm: int, tmp_path: Path) -> None:
-    workers: dict[int, int] = {}
+def striking(victims: dict[int, int], how: signal.Signals) -> Callable[[Any], None]:
+    """Listens to a run, and ends or stops workers when a step is on record: worker → step."""
+    pids: dict[int, int] = {}
 
     def strike(event: Any) -> None:
         if hasattr(event, "pid"):
-            workers[event.worker] = event.pid
-        if getattr(event, "step", -1) == 6 and (pid := workers.pop(1, None)) is not None:
-            os.kill(pid, signal.SIGKILL)
+            pids[event.worker] = event.pid
+        for worker, step in victims.items():
+            if getattr(event, "step", -1) >= step and (pid := pids.pop(worker, None)) is not None:
+                os.kill(pid, how)
 
-    settings: dict[str, Any] = {"kind": "blocks", "save_steps": 2}
-    with pytest.raises(WorkersLost, match="slice of the model") as caught:
-        train("sliced", tmp_path / "run", workers=4, plan="tensor=2", listen=strike, epochs=200, **settings)
+    return strike
+
+
+def test_a_lost_slice_ends_the_run_and_says_how_to_continue(warm: int, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"kind": "blocks", "save_steps": 2, "epochs": 200}
+    strike = striking({1: 6}, signal.SIGKILL)
+    with pytest.raises(WorkersLost, match="part of the model") as caught:
+        train("sliced", tmp_path / "run", workers=2, plan="tensor=2", listen=strike, **settings)
     assert "--resume" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("victims", "how", "left"),
+    [
+        ({1: 6}, signal.SIGKILL, 2),
+        ({2: 9}, signal.SIGKILL, 2),
+        ({0: 5, 3: 40}, signal.SIGKILL, 2),
+        pytest.param({3: 7}, signal.SIGSTOP, 2, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_others_go_on_where_a_whole_replica_is_left(
+    warm: int, tmp_path: Path, victims: dict[int, int], how: signal.Signals, left: int
+) -> None:
+    settings: dict[str, Any] = {"kind": "blocks", "save_steps": 3, "epochs": 4}
+    workers = 2 * len(victims) + 2
+    run = train("sliced", tmp_path / "run", workers=workers, plan="tensor=2", listen=striking(victims, how), **settings)
+    assert len(run.of("failure")) == workers - left, "those who held the rest of a replica leave too"
+    same(run, train("sliced", tmp_path / "alone", **settings))
 
 
 @pytest.mark.parametrize(

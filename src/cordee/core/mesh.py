@@ -38,6 +38,13 @@ class Mesh:
                     return {"replica": replicas, "stage": tuple(one[place] for one in stages), "slice": slices}[axis]
         return (worker,)
 
+    def among(self, members: Iterable[int]) -> Mesh:
+        """What is left of it among these: replicas of which all workers are there; those of others are spares."""
+        left = set(members)
+        whole = tuple(one for one in self.replicas if left.issuperset(chain.from_iterable(one)))
+        used = set(chain.from_iterable(chain.from_iterable(whole)))
+        return Mesh(whole, tuple(sorted(left - used)))
+
 
 def lay_out(members: Sequence[int], hosts: Mapping[int, str], *, stages: int = 1, slices: int = 1) -> Mesh:
     """As many whole replicas as the members are enough for; what communicates most lies within one host if it can.

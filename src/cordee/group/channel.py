@@ -127,6 +127,12 @@ class Channel:
             with contextlib.suppress(Exception):  # it has failed already, and that is what is told
                 left()
 
+    def give_way(self, reason: str) -> None:
+        """Leave the run for good, which goes on without this worker: does not return."""
+        self.send(messages.Lose(self.worker, reason))
+        while True:  # until the hub has said that it is evicted, which ends this process
+            time.sleep(STALL_S)
+
     def close(self) -> None:
         """Send what is left and hang up, once the coordinator has read it."""
         self.farewell = True

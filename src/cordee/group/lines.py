@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cordee.core.errors import WorkersLost
 from cordee.core.mesh import Mesh, lay_out
+from cordee.group.channel import Channel
 from cordee.group.comm import Comm
 from cordee.group.membership import Membership
 from cordee.group.meter import Meter
@@ -20,7 +21,8 @@ from cordee.group.transport.shared import open_shared
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-SLICE_LOST = "a worker was lost, and with it a slice of the model, without which the others cannot continue"
+PART_LOST = "a worker was lost, and with it a part of the model, without which the others cannot continue"
+LEAVES = "it holds a part of a replica of which another part was lost"
 
 
 class Lines:
@@ -66,9 +68,10 @@ class Lines:
             for comm in self._comms:
                 comm.look = lookout.look
         if self.per_replica > 1 and who.generation > 1:
-            raise WorkersLost(SLICE_LOST)
-        stages, slices = self.shape
-        self.mesh = lay_out(who.members, self._hosts, stages=stages, slices=slices)
+            self._keep_whole_replicas()
+        else:
+            stages, slices = self.shape
+            self.mesh = lay_out(who.members, self._hosts, stages=stages, slices=slices)
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
         self.world.among(who.members, self._hosts)
         self.inside.among(self.mesh.inside(who.worker), self._hosts)
@@ -84,10 +87,26 @@ class Lines:
         if who.broken:  # lost before all of these could be cut
             self.cut()
 
-    def device_mesh(self) -> DeviceMesh:
-        """The mesh as torch has it, over groups that a lost member releases; of no use after a regrouping.
+    def _keep_whole_replicas(self) -> None:
+        """Go on with those of which no worker was lost; `RuntimeError` until the workers of others have left."""
+        self.mesh = self.mesh.among(self._membership.members)
+        self.leave_if_broken()
+        if self.mesh.spares:
+            raise RuntimeError(f"workers {self.mesh.spares} are about to leave")
 
-        All members call this.
+    def leave_if_broken(self) -> None:
+        """Leave the run for good if a worker of this replica was lost; `WorkersLost` if no replica is whole."""
+        who = self._membership
+        left = self.mesh.among(set(who.members) - who.channel.lost)
+        if not left.replicas:
+            raise WorkersLost(PART_LOST)
+        if who.worker in left.spares and isinstance(who.channel, Channel):
+            who.channel.give_way(LEAVES)
+
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh as torch has it, over groups that a lost member releases; all members call this.
+
+        After a regrouping, groups within a replica live on, and those between replicas are of no use.
         """
         return self._registered.open(self.mesh, self._device)
 
@@ -104,13 +123,14 @@ class Lines:
         """Release every collective that waits; called by another thread when a member is lost."""
         for comm in self._comms:
             comm.cut()
-        self._registered.cut()
+        self._registered.cut(self._membership.channel.lost if self.per_replica > 1 else None)
 
-    def drop(self) -> None:
-        """This generation is over."""
+    def drop(self, *, for_good: bool = False) -> None:
+        """This generation is over; groups of torch within a replica live on, unless `for_good`."""
         for comm in self._comms:
             comm.drop()
-        self._registered.close()
+        if for_good or self.per_replica == 1:
+            self._registered.close()
 
     def _connect(self, comm: Comm, purpose: str) -> None:
         """Form the group of gloo on which all other transports fall back."""

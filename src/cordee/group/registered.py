@@ -8,6 +8,7 @@ wait in them, and the next generation opens its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ class Registered:
     def __init__(self, membership: Membership, interface: str) -> None:
         """`interface` is the address that gloo binds to."""
         self._membership, self._interface = membership, interface
-        self._groups: list[Gloo] = []
+        self._groups: list[tuple[Gloo, frozenset[int]]] = []
+        """With the workers that are in it."""
         self._mesh: DeviceMesh | None = None
 
     def open(self, mesh: Mesh, device: str) -> DeviceMesh:
@@ -64,17 +66,19 @@ class Registered:
 
     def _make(self, options: Any) -> Any:
         who, group = self._membership, Gloo(self._interface)
-        self._groups.append(group)  # known before it is formed, so that it can be cut meanwhile
+        workers = frozenset(who.members[rank] for rank in options.global_ranks_in_group)
+        self._groups.append((group, workers))  # known before it is formed, so that it can be cut meanwhile
         # A store of its own: torch wraps the one that it was given, and gloo asks the wrapper for more than ours has.
         store = who.store(f"torch {options.group_id} {options.global_ranks_in_group}")
         timeouts_s = who.deadline_s, who.deadline_s
         group.form(store, options.group_rank, options.group_size, timeouts_s, lambda: who.broken)
         return group.group
 
-    def cut(self) -> None:
-        """Release every wait in these groups; called by another thread when a member is lost."""
-        for group in list(self._groups):
-            group.cut()
+    def cut(self, lost: AbstractSet[int] | None = None) -> None:
+        """Release every wait in these groups, or in those with a `lost` worker; another thread calls this."""
+        for group, workers in list(self._groups):
+            if lost is None or not workers.isdisjoint(lost):
+                group.cut()
 
     def close(self) -> None:
         """This generation is over: let torch forget its groups."""

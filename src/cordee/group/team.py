@@ -157,7 +157,7 @@ class Team:
 
     def close(self) -> None:
         """Release the transports and the channel."""
-        self.lines.drop()
+        self.lines.drop(for_good=True)
         self.channel.close()
 
     # ------------------------------------------------------------- coming in

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Union
 
 from torch import nn
 
-from cordee.core.errors import ModelError, WorkersLost
+from cordee.core.errors import ModelError
 from cordee.core.words import did_you_mean
-from cordee.group.lines import SLICE_LOST
 from cordee.group.team import Team
 from cordee.split.seam import Split
 
@@ -52,12 +51,12 @@ class TensorSlices(Split):
 
 @contextmanager
 def holding_together(team: Team) -> Iterator[None]:
-    """Around what runs torch's own collectives: a loss within them is `WorkersLost`, not what gloo says of it."""
+    """Around what runs torch's own collectives: a loss within them ends this worker, or all, as `WorkersLost`."""
     try:
         yield
-    except RuntimeError as error:
+    except RuntimeError:
         if team.sliced and team.membership.await_break(NOTICE_S):
-            raise WorkersLost(SLICE_LOST) from error
+            team.lines.leave_if_broken()
         raise
 
 

@@ -113,12 +113,10 @@ class Saver:
 
 
 def owners_of(team: Team) -> Owners:
-    """Which workers write a checkpoint: those that hold the first replica; every worker calls this."""
+    """Which writer of a checkpoint this worker is, if its replica is the first; every worker calls this."""
     if not team.sliced:
         return Owners()
     token = torch.tensor([secrets.randbits(62)])
     team.share_from_first([token])
-    owners = team.mesh.inside(team.mesh.leaders[0])
-    return Owners(
-        team.inside.rank, team.inside.size, f"{int(token):x}", lost=lambda: not team.channel.lost.isdisjoint(owners)
-    )
+    lost = lambda: not team.channel.lost.isdisjoint(team.inside.members)  # noqa: E731
+    return Owners(team.inside.rank, team.inside.size, f"{int(token):x}", lost=lost)
