@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from cordee.core.errors import CheckpointError, WaitedTooLong, WorkersLost
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import Owners, _seal, read_index
-from cordee.state.naming import Slice, Snapshot
+from cordee.state.naming import Slice, Snapshot, capture, restore
 
 WHOLE = torch.arange(24.0).reshape(4, 6)
 BIAS = torch.arange(3.0)
@@ -87,3 +88,37 @@ def test_a_lost_owner_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(WorkersLost, match=r"the slices of owner 1 of 2"):
         first._pending.result(30)  # type: ignore[union-attr]
     assert not list(tmp_path.iterdir())
+
+
+def staged(first: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """One of two stages of a model: its other layers have no parameters here. With a step of AdamW."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[1 if first else 0] = nn.Identity()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model[0 if first else 1](torch.ones(1, 3 if first else 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_stages_that_hold_different_layers_make_the_whole(tmp_path: Path) -> None:
+    stages = [staged(True), staged(False)]
+    with ThreadPoolExecutor() as pool:
+        for number, (model, optimizer) in enumerate(stages):
+            owners = Owners(number, 2, "run", whole=lambda name: name.startswith(("model.", "optim.")))
+            taken = capture(model, {"main": optimizer})
+            pool.submit(Checkpoints(tmp_path, owners=owners).save, taken, step=1, wait=True)
+    found = Checkpoints(tmp_path).read(1)
+    whole = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    again = torch.optim.AdamW(whole.parameters(), lr=0.1)
+    restore(found, whole, {"main": again})
+    for place, (model, optimizer) in enumerate(stages):
+        for ours, theirs in zip(whole[place].parameters(), model.parameters(), strict=True):
+            assert torch.equal(ours, theirs) and torch.equal(
+                again.state[ours]["exp_avg"], optimizer.state[theirs]["exp_avg"]
+            )
+        fresh, third = staged(place == 0)
+        restore(found, fresh, {"main": third}, partly=True)
+        assert all(map(torch.equal, fresh.parameters(), model.parameters()))
+        with pytest.raises(CheckpointError, match="groups of"):
+            restore(found, fresh, {"main": third})

@@ -21,7 +21,7 @@ import torch
 from cordee.core.damage import DAMAGE, named, write_whole
 from cordee.core.errors import CheckpointError, WaitedTooLong, WorkersLost
 from cordee.state.files import read_tensors, sha256, sync, write_tensors
-from cordee.state.naming import Slice, Snapshot
+from cordee.state.naming import Slice, Snapshot, merge_meta
 from cordee.state.plain import decode
 
 FORMAT = 1
@@ -48,8 +48,9 @@ def write_folder(
     `on_read` is called when no tensor of the snapshot is needed any more: from then on a live one may change. `others`
     gives what other owners have written into the same folder, as it comes.
     """
-    part = write_part(folder, snapshot, 0, on_read)
+    part, meta = write_part(folder, snapshot, 0, on_read), snapshot.meta
     for more in others:
+        meta = merge_meta(meta, more["meta"])
         part["files"].update(more["files"])
         for name, entry in more["tensors"].items():
             part["tensors"].setdefault(name, {**entry, "slices": []})["slices"] += entry["slices"]
@@ -59,7 +60,7 @@ def write_folder(
         "time": time.time(),
         # A NaN has no place in JSON, and no use as "best".
         "metrics": {name: float(value) for name, value in metrics.items() if math.isfinite(value)},
-        "meta": snapshot.meta,
+        "meta": meta,
         **part,
     }
     body = json.loads(json.dumps(body, allow_nan=False))  # as a reader gets it, so that both seal the same thing
@@ -170,6 +171,9 @@ class Owners:
     token: str = ""
     """The same for all owners, and for no other run: by it they find the folder of a checkpoint under way."""
 
+    whole: Callable[[str], bool] = field(default=lambda name: False, compare=False)
+    """Of an owner that does not commit: which tensors that are whole here it writes, because no other has them."""
+
     lost: Callable[[], bool] = field(default=lambda: False, compare=False)
     """Whether one of the owners was lost: then its slices never come."""
 
@@ -181,7 +185,8 @@ class Owners:
     def write(self, snapshot: Snapshot, folder: Path, deadline_s: float, on_read: Callable[[], None]) -> None:
         """Of an owner that does not commit: its slices, into the folder that the first owner has made."""
         self._await(folder, "which the first owner makes", deadline_s)
-        part = write_part(folder, snapshot.slices_alone(), self.number, on_read)
+        part = write_part(folder, snapshot.only(self.whole), self.number, on_read)
+        part["meta"] = {name: snapshot.meta.get(name, {}) for name in ("aliases", "model", "optimizers")}
         write_whole(folder / f"part-{self.number:05d}.json", json.dumps(part))
 
     def parts(self, folder: Path, deadline_s: float) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
@@ -58,9 +58,10 @@ class Snapshot:
         added = {name: encode(value, f"extra.{name}", tensors) for name, value in values.items()}
         return replace(self, tensors=tensors, meta={**self.meta, "extra": {**self.meta.get("extra", {}), **added}})
 
-    def slices_alone(self) -> Snapshot:
-        """Without the tensors that are whole here: of several owners, the first one writes these."""
-        return replace(self, tensors={name: self.tensors[name] for name in self.slices})
+    def only(self, whole: Callable[[str], bool]) -> Snapshot:
+        """Its slices, and of the tensors that are whole here some: of several owners, another one writes the rest."""
+        names = [name for name in self.tensors if name in self.slices or whole(name)]
+        return replace(self, tensors={name: self.tensors[name] for name in names})
 
     def copied(self) -> Snapshot:
         """The same with copies of all tensors in main memory."""
@@ -122,21 +123,44 @@ def restore(
     model: nn.Module,
     optimizers: Mapping[str, Optimizer] | None = None,
     schedules: Mapping[str, LRScheduler] | None = None,
+    *,
+    partly: bool = False,
 ) -> None:
-    """Put a snapshot back; what does not fit is named by a `CheckpointError`, raised before anything is changed."""
+    """Put a snapshot back; what does not fit is named by a `CheckpointError`, raised before anything is changed.
+
+    `partly`: the model here is a part of the one that was saved, and takes what is its own.
+    """
     kept, tensors = snapshot.meta, snapshot.tensors
     optimizers, schedules = optimizers or {}, schedules or {}
     with named(lambda reason: CheckpointError(f"the checkpoint does not fit the job, or is damaged ({reason})")):
         _same_names("optimizers", kept.get("optimizers", {}), optimizers)
         _same_names("schedules", kept.get("schedules", {}), schedules)
         for key, optimizer in optimizers.items():
-            _check_groups(key, kept["optimizers"][key], optimizer, model)
+            _check_groups(key, kept["optimizers"][key], optimizer, model, partly=partly)
         values = decode(kept.get("model", {}), tensors)
-        load_weights(model, {**under_all_names(snapshot.weights(), snapshot.aliases), **values})
+        load_weights(model, {**under_all_names(snapshot.weights(), snapshot.aliases), **values}, partly=partly)
         for key, optimizer in optimizers.items():
             _restore_optimizer(kept["optimizers"][key], optimizer, model, tensors)
         for key, schedule in schedules.items():
             schedule.load_state_dict(decode(kept["schedules"][key], tensors))
+
+
+def merge_meta(meta: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept beside the tensors, of two owners that hold different parts of a model; the first one counts."""
+    merged = {**meta, **{name: {**more.get(name, {}), **meta.get(name, {})} for name in ("aliases", "model")}}
+    merged["optimizers"] = {
+        key: _merge_optimizer(one, more["optimizers"][key]) if key in more.get("optimizers", {}) else one
+        for key, one in meta.get("optimizers", {}).items()
+    }
+    return merged
+
+
+def _merge_optimizer(kept: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    groups = [
+        {**group, "params": list(dict.fromkeys([*group["params"], *other["params"]]))}
+        for group, other in zip(kept["groups"], more["groups"], strict=True)
+    ]
+    return {**kept, "groups": groups, "state": {**more["state"], **kept["state"]}}
 
 
 def under_all_names(weights: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -144,10 +168,13 @@ def under_all_names(weights: Mapping[str, torch.Tensor], aliases: Mapping[str, s
     return {**weights, **{name: weights[kept] for name, kept in aliases.items()}}
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Copy `weights` into `model` strictly by name, shape and dtype; some may be values that are not tensors."""
+def load_weights(model: nn.Module, weights: Mapping[str, Any], *, partly: bool = False) -> None:
+    """Copy `weights` into `model` strictly by name, shape and dtype; some may be values that are not tensors.
+
+    `partly`: of the weights, the model takes those that it has.
+    """
     own = model.state_dict(keep_vars=True)
-    given = with_tied(own, weights)
+    given = with_tied(own, {name: one for name, one in weights.items() if not partly or name in own})
     _same_names("tensors of the model", given, own)
     for name, value in own.items():
         stored = given[name]
@@ -218,18 +245,20 @@ def _names(key: str, optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def _check_groups(key: str, kept: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> None:
+def _check_groups(key: str, kept: Mapping[str, Any], optimizer: Optimizer, model: nn.Module, *, partly: bool) -> None:
     """Refuse another kind of optimizer, or the same one over other parameters, before anything is changed."""
     if kept["kind"] != type(optimizer).__name__:
         raise CheckpointError(
             f"the optimizer {key!r} was a {kept['kind']} in the checkpoint and is a {type(optimizer).__name__} now. "
             "Resume with the same optimizer, or start a new run from the checkpoint's weights alone."
         )
-    stored, now = [group["params"] for group in kept["groups"]], _names(key, optimizer, model)
-    if stored != now:
+    now = _names(key, optimizer, model)
+    here = {name for group in now for name in group}
+    stored = [[name for name in group["params"] if not partly or name in here] for group in kept["groups"]]
+    if list(map(sorted, stored)) != list(map(sorted, now)):
         raise CheckpointError(
             f"the optimizer {key!r} had parameters in groups of {[len(group) for group in stored]} in the checkpoint "
-            f"and has them in groups of {[len(group) for group in now]} now, or in another order. "
+            f"and has them in groups of {[len(group) for group in now]} now, or others. "
             "Build model and optimizer as when the checkpoint was written, or start a new run from its weights alone."
         )
 
@@ -251,7 +280,7 @@ def _restore_optimizer(
     for stored, group in zip(kept["groups"], optimizer.param_groups, strict=True):
         scalar = _scalar_device(group)
         for name in stored["params"]:
-            if name in kept["state"]:
+            if name in kept["state"] and name in parameters:
                 optimizer.state[parameters[name]] = {
                     entry: _on_device(value, scalar) if entry == "step" else _beside(parameters[name], value)
                     for entry, value in decode(kept["state"][name], tensors).items()
