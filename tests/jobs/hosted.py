@@ -1,0 +1,68 @@
+"""Another job, or a script's workers, as if they were on several hosts: these share memory only with their own.
+
+`homes` has a letter for each worker, that of its host. Sums are cut into pieces of few bytes, so that a small model has
+many. `falls` is a list such as `2:ending:40`: which worker ends itself, where in its sums, at which piece. A leader comes
+to `ending` when it has the result of a piece and has not published it, to `ended` when it has; the others of its host come to
+both before and after they copy it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+
+from torch import Tensor
+
+import cordee
+from cordee.group.transport import hierarchy, memory, slots
+
+LEAST_BYTES, SLOT_BYTES = 1024, 4096
+
+
+def live(homes: str, falls: str = "") -> None:
+    """From now on this process is on its host."""
+    me = cordee.World.from_env().rank
+    memory.home = lambda: homes[me]  # type: ignore[assignment]
+    hierarchy.LEAST_BYTES, slots.SLOT_BYTES = LEAST_BYTES, SLOT_BYTES
+    for one in filter(None, falls.replace(" ", "").split(",")):
+        worker, place, number = one.split(":")
+        if int(worker) == me:
+            fall(place, int(number))
+
+
+def fall(place: str, number: int) -> None:
+    """End this process at this piece."""
+    post, read, end = slots.Slots.post, slots.Slots.have_read, slots.Mate.end
+
+    def come(to: str, piece: int) -> None:
+        if (to, piece) == (place, number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def posting(self: slots.Slots, piece: int, kind: int) -> None:
+        if self.own == 0:
+            come("ending", piece)
+        post(self, piece, kind)
+        if self.own == 0:
+            come("ended", piece)
+
+    def ending(self: slots.Mate, piece: int, tensor: Tensor) -> bool:
+        if self._slots.posted(0) >= piece:
+            come("ending", piece)
+        return end(self, piece, tensor)
+
+    def reading(self: slots.Slots, piece: int) -> None:
+        read(self, piece)
+        come("ended", piece)
+
+    slots.Slots.post, slots.Slots.have_read = posting, reading  # type: ignore[method-assign]
+    slots.Mate.end = ending  # type: ignore[method-assign]
+
+
+def job(
+    of: str = "steady", homes: str = "", falls: str = "", fate: str = "", pids: str = "", awaits: str = ""
+) -> cordee.Job:
+    live(homes, falls)
+    given = {"fate": fate, "pids": pids, "awaits": awaits}
+    made: cordee.Job = importlib.import_module(of).job(**{name: value for name, value in given.items() if value})
+    return made
