@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from collections.abc import Callable
@@ -49,6 +50,27 @@ def test_a_worker_dies_when_it_has_a_result(
     """A gradient has eight pieces. Its leader has the result and has not published it, or has; or another copies it."""
     run = train("hosted", tmp_path / "run", workers=len(HOMES), homes=HOMES, falls=f"{worker}:{place}:{number}")
     assert lost(run) == [worker]
+    assert_same(run, reference("steady"))
+
+
+@pytest.mark.parametrize(
+    ("falls", "word", "target", "giver"),
+    [
+        pytest.param("2:ending:72", "agreed-12.0", 13, 0, id="the other host has the whole result"),
+        pytest.param("0:ending:72", "agreed-12.2", 13, 2, id="the other host has it, without the first worker"),
+        pytest.param("2:ending:68", "", 12, None, id="no host has it"),
+    ],
+)
+def test_a_leader_dies_before_it_publishes_a_result(
+    falls: str, word: str, target: int, giver: int | None, reference: Reference, tmp_path: Path
+) -> None:
+    """Agreement 13 is the ninth step, with the pieces 65 to 72: those on the leader's host do not get it from there."""
+    (words := tmp_path / "words").mkdir()
+    falls = f"{falls}:{words / word}" if word else falls
+    run = train("hosted", tmp_path / "run", workers=len(HOMES), homes=HOMES, falls=falls, words=words)
+    assert lost(run) == [int(falls[0])]
+    told = [json.loads(path.read_text()) for path in words.glob("go-2.*")]
+    assert [(go["target"], go["giver"]) for go in told] == [(target, giver)] * 3
     assert_same(run, reference("steady"))
 
 

@@ -1,9 +1,9 @@
-"""Another job, or a script's workers, as if they were on several hosts: these share memory only with their own.
+"""Another job, or the workers of a script, as if they were on several hosts: each shares memory with its own only.
 
 `homes` has a letter for each worker, that of its host. Sums are cut into pieces of few bytes, so that a small model has
-many. `falls` is a list such as `2:ending:40`: which worker ends itself, where in its sums, at which piece. A leader comes
-to `ending` when it has the result of a piece and has not published it, to `ended` when it has; the others of its host come to
-both before and after they copy it.
+many. `falls` is a list such as `2:ending:40`: which worker kills itself, where in its sums, at which piece. A leader
+comes to `ending` when it has the result of a piece, to `ended` when it has published it; the others of its host come to
+these before and after they copy it. Words may follow, which are waited for before: see `instants.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
+import instants
 from torch import Tensor
 
 import cordee
+from cordee.group.team import Team
 from cordee.group.transport import hierarchy, memory, slots
 
 LEAST_BYTES, SLOT_BYTES = 1024, 4096
@@ -26,17 +31,20 @@ def live(homes: str, falls: str = "") -> None:
     memory.home = lambda: homes[me]  # type: ignore[assignment]
     hierarchy.LEAST_BYTES, slots.SLOT_BYTES = LEAST_BYTES, SLOT_BYTES
     for one in filter(None, falls.replace(" ", "").split(",")):
-        worker, place, number = one.split(":")
+        worker, place, number, *words = one.split(":")
         if int(worker) == me:
-            fall(place, int(number))
+            fall(place, int(number), [Path(word) for word in words])
 
 
-def fall(place: str, number: int) -> None:
-    """End this process at this piece."""
+def fall(place: str, number: int, words: Sequence[Path]) -> None:
+    """Kill this process at this piece, when these files are there."""
     post, read, end = slots.Slots.post, slots.Slots.have_read, slots.Mate.end
 
     def come(to: str, piece: int) -> None:
         if (to, piece) == (place, number):
+            deadline = time.monotonic() + instants.PATIENCE_S
+            while not all(word.exists() for word in words) and time.monotonic() < deadline:
+                time.sleep(0.001)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def posting(self: slots.Slots, piece: int, kind: int) -> None:
@@ -60,9 +68,16 @@ def fall(place: str, number: int) -> None:
 
 
 def job(
-    of: str = "steady", homes: str = "", falls: str = "", fate: str = "", pids: str = "", awaits: str = ""
+    of: str = "steady",
+    homes: str = "",
+    falls: str = "",
+    words: str = "",
+    fate: str = "",
+    pids: str = "",
+    awaits: str = "",
 ) -> cordee.Job:
     live(homes, falls)
+    instants.place(Team, words, "{}" if words else "")
     given = {"fate": fate, "pids": pids, "awaits": awaits}
     made: cordee.Job = importlib.import_module(of).job(**{name: value for name, value in given.items() if value})
     return made

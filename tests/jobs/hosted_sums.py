@@ -31,7 +31,7 @@ with cordee.session() as s, torch.inference_mode(s.rank == 1):
     team = stepper_of(s).team
     carriers = [one for one in team.sums.transports if isinstance(one, Hierarchy)]
     assert len(carriers) == ("flat" not in sys.argv)
-    carried = 0
+    carried, before = 0, torch.empty(0)
     for turn in range(24):
         kinds = [KINDS[(turn // 2 + place) % len(KINDS)] for place in range(len(SIZES))]
         seeds = [turn // 2 * len(SIZES) + place for place in range(len(SIZES))]  # each turn twice
