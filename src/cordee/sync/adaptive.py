@@ -160,7 +160,8 @@ class Adaptive(Sync):
         ways = [way for way in self._settings.ways if merges or not way.every or way == self.way]
         probes = not self.way.every
         while self.team.replicas > 1:
-            self._costs = self._costs or costs_of(self.parameters, {way.codec for way in ways}, self.team.replicas)
+            replicas, stations = self.team.replicas, self.team.sums.stations
+            self._costs = self._costs or costs_of(self.parameters, {way.codec for way in ways}, replicas, stations)
             link = self._probe() if probes else self._local.link(self._costs[self.way.codec].seconds)
             names = sorted(self._costs)
             own = [self._clock.compute_s, 1.0 / self._clock.compute_s, self._clock.step_s, link, len(ways)]
@@ -310,15 +311,17 @@ class Clock:
         return statistics.median_low(self._windows or self._steps or [0.0])
 
 
-def costs_of(parameters: Sequence[nn.Parameter], codecs: Iterable[str], replicas: int) -> dict[str, Cost]:
-    """What each codec takes, tried on some of the parameters."""
+def costs_of(
+    parameters: Sequence[nn.Parameter], codecs: Iterable[str], replicas: int, stations: int
+) -> dict[str, Cost]:
+    """What each codec takes, tried on some of the parameters; sums go around a ring of so many `stations`."""
     some: list[nn.Parameter] = []
     for parameter in parameters:
         if not some or sum(one.numel() for one in [*some, parameter]) <= SAMPLE:
             some.append(parameter)
     sizes = [one.numel() for one in some]
     times = sum(one.numel() for one in parameters) / sum(sizes)
-    summed, shown = 2 * (replicas - 1) / replicas, replicas - 1
+    summed, shown = 2 * (stations - 1) / stations, replicas - 1
     flat = torch.linspace(-1.0, 1.0, sum(sizes), dtype=some[0].dtype, device=some[0].device)
     found = {}
     for name in codecs:
