@@ -54,6 +54,7 @@ class Ring:
         self.begun: list[list[Tensor]] = [[] for _ in range(hosts)]
         self.added = 0
         self.stuck: list[bool] = []
+        self.rates: list[dict[str, float]] = []
         self.fails = False
 
     def add_up(self) -> None:
@@ -76,7 +77,7 @@ class Ring:
         def close(*, stuck: bool) -> None:
             self.stuck.append(stuck)
 
-        return SimpleNamespace(sum=begin, cut=lambda: None, close=close)
+        return SimpleNamespace(sum=begin, cut=lambda: None, close=close, pace=self.rates.append)
 
     def check(self, broken: object) -> None:
         if self.fails:
@@ -136,6 +137,14 @@ def test_what_each_rank_sends() -> None:
     sent = [cluster.sides[rank].sends(9_000_000) for rank in range(4)]
     assert sent == [Sent(9_000_000, 9_000_000), Sent(9_000_000, 0), Sent(9_000_000, 0), Sent(0, 9_000_000)]
     assert Cluster("aabbcc").sides[2].sends(9_000_000).far == 12_000_000
+
+
+def test_leaders_are_paced() -> None:
+    ranks = Ranks("aab")
+    for one in ranks.transports:
+        one.pace({"b": 1e6})
+    assert ranks.cluster.ring.rates == [{"b": 1e6}] * 2
+    ranks.end()
 
 
 def test_two_different_sums_are_not_taken_for_one(small: None) -> None:
