@@ -84,6 +84,16 @@ def test_a_leader_dies_before_it_publishes_a_result(
     ],
 )
 def test_what_is_left_may_need_another_transport(homes: str, fate: str, reference: Reference, tmp_path: Path) -> None:
-    run = train("hosted", tmp_path / "run", workers=len(homes), homes=homes, fate=fate)
+    run = train("hosted", tmp_path / "run", workers=len(homes), homes=homes, more=json.dumps({"fate": fate}))
     assert sorted(lost(run)) == sorted(int(one[0]) for one in fate.split(","))
     assert_same(run, reference("steady"))
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_another_worker_comes_in_for_one_that_was_lost(victim: int, tmp_path: Path) -> None:
+    """Members leave a generation together, while results of its last step are still being copied."""
+    more = {"starts": str(tmp_path / "starts"), "fates": f"{victim}:6:SIGKILL", "waits": "9"}
+    given = {"of": "replaced", "homes": HOMES, "more": json.dumps(more)}
+    run = train("hosted", tmp_path / "run", workers=4, plan="replace=true", **given)
+    assert [(event["worker"], event["replaces"]) for event in run.of("joined")] == [(4, victim)]
+    assert_same(run, train("replaced", tmp_path / "alone", starts=tmp_path / "other_starts"))

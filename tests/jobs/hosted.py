@@ -9,6 +9,7 @@ these before and after they copy it. Words may follow, which are waited for befo
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import time
@@ -28,7 +29,7 @@ LEAST_BYTES, SLOT_BYTES = 1024, 4096
 def live(homes: str, falls: str = "") -> None:
     """From now on this process is on its host."""
     me = cordee.World.from_env().rank
-    memory.home = lambda: homes[me]  # type: ignore[assignment]
+    memory.home = lambda: homes[me % len(homes)]  # type: ignore[assignment]
     hierarchy.LEAST_BYTES, slots.SLOT_BYTES = LEAST_BYTES, SLOT_BYTES
     for one in filter(None, falls.replace(" ", "").split(",")):
         worker, place, number, *words = one.split(":")
@@ -72,12 +73,13 @@ def job(
     homes: str = "",
     falls: str = "",
     words: str = "",
-    fate: str = "",
     pids: str = "",
     awaits: str = "",
+    more: str = "{}",
 ) -> cordee.Job:
+    """The job of another file; `more` has settings of it, in JSON."""
     live(homes, falls)
     instants.place(Team, words, "{}" if words else "")
-    given = {"fate": fate, "pids": pids, "awaits": awaits}
-    made: cordee.Job = importlib.import_module(of).job(**{name: value for name, value in given.items() if value})
+    given = {name: value for name, value in {"pids": pids, "awaits": awaits}.items() if value}
+    made: cordee.Job = importlib.import_module(of).job(**given, **json.loads(more))
     return made
