@@ -1,4 +1,7 @@
-"""Sums over all workers of a run, by two ways in turn: `summing.py FILE ROUNDS MEGABYTES...`."""
+"""Sums over all workers of a run, by several ways in turn: `summing.py FILE ROUNDS MEGABYTES...`.
+
+`ring` is a plain ring of gloo, `ours` what Cordée does. Where that is no flat ring, `flat` is what `backend=gloo` does.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,13 @@ def main(file: Path, rounds: int, sizes: list[float]) -> None:
         def ours(tensor: Tensor) -> None:
             assert team.sums.sum(tensor).wait()
 
-        found = [sums(team, {"ring": plainly, "ours": ours}, int(one * 1e6), rounds) for one in sizes]
+        def flat(tensor: Tensor) -> None:
+            work = team.sums.transports[-1].sum(tensor)
+            assert work is not None
+            work.wait(lambda: who.broken)
+
+        ways = {"ring": plainly, "ours": ours} | ({"flat": flat} if len(team.sums.transports) > 1 else {})
+        found = [sums(team, ways, int(one * 1e6), rounds) for one in sizes]
         if current.rank == 0:
             file.write_text(json.dumps(found))
         assert team.agree([torch.zeros(1)])

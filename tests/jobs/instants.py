@@ -10,7 +10,7 @@ when this worker knows that its generation is broken. Places, and the acts that 
                          the result does not arrive; this worker leaves the word lost-P
     sums-G, layers-G     before the first and the second group of generation G is made
     say-G-N, said-G-N    the N-th time that it tells the others where it is: 1 for the first group, 2 for the second,
-                         said by threads, 3 and 4 for what its device and its memory are
+                         said by threads, 3, 4 and 5 for what its device, its host and its memory are
     formed-G, handed-G   both are made, the hand-over follows; it is over
     give-G-K             before the K-th tensor of the hand-over of generation G
 

@@ -48,7 +48,7 @@ class Store(dict[str, bytes]):
 
 
 def test_whoever_cannot_reach_the_memory_says_so_and_all_do_without_it() -> None:
-    elsewhere = Store(where=b"another-machine/pid 1 3 ")
+    elsewhere = Store({"where-0": f"{os.getpid()} 999999".encode()})
     elsewhere["reached-0"] = b"yes"
     assert open_shared(elsewhere, 1, 2, lambda: False, 1.0) == ()
     assert elsewhere["reached-1"] == b"no"

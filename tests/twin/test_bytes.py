@@ -12,6 +12,7 @@ import pytest
 
 from cordee.watch.summarise import summarise
 from harness import DEADLINE_S, JOBS
+from jobs.counted import make
 from records import read
 
 NEAR = 0.05
@@ -81,10 +82,32 @@ def test_parameter_servers(plan: str, able: None, warm: int, tmp_path: Path) -> 
     assert 0 < summary.resources["bytes_near"] < summary.resources["bytes_sent"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_workers_per_host(able: None, warm: int, tmp_path: Path) -> None:
-    """In a ring over four workers every second message stays on its host."""
-    plans = ("6:sync=allreduce", "6:compress=int8")
-    hosts = count(tmp_path, "2 x link=1000mbit workers=2", "sync=allreduce", *plans)
-    assert leaves(tmp_path) == pytest.approx(sum(one["all"] for one in hosts[::2]), rel=NEAR)
+    """One of them sums with the other host: its link carries 2 (h - 1) / h of a gradient, in a flat ring 2 (n - 1) / n.
+
+    What layers and codecs gather goes around the ring of all workers, of which every second message stays on its host.
+    """
+    sent = {}
+    for plan, codecs in (("backend=auto", ["6:backend=auto,compress=int8"]), ("backend=gloo", [])):
+        (out := tmp_path / plan).mkdir()
+        hosts = count(out, "2 x link=1000mbit workers=2", plan, f"8:{plan}", *codecs)
+        assert leaves(out) == pytest.approx(sum(one["all"] for one in hosts[::2]), rel=NEAR)
+        sent[plan] = [one["plans"][plan]["sent"] for one in hosts[::2]]
+    for host in range(2):
+        ratio = sent["backend=auto"][host] / sent["backend=gloo"][host]
+        assert ratio == pytest.approx((2 * 1 / 2) / (2 * 3 / 4), rel=NEAR)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_hosts_with_other_numbers_of_workers(able: None, warm: int, tmp_path: Path) -> None:
+    """Three, one and two: each host's link carries 2 (3 - 1) / 3 of a gradient."""
+    hosts = count(
+        tmp_path, "link=1000mbit workers=3, link=1000mbit, link=1000mbit workers=2", "auto", "6:sync=allreduce"
+    )
+    assert len(hosts) == 6
+    assert leaves(tmp_path) == pytest.approx(sum(hosts[first]["all"] for first in (0, 3, 4)), rel=NEAR)
+    gradient = 4 * sum(one.numel() for one in make().parameters())
+    for first in (0, 3, 4):
+        assert hosts[first]["plans"]["sync=allreduce"]["sent"] == pytest.approx(6 * gradient * 4 / 3, rel=NEAR)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cordee.group.transport import shared
+from cordee.group.transport import memory, shared
 from cordee.group.transport.shared import Shared
 
 ARENA = 2**16
@@ -19,8 +19,8 @@ class Pair:
 
     def __init__(self) -> None:
         self.broken = False
-        memory = memoryview(mmap.mmap(-1, 2 * (shared._HEAD + ARENA)))
-        self.members = [Shared(memory, rank, 2, lambda: self.broken, 60.0) for rank in range(2)]
+        mapped = memoryview(mmap.mmap(-1, 2 * (shared._HEAD + ARENA)))
+        self.members = [Shared(mapped, rank, 2, lambda: self.broken, 60.0) for rank in range(2)]
 
     def gather(self, nbytes: int, seed: int) -> list[tuple[shared.Work, list[Tensor]]]:
         """Begun by both."""
@@ -137,11 +137,11 @@ def test_memory_that_a_limit_forbids_is_done_without(monkeypatch: pytest.MonkeyP
         def get(self, key: str) -> bytes:  # type: ignore[override]
             return self[key]
 
-    monkeypatch.setattr(shared.mmap, "mmap", refuse)
+    monkeypatch.setattr(memory.mmap, "mmap", refuse)
     store = Store({"reached-1": b"yes"})
     assert shared.open_shared(store, 0, 2, never, 1.0) == () and store["reached-0"] == b"no"
 
 
 def test_processors_that_reorder_writes_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared.platform, "machine", lambda: "aarch64")
-    assert shared._create(4096) == -1
+    monkeypatch.setattr(memory.platform, "machine", lambda: "aarch64")
+    assert memory._create(4096) == -1

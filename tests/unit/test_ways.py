@@ -71,14 +71,16 @@ def test_ways_are_told_as_a_plan_writes_them() -> None:
 
 def test_what_codecs_take_is_tried() -> None:
     parameters = [nn.Parameter(torch.zeros(1000, 1000)), nn.Parameter(torch.zeros(1000))]
-    two, eight = (costs_of(parameters, ["none", "bf16", "int8", "topk", "powersgd"], count) for count in (2, 8))
+    two, eight = (costs_of(parameters, ["none", "bf16", "int8", "topk", "powersgd"], count, count) for count in (2, 8))
     assert two["none"].sent == 4 * 1_001_000 and eight["none"].sent == pytest.approx(7 * 1_001_000)
     assert two["bf16"].sent == 2 * 1_001_000 and eight["bf16"].sent == 14 * 1_001_000, "gathered, not summed"
     assert two["topk"].sent == pytest.approx(6 * 1_001_000 / 256, rel=1e-3)
     assert two["powersgd"].sent == 4 * (4 * 2000 + 1000)
     assert two["none"].seconds == 0.0 < two["int8"].seconds
+    by_hosts = costs_of(parameters, ["none", "bf16"], 8, 2)  # two hosts with four replicas each
+    assert (by_hosts["none"].sent, by_hosts["bf16"].sent) == (two["none"].sent, eight["bf16"].sent)
 
 
 def test_costs_are_extrapolated_from_some_parameters() -> None:
     many = [nn.Parameter(torch.zeros(1000, 500)) for _ in range(12)]
-    assert costs_of(many, ["none", "int8"], 2)["int8"].sent == pytest.approx(6e6 * (1 + 4 / 256), rel=1e-3)
+    assert costs_of(many, ["none", "int8"], 2, 2)["int8"].sent == pytest.approx(6e6 * (1 + 4 / 256), rel=1e-3)

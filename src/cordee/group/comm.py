@@ -7,7 +7,7 @@ None. Collectives of one `Comm` are begun in the same order by all members.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,7 @@ from torch import Tensor
 
 from cordee.group.membership import Membership
 from cordee.group.meter import Meter
-from cordee.group.transport.gloo import Gloo
-from cordee.group.transport.seam import LostInMessage, Transport, Work
-from cordee.group.transport.shared import Shared
+from cordee.group.transport.seam import LostInMessage, Sent, Transport, Work
 
 _STAMP = 8
 """Bytes of a time of day before what is gathered."""
@@ -52,12 +50,17 @@ class Comm:
     @property
     def shares_memory(self) -> bool:
         """Whether what fits there goes through memory that all members share."""
-        return any(isinstance(transport, Shared) for transport in self.transports)
+        return any(transport.within_host for transport in self.transports)
+
+    @property
+    def stations(self) -> int:
+        """How many ranks a large sum is passed on by, in a ring: one per host where those add up for the others."""
+        return next((one.stations for one in self.transports if one.stations), self.size)
 
     def sum(self, tensor: Tensor, *, encoded: bool = False) -> Handle:
         """Begin to add `tensor` up over all members, in place; `encoded`: it stands for another, see `instead_of`."""
         tensor = _as_real(tensor)
-        return self._begin("sum", self._of_sum(tensor), self._next, encoded, tensor)
+        return self._begin("sum", self._of_sum(tensor), encoded, tensor)
 
     def gather(self, tensor: Tensor, *, encoded: bool = False) -> Gathering:
         """Begin to gather the `tensor` of every member, all of one shape; `encoded` as in `sum`."""
@@ -66,37 +69,46 @@ class Comm:
         arrived = self.membership.clock()
         payload = _stamped(tensor, arrived)
         parts = [torch.empty_like(payload) for _ in range(self.size)]
-        handle = self._begin("gather", payload.nbytes * (self.size - 1), self._next, encoded, payload, parts)
+        sent = self._sent(payload.nbytes * (self.size - 1), self._next)
+        handle = self._begin("gather", sent, encoded, payload, parts)
         return Gathering(self, handle, parts, tensor, arrived)
 
     def broadcast(self, tensor: Tensor, root: int) -> Handle:
         """Begin to give all members the `tensor` of rank `root`, in place."""
         tensor = _as_real(tensor)
-        return self._begin("broadcast", tensor.nbytes, after(self.rank, root, self.size), False, tensor, root)
+        sent = self._sent(tensor.nbytes, *after(self.rank, root, self.size))
+        return self._begin("broadcast", sent, False, tensor, root)
 
     def send(self, tensor: Tensor, rank: int, tag: int) -> Handle:
         """Begin to send `tensor` to one member."""
-        return self._begin("send", tensor.nbytes, (rank,), False, tensor, rank, tag)
+        return self._begin("send", self._sent(tensor.nbytes, rank), False, tensor, rank, tag)
 
     def receive(self, tensor: Tensor, rank: int, tag: int) -> Handle:
         """Begin to receive `tensor` from one member."""
-        return self._begin("receive", 0, (), False, tensor, rank, tag)
+        return self._begin("receive", Sent(0, 0), False, tensor, rank, tag)
 
     def instead_of(self, tensor: Tensor) -> None:
         """Count what a sum of `tensor` would have sent: messages that are `encoded` are sent in its place."""
-        self.meter.bytes_plain += self._of_sum(tensor) if self.size > 1 else 0
+        self.meter.bytes_plain += sum(self._of_sum(tensor)) if self.size > 1 else 0
 
-    def _of_sum(self, tensor: Tensor) -> int:
-        """Bytes that one member of a ring sends, to add up such a tensor."""
-        return 2 * tensor.nbytes * (self.size - 1) // self.size
+    def _of_sum(self, tensor: Tensor) -> Sent:
+        """Bytes that this member sends, to add up such a tensor: as its transport says, or in a ring of all."""
+        said = (transport.sends(tensor) for transport in self.transports)
+        in_ring = 2 * tensor.nbytes * (self.size - 1) // self.size
+        return next((one for one in said if one is not None), self._sent(in_ring, self._next))
+
+    def _sent(self, nbytes: int, *to: int) -> Sent:
+        """So many bytes to each of these members."""
+        near = nbytes * sum(self._hosts[rank] == self._hosts[self.rank] for rank in to)
+        return Sent(near, nbytes * len(to) - near)
 
     @property
-    def _next(self) -> tuple[int]:
+    def _next(self) -> int:
         """The member of the ring to which this one sends."""
-        return ((self.rank - 1) % self.size,)
+        return (self.rank - 1) % self.size
 
-    def _begin(self, collective: str, sent: int, to: Sequence[int], encoded: bool, *given: Any) -> Handle:
-        """By the first transport that carries it; this worker sends so many bytes `to` each of these members."""
+    def _begin(self, collective: str, sent: Sent, encoded: bool, *given: Any) -> Handle:
+        """By the first transport that carries it; this worker sends so many bytes for it."""
         if self.size == 1:
             return AT_ONCE
         if self.membership.broken:
@@ -105,10 +117,9 @@ class Comm:
             for transport in self.transports:
                 work = getattr(transport, collective)(*given)
                 if work is not None:
-                    for rank in to:
-                        near = isinstance(transport, Shared) or self._hosts[rank] == self._hosts[self.rank]
-                        self.meter.count(sent, near=near, plain=0 if encoded else sent)
-                    if sent >= _LEAST:
+                    for nbytes, near in ((sent.near, True), (sent.far, transport.within_host)):
+                        self.meter.count(nbytes, near=near, plain=0 if encoded else nbytes)
+                    if sum(sent) >= _LEAST:
                         self.meter.begun(work.has_ended)
                     return Handle(self, work)
         except RuntimeError:  # a member was lost
@@ -124,8 +135,7 @@ class Comm:
         """This generation is over: forget its transports."""
         self.cut()
         for transport in self.transports:
-            if isinstance(transport, Gloo):
-                transport.close(stuck=self.membership.stuck)
+            transport.close(stuck=self.membership.stuck)
         self.transports = ()
         self.meter.clear()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cordee.core.errors import WorkersLost
@@ -15,8 +15,11 @@ from cordee.group.reach import Lookout, meet, other_hosts
 from cordee.group.registered import Registered
 from cordee.group.store import HubStore
 from cordee.group.transport import gloo
+from cordee.group.transport.hierarchy import open_hierarchy
+from cordee.group.transport.memory import homes
 from cordee.group.transport.nccl import open_nccl
 from cordee.group.transport.shared import open_shared
+from cordee.group.transport.slots import Leader, crews_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -116,8 +119,7 @@ class Lines:
         if len(addresses) > 1:  # every link of a ring carries the same, and gloo's ring goes to the rank before
             self._rates = {addresses[addresses.index(self._hosts[self._membership.worker]) - 1]: rate}
             for transport in (one for comm in self._comms for one in comm.transports):
-                if isinstance(transport, gloo.Gloo):
-                    transport.pace(self._rates)
+                transport.pace(self._rates)
 
     def cut(self) -> None:
         """Release every collective that waits; called by another thread when a member is lost."""
@@ -136,10 +138,14 @@ class Lines:
         """Form the group of gloo on which all other transports fall back."""
         if comm.size == 1:
             return
-        who, group = self._membership, gloo.Gloo(self._interface)
+        group = gloo.Gloo(self._interface)
         comm.transports = (group,)  # known before it is formed, so that it can be cut meanwhile
+        self._form(group, purpose, (comm.rank, comm.size))
+
+    def _form(self, group: gloo.Gloo, purpose: str, place: tuple[int, int]) -> None:
+        who = self._membership
         timeout_s = min(who.deadline_s, gloo.FORM_S * 2**who.tears)
-        group.form(who.store(purpose), comm.rank, comm.size, (who.deadline_s, timeout_s), self._is_broken)
+        group.form(who.store(purpose), *place, (who.deadline_s, timeout_s), self._is_broken)
         group.pace(self._rates)
 
     def _connect_closely(self, column: str) -> None:
@@ -154,10 +160,27 @@ class Lines:
         nccl = open_nccl(store, place, self._device, self._backend, who.deadline_s, self._is_broken)
         if nccl is not None:
             self.sums.transports = (nccl, *self.sums.transports)
-        if self._backend == "auto":
+        if self._backend != "auto":
+            return
+        found = homes(store("homes"), *place)
+        if len(set(found)) == 1:
             opened = open_shared(store("shared"), *place, self._is_broken, who.deadline_s)
             for comm, shared in zip((self.sums, self.layers), opened, strict=False):
                 comm.transports = (shared, *comm.transports)
+        elif crews := crews_of(found):
+            self._connect_hosts(crews, column)
+
+    def _connect_hosts(self, crews: Sequence[Sequence[int]], column: str) -> None:
+        """Sums over hosts of several ranks; `crews` has those of each host."""
+        who, place = self._membership, (self.sums.rank, self.sums.size)
+        opened = open_hierarchy(who.store("memory" + column), place, crews, self._interface, who.deadline_s)
+        if opened is None:
+            return
+        *others, group = self.sums.transports
+        self.sums.transports = (*others, opened, group)
+        if isinstance(opened.side, Leader):
+            leaders = [crew[0] for crew in crews]
+            self._form(opened.side.leaders, "leaders" + column, (leaders.index(place[0]), len(leaders)))
 
     def _is_broken(self) -> bool:
         return self._membership.broken

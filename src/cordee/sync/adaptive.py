@@ -88,7 +88,9 @@ class Adaptive(Sync):
             link[self.team.replica] = self._probe()
             if self.team.agree([link]) and link.min() > 0.0:
                 self._link = float(link.min())
-                self._costs = costs_of(self.parameters, {way.codec for way in self._settings.ways}, self.team.replicas)
+                replicas, stations = self.team.replicas, self.team.sums.stations
+                codecs = {way.codec for way in self._settings.ways}
+                self._costs = costs_of(self.parameters, codecs, replicas, stations)
                 self.way = first_way(ways, self._costs, self._link, BEGIN_S)
                 self._gradients.take(self.way.codec)
                 if self.way != Way():
@@ -173,7 +175,8 @@ class Adaptive(Sync):
         ways = [way for way in self._settings.ways if merges or not way.every or way == self.way]
         probes = not self.way.every
         while self.team.replicas > 1:
-            self._costs = self._costs or costs_of(self.parameters, {way.codec for way in ways}, self.team.replicas)
+            replicas, stations = self.team.replicas, self.team.sums.stations
+            self._costs = self._costs or costs_of(self.parameters, {way.codec for way in ways}, replicas, stations)
             link = self._probe() if probes else self._local.link(self._costs[self.way.codec].seconds)
             names = sorted(self._costs)
             own = [self._clock.compute_s, 1.0 / self._clock.compute_s, self._clock.step_s, link, len(ways)]

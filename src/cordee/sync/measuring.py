@@ -58,15 +58,17 @@ class Clock:
         return statistics.median_low(self._windows or self._steps or [0.0])
 
 
-def costs_of(parameters: Sequence[nn.Parameter], codecs: Iterable[str], replicas: int) -> dict[str, Cost]:
-    """What each codec takes, tried on some of the parameters."""
+def costs_of(
+    parameters: Sequence[nn.Parameter], codecs: Iterable[str], replicas: int, stations: int
+) -> dict[str, Cost]:
+    """What each codec takes, tried on some of the parameters; sums go around a ring of so many `stations`."""
     some: list[nn.Parameter] = []
     for parameter in parameters:
         if not some or sum(one.numel() for one in [*some, parameter]) <= SAMPLE:
             some.append(parameter)
     sizes = [one.numel() for one in some]
     times = sum(one.numel() for one in parameters) / sum(sizes)
-    summed, shown = 2 * (replicas - 1) / replicas, replicas - 1
+    summed, shown = 2 * (stations - 1) / stations, replicas - 1
     flat = torch.linspace(-1.0, 1.0, sum(sizes), dtype=some[0].dtype, device=some[0].device)
     found = {}
     for name in codecs:

@@ -1,1 +1,1 @@
-"""What carries tensors between the ranks of one generation: gloo, NCCL, shared memory; one file each."""
+"""What carries tensors between the ranks of one generation: gloo, NCCL, shared memory, and the two over hosts."""

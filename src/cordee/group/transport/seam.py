@@ -7,14 +7,22 @@ must depend on the tensor's size, format and device alone, so that all ranks cho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 
 class LostInMessage(RuntimeError):
     """A peer was lost and the transport does not notice: this collective never ends, nor can its group be closed."""
+
+
+class Sent(NamedTuple):
+    """Bytes that one rank sends for a collective."""
+
+    near: int
+    """Those that do not leave its host."""
+    far: int
 
 
 class Work(Protocol):
@@ -32,6 +40,11 @@ class Work(Protocol):
 
 class Transport:
     """Carries tensors among the ranks of one group; what one does not override is left to gloo."""
+
+    within_host = False
+    """Whether all that it carries stays on this host."""
+    stations = 0
+    """How many ranks a ring of its sums has, where it is not all of them."""
 
     def sum(self, tensor: Tensor) -> Work | None:
         """Begin to add `tensor` up over all ranks, in place."""
@@ -53,5 +66,15 @@ class Transport:
         """Begin to receive `tensor` from one rank."""
         return None
 
+    def sends(self, tensor: Tensor) -> Sent | None:
+        """What this rank sends in `sum`; None: as in a ring of all ranks, or it does not carry such a tensor."""
+        return None
+
+    def pace(self, rates: Mapping[str, float]) -> None:
+        """Send sums no faster than this: bytes per second to some addresses."""
+
     def cut(self) -> None:
         """Release what waits for a lost peer; called by another thread, also while the group is being made."""
+
+    def close(self, *, stuck: bool) -> None:
+        """Let go of its connections, after `cut`; `stuck`: a collective of this generation never ends."""

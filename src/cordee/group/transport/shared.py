@@ -7,26 +7,20 @@ generation broke.
 
 Posts end in the order in which they began. If one is still open when a later one ends, it ends with it: a member that
 posted the later one posted the earlier one before.
-
-The memory has no name. It belongs to the processes that hold it and goes with the last of them, however they end.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
-import platform
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from cordee.group.transport.memory import Store, check_kind, kind_of, open_memory
 from cordee.group.transport.seam import Transport
 
 ARENA_BYTES = 16 * 2**20
@@ -45,11 +39,11 @@ _SPINS = 64
 _PATIENT_S = 0.0002
 """After so long a wait is not about to end: sleep. A spinning rank slows others on its core."""
 
-Store = Any
-
 
 class Shared(Transport):
     """The arenas of all members of a generation, for collectives that all of them begin in the same order."""
+
+    within_host = True
 
     def __init__(self, memory: memoryview, rank: int, size: int, broken: Callable[[], bool], deadline_s: float) -> None:
         """Made by `open_shared`."""
@@ -97,7 +91,7 @@ class Shared(Transport):
         self._in_flight += _padded(tensor.nbytes)
         self._open.append((tensor, parts))
         record = 8 + 2 * (self._posted % _RECORDS)
-        self._mine[record], self._mine[record + 1] = start, _kind(tensor, parts)
+        self._mine[record], self._mine[record + 1] = start, kind_of(tensor, gathers=bool(parts))
         self._held.append((self._posted, start, start + tensor.nbytes))
         with self._fence:  # a barrier: the others must not see the count before the content
             self._mine[0] = self._posted
@@ -122,9 +116,7 @@ class Shared(Transport):
         with self._fence:
             posted = [(words[record], words[record + 1]) for words in self._words]
         for one, (_, kind) in enumerate(posted):
-            if kind != _kind(tensor, parts):
-                found = f"{kind >> 8} bytes there, {tensor.nbytes} here"
-                raise RuntimeError(f"rank {one} began another collective than rank {self._rank} did: {found}")
+            check_kind(self._rank, kind_of(tensor, gathers=bool(parts)), one, kind)
         views = [self._view(one, start, tensor) for one, (start, _) in enumerate(posted)]
         if parts:
             for part, view in zip(parts, views, strict=True):
@@ -213,67 +205,12 @@ def open_shared(
 ) -> tuple[Shared, ...]:
     """The memory of this generation, for sums and for layers; for all members empty if one has no access."""
     sums = size * (_HEAD + ARENA_BYTES)
-    length = sums + size * (_HEAD + NEAR_BYTES)
-    descriptor = -1
-    try:
-        if rank == 0:
-            descriptor = _create(length)
-            store.set("where", f"{_host()} {os.getpid()} {descriptor} " if descriptor >= 0 else "nowhere")
-        else:
-            descriptor = _find(store.get("where").decode())
-        memory = None
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):  # a limit (ulimit -v) forbids it
-                memory = mmap.mmap(descriptor, length)
-        store.set(f"reached-{rank}", "yes" if memory is not None else "no")
-        reached = [store.get(f"reached-{one}") for one in range(size)]
-        if memory is None or any(answer != b"yes" for answer in reached):
-            return ()
-        whole = memoryview(memory)
-        return tuple(Shared(part, rank, size, broken, deadline_s) for part in (whole[:sums], whole[sums:]))
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _kind(tensor: Tensor, parts: Sequence[Tensor]) -> int:
-    """What has to be the same with all members: size, format, and whether it is a sum or a gather."""
-    return tensor.nbytes << 8 | tensor.element_size() << 2 | tensor.is_floating_point() << 1 | bool(parts)
+    whole = open_memory(store, rank, size, range(size), sums + size * (_HEAD + NEAR_BYTES))
+    if whole is None:
+        return ()
+    return tuple(Shared(part, rank, size, broken, deadline_s) for part in (whole[:sums], whole[sums:]))
 
 
 def _padded(nbytes: int) -> int:
     """What a post takes of an arena: whole lines of the cache."""
     return -(-nbytes // 64) * 64
-
-
-def _create(length: int) -> int:
-    """Anonymous memory; -1 where the system has none, or a processor may show others our writes in another order."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return -1
-    try:
-        descriptor = os.memfd_create("cordee-shared")
-        os.ftruncate(descriptor, length)
-        return descriptor
-    except (AttributeError, OSError):
-        return -1
-
-
-def _find(where: str) -> int:
-    """Rank 0's memory, through the list of what its process holds; -1 from another host, or container, or user."""
-    host, _, rest = where.partition(" ")
-    if host != _host():
-        return -1
-    pid, descriptor = rest.split()
-    try:
-        return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return -1
-
-
-def _host() -> str:
-    """This start of this machine, which processes we can see on it, and its network: an emulated host has its own."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.readlink('/proc/self/ns/net')}".replace(" ", "")
-    except OSError:
-        return f"unknown/{os.getpid()}"
