@@ -234,6 +234,8 @@ class Holder:
         """Wait for the gradients of all workers; then the sum is complete, here and on the backup."""
         store, ends = self._store(message.key), time.monotonic() + self._deadline_s
         with self._first(store.shard):
+            if message.step < store.version:  # by a worker that had committed it, and was lost before it could say so
+                return said.Norm(store.last_square)
             if not store.is_open(message.step, message.attempt):
                 return said.Void()
             if not store.close(message.worker, message.pieces):
@@ -243,7 +245,7 @@ class Holder:
             # A complete sum counts though a worker was lost since: another one may have been told so already.
             while (there := store.attempt == (message.step, message.attempt)) and not store.has(message.workers):
                 left_s = ends - time.monotonic()
-                if self._broken >= message.attempt[0] or left_s <= 0:
+                if message.over or self._broken >= message.attempt[0] or left_s <= 0:
                     return said.Void()
                 self._turn.wait(left_s)
                 self._views.as_first(store.shard)
