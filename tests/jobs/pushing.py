@@ -1,6 +1,6 @@
 """A job with several pieces per parameter server, one worker of which dies in the middle of a message to a server.
 
-`dies` is such as `1:push:14`: worker 1 sends half of the bytes of its 14th push, and ends. A step has four pushes.
+`dies` is such as `1:push:14`: worker 1 sends half of the bytes of its 14th push, and ends. A step has five pushes.
 `kills` is such as `1:close:3`: when worker 1 has sent its third message of that kind, the processes end whose numbers
 are in the folder `pids`. With `behind=7` no other worker than `dies` gets the result of the seventh sum.
 """
