@@ -159,11 +159,14 @@ def test_the_parts_of_a_lost_worker_are_done_again(
 
 
 def test_a_worker_is_replaced(tmp_path: Path) -> None:
-    """In between, one worker was alone: what it has pushed is what both go on from."""
-    settings = {"starts": tmp_path / "starts", "fates": "1:4:SIGKILL", "waits": "9"}
-    plan = f"{PUSH},local_steps=2,servers=2,replace=true"
-    run = train("replaced", tmp_path / "run", workers=2, plan=plan, **settings)
+    """In between, the other one is alone: what it has pushed is what both go on from.
+
+    Plain SGD in windows of one step, so it does not matter when the third one comes.
+    """
+    settings: dict[str, Any] = {"starts": tmp_path / "starts", "plain": True, "fates": "1:4:SIGKILL", "waits": "9"}
+    run, merged = (
+        train("replaced", tmp_path / plan[5:8], workers=2, plan=f"{plan},replace=true", **settings)
+        for plan in (f"{PUSH},servers=2", "sync=local")
+    )
     assert [(event["worker"], event["replaces"]) for event in run.of("joined")] == [(2, 1)]
-    whole = train("replaced", tmp_path / "alone", starts=tmp_path / "starts")
-    assert_audited(run, whole)
-    assert max(abs(a - b) for a, b in zip(run.losses, whole.losses, strict=True)) < 0.25 * whole.losses[0]
+    assert_same(run, merged)
