@@ -74,7 +74,13 @@ MORE = ["2:forward:0", "0:backward:10:SIGSTOP", "1:backward:20", "1:validation:1
 
 @pytest.mark.parametrize("fate", [*FATES, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
 @pytest.mark.parametrize(
-    "plan", ["sync=server,servers=2", "sync=server,mode=stale,staleness=1", "sync=local,local_steps=4"]
+    "plan",
+    [
+        "sync=local,local_steps=4",
+        "sync=server,mode=stale,staleness=1",
+        "sync=server,push=parameters,local_steps=4",
+        "sync=server,servers=2",
+    ],
 )
 def test_a_worker_ends_at_every_place(plan: str, fate: str, reference: Reference, tmp_path: Path) -> None:
     run = train("steady", tmp_path / "run", workers=3, fate=fate, save_steps=5, plan=plan)

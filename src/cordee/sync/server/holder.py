@@ -125,17 +125,7 @@ class Holder:
         """Answer one peer until it is gone."""
         asked = self._asked_by_server if who.role == "server" else self._asked_by_worker
         while True:
-            message = link.receive(decode)
-            try:
-                answer, tensors = asked(link, message)
-            except NotFirst:
-                answer, tensors = said.Elsewhere(), ()
-            except OSError:
-                raise
-            except (ValueError, CordeeError) as error:
-                answer, tensors = said.Refused(str(error)), ()
-            except Exception as error:  # of the user's optimizer, or a defect: the run ends with it
-                answer, tensors = said.Refused(f"{type(error).__name__}: {error}"), ()
+            answer, tensors = _answered(asked, link, link.receive(decode))
             if answer is not None:
                 link.send(answer, tensors)
 
@@ -284,6 +274,20 @@ class Holder:
                 self._share(said.Copy(update))
                 store.apply(update)
             return _fresh(store, store.items.applied.get(message.item, -1))
+
+
+def _answered(asked: Callable[[Link, Said], Answer], link: Link, message: Said) -> Answer:
+    """The answer to a message, or why there is none."""
+    try:
+        return asked(link, message)
+    except NotFirst:
+        return said.Elsewhere(), ()
+    except OSError:
+        raise
+    except (ValueError, CordeeError) as error:
+        return said.Refused(str(error)), ()
+    except Exception as error:  # of the user's optimizer, or a defect: the run ends with it
+        return said.Refused(f"{type(error).__name__}: {error}"), ()
 
 
 def _fresh(store: Store, worker: int = -1) -> Answer:
