@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import threading
 from pathlib import Path
@@ -11,6 +12,12 @@ from pathlib import Path
 from cordee.core.events import Event, ServerEvent, StepEvent, WorkerEvent
 
 SETTINGS = {"epochs": 4}
+KINDS = [
+    *((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1)),
+    ("first 0", "backup 1"),
+    ("first 0", "backup 0"),
+    ("first 1", "worker 1"),
+]
 
 
 class Strikes:
@@ -23,6 +30,13 @@ class Strikes:
         self.servers: dict[str, int] = {}
         self.workers: dict[str, int] = {}
         self.timers: list[threading.Timer] = []
+
+    @classmethod
+    def drawn(cls, struck: Path, seed: int) -> Strikes:
+        """Five times: a first holder, a backup, one of each, both of a shard, one and a worker."""
+        draw = random.Random(seed)
+        steps = [draw.randrange(2, 20), *sorted(draw.sample(range(20, 56), 4))]  # the run waits for the first
+        return cls(struck, *((step, draw.choice(KINDS), signal.SIGKILL, draw.random() * 0.02) for step in steps))
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, ServerEvent) and event.what != "lost":

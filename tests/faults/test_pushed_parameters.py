@@ -104,3 +104,13 @@ def test_servers_are_lost_at_any_time(
     assert run.result["failures"] >= 1
     assert_audited(run, reference("steady", **settings))
     assert_replayed(run, "steady", **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_many_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
+    strike, settings = Strikes.drawn(tmp_path / "struck", seed), {"epochs": 4, "batchnorm": False}
+    plan = f"{PUSH},outer=nesterov"
+    run = train("steady", tmp_path / "run", workers=3, plan=plan, listen=strike, **strike.settings, batchnorm=False)
+    assert_audited(run, reference("steady", **settings))
+    assert_replayed(run, "steady", **settings, **OUTER)

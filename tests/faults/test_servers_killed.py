@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -123,22 +122,10 @@ def test_a_worker_dies_within_a_push_that_is_applied_by_itself(dies: str, refere
     assert max(event["version"] for event in run.of("pushes")) == len(items)
 
 
-KINDS = [
-    *((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1)),
-    ("first 0", "backup 1"),
-    ("first 0", "backup 0"),
-    ("first 1", "worker 1"),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_many_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
     """Five times in each of forty runs: a first holder, a backup, one of each, both of a shard, one and a worker."""
-    draw = random.Random(seed)
-    steps = sorted(draw.sample(range(2, 56), 5))
-    strike = Strikes(
-        tmp_path / "struck", *((step, draw.choice(KINDS), signal.SIGKILL, draw.random() * 0.02) for step in steps)
-    )
+    strike = Strikes.drawn(tmp_path / "struck", seed)
     run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **strike.settings)
     assert_same(run, reference("steady", **SETTINGS))
