@@ -266,11 +266,12 @@ def plan() -> list[str]:
                 works = ", ".join(f"`{_written(value)}`" for value in key.built) or "all of them"
                 rows.append([f"`{key.name}`", f"`{_written(key.default)}`", key.help, key.allowed, works])
         parts += [f"## {titles[part]}", table(("key", "default", "meaning", "allowed", "works now"), rows)]
+    given = [{key.name: value} for key in plan_keys() for value in key.built or key.choices]
+    served = [{"sync": "server", **one} for one in given if Plan.from_dict(one).faithfulness != "statistical"]
     lossy = [
-        f"`{key.name}={_written(value)}`"
-        for key in plan_keys()
-        for value in key.built or key.choices
-        if Plan.from_dict({key.name: value}).faithfulness == "statistical"
+        f"`{','.join(f'{name}={_written(value)}' for name, value in one.items())}`"
+        for one in given + served
+        if Plan.from_dict(one).faithfulness == "statistical"
     ]
     parts += [
         "`cordee plan` lists the keys in the terminal; `cordee plan PLAN` checks a plan and prints all of it.",

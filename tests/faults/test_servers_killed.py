@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cordee.core.errors import WorkersLost
-from cordee.core.events import Event, ServerEvent, StepEvent, WorkerEvent
 from harness import Run, assert_same, distance, train
+from strikes import SETTINGS, Strikes
 
 Reference = Callable[..., Run]
-SETTINGS = {"epochs": 4}
-
-
-class Strikes:
-    """Listens to a run, and sends signals to its processes: (step, roles and shards, or workers, signal, delay)."""
-
-    def __init__(self, struck: Path, *plans: tuple[int, tuple[str, ...], signal.Signals, float]) -> None:
-        """The run waits for the file `struck`, which is there after the first of them."""
-        self.plans = list(plans)
-        self.settings = {**SETTINGS, "awaits": struck}
-        self.servers: dict[str, int] = {}
-        self.workers: dict[str, int] = {}
-        self.timers: list[threading.Timer] = []
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, ServerEvent) and event.what != "lost":
-            self.servers[f"{event.what} {event.shard}"] = event.pid
-        if isinstance(event, WorkerEvent):
-            self.workers[f"worker {event.worker}"] = event.pid
-        while isinstance(event, StepEvent) and self.plans and event.step >= self.plans[0][0]:
-            _, victims, number, delay = self.plans.pop(0)
-            self.timers.append(threading.Timer(delay, self._strike, (victims, number)))
-            self.timers[-1].start()
-
-    def _strike(self, victims: tuple[str, ...], number: signal.Signals) -> None:
-        for victim in victims:
-            if pid := {**self.servers, **self.workers}.get(victim, 0):
-                with contextlib.suppress(ProcessLookupError):  # the run is over, or it was struck before
-                    os.kill(pid, number)
-        self.settings["awaits"].touch()
-
-    def assert_done(self) -> None:
-        assert not self.plans, "the moment to strike never came"
-        for timer in self.timers:
-            timer.join()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +73,13 @@ MORE = ["2:forward:0", "0:backward:10:SIGSTOP", "1:backward:20", "1:validation:1
 
 @pytest.mark.parametrize("fate", [*FATES, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
 @pytest.mark.parametrize(
-    "plan", ["sync=server,servers=2", "sync=server,mode=stale,staleness=1", "sync=local,local_steps=4"]
+    "plan",
+    [
+        "sync=local,local_steps=4",
+        "sync=server,mode=stale,staleness=1",
+        "sync=server,push=parameters,local_steps=4",
+        "sync=server,servers=2",
+    ],
 )
 def test_a_worker_ends_at_every_place(plan: str, fate: str, reference: Reference, tmp_path: Path) -> None:
     run = train("steady", tmp_path / "run", workers=3, fate=fate, save_steps=5, plan=plan)
@@ -155,22 +122,10 @@ def test_a_worker_dies_within_a_push_that_is_applied_by_itself(dies: str, refere
     assert max(event["version"] for event in run.of("pushes")) == len(items)
 
 
-KINDS = [
-    *((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1)),
-    ("first 0", "backup 1"),
-    ("first 0", "backup 0"),
-    ("first 1", "worker 1"),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_many_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
     """Five times in each of forty runs: a first holder, a backup, one of each, both of a shard, one and a worker."""
-    draw = random.Random(seed)
-    steps = sorted(draw.sample(range(2, 56), 5))
-    strike = Strikes(
-        tmp_path / "struck", *((step, draw.choice(KINDS), signal.SIGKILL, draw.random() * 0.02) for step in steps)
-    )
+    strike = Strikes.drawn(tmp_path / "struck", seed)
     run = train("steady", tmp_path / "run", workers=3, plan="sync=server,servers=2", listen=strike, **strike.settings)
     assert_same(run, reference("steady", **SETTINGS))

@@ -1,4 +1,7 @@
-"""BatchNorm, AdamW and a schedule on digits, of whose workers some are lost, and wait for those that replace them."""
+"""BatchNorm, AdamW and a schedule on digits, of whose workers some are lost, and wait for those that replace them.
+
+With `plain`, SGD alone: then it does not matter how many workers compute a step.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +55,14 @@ class Fate(cordee.Callback):
             until(lambda: len(self._starts.read_text()) >= self._many)
 
 
-def model(starts: Path, dying: str) -> nn.Module:
+def model(starts: Path, dying: str, plain: bool) -> nn.Module:
     """Counts the processes that come so far; those whose number is in `dying` go no further."""
     with starts.open("a") as file:
         file.write(".")
     if str(len(starts.read_text())) in dying.split():
         os.kill(os.getpid(), signal.SIGKILL)
-    layers = [nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 10)]
+    norm = nn.Identity() if plain else nn.BatchNorm1d(32)
+    layers = [nn.Flatten(), nn.Linear(64, 32), norm, nn.Tanh(), nn.Linear(32, 10)]
     return nn.Sequential(*layers).double()
 
 
@@ -91,14 +95,15 @@ def job(
     many: int = 0,
     giver: int = -1,
     newcomer: int = -1,
+    plain: bool = False,
 ) -> cordee.Job:
     die_while_coming_in(giver, newcomer)
     data = cordee.data.digits(validation=0.1)
     return cordee.Job(
-        model=lambda: model(Path(starts), dying),
+        model=lambda: model(Path(starts), dying, plain),
         objective=lambda one, batch: nn.functional.cross_entropy(one(batch.x.double()), batch.y),
-        optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
-        schedule=lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.01, total_steps=96),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.2) if plain else torch.optim.AdamW(params, lr=3e-3),
+        schedule=None if plain else lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.01, total_steps=96),
         data=data,
         batch=101,
         epochs=2,

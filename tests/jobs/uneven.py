@@ -14,6 +14,7 @@ import cordee
 from cordee.group.channel import Channel
 from cordee.group.team import Team
 from cordee.sync.local import LocalSteps
+from cordee.sync.server.pushed import PushedSteps
 from cordee.train.session import stepper_of
 from cordee.train.windows import Windows
 
@@ -47,9 +48,9 @@ def parts(slow_ms: float, dies_after: int) -> None:
     Windows.done = placed  # type: ignore[method-assign]
 
 
-def dies_at_merge(number: int, *, after: bool) -> None:
+def dies_at_merge(kind: type[LocalSteps], number: int, *, after: bool) -> None:
     """This worker is killed before or after a merge."""
-    barrier, calls = LocalSteps.barrier, 0
+    barrier, calls = kind.barrier, 0
 
     def placed(self: LocalSteps) -> bool:
         nonlocal calls
@@ -59,12 +60,12 @@ def dies_at_merge(number: int, *, after: bool) -> None:
             end()
         return agreed
 
-    LocalSteps.barrier = placed  # type: ignore[method-assign]
+    kind.barrier = placed  # type: ignore[method-assign]
 
 
-def misses_merge(number: int, team: Team, lost: int) -> None:
+def misses_merge(kind: type[LocalSteps], number: int, team: Team, lost: int) -> None:
     """To this worker a merge looks incomplete, though the others have it, until it knows that one of them is lost."""
-    barrier, settle, calls = LocalSteps.barrier, Team.settle, 0
+    barrier, settle, calls = kind.barrier, Team.settle, 0
 
     def held_up(self: Team, handles: Any, result: Any, **more: Any) -> bool:
         Team.settle = settle  # type: ignore[method-assign]
@@ -81,7 +82,7 @@ def misses_merge(number: int, team: Team, lost: int) -> None:
             Team.settle = held_up  # type: ignore[method-assign]
         return barrier(self)
 
-    LocalSteps.barrier = placed  # type: ignore[method-assign]
+    kind.barrier = placed  # type: ignore[method-assign]
 
 
 def job(
@@ -105,10 +106,11 @@ def job(
             parts(30.0, 0)
         if worker == dies and what == "part":
             parts(0.0, int(number))
-        if worker == dies and what != "part":
-            dies_at_merge(int(number), after=what == "merged")
-        if worker == behind:
-            misses_merge(int(number), team, dies)
+        for kind in (LocalSteps, PushedSteps):
+            if worker == dies and what != "part":
+                dies_at_merge(kind, int(number), after=what == "merged")
+            if worker == behind:
+                misses_merge(kind, int(number), team, dies)
 
     base = mlp.job(optimizer=optimizer, schedule=schedule, save_steps=save_steps)
     return base.replace(callbacks=[Uneven(arrange)], epochs=2)

@@ -126,6 +126,11 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(faithful="same"), 2, "faithful=same says what sync=auto may choose"),
         (Plan(mode="async"), 2, "mode=async means nothing under sync=allreduce; set sync=server"),
         (Plan(sync="server", staleness=4), 2, "staleness=4 means nothing under mode=sync; set mode=stale"),
+        (Plan(push="parameters"), 2, "push=parameters means nothing under sync=allreduce; set sync=server"),
+        (Plan(sync="server", push="parameters", mode="async"), 2, "so it has no mode=async, which applies each push"),
+        (Plan(sync="server", push="parameters", mode="stale", staleness=2), 2, "so it has no mode=stale"),
+        (Plan(sync="server", push="parameters", compress="powersgd"), 2, "compress=powersgd needs a sum"),
+        (Plan(sync="server", local_steps=4), 2, "or sync=server,push=parameters"),
         (Plan(local_steps=4), 2, "local_steps=4 means nothing under sync=allreduce; set sync=local"),
         (Plan(local_lr="same"), 2, "local_lr=same means nothing under sync=allreduce; set sync=local"),
         (Plan(outer="nesterov"), 2, "outer=nesterov means nothing under sync=allreduce; set sync=local"),
@@ -157,11 +162,13 @@ def test_plans_that_run() -> None:
     Plan().check(7)
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
+    Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 23
+    assert len(REFUSALS) == 25
 
 
 def test_faithfulness() -> None:
     assert Plan(share="sampled", accumulate=2).faithfulness == "same"
     assert Plan(batchnorm="replica").faithfulness == "statistical"
     assert Plan(sync="local").faithfulness == "statistical"
+    assert Plan(sync="server", push="parameters").faithfulness == "statistical"

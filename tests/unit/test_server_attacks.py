@@ -168,3 +168,13 @@ def test_a_push_that_is_replayed_counts_once(serving: Serving) -> None:
     link.send(said.Close(0, serving.step, (1, 0), 0, 1, [0]))
     assert isinstance(link.receive(said.decode), said.Norm)
     link.close()
+
+
+def test_what_is_known_of_a_sum_after_a_worker_was_lost(serving: Serving) -> None:
+    """An update that was made counts for any attempt; what is incomplete is not waited for."""
+    serving.train()
+    done, step = serving.step - 1, serving.step
+    assert serving.shard.complete(done, (2, 0), [0, 1], over=True).result() == pytest.approx(1000.0)
+    serving.parameter.grad = torch.ones(1000)
+    assert serving.shard.complete(step, (1, 0), [0, 1], over=True).result() is None
+    assert serving.shard.complete(step, (1, 0), [0], over=True).result() == pytest.approx(1000.0)

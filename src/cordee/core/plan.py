@@ -146,10 +146,16 @@ class Plan:
         choices=("sync", "async", "stale"),
     )
     staleness: int = _key(0, "sync", "steps that a worker may be ahead of the slowest under mode=stale", minimum=0)
+    push: str = _key(
+        "gradients",
+        "sync",
+        "what workers push under sync=server: gradients, or how far their parameters have gone in a window",
+        choices=("gradients", "parameters"),
+    )
     servers: int = _key(1, "sync", "over how many parameter servers the parameters are spread", minimum=1)
     persist: bool = _key(True, "sync", "each parameter server writes what it acknowledges into the run's folder")
     backups: bool = _key(True, "sync", "each parameter server has a backup, on another host if there is one")
-    local_steps: int = _key(1, "sync", "steps between two merges under sync=local", minimum=1)
+    local_steps: int = _key(1, "sync", "steps between two merges under sync=local or push=parameters", minimum=1)
     local_lr: str = _key(
         "root",
         "sync",
@@ -159,7 +165,7 @@ class Plan:
     outer: str = _key(
         "average",
         "sync",
-        "what a merge under sync=local makes of the replicas' mean: takes it, or goes towards it with momentum",
+        "what a merge makes of the replicas' mean: takes it, or goes towards it with momentum",
         choices=("average", "nesterov"),
     )
     outer_lr: float = _key(0.7, "sync", "learning rate of outer=nesterov", minimum=0.0)
@@ -167,7 +173,7 @@ class Plan:
     compress: str = _key(
         "none",
         "sync",
-        "how gradients are made smaller on the wire, under sync=local what is merged",
+        "how gradients are made smaller on the wire, or what is merged",
         choices=("none", "bf16", "fp16", "int8", "onebit", "topk", "powersgd"),
     )
     batchnorm: str = _key(
@@ -264,9 +270,14 @@ class Plan:
         return self.pipeline, self.tensor
 
     @property
+    def merges(self) -> bool:
+        """Whether replicas update by themselves, and merge their parameters at the end of each window."""
+        return self.sync == "local" or (self.sync == "server" and self.push == "parameters")
+
+    @property
     def window(self) -> Rule | None:
         """How replicas share steps out in windows; None: in every step each computes its share, and all agree."""
-        if self.sync == "local":
+        if self.merges:
             return Rule(self.local_steps)
         if self.sync == "server" and (self.mode == "async" or (self.mode == "stale" and self.staleness)):
             bound = self.staleness if self.mode == "stale" else None

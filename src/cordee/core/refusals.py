@@ -60,20 +60,29 @@ REFUSALS = (
         "staleness={staleness} means nothing under mode={mode}; set mode=stale.",
     ),
     Refusal(
+        lambda plan, workers: plan.push != "gradients" and plan.sync != "server",
+        "push={push} means nothing under sync={sync}; set sync=server.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.push == "parameters" and plan.mode != "sync",
+        "push=parameters averages what all workers have done in a window, so it has no mode={mode}, which applies each "
+        "push by itself; leave mode out, and give local_steps, such as local_steps=8.",
+    ),
+    Refusal(
         lambda plan, workers: plan.sync == "server" and plan.precision == "fp16",
         "sync=server does not work with precision=fp16, whose scale is the workers' own; use precision=bf16 or fp32.",
     ),
     Refusal(
-        lambda plan, workers: plan.local_steps > 1 and plan.sync != "local",
-        "local_steps={local_steps} means nothing under sync={sync}; set sync=local.",
+        lambda plan, workers: plan.local_steps > 1 and not plan.merges,
+        "local_steps={local_steps} means nothing under sync={sync}; set sync=local, or sync=server,push=parameters.",
     ),
     Refusal(
-        lambda plan, workers: plan.local_lr != "root" and plan.sync not in ("local", "auto"),
-        "local_lr={local_lr} means nothing under sync={sync}; set sync=local.",
+        lambda plan, workers: plan.local_lr != "root" and not (plan.merges or plan.sync == "auto"),
+        "local_lr={local_lr} means nothing under sync={sync}; set sync=local, or sync=server,push=parameters.",
     ),
     Refusal(
-        lambda plan, workers: plan.outer != "average" and plan.sync != "local",
-        "outer={outer} means nothing under sync={sync}; set sync=local.",
+        lambda plan, workers: plan.outer != "average" and not plan.merges,
+        "outer={outer} means nothing under sync={sync}; set sync=local, or sync=server,push=parameters.",
     ),
     Refusal(
         lambda plan, workers: plan.outer_momentum >= 1,

@@ -27,6 +27,7 @@ from cordee.sync.lossy import LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
 from cordee.sync.meeting_points import backward_from
 from cordee.sync.seam import Kept, Recorded, Sync
 from cordee.sync.server.packing import Packing
+from cordee.sync.server.pushed import MEAN, PushedSteps, outer_optimizer
 from cordee.sync.server.served import Served
 from cordee.sync.sliced import SlicedSums
 from cordee.sync.ways import WAYS
@@ -98,17 +99,38 @@ class Reducers:
             ways = WAYS if plan.faithful == "any" and real else WAYS[:1]
             settings = Settings(ways, self._can_merge, overlap, plan.bucket_mb or ADAPTIVE_BUCKET_MB, lifts)
             return Adaptive(parameters, team, settings, kept)
-        name = LEFT_OUT_OF_MERGES if plan.sync == "local" else LEFT_OUT
+        if plan.sync == "server":
+            return self._serve(parameters, optimizer, kept, overlap=overlap)
+        name = LEFT_OUT_OF_MERGES if plan.merges else LEFT_OUT
         adds = Exact(team) if plan.compress == "none" else Lossy(plan.compress, parameters, team, kept, name)
         if plan.sync == "local":
-            outer = Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
-            return LocalSteps(parameters, adds, every=plan.local_steps, lifts=lifts, outer=outer, kept=kept)
-        if plan.sync == "server":
-            servers, key = plan.servers, len(self._of)
-            early = overlap and plan.window is None
-            packing = Packing(plan.compress, parameters, team, kept) if plan.compress != "none" else None
-            return Served(parameters, optimizer, team, servers=servers, key=key, overlap=early, packing=packing)
+            return LocalSteps(parameters, adds, every=plan.local_steps, lifts=lifts, outer=self._outer(), kept=kept)
         return AllReduce(parameters, adds, bucket_mb=plan.bucket_mb, overlap=overlap)
+
+    def _serve(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, kept: Kept, *, overlap: bool) -> Sync:
+        """Parameter servers apply gradients, or what local steps come to."""
+        plan, team = self._plan, self._team
+        name = LEFT_OUT_OF_MERGES if plan.merges else LEFT_OUT
+        packing = Packing(plan.compress, parameters, team, kept, name) if plan.compress != "none" else None
+        outside = outer_optimizer(parameters, self._outer() or MEAN, kept) if plan.merges else None
+        served = Served(
+            parameters,
+            optimizer if outside is None else outside,
+            team,
+            servers=plan.servers,
+            key=len(self._of),
+            overlap=overlap and plan.window is None,
+            packing=packing,
+        )
+        if outside is None:
+            return served
+        lifts = plan.local_lr == "root"
+        return PushedSteps(served, outside, packing or Exact(team), every=plan.local_steps, lifts=lifts)
+
+    def _outer(self) -> Outer | None:
+        """The outer update of the plan; None: a merge takes the mean."""
+        plan = self._plan
+        return Outer(plan.outer_lr, plan.outer_momentum) if plan.outer == "nesterov" else None
 
     @property
     def rule(self) -> Rule | None:

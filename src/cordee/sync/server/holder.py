@@ -125,17 +125,7 @@ class Holder:
         """Answer one peer until it is gone."""
         asked = self._asked_by_server if who.role == "server" else self._asked_by_worker
         while True:
-            message = link.receive(decode)
-            try:
-                answer, tensors = asked(link, message)
-            except NotFirst:
-                answer, tensors = said.Elsewhere(), ()
-            except OSError:
-                raise
-            except (ValueError, CordeeError) as error:
-                answer, tensors = said.Refused(str(error)), ()
-            except Exception as error:  # of the user's optimizer, or a defect: the run ends with it
-                answer, tensors = said.Refused(f"{type(error).__name__}: {error}"), ()
+            answer, tensors = _answered(asked, link, link.receive(decode))
             if answer is not None:
                 link.send(answer, tensors)
 
@@ -234,6 +224,8 @@ class Holder:
         """Wait for the gradients of all workers; then the sum is complete, here and on the backup."""
         store, ends = self._store(message.key), time.monotonic() + self._deadline_s
         with self._first(store.shard):
+            if message.step < store.version:  # by a worker that had committed it, and was lost before it could say so
+                return said.Norm(store.last_square)
             if not store.is_open(message.step, message.attempt):
                 return said.Void()
             if not store.close(message.worker, message.pieces):
@@ -243,7 +235,7 @@ class Holder:
             # A complete sum counts though a worker was lost since: another one may have been told so already.
             while (there := store.attempt == (message.step, message.attempt)) and not store.has(message.workers):
                 left_s = ends - time.monotonic()
-                if self._broken >= message.attempt[0] or left_s <= 0:
+                if message.over or self._broken >= message.attempt[0] or left_s <= 0:
                     return said.Void()
                 self._turn.wait(left_s)
                 self._views.as_first(store.shard)
@@ -282,6 +274,20 @@ class Holder:
                 self._share(said.Copy(update))
                 store.apply(update)
             return _fresh(store, store.items.applied.get(message.item, -1))
+
+
+def _answered(asked: Callable[[Link, Said], Answer], link: Link, message: Said) -> Answer:
+    """The answer to a message, or why there is none."""
+    try:
+        return asked(link, message)
+    except NotFirst:
+        return said.Elsewhere(), ()
+    except OSError:
+        raise
+    except (ValueError, CordeeError) as error:
+        return said.Refused(str(error)), ()
+    except Exception as error:  # of the user's optimizer, or a defect: the run ends with it
+        return said.Refused(f"{type(error).__name__}: {error}"), ()
 
 
 def _fresh(store: Store, worker: int = -1) -> Answer:

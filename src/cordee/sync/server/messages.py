@@ -108,6 +108,8 @@ class Close(Said):
     pieces: int
     """How many messages it has pushed."""
     workers: list[int]
+    over: bool = False
+    """Whether one of them is known to be lost: then this is answered at once."""
 
 
 class Apply(Said):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cordee.group.bulk import Gone
 from cordee.group.team import Team
 from cordee.sync.codec.seam import Exchange, Gathered
-from cordee.sync.lossy import CODECS, Lossy
+from cordee.sync.lossy import CODECS, LEFT_OUT, Lossy
 from cordee.sync.seam import Kept
 from cordee.sync.server import rules
 from cordee.sync.server.messages import Form
@@ -39,9 +39,11 @@ class Packing(Lossy):
     A gradient that is pushed for the share w of a batch counts w times, and so does what it leaves out.
     """
 
-    def __init__(self, codec: str, parameters: Sequence[nn.Parameter], team: Team, kept: Kept) -> None:
-        """`kept` is what all replicas together had left out so far; each has its part of it."""
-        super().__init__(codec, parameters, team, kept)
+    def __init__(
+        self, codec: str, parameters: Sequence[nn.Parameter], team: Team, kept: Kept, name: str = LEFT_OUT
+    ) -> None:
+        """`kept` has under this `name` what all replicas together had left out so far; each has its part of it."""
+        super().__init__(codec, parameters, team, kept, name)
         self.codec = codec
 
     def pack(

@@ -64,6 +64,8 @@ class Served(Sync):
         """Updates that the servers have made; -1: not known yet."""
         self._tries = 0
         """How often gradients of this generation were taken back."""
+        self._closed: tuple[int, tuple[int, int], Sequence[int]] | None = None
+        """The sum that this worker has asked for last: its step and attempt, and the workers whose sum it is."""
         self._factor = 1.0
         self._overlap, self._armed = overlap, False
         self._awaited: dict[tuple[int, int], int] = {}
@@ -72,7 +74,7 @@ class Served(Sync):
         """Of the parameters that this worker has, where pushes are applied by themselves."""
         self._pushes: list[tuple[int, int, int, int]] = []
         """Those of the open window: see `PushesEvent`."""
-        self._handles = self._hook()
+        self._handles = self._hook() if overlap else []
 
     def _hook(self) -> list[torch.utils.hooks.RemovableHandle]:
         handles = []
@@ -114,17 +116,39 @@ class Served(Sync):
         self._refuse_sparse()
         if self.in_hand is not None:
             return self._keep_own(record(), treatment)
+        self._closed = None
         squares = [] if void else self._pushed()
         numbers = torch.tensor(record().numbers(), dtype=torch.float64)
         handles = [self._team.sums.sum(numbers)] if self._team.replicas > 1 else []
         if not self._team.settle(handles, [numbers], void=void or None in squares):
             return None
-        for shard in self._shards:
-            shard.commit()
+        self._count_pushes()
         norm = math.sqrt(sum(one or 0.0 for one in squares))
         finite = treatment.clip is not None and math.isfinite(norm)
         self._factor = min(1.0, treatment.clip / (norm + 1e-6)) if finite and treatment.clip is not None else 1.0
         return Agreed(Record.summed(numbers.tolist()), True, torch.tensor(norm, dtype=torch.float64))
+
+    def conclude(self) -> bool:
+        """After a `commit` that failed: whether the sum is complete on all servers, so that it counts; all ask this.
+
+        A worker that was lost may have known so before the others, and let a server update. No new sum is begun before
+        all have agreed on this, so the answer stays the same.
+        """
+        while True:
+            there = self._closed is not None
+            if self._closed is not None:
+                there = None not in self._all([shard.complete(*self._closed, over=True) for shard in self._shards])
+            found = torch.tensor([float(there)])
+            if self._team.replicas == 1 or self._team.agree([found]):
+                break
+        if found > 0:
+            self._count_pushes()
+        return bool(found > 0)
+
+    def _count_pushes(self) -> None:
+        """What was pushed last counts, and so does what it has left out."""
+        for shard in self._shards:
+            shard.commit()
 
     def _keep_own(self, record: Record, treatment: Treatment) -> Agreed:
         """In windows nothing is agreed on here: the gradient is bounded by itself."""
@@ -138,8 +162,8 @@ class Served(Sync):
         """The squares of the norms of all sums; None among them if a worker was lost."""
         if not self._load():
             return [None]
-        workers = self._team.mesh.leaders
-        return self._all([shard.complete(self._step, self._attempt, workers) for shard in self._shards])
+        self._closed = self._step, self._attempt, self._team.mesh.leaders
+        return self._all([shard.complete(*self._closed) for shard in self._shards])
 
     def _all(self, exchanges: Sequence[Future[T]]) -> list[T]:
         """Wait for what all servers answer."""
@@ -168,7 +192,9 @@ class Served(Sync):
         if self.in_hand is not None:
             self._push_by_itself(self.in_hand, settings)
             return
-        self._all([shard.apply(self._step, self._attempt, self._factor, settings) for shard in self._shards])
+        assert self._closed is not None
+        step, attempt, _ = self._closed  # which may be of the generation before, if a worker was lost
+        self._all([shard.apply(step, attempt, self._factor, settings) for shard in self._shards])
         self._step += 1
         self._tries = 0
 

@@ -94,12 +94,14 @@ class Shard:
         """Send one piece of the gradients early; what fails here is sent again by `complete`."""
         return self._thread.submit(self._push_early, step, attempt, piece)
 
-    def complete(self, step: int, attempt: Attempt, workers: Sequence[int]) -> Future[float | None]:
+    def complete(
+        self, step: int, attempt: Attempt, workers: Sequence[int], *, over: bool = False
+    ) -> Future[float | None]:
         """Push what was not pushed yet, and wait for those of all workers: the square of the sum's norm.
 
-        None if a worker was lost.
+        None if a worker was lost; if that is known, and the attempt is `over`, nothing is waited for.
         """
-        return self._submit(lambda link: self._complete(link, step, attempt, list(workers)))
+        return self._submit(lambda link: self._complete(link, step, attempt, list(workers), over))
 
     def apply(self, step: int, attempt: Attempt, factor: float, groups: list[dict[str, Any]]) -> Future[said.Fresh]:
         """Let the server update, and take the parameters over."""
@@ -220,8 +222,8 @@ class Shard:
         self._packs[piece] = self._packing.pack(list(given), parameters, list(given.values()), share)
         return self._packs[piece]
 
-    def _complete(self, link: Link, step: int, attempt: Attempt, workers: list[int]) -> float | None:
-        message = said.Close(self.key, step, attempt, self._channel.worker, len(self.pieces), workers)
+    def _complete(self, link: Link, step: int, attempt: Attempt, workers: list[int], over: bool) -> float | None:
+        message = said.Close(self.key, step, attempt, self._channel.worker, len(self.pieces), workers, over)
         while True:
             for piece in range(len(self.pieces)):
                 self._push(link, step, attempt, piece)

@@ -75,6 +75,9 @@ class Store:
         """Workers that have pushed all they have."""
         self.sealed = False
         """Whether the sum is complete, and the backup has it."""
+        self._square: float | None = None
+        self.last_square: float | None = 0.0
+        """Of the norm of the sum that was applied last; 0 if another holder did that."""
         self.items = Items()
         """Where pushes are applied by themselves."""
 
@@ -125,7 +128,7 @@ class Store:
         return True
 
     def _begin(self, attempt: Attempt) -> None:
-        self._open, self.sealed = attempt, False
+        self._open, self.sealed, self._square = attempt, False, None
         self._sums = [None] * len(self.forms)
         self._pushed, self._pieces, self._closed = {}, {}, set()
 
@@ -169,9 +172,10 @@ class Store:
         self.sealed = True
 
     def square(self) -> float | None:
-        """Of the sum's norm; None if it is not finite."""
-        square = float(norm_of(self.sums()[1])) ** 2
-        return square if math.isfinite(square) else None
+        """Of the complete sum's norm; None if it is not finite."""
+        if self._square is None:
+            self._square = float(norm_of(self.sums()[1])) ** 2
+        return self._square if math.isfinite(self._square) else None
 
     # ------------------------------------------------------------- updates
 
@@ -181,6 +185,7 @@ class Store:
         if message.step < self.version:
             return
         assert self.sealed and self._open == (message.step, message.attempt), "an update without its sum"
+        self.last_square = self.square()
         rules.set_settings(self._optimizer, self._rule, message.groups)
         for parameter, one in zip(self.parameters, self._sums, strict=True):
             parameter.grad = one if one is None or message.factor == 1.0 else one.mul_(message.factor)

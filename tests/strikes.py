@@ -1,0 +1,61 @@
+"""Sends signals to the processes of a run at chosen steps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+from cordee.core.events import Event, ServerEvent, StepEvent, WorkerEvent
+
+SETTINGS = {"epochs": 4}
+KINDS = [
+    *((f"{role} {shard}",) for role in ("first", "backup") for shard in (0, 1)),
+    ("first 0", "backup 1"),
+    ("first 0", "backup 0"),
+    ("first 1", "worker 1"),
+]
+
+
+class Strikes:
+    """Listens to a run, and sends signals to its processes: (step, roles and shards, or workers, signal, delay)."""
+
+    def __init__(self, struck: Path, *plans: tuple[int, tuple[str, ...], signal.Signals, float]) -> None:
+        """The run waits for the file `struck`, which is there after the first of them."""
+        self.plans = list(plans)
+        self.settings = {**SETTINGS, "awaits": struck}
+        self.servers: dict[str, int] = {}
+        self.workers: dict[str, int] = {}
+        self.timers: list[threading.Timer] = []
+
+    @classmethod
+    def drawn(cls, struck: Path, seed: int) -> Strikes:
+        """Five times: a first holder, a backup, one of each, both of a shard, one and a worker."""
+        draw = random.Random(seed)
+        steps = [draw.randrange(2, 20), *sorted(draw.sample(range(20, 56), 4))]  # the run waits for the first
+        return cls(struck, *((step, draw.choice(KINDS), signal.SIGKILL, draw.random() * 0.02) for step in steps))
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ServerEvent) and event.what != "lost":
+            self.servers[f"{event.what} {event.shard}"] = event.pid
+        if isinstance(event, WorkerEvent):
+            self.workers[f"worker {event.worker}"] = event.pid
+        while isinstance(event, StepEvent) and self.plans and event.step >= self.plans[0][0]:
+            _, victims, number, delay = self.plans.pop(0)
+            self.timers.append(threading.Timer(delay, self._strike, (victims, number)))
+            self.timers[-1].start()
+
+    def _strike(self, victims: tuple[str, ...], number: signal.Signals) -> None:
+        for victim in victims:
+            if pid := {**self.servers, **self.workers}.get(victim, 0):
+                with contextlib.suppress(ProcessLookupError):  # the run is over, or it was struck before
+                    os.kill(pid, number)
+        self.settings["awaits"].touch()
+
+    def assert_done(self) -> None:
+        assert not self.plans, "the moment to strike never came"
+        for timer in self.timers:
+            timer.join()
