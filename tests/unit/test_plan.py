@@ -128,6 +128,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(sync="server", staleness=4), 2, "staleness=4 means nothing under mode=sync; set mode=stale"),
         (Plan(local_steps=4), 2, "local_steps=4 means nothing under sync=allreduce; set sync=local"),
         (Plan(local_lr="same"), 2, "local_lr=same means nothing under sync=allreduce; set sync=local"),
+        (Plan(merge="behind"), 2, "merge=behind means nothing under sync=allreduce; set sync=local"),
         (Plan(outer="nesterov"), 2, "outer=nesterov means nothing under sync=allreduce; set sync=local"),
         (Plan(sync="local", outer="nesterov", outer_momentum=1.5), 2, "outer_momentum=1.5 lets the outer update grow"),
         (Plan(sync="local", precision="fp16"), 2, "sync=local does not work with precision=fp16"),
@@ -158,7 +159,7 @@ def test_plans_that_run() -> None:
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 23
+    assert len(REFUSALS) == 24
 
 
 def test_faithfulness() -> None:

@@ -72,6 +72,10 @@ REFUSALS = (
         "local_lr={local_lr} means nothing under sync={sync}; set sync=local.",
     ),
     Refusal(
+        lambda plan, workers: plan.merge != "wait" and plan.sync != "local",
+        "merge={merge} means nothing under sync={sync}; set sync=local.",
+    ),
+    Refusal(
         lambda plan, workers: plan.outer != "average" and plan.sync != "local",
         "outer={outer} means nothing under sync={sync}; set sync=local.",
     ),

@@ -267,6 +267,7 @@ class Stepper:
             self._trail.begin()
         if not (self.team.alone or loop.windows.taken):  # otherwise, no step is ever void
             self.buffers.begin()
+        loop.buffers_before = self.buffers.snapshot() if loop.windows.again else None
         self.team.channel.at = f"step {self.number + loop.windows.ahead}"
 
     def update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> Told:
