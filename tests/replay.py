@@ -105,7 +105,8 @@ def replay(
         (last,) = run.of("regroup")[-1]["workers"]
         compute(last, step["step"], [last], 0)
         model.load_state_dict(models[last].state_dict())
-    return [losses[number] for number in sorted(losses)], model.state_dict()
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return [losses[number] for number in sorted(losses)], weights
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ too. `acts`: see `instants.py`, whose places are joined by
     part-N     the N-th part of this worker is computed, and not said to be done
     send-N     before what a window came to is sent for the N-th time
     sent-N     after it
+    begun-N    the N-th window is open, and its first part asked for
 
 With `pids`, a folder in which they leave their numbers, all workers wait at step 16 for the file `struck` there.
 """
@@ -44,7 +45,7 @@ class Normed(mlp.Mlp):
 def place(folder: str, acts: str) -> None:
     """Let workers come to the places of windows, and act there."""
     at = instants.Places(folder, acts)
-    done, begin = Windows.done, LocalSteps.begin_merge
+    done, begin, open_window = Windows.done, LocalSteps.begin_merge, Windows._begin
 
     def placed_done(windows: Windows, *args: Any) -> Any:
         at.come(windows.team.membership, f"part-{at.count('part')}")
@@ -56,7 +57,12 @@ def place(folder: str, acts: str) -> None:
         begin(sync)
         at.come(sync._team.membership, f"sent-{number}")
 
+    def placed_open(windows: Windows, loop: Any, first: int) -> None:
+        open_window(windows, loop, first)
+        at.come(windows.team.membership, f"begun-{at.count('begun')}")
+
     Windows.done, LocalSteps.begin_merge = placed_done, placed_begin  # type: ignore[method-assign]
+    Windows._begin = placed_open  # type: ignore[method-assign]
 
 
 AWAITS = 16
