@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cordee.core.events import Event, FailureEvent
 from harness import Run, train
 from replay import assert_audited, assert_replayed
 from strike import Strike, after_step
@@ -89,15 +90,41 @@ def test_what_the_others_agreed_on_is_handed_over(reference: Reference, tmp_path
     assert_right(run, reference("behind"))
 
 
+@pytest.mark.parametrize("plan", [PLAN, "sync=local,local_steps=4"])
 @pytest.mark.parametrize("place", [f"agreed-{END}", "begun-4"])
-def test_all_that_know_of_an_agreement_are_lost(place: str, reference: Reference, tmp_path: Path) -> None:
+def test_all_that_know_of_an_agreement_are_lost(place: str, plan: str, reference: Reference, tmp_path: Path) -> None:
     """Also if the only one that had the result has asked for the next window already: it counts for nothing."""
     words = [f"lost-{END}.0", f"lost-{END}.2"]
     acts: Acts = {worker: {f"agree-{END}": ["lose"]} for worker in (0, 2)}
-    run = struck({**acts, 1: {place: ["fall", *words]}}, tmp_path)
-    assert lost(run) == [1] and not run.of("window")[2]["behind"]
-    assert sorted(redone(run)) == sorted(done_by(run, 1, 1)) != []
+    run = struck({**acts, 1: {place: ["fall", *words]}}, tmp_path, plan=plan)
+    assert lost(run) == [1] and not run.of("window")[2]["behind"] and done_by(run, 1, 2) == []
+    assert sorted(redone(run)) == (sorted(done_by(run, 1, 1)) if plan == PLAN else []) and done_by(run, 1, 1)
     assert_right(run, reference("behind"))
+
+
+@pytest.mark.parametrize("merge", ["wait", "behind"])
+def test_the_end_of_a_window_that_was_told_before_a_loss(merge: str, reference: Reference, tmp_path: Path) -> None:
+    """Workers regroup while they are told that a window is over; one is lost meanwhile: what it did is done again.
+
+    Worker 2 is lost, and 0 does its part again. So the window is over, but 3 is lost before 0 regroups with 1 and 3.
+    """
+    words = tmp_path / "words"
+
+    def listen(event: Event) -> None:
+        if isinstance(event, FailureEvent) and event.worker == 3:
+            (words / "gone").touch()
+
+    acts: Acts = {
+        0: {"part-2": ["wait", "ready-1.1", "ready-1.3"], "ready-1": ["wait", "gone"]},
+        1: {"part-1": ["wait", "part-2.0"]},
+        2: {"part-1": ["die", "asked-2.3"]},
+        3: {"begun-1": ["fall", "ready-1.0"], "part-1": ["wait", "asked-2.0"]},
+    }
+    run = struck(acts, tmp_path, workers=4, plan=f"sync=local,local_steps=1,merge={merge}", listen=listen)
+    assert lost(run) == [2, 3]
+    assert {worker for worker, _, _ in run.of("window")[0]["items"]} == {0, 1}
+    assert_audited(run, reference("behind"))
+    assert_replayed(run, "behind")
 
 
 @pytest.mark.parametrize(

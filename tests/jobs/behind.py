@@ -4,6 +4,7 @@ Nothing is measured or saved before the end, unless asked for: then a merge may 
 too. `acts`: see `instants.py`, whose places are joined by
 
     part-N     the N-th part of this worker is computed, and not said to be done
+    asked-N    it has asked for a part for the N-th time
     send-N     before what a window came to is sent for the N-th time
     sent-N     after it
     begun-N    the N-th window is open, and its first part asked for
@@ -45,11 +46,15 @@ class Normed(mlp.Mlp):
 def place(folder: str, acts: str) -> None:
     """Let workers come to the places of windows, and act there."""
     at = instants.Places(folder, acts)
-    done, begin, open_window = Windows.done, LocalSteps.begin_merge, Windows._begin
+    done, ask, begin, open_window = Windows.done, Windows._ask, LocalSteps.begin_merge, Windows._begin
 
     def placed_done(windows: Windows, *args: Any) -> Any:
         at.come(windows.team.membership, f"part-{at.count('part')}")
         return done(windows, *args)
+
+    def placed_ask(windows: Windows, message: Any) -> None:
+        ask(windows, message)
+        at.come(windows.team.membership, f"asked-{at.count('asked')}")
 
     def placed_begin(sync: LocalSteps) -> None:
         number = at.count("send")
@@ -61,8 +66,8 @@ def place(folder: str, acts: str) -> None:
         open_window(windows, loop, first)
         at.come(windows.team.membership, f"begun-{at.count('begun')}")
 
-    Windows.done, LocalSteps.begin_merge = placed_done, placed_begin  # type: ignore[method-assign]
-    Windows._begin = placed_open  # type: ignore[method-assign]
+    Windows.done, Windows._ask, Windows._begin = placed_done, placed_ask, placed_open  # type: ignore[method-assign]
+    LocalSteps.begin_merge = placed_begin  # type: ignore[method-assign]
 
 
 AWAITS = 16

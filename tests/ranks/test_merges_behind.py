@@ -53,6 +53,7 @@ def test_it_is_not_what_waiting_comes_to(tmp_path: Path) -> None:
     [
         ({"save": "steps:6"}, [(4, True), (6, False), (10, True), (12, False), (16, True), (18, False), (20, False)]),
         ({"save": "epochs:1"}, [(4, True), (8, True), (10, False), (14, True), (18, True), (20, False)]),
+        ({"save": "seconds:0"}, [(4, True), *((end, False) for end in (8, 10, 14, 18, 20))]),
         ({"stop_steps": 11}, [(4, True), (8, True), (10, True), (11, False)]),
     ],
 )
