@@ -287,8 +287,7 @@ class Stepper:
         drop(sync.parameters)
         self._trail.after()
         loop.guard.committed(sync.parameters)
-        loop.done += 1
-        loop.open = False
+        loop.done, loop.open = loop.done + 1, False
         self.buffers.seen += loop.count
         return grad_norm, rate, fits and grad_norm is None
 
