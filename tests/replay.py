@@ -37,8 +37,9 @@ def replay(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of the workers of a run, side by side in this process, averaged at the end of each window.
 
-    With `outer`, what torch's SGD is given, the way to the average is a gradient for that. With a `codec`, replicas
-    send their ways by it.
+    What a window left behind is averaged at the end of the next one; if that is waited for, together with it. Steps
+    before a window's first were computed again: only their gradients count. With `outer`, what torch's SGD is given,
+    the way to the average is a gradient for that. With a `codec`, replicas send their ways by it.
     """
     order = job.order(job.resolve(1))
     torch.set_num_threads(1)
@@ -52,7 +53,7 @@ def replay(
     losses: dict[int, float] = {}
     left_out: dict[int, Any] = {}
 
-    def compute(worker: int, number: int, workers: list[int], part: int) -> int:
+    def compute(worker: int, number: int, workers: list[int], part: int, *, again: bool = False) -> int:
         at = divmod(number - 1, order.steps)
         ids = order.ids(*at)
         own = ids[np.asarray(share.positions(len(ids), workers, part, (*at, 0)))]
@@ -61,14 +62,35 @@ def replay(
         loss.backward()
         with faster(optimizers[worker], share.fractions(workers)):
             optimizers[worker].step()
-        losses[number] = losses.get(number, 0.0) + len(own) * float(loss.detach()) / len(ids)
+        if not again:
+            losses[number] = losses.get(number, 0.0) + len(own) * float(loss.detach()) / len(ids)
         return len(own)
 
+    points: dict[int, nn.Module] = {}
+    left: dict[int, int] = {}
+    former: list[int] = []
     for window in run.of("window"):
         seen = dict.fromkeys([item[0] for item in window["items"]], 0)
         for worker, number, part in window["items"]:
-            seen[worker] += compute(worker, number, window["workers"], part)
-        if codec is not None:
+            again = number < window["first"]
+            seen[worker] += compute(worker, number, former if again else window["workers"], part, again=again)
+        former = window["workers"]
+        if window["behind"]:
+            ways = {worker: ahead(models[worker], point) for worker, point in points.items()}
+            if points and codec is not None:
+                exchange_ways(model, points, left, codec, left_out)
+            if points:
+                average(model, {points[worker]: count for worker, count in left.items()}, outside)
+            for worker, way in ways.items():
+                put(models[worker], model, way)
+            points, left = {worker: copy.deepcopy(models[worker]) for worker in seen}, seen
+            for schedule in schedules.values():
+                for _ in range(window["last"] - window["first"] + 1):
+                    schedule.step()
+            continue
+        seen = {worker: count + left.get(worker, 0) for worker, count in seen.items()}
+        points, left = {}, {}
+        if codec is not None and len(seen) > 1:
             exchange_ways(model, models, seen, codec, left_out)
             if any(event["step"] == window["last"] for event in run.of("checkpoint")):  # each has a part of it all
                 mean = sum(left_out[worker] for worker in seen) / len(seen)
@@ -83,7 +105,21 @@ def replay(
         (last,) = run.of("regroup")[-1]["workers"]
         compute(last, step["step"], [last], 0)
         model.load_state_dict(models[last].state_dict())
-    return [losses[number] for number in sorted(losses)], model.state_dict()
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return [losses[number] for number in sorted(losses)], weights
+
+
+@torch.no_grad()
+def ahead(model: nn.Module, point: nn.Module) -> list[torch.Tensor]:
+    """How far a replica has gone since it was at a point."""
+    return [now - then for now, then in zip(model.parameters(), point.parameters(), strict=True)]
+
+
+@torch.no_grad()
+def put(replica: nn.Module, model: nn.Module, way: list[torch.Tensor]) -> None:
+    """Put a replica where its own `way` leads from the common model."""
+    for parameter, start, own in zip(replica.parameters(), model.parameters(), way, strict=True):
+        parameter.copy_(start + own)
 
 
 @contextmanager

@@ -132,8 +132,9 @@ def test_a_place_where_workers_are_lost_again_and_again_stays_empty(alone: Run, 
     assert_same(run, alone)
 
 
-def test_local_steps_are_merged_before_one_comes_in(alone: Run, tmp_path: Path) -> None:
-    plan = "replace=true,sync=local,local_steps=4"
+@pytest.mark.parametrize("merge", ["wait", "behind"])
+def test_local_steps_are_merged_before_one_comes_in(merge: str, alone: Run, tmp_path: Path) -> None:
+    plan = f"replace=true,sync=local,local_steps=4,merge={merge}"
     run = train(
         "replaced", tmp_path / "run", workers=2, plan=plan, starts=tmp_path / "starts", fates="1:8:SIGKILL", waits="10"
     )

@@ -11,6 +11,7 @@ when this worker knows that its generation is broken. Places, and the acts that 
     sums-G, layers-G     before the first and the second group of generation G is made
     say-G-N, said-G-N    the N-th time that it tells the others where it is: 1 for the first group, 2 for the second,
                          said by threads, 3, 4 and 5 for what its device, its host and its memory are
+    ready-G              generation G is over for this worker: it waits for the next one
     formed-G, handed-G   both are made, the hand-over follows; it is over
     give-G-K             before the K-th tensor of the hand-over of generation G
 
@@ -137,6 +138,7 @@ def _at_regroupings(kind: type[Team], at: Places) -> None:
     advance, connect, hand_over = Membership.advance, Lines._connect, kind._hand_over
 
     def placed_advance(who: Membership, committed: int, *, admits: bool = False) -> Any:
+        at.come(who, f"ready-{who.generation}")
         go = advance(who, committed, admits=admits)
         at.leave(who, f"go-{go.generation}", json.dumps(msgspec.structs.asdict(go)))
         return go

@@ -133,6 +133,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(sync="server", local_steps=4), 2, "or sync=server,push=parameters"),
         (Plan(local_steps=4), 2, "local_steps=4 means nothing under sync=allreduce; set sync=local"),
         (Plan(local_lr="same"), 2, "local_lr=same means nothing under sync=allreduce; set sync=local"),
+        (Plan(merge="behind"), 2, "merge=behind means nothing under sync=allreduce; set sync=local"),
         (Plan(outer="nesterov"), 2, "outer=nesterov means nothing under sync=allreduce; set sync=local"),
         (Plan(sync="local", outer="nesterov", outer_momentum=1.5), 2, "outer_momentum=1.5 lets the outer update grow"),
         (Plan(sync="local", precision="fp16"), 2, "sync=local does not work with precision=fp16"),
@@ -164,7 +165,7 @@ def test_plans_that_run() -> None:
     Plan.parse("tensor=2").check(4)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 25
+    assert len(REFUSALS) == 26
 
 
 def test_faithfulness() -> None:

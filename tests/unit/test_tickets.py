@@ -18,10 +18,10 @@ def window(steps: int, workers: int, *, bound: int | None = None, redo: bool = T
 class Workers:
     """Workers that ask, compute and are lost in a random order, and what they were told."""
 
-    def __init__(self, opened: Window, seed: int) -> None:
+    def __init__(self, opened: Window, seed: int, before: Tickets | None = None) -> None:
         self.window, self.random = opened, random.Random(seed)
         self.alive = set(opened.members)
-        self.tickets: Tickets | None = None
+        self.tickets = before
         self.in_hand: dict[int, Item] = {}
         self.kept: dict[Item, int] = {}
         """What counts as done, and by which worker."""
@@ -148,3 +148,75 @@ def test_what_a_worker_does_not_hold_is_a_defect() -> None:
         heard(tickets, 0, Done((0, 2), 7, 0, []), {0, 1})
     with pytest.raises(ValueError, match="worker 5 is none of"):
         heard(tickets, 5, Take(window(2, 2)), {0, 1, 5})
+
+
+def following(first: Window, *, members: tuple[int, ...] | None = None, former: bool = True) -> Window:
+    """The window after another, whose merge is under way or not."""
+    number = (0, first.number[1] + 1)
+    left = first.number if former else None
+    return Window(number, first.end, first.end + 3, members or first.members, first.rule, left)
+
+
+def by_worker(items: list[tuple[int, int, int]], workers: set[int]) -> set[Item]:
+    return {(step, part) for worker, step, part in items if worker in workers}
+
+
+@pytest.mark.parametrize("regrouped", [True, False])
+@pytest.mark.parametrize("former", [True, False])
+def test_what_was_lost_of_the_window_before_is_done_again(former: bool, regrouped: bool) -> None:
+    """Whether workers are lost between two windows or in the second one; what is done again has its record already."""
+    for seed in range(80):
+        first = Workers(window(1 + seed % 4, 2 + seed % 4), seed)
+        first.run(losses=0)
+        (items,) = {tuple(over.items) for over in first.over.values()}
+        gone: set[int] = set()
+        assert first.tickets is not None
+        if seed % 2:  # lost between the two: the first window was told to be over
+            gone = {first.random.choice(first.window.members)}
+            first.tickets = first.tickets.lose(*gone)
+        left = tuple(sorted(first.alive - gone))
+        opened = following(first.window, members=left if regrouped else None, former=former)
+        second = Workers(opened, seed, first.tickets)
+        second.alive, second.new = set(left), set(left)
+        second.run(losses=seed % 3)
+        assert set(second.over) == second.alive
+        wanted = {(step, part) for step in range(opened.first, opened.end) for part in range(len(opened.members))}
+        again = by_worker(list(items), set(first.window.members) - second.alive) if former else set()
+        for over in second.over.values():
+            found = [(step, part) for _, step, part in over.items]
+            assert sorted(found) == sorted(wanted | again)  # each of them once
+            assert {worker for worker, _, _ in over.items} == second.alive
+            parts = len(opened.members)
+            assert over.records == [[parts, parts * float(step)] for step in range(opened.first, opened.end)]
+
+
+def test_a_merge_that_has_arrived_is_not_done_again() -> None:
+    """When the third window begins, what was under way of the first has been agreed on."""
+    first = Workers(window(2, 2), 0)
+    first.run(losses=0)
+    second = Workers(following(first.window), 1, first.tickets)
+    second.run(losses=0)
+    third = Workers(following(second.window), 2, second.tickets)
+    for worker in third.window.members:
+        third.new.discard(worker)
+        third.say(worker, Take(third.window))
+    third.lose(1)
+    third.run(losses=0)
+    (over,) = third.over.values()
+    assert {step for _, step, _ in over.items} == {*range(second.window.first, third.window.end)}
+    lost = [item for item in second.over[0].items if item[0] == 1]
+    assert [item for item in over.items if item[1] < third.window.first] == [(0, *item[1:]) for item in lost]
+
+
+def test_a_window_is_open_again_if_all_that_knew_of_its_end_are_lost() -> None:
+    """Only worker 0 has the result of the barrier: it asks for the next window, and is lost."""
+    first = Workers(window(3, 3), 0)
+    first.run(losses=0)
+    done = {(step, part): worker for worker, step, part in first.over[1].items}
+    assert first.tickets is not None
+    tickets = heard(first.tickets, 0, Take(following(first.window)), first.alive).lose(0)
+    tickets, answers = heard(tickets, 1, Take(first.window), {1, 2}).hand_out()
+    ((_, ticket),) = answers
+    assert isinstance(ticket, Ticket) and ticket.window == first.window and done[ticket.step, ticket.part] == 0
+    kept = {item for item, part in tickets._parts() if part.turn >= 0}
+    assert kept == {item for item, worker in done.items() if worker != 0}

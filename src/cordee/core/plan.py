@@ -162,6 +162,12 @@ class Plan:
         "learning rate in local steps: of Adam and its kin times the root of the number of parts, or the same",
         choices=("root", "same"),
     )
+    merge: str = _key(
+        "wait",
+        "sync",
+        "whether workers wait for a merge under sync=local, or compute the next window while it travels behind",
+        choices=("wait", "behind"),
+    )
     outer: str = _key(
         "average",
         "sync",
@@ -278,7 +284,7 @@ class Plan:
     def window(self) -> Rule | None:
         """How replicas share steps out in windows; None: in every step each computes its share, and all agree."""
         if self.merges:
-            return Rule(self.local_steps)
+            return Rule(self.local_steps, behind=self.merge == "behind")
         if self.sync == "server" and (self.mode == "async" or (self.mode == "stale" and self.staleness)):
             bound = self.staleness if self.mode == "stale" else None
             return Rule(ASYNC_STEPS, bound, redo=False)

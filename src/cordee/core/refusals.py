@@ -81,6 +81,10 @@ REFUSALS = (
         "local_lr={local_lr} means nothing under sync={sync}; set sync=local, or sync=server,push=parameters.",
     ),
     Refusal(
+        lambda plan, workers: plan.merge != "wait" and plan.sync != "local",
+        "merge={merge} means nothing under sync={sync}; set sync=local.",
+    ),
+    Refusal(
         lambda plan, workers: plan.outer != "average" and not plan.merges,
         "outer={outer} means nothing under sync={sync}; set sync=local, or sync=server,push=parameters.",
     ),

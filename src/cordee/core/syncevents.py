@@ -19,7 +19,10 @@ class WindowEvent(Event):
     workers: list[Count]
     """the workers when it began: each of its steps was cut into a part for each of them"""
     items: list[tuple[Count, Count, Count]]
-    """worker, step and part of all that was computed, in the order in which it was done"""
+    """worker, step and part of all that was computed, in the order in which it was done; a step before `first` was
+    computed again, because a worker was lost whose part of it was still under way"""
+    behind: bool = False
+    """whether its merge was still under way then: it is applied at the end of the next window"""
 
 
 class ServerEvent(Event):

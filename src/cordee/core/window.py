@@ -46,6 +46,8 @@ class Rule(msgspec.Struct, frozen=True):
     """A part of step t is computed when all parts of steps up to t - bound - 1 are done; None: whenever it is free."""
     redo: bool = True
     """Whether what a lost worker has done in the open window is lost with it, so that others do it again."""
+    behind: bool = False
+    """Whether what a window came to may travel while the next one is computed: no worker waits for its merge."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -60,3 +62,5 @@ class Window(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
     """The workers when it began. Each step has a part for each of them, which others may compute."""
     rule: Rule
+    former: tuple[int, int] | None = None
+    """The number of the window before, if its merge is under way: what a lost worker did there is done again here."""

@@ -10,23 +10,34 @@ with momentum.
 
 A codec makes the ways smaller on the wire; what it leaves out goes with the next merge.
 
-What a lost replica computed since the last merge is lost with it: the others compute those parts again before they
-merge. One replica alone has no windows: it goes on step by step, and only outer updates are left of its merges.
+A merge may be left `behind`: the ways of a window travel while the next one is computed. At its end each replica puts
+their mean in the place of its own way, and stays ahead by its way of the last window alone. A merge that is waited for
+makes all replicas equal again, over all that they have done since they last were on the way together.
 
-Memory: a copy of the parameters, and during a merge another one.
+What a lost replica computed since the last merge is lost with it, also if its ways were under way: the others compute
+those parts again, keep their own ways, and wait for the next merge, which is over all of them. One replica alone has no
+windows: it goes on step by step, and only outer updates are left of its merges.
+
+Memory: a copy of the parameters, and during a merge another one. While a merge is left behind three copies: where all
+replicas were last, where this one was at the end of the window, and what travels. After it, what it came to is kept
+for a peer that may have missed it, until the next agreement.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cordee.core.errors import UsageError
+from cordee.group.comm import Handle
+from cordee.group.team import Team
 from cordee.sync.buckets import Bucket, grouped, make_bucket
 from cordee.sync.gradients import treat
 from cordee.sync.lossy import Exact
@@ -44,6 +55,32 @@ class Outer(NamedTuple):
 
     lr: float
     momentum: float
+
+
+@dataclass
+class Left:
+    """What a window has come to on this replica, as long as its merge is under way."""
+
+    points: list[Tensor]
+    """The parameters at its end."""
+    weight: float
+    """What this replica's samples of the window weigh."""
+    share: float
+    """The part of it in what all replicas' samples weigh."""
+    generation: int
+    """In which all replicas have come to its end; in a later one nothing of it arrives."""
+    buckets: list[Bucket] = field(default_factory=list)
+    """The ways of all replicas, added up when the handles have ended; none before they are sent."""
+    handles: list[Handle] = field(default_factory=list)
+
+    def arrives(self, team: Team) -> bool:
+        """Whether it was sent, and no worker was lost since then, as far as this one knows."""
+        return bool(self.handles) and self.generation == team.membership.generation
+
+    def wait(self) -> bool:
+        """For all sums, whatever the first says; False if a replica was lost."""
+        ended = [one.wait() for one in self.handles]
+        return all(ended)
 
 
 @contextmanager
@@ -68,7 +105,7 @@ def lifted(optimizer: Optimizer, factor: float) -> Iterator[None]:
 
 
 class LocalSteps(Sync):
-    """Updates locally, and merges at the end of each window; see `Sync`."""
+    """Updates locally, and merges at the end of each window, or behind the next one; see `Sync`."""
 
     def __init__(
         self,
@@ -88,12 +125,14 @@ class LocalSteps(Sync):
         self._lifts = lifts
         self._team, self._adds, self._every, self._outer = adds.team, adds, every, outer
         self._merged: list[Tensor] = []
-        """The parameters after the last merge."""
+        """The parameters after the last merge; while one is left behind, without this replica's own ways since then."""
+        self._left: Left | None = None
+        """The window before, if its merge was left behind."""
         begun = (kept or {}).get(MOMENTUM, []) if outer is not None else []
         self._momentum = [one.to(parameter, copy=True) for one, parameter in zip(begun, self.parameters, strict=False)]
         """Of the outer update; empty before the first one."""
         self._weight = self._open = 0.0
-        """What this replica's samples weigh: since the last merge, and those that are not applied yet."""
+        """What this replica's samples weigh: since the last window's end, and those that are not applied yet."""
         self._steps = 0
         """Updates since the last merge."""
         self._sent, self._sending_s = 0, 0.0
@@ -106,6 +145,7 @@ class LocalSteps(Sync):
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed:
         """The record and the gradient are this replica's own."""
         own = record()
+        self._team.meter.look()  # what travels meanwhile was hidden until here
         self._open = own.weight
         return Agreed(own, *treat(numbers_of(self.parameters), *treatment)[:2])
 
@@ -120,57 +160,127 @@ class LocalSteps(Sync):
         if self._steps >= self._every and self.in_hand is None:
             self.merge()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the last window's merge was left behind."""
+        return self._left is not None
+
     @torch.no_grad()
     def barrier(self) -> bool:
-        """Let all replicas go the mean of their ways."""
-        ways: list[Tensor] = []
-        if self._team.replicas > 1:
-            buckets = [make_bucket(group, 0, 1) for group in grouped(self.parameters, BUCKET_MB)]
-            if not self._add_up(buckets):
-                return False
-            self._adds.commit()
-            found = {p: way for one in buckets for p, way in zip(one.parameters, one.views[0], strict=True)}
-            ways = [found[parameter] for parameter in self.parameters]
-        elif self._outer is not None:
-            ways = [now - before for now, before in zip(self.parameters, self._merged, strict=True)]
-        if self._outer is not None:
-            ways = self._outside(self._outer, ways)
-        for parameter, before, way in zip(self.parameters, self._merged, ways, strict=False):
-            torch.add(before, way, out=parameter)
-        self._weight, self._steps = 0.0, 0
-        return True
+        """Let all replicas go the mean of their ways; `behind`: of the window before, and leave that of this one.
+
+        If what was left of the window before does not arrive, all wait for the mean of both.
+        """
+        if self.behind and self._team.replicas > 1 and (self._left is None or self._left.arrives(self._team)):
+            return self._leave()
+        return self._meet()
+
+    @torch.no_grad()
+    def begin_merge(self) -> None:
+        """Send this replica's way of the last window, unless workers have regrouped since: some may not send theirs."""
+        left = self._left
+        if left is None or left.generation != self._team.membership.generation:
+            return
+        left.buckets = self._make_buckets()
+        left.handles = self._send(left.buckets, left.points, left.share)
 
     def merge(self, *, saving: bool = False) -> Kept:
         """The last window has merged the parameters; alone, what was done since then is a merge too."""
+        if self._left is not None:
+            raise UsageError(
+                "the model was to be measured or saved while a merge was under way: with merge=behind, workers are "
+                "equal only at the end of the training, and where the job evaluates or saves. Use merge=wait"
+            )
         if self._steps > 0:
             self.barrier()
         if not saving:
             return {}
         return self._adds.merge() | ({MOMENTUM: self._momentum} if self._momentum else {})
 
+    def _leave(self) -> bool:
+        """Agree on what the window before came to, and on how much all replicas have computed in this one.
+
+        That sum is begun only where all others have ended: when it has ended too, all replicas have all of them.
+        """
+        team, left = self._team, self._left
+        generation, weight = team.membership.generation, torch.tensor([self._weight], dtype=torch.float64)
+        complete = left is None or left.wait()
+        commits = [team.sums.sum(weight)] if complete else []
+        came = [bucket.flats[0] for bucket in left.buckets] if left is not None else []
+        if not team.settle(commits, [*came, weight], void=not complete):
+            return False
+        if left is None:
+            points = [parameter.detach().clone() for parameter in self.parameters]
+        else:
+            self._adds.commit()
+            points, ways = left.points, self._outside(self._ways_in(left.buckets))
+            for parameter, before, point, way in zip(self.parameters, self._merged, points, ways, strict=True):
+                torch.sub(parameter, point, out=point)  # the way of this window alone
+                torch.add(before.add_(way), point, out=parameter)
+                point.copy_(parameter)
+        self._left = Left(points, self._weight, self._weight / weight.item() if weight else 0.0, generation)
+        self._weight = 0.0
+        return True
+
+    def _meet(self) -> bool:
+        """Wait until all replicas are equal: they go the mean of all their ways since the last merge."""
+        ways: list[Tensor] = []
+        if self._team.replicas > 1:
+            buckets = self._make_buckets()
+            if not self._add_up(buckets):
+                return False
+            self._adds.commit()
+            ways = self._ways_in(buckets)
+        elif self._outer is not None:
+            ways = [now - before for now, before in zip(self.parameters, self._merged, strict=True)]
+        for parameter, before, way in zip(self.parameters, self._merged, self._outside(ways), strict=False):
+            torch.add(before, way, out=parameter)
+        self._left, self._weight, self._steps = None, 0.0, 0
+        return True
+
+    def _make_buckets(self) -> list[Bucket]:
+        return [make_bucket(group, 0, 1) for group in grouped(self.parameters, BUCKET_MB)]
+
+    def _ways_in(self, buckets: list[Bucket]) -> list[Tensor]:
+        """What lies in them for each parameter."""
+        found = {p: way for one in buckets for p, way in zip(one.parameters, one.views[0], strict=True)}
+        return [found[parameter] for parameter in self.parameters]
+
+    def _send(self, buckets: list[Bucket], points: Sequence[Tensor], share: float) -> list[Handle]:
+        """Begin to add up the ways of all replicas from the last merge to these points, of which this is a `share`."""
+        ends = dict(zip(self.parameters, zip(points, self._merged, strict=True), strict=True))
+        self._adds.begin()
+        handles = []
+        for bucket in buckets:
+            for parameter, way in zip(bucket.parameters, bucket.views[0], strict=True):
+                torch.sub(*ends[parameter], out=way).mul_(share)
+            handles.append(self._adds.sum(bucket, 0))
+        return handles
+
     def _add_up(self, buckets: list[Bucket]) -> bool:
         """Fill them with the mean of the ways of all replicas, as one agreement; False if one was lost before it.
 
         The last sum is begun only where all others have ended: when it has ended too, all replicas have all of them.
         """
-        team, weight = self._team, torch.tensor([self._weight], dtype=torch.float64)
+        team, left = self._team, self._left
+        own = self._weight + (left.weight if left is not None else 0.0)
+        weight = torch.tensor([own], dtype=torch.float64)
+        if left is not None and left.arrives(team):  # what travels is not used, but holds up what follows
+            left.wait()
+            left.buckets, left.handles = [], []
         complete = team.sums.sum(weight).wait()
-        share = self._weight / weight.item() if complete and weight else 0.0
+        share = own / weight.item() if complete and weight else 0.0
         sent, began = team.meter.bytes_sent, time.perf_counter()
-        before, handles = dict(zip(self.parameters, self._merged, strict=True)), []
-        self._adds.begin()
-        for bucket in buckets if complete else ():
-            for parameter, way in zip(bucket.parameters, bucket.views[0], strict=True):
-                torch.sub(parameter, before[parameter], out=way).mul_(share)
-            handles.append(self._adds.sum(bucket, 0))
-        ended = [one.wait() for one in handles]  # all of them, whatever the first says
+        ended = [one.wait() for one in (self._send(buckets, self.parameters, share) if complete else ())]
         complete = complete and all(ended)
         self._sent, self._sending_s = team.meter.bytes_sent - sent, time.perf_counter() - began
         commits = [team.sums.sum(torch.zeros(1))] if complete else []
         return team.settle(commits, [bucket.flats[0] for bucket in buckets], void=not complete)
 
-    def _outside(self, outer: Outer, ways: list[Tensor]) -> list[Tensor]:
-        """Take the mean way for a gradient, of SGD with Nesterov's momentum: the way that it makes of it."""
+    def _outside(self, ways: list[Tensor]) -> list[Tensor]:
+        """With an outer update, the mean way is a gradient, of SGD with Nesterov's momentum: the way that it makes."""
+        if (outer := self._outer) is None:
+            return ways
         self._momentum = self._momentum or [torch.zeros_like(one) for one in ways]
         for one, way in zip(self._momentum, ways, strict=True):  # of the gradient, against the way
             one.mul_(outer.momentum).sub_(way)

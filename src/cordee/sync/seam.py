@@ -5,7 +5,7 @@ it has committed. `forget` takes the place of the last two where a step is void.
 
 In windows (see `cordee.core.window`), `commit` and `update` are called for each part that this replica computes. They
 must not wait for other replicas: the record that `commit` returns is this replica's own. When all parts are done,
-`barrier` follows.
+`barrier` follows. Where that left a merge under way, `begin_merge` follows once all workers have committed the window.
 """
 
 from __future__ import annotations
@@ -59,6 +59,13 @@ class Sync:
         """The part that is computed now of a window, which `barrier` will end; None: all compute the same step."""
         self.rule: Rule | None = None
         """How the next steps are shared out in windows, where it is not the plan that says so."""
+        self.behind = False
+        """Whether the next `barrier` may leave the window's merge under way; set before it, alike on all replicas."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the last `barrier` left a merge to the next one: what a worker lost until then did is done again."""
+        return False
 
     def meet(self) -> None:
         """All replicas have made this one: called by all of them before its first step.
@@ -86,6 +93,9 @@ class Sync:
         Then the parts that are lost with it are done again, and this is called again.
         """
         raise NotImplementedError
+
+    def begin_merge(self) -> None:
+        """Begin to send what is `under_way`; all replicas call this at the same place, or none."""
 
     def update(self, optimizer: Optimizer) -> None:
         """Let the optimizer step; what it does to gradients must not reach a peer that still needs them."""

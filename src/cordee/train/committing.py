@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from cordee.core import heap
 from cordee.core.events import WindowEvent
 from cordee.core.record import Record
-from cordee.sync.seam import Treatment
+from cordee.sync.seam import Sync, Treatment
 from cordee.train.windows import check_update, event_of, summed
 
 if TYPE_CHECKING:
@@ -40,12 +40,11 @@ def enter(
 ) -> None:
     """Write down what is committed: a step, or those of a window, with this worker's samples of each."""
     grad_norm, rate, waits = told
-    _, batch = stepper.loops.current()
     stepper.team.awaited = records[-1].admit > 0
     stepper.news = loop.enter(stepper.ledger, records, stepper.number, grad_norm, rate)
     stepper.last = last = stepper.news[-1]
     loop.committed = len(records)
-    stepper.loops.trained(loop, batch.epoch)
+    stepper.loops.trained(loop, last.epoch)
     stepper.team.steps = last.steps
     heap.warm(last.steps)
     stepper.reporter.commit(list(zip(stepper.news, own, strict=True)), waits=waits, window=window)
@@ -67,11 +66,25 @@ def do_part(stepper: Stepper, loop: Loop, optimizer: Optimizer, clip: float | No
     treatment = Treatment(stepper.precision.scale, clip)
     agreed = sync.commit(partial(record_of, stepper, loop), void=False, treatment=treatment)
     assert agreed is not None
+    seen = stepper.buffers.seen
     _, rate, _ = stepper.update(loop, optimizer, sync, agreed)
-    over = windows.done(agreed.record, sync.barrier)
+    if windows.again:  # buffers were merged with the window that it belongs to
+        stepper.buffers.seen = seen
+        stepper.buffers.bring_back(loop.buffers_before)
+    over = windows.done(agreed.record, partial(_barrier, sync))
     if over is None:
         return False
     sync.in_hand = None
+    windows.former = over.window if sync.under_way else None
     stepper.buffers.merge(stepper.team, parts=len(over.window.members))
-    enter(stepper, loop, summed(over), windows.own(over), (None, rate, False), event_of(over, stepper.number))
+    if windows.sends(loop):
+        sync.begin_merge()
+    event = event_of(over, stepper.number, behind=sync.under_way)
+    enter(stepper, loop, summed(over), windows.own(over), (None, rate, False), event)
     return True
+
+
+def _barrier(sync: Sync, behind: bool) -> bool:
+    """Agree at the end of a window, whose merge may be left `behind`."""
+    sync.behind = behind
+    return sync.barrier()

@@ -170,10 +170,16 @@ class Training:
         return self.evaluations.exhausted or (self.job.stop.steps is not None and self.steps >= self.job.stop.steps)
 
     def _boundary(self, steps: int) -> int | None:
-        """After so many steps, the next one that all workers have to end together: a checkpoint, or the last one."""
-        save, stop = self.job.save.steps, self.job.stop.steps
+        """After so many steps, the next one that all workers have to end together, equal: saved, measured, or the last.
+
+        At the end of an epoch callbacks may do so.
+        """
+        job, per_epoch = self.job, self.setup.order.steps
+        save, stop, epochs = job.save.steps, job.stop.steps, steps // per_epoch + 1
+        measured = job.data.validation is not None or bool(job.callbacks) or epochs == job.epochs
+        measured |= job.save.epochs is not None and epochs % job.save.epochs == 0
         ends = [*([] if save is None else [steps - steps % save + save]), *([] if stop is None else [stop])]
-        return min(ends, default=None)
+        return min([*ends, *([epochs * per_epoch] if measured else [])], default=None)
 
     def _due(self, done: Committed, end_of_epoch: bool) -> bool:
         save = self.job.save

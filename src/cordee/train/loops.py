@@ -24,6 +24,7 @@ from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
 from cordee.sync.seam import Agreed, Sync
 from cordee.train.agreement import agree_on
+from cordee.train.buffers import Snapshot
 from cordee.train.devices import seed_draws
 from cordee.train.gathering import gathering
 from cordee.train.ledger import Committed, Ledger
@@ -62,6 +63,8 @@ class Loop:
         """Steps that were committed in this body."""
         self.backwards = 0
         """Backward passes of this micro-batch."""
+        self.buffers_before: Snapshot | None = None
+        """The buffers before a part that is computed again, of a window that was merged."""
         self._bodies = 0
         """Bodies of steps in a row that were looked at and drew nothing from Python's and NumPy's generators."""
         self._places: object = None

@@ -267,6 +267,7 @@ class Stepper:
             self._trail.begin()
         if not (self.team.alone or loop.windows.taken):  # otherwise, no step is ever void
             self.buffers.begin()
+        loop.buffers_before = self.buffers.snapshot() if loop.windows.again else None
         self.team.channel.at = f"step {self.number + loop.windows.ahead}"
 
     def update(self, loop: Loop, optimizer: Optimizer, sync: Sync, agreed: Agreed) -> Told:
@@ -286,8 +287,7 @@ class Stepper:
         drop(sync.parameters)
         self._trail.after()
         loop.guard.committed(sync.parameters)
-        loop.done += 1
-        loop.open = False
+        loop.done, loop.open = loop.done + 1, False
         self.buffers.seen += loop.count
         return grad_norm, rate, fits and grad_norm is None
 

@@ -2,7 +2,8 @@
 
 A worker computes its own part of a window's first step, without asking for it. With every part that it has done it asks
 the coordinator for the next one, and waits only when none is free. No collective is used within a window, so a worker
-that is lost holds up no other. Before the barrier at its end the others regroup, and do again what was lost.
+that is lost holds up no other. Before the barrier at its end the others regroup, and do again what was lost: also what
+it did in the window before, if the merge of that was under way.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Windows:
         `trains`: the loop is known to train, not only to look at its data.
         """
         self.team, self.rule, self.trains = team, rule, trains
+        self._of_job = trains
+        """Whether it is known where all workers have to be equal; in a loop of the user's own that may be anywhere."""
         self._boundary, self._loops = boundary, loops
         self.window: Window | None = None
         """The open one; None: all replicas compute their share of the same step."""
@@ -45,6 +48,10 @@ class Windows:
         """Whether replicas update by what they compute themselves, in windows or alone."""
         self.taken = False
         """Whether the coordinator knows that this worker takes part in it: from there on all parts have to be done."""
+        self.former: Window | None = None
+        """The window before, if its merge is under way."""
+        self._meets = False
+        """Whether all workers have to be equal at the end of the open window."""
         self._item: Item = (0, 0)
         self._asked = False
         self._own: dict[int, int] = {}
@@ -52,8 +59,13 @@ class Windows:
 
     @property
     def ahead(self) -> int:
-        """How many steps the part in hand is after the first step that is not committed."""
+        """How many steps the part in hand is after the first step that is not committed; below 0 if it is `again`."""
         return 0 if self.window is None else self._item[0] - self.window.first
+
+    @property
+    def again(self) -> bool:
+        """Whether the part in hand is one of the window before: it is on record, but was lost with its worker."""
+        return self.ahead < 0
 
     @property
     def begun(self) -> bool:
@@ -70,6 +82,8 @@ class Windows:
         while end is None or at < end * steps:
             self._begin(loop, at)
             while True:
+                if self.window is not None:
+                    loop.feeder.cut_for(self._cut.members)
                 epoch, step = divmod(self._item[0], steps)
                 yield Slot(epoch, step, 0, self._item[1] if self.window is not None and self.trains else -1)
                 if not loop.redo:
@@ -87,15 +101,25 @@ class Windows:
         self._asked, self._item = False, (at, team.replica)
         self.window, rule = None, self.rule()
         self.local = rule is not None
-        if rule is None or team.replicas == 1:
+        if rule is None or (team.replicas == 1 and self.former is None):
             return
-        steps = loop.feeder.order.steps
-        stop = self._boundary(at)
-        end = min(at + rule.steps, (at // steps + 1) * steps, *([] if stop is None else [stop]))
-        self.window = Window((self._loops, team.position), at, end, team.mesh.leaders, rule)
-        loop.feeder.cut_for(self.window.members)
+        end, self._meets = self._end(at, rule, loop)
+        former = None if self.former is None else self.former.number
+        self.window = Window((self._loops, team.position), at, end, team.mesh.leaders, rule, former)
         if self.trains:  # the answer is here when the first part is done
             self._ask(Take(self.window))
+
+    def _end(self, at: int, rule: Rule, loop: Loop) -> tuple[int, bool]:
+        """Where a window ends that begins at this step, and whether all workers have to be equal there."""
+        steps, stop = loop.feeder.order.steps, self._boundary(at)
+        end = min(at + rule.steps, (at // steps + 1) * steps, *([] if stop is None else [stop]))
+        return end, end == stop
+
+    @property
+    def _cut(self) -> Window:
+        """The window whose members the part in hand is cut for."""
+        assert self.window is not None
+        return self.former if self.again and self.former is not None else self.window
 
     def take(self, loop: Loop) -> bool:
         """Before the update by the part in hand: whether it is this worker's; False: compute the one that is.
@@ -112,27 +136,42 @@ class Windows:
         assumed = self.window, self._item
         self.window, self._item = answer.window, (answer.step, answer.part)
         self.taken = self.trains = True
-        loop.feeder.cut_for(self.window.members)
         return assumed == (self.window, self._item)
 
-    def done(self, record: Record, barrier: Callable[[], bool]) -> WindowOver | None:
-        """The part in hand is done: get the next one. If all are done, what they came to, once all agree on it."""
+    def done(self, record: Record, barrier: Callable[[bool], bool]) -> WindowOver | None:
+        """The part in hand is done: get the next one. If all are done, what they came to, once all agree on it.
+
+        `barrier` is told whether the merge may be left behind.
+        """
         self.team.channel.heed()
         assert self.window is not None
         self._own[self._item[0]] = self._own.get(self._item[0], 0) + int(record.samples)
         self._ask(Done(self.window.number, *self._item, record.numbers()))
         while isinstance(answer := self._answer(), WindowOver):
-            if barrier():
+            if barrier(self._may_leave(answer)):
                 self.taken = False
                 return answer
             self._ask(Take(self.window))  # a worker was lost, and what it had done may be to do again
         self._item = (answer.step, answer.part)
         return None
 
+    def _may_leave(self, over: WindowOver) -> bool:
+        """Whether replicas may differ at the end of a window: nothing is measured, saved or handed over there."""
+        if not over.window.rule.behind or not self._of_job or self._meets:
+            return False
+        return not any(summed(over)[-1][2:6])
+
+    def sends(self, loop: Loop) -> bool:
+        """Whether a merge is under way that arrives in time: the next window's, if waited for, is over both of them."""
+        rule = self.rule()
+        if self.window is None or self.former is None or rule is None:
+            return False
+        return not self._end(self.window.end, rule, loop)[1]
+
     def in_hand(self, share: float, feeder: Feeder) -> InHand:
         """The part that was just computed, and how much of its global batch it is."""
         assert self.window is not None
-        fractions = feeder.shares.at(self._item[0]).fractions(self.window.members)
+        fractions = feeder.shares.at(self._item[0]).fractions(self._cut.members)
         steps = self.window.end - self.window.first
         return InHand(self.window.number, *self._item, share, steps, lift_of(fractions))
 
@@ -161,6 +200,8 @@ class Windows:
             meter.blocked_s, meter.waited_s = meter.blocked_s + waited, meter.waited_s + waited
             if channel.ticket is None:
                 self.team.recover(())
+                if isinstance(channel.ticket, WindowOver) and self.window is not None:
+                    self._ask(Take(self.window))  # it may have come before a loss that this generation knows of
         channel.ticket = None
         return answer
 
@@ -195,11 +236,11 @@ def summed(over: WindowOver) -> list[Record]:
     return [*calm, records[-1]._replace(stop=stop, asked=asked, save=save, admit=admit)]
 
 
-def event_of(over: WindowOver, before: int) -> WindowEvent:
-    """What the run's record says of a window with so many steps `before` it."""
+def event_of(over: WindowOver, before: int, *, behind: bool) -> WindowEvent:
+    """What the run's record says of a window with so many steps `before` it, whose merge was left `behind` or not."""
     window = over.window
     items = [(worker, before + step - window.first + 1, part) for worker, step, part in over.items]
-    return WindowEvent(before + 1, before + window.end - window.first, list(window.members), items)
+    return WindowEvent(before + 1, before + window.end - window.first, list(window.members), items, behind)
 
 
 def refuse_open(windows: Sequence[Windows], what: str) -> None:

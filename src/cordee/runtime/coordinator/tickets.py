@@ -4,6 +4,9 @@ Every worker holds the part of the window's first step that is its own from the 
 After that it is handed the earliest free part of its own place among the members; when there is none, the earliest of
 another place. So workers of equal speed keep to their shares, and a fast one takes what a slow one has not begun.
 
+A window may begin while the merge of the one before is under way. Then what a lost worker did there never arrives, and
+is done again as parts of the open window. Their records are known already: those of the second time do not count.
+
 Cost of a ticket: the steps of the window plus its parts per step; one that is taken from another worker's place may
 cost their product.
 """
@@ -37,7 +40,7 @@ class Tickets:
 
     window: Window
     rows: tuple[tuple[Part, ...], ...]
-    """For each step, its parts."""
+    """For each step, its parts; before them those of the window before, if its merge is under way."""
     held: dict[int, Item]
     """Worker → the part that it computes."""
     free: int
@@ -47,21 +50,36 @@ class Tickets:
     """Parts that were ever done."""
     waiting: tuple[int, ...] = ()
     """Workers that ask for a part, or for the end of the window."""
+    opened: int = 0
+    """Parts that were done before it was opened."""
+    before: Tickets | None = None
+    """The window before, until it is certain that all workers know of its end."""
 
     @classmethod
-    def begin(cls, window: Window, alive: Iterable[int]) -> Tickets:
+    def begin(cls, window: Window, alive: Iterable[int], before: Tickets | None = None) -> Tickets:
         """Open a window: every member that is alive holds its own part of the first step."""
         members = set(alive)
         held = {worker: (window.first, part) for part, worker in enumerate(window.members) if worker in members}
         first = tuple(Part(worker) if worker in held else FREE for worker in window.members)
         rows = (first, *((FREE,) * len(first) for _ in range(window.first + 1, window.end)))
         items = len(rows) * len(first)
-        return cls(window, rows, held, items - len(held), items)
+        if before is None:
+            return cls(window, rows, held, items - len(held), items)
+        former = before.own if window.former == before.window.number else ()
+        former = tuple(tuple(part if part.turn >= 0 else FREE for part in row) for row in former)
+        lost = sum(part is FREE for row in former for part in row)
+        begun = cls(window, (*former, *rows), held, items - len(held) + lost, items + lost, before.turn)
+        return replace(begun, opened=before.turn, before=replace(before, before=None))
 
     @property
     def over(self) -> bool:
         """Whether all parts are done."""
         return self.left == 0
+
+    @property
+    def own(self) -> tuple[tuple[Part, ...], ...]:
+        """The parts of this window's own steps."""
+        return self.rows[self.window.first - self.window.end :]
 
     def ask(self, worker: int) -> Tickets:
         """A worker asks for its part, or for the next one."""
@@ -91,6 +109,7 @@ class Tickets:
             free=self.free + len(freed),
             left=self.left + len(undone),
             waiting=waiting,
+            before=None if self.before is None else self.before.lose(worker),
         )
 
     def hand_out(self) -> tuple[Tickets, list[tuple[int, Message]]]:
@@ -112,16 +131,20 @@ class Tickets:
 
     def records(self) -> list[list[float]]:
         """For each step the sum of what its parts came to, in the order of the parts."""
-        return [[sum(numbers) for numbers in zip(*(part.record for part in row), strict=True)] for row in self.rows]
+        return [[sum(numbers) for numbers in zip(*(part.record for part in row), strict=True)] for row in self.own]
 
     def history(self) -> list[tuple[int, int, int]]:
-        """Worker, step and part of all that is done, in the order in which it was done."""
-        done = sorted((part.turn, part.worker, *item) for item, part in self._parts() if part.turn >= 0)
+        """Worker, step and part of all that was done in this window, in the order in which it was done."""
+        done = sorted((part.turn, part.worker, *item) for item, part in self._parts() if part.turn >= self.opened)
         return [(worker, step, part) for _, worker, step, part in done]
 
     def _parts(self) -> list[tuple[Item, Part]]:
-        first = self.window.first
-        return [((first + place, k), part) for place, row in enumerate(self.rows) for k, part in enumerate(row)]
+        return [((self._first + place, k), part) for place, row in enumerate(self.rows) for k, part in enumerate(row)]
+
+    @property
+    def _first(self) -> int:
+        """The first step that has parts here."""
+        return self.window.end - len(self.rows)
 
     def _next(self, worker: int) -> Item | None:
         """The earliest free part of this worker's own place, else of another one; None if it has to wait."""
@@ -131,36 +154,43 @@ class Tickets:
         for place, row in enumerate(rows):
             if row[own].worker < 0:
                 return self.window.first + place, own
-        for place, row in enumerate(rows):
+        former = self.rows[: -len(self.own)]
+        for place, row in enumerate((*former, *rows)):
             for part, one in enumerate(row):
                 if one.worker < 0:
-                    return self.window.first + place, part
+                    return self._first + place, part
         return None
 
     def _allowed(self) -> tuple[tuple[Part, ...], ...]:
         """The steps whose parts may be handed out."""
-        bound = self.window.rule.bound
+        bound, rows = self.window.rule.bound, self.own
         if bound is None:
-            return self.rows
+            return rows
         complete = 0
-        while complete < len(self.rows) and all(part.turn >= 0 for part in self.rows[complete]):
+        while complete < len(rows) and all(part.turn >= 0 for part in rows[complete]):
             complete += 1
-        return self.rows[: complete + bound + 1]
+        return rows[: complete + bound + 1]
 
     def _changed(self, parts: dict[Item, Part]) -> tuple[tuple[Part, ...], ...]:
         rows = list(self.rows)
         for (step, part), one in parts.items():
-            place = step - self.window.first
+            place = step - self._first
             rows[place] = (*rows[place][:part], one, *rows[place][part + 1 :])
         return tuple(rows)
 
 
 def heard(tickets: Tickets | None, worker: int, message: Take | Done, alive: Iterable[int]) -> Tickets:
-    """What a worker asked for, or has done; the first that asks for a window opens it, and ends the one before."""
+    """What a worker asked for, or has done; the first that asks for a window opens it, and ends the one before.
+
+    If all workers that knew of that end are lost, the others ask for the one before again: it is not over for them.
+    """
     number = None if tickets is None else tickets.window.number
     if isinstance(message, Take):
-        if tickets is None or number != message.window.number:
-            tickets = Tickets.begin(message.window, alive)
+        wanted = message.window.number
+        if tickets is not None and tickets.before is not None and tickets.before.window.number == wanted:
+            tickets = tickets.before
+        elif tickets is None or number != wanted:
+            tickets = Tickets.begin(message.window, alive, tickets)
         return tickets.ask(worker)
     if tickets is None or number != message.window:
         raise ValueError(f"worker {worker} did a part of window {message.window}, but the open one is {number}")
