@@ -14,6 +14,7 @@ from torch import nn
 from cordee.feed.batch import Batch
 from cordee.feed.share import Share
 from cordee.sync.buckets import grouped, make_bucket
+from cordee.sync.local import PULL
 from cordee.sync.lossy import CODECS
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job
@@ -67,6 +68,7 @@ def replay(
         return len(own)
 
     points: dict[int, nn.Module] = {}
+    gone: dict[int, list[torch.Tensor]] = {}
     left: dict[int, int] = {}
     former: list[int] = []
     for window in run.of("window"):
@@ -76,20 +78,24 @@ def replay(
             seen[worker] += compute(worker, number, former if again else window["workers"], part, again=again)
         former = window["workers"]
         if window["behind"]:
-            ways = {worker: ahead(models[worker], point) for worker, point in points.items()}
-            if points and codec is not None:
-                exchange_ways(model, points, left, codec, left_out)
-            if points:
-                average(model, {points[worker]: count for worker, count in left.items()}, outside)
-            for worker, way in ways.items():
-                put(models[worker], model, way)
-            points, left = {worker: copy.deepcopy(models[worker]) for worker in seen}, seen
+            ways = {worker: ahead(models[worker], points.get(worker, model)) for worker in seen}
+            sent = {worker: moved(model, way) for worker, way in gone.items()}
+            if sent and codec is not None:
+                exchange_ways(model, sent, left, codec, left_out)
+            if sent:
+                average(model, {sent[worker]: count for worker, count in left.items()}, outside)
+            for worker in sent:
+                pull(models[worker], moved(model, ways[worker]))
+            points, gone, left = {worker: copy.deepcopy(models[worker]) for worker in seen}, ways, seen
             for schedule in schedules.values():
                 for _ in range(window["last"] - window["first"] + 1):
                     schedule.step()
             continue
+        for worker, way in gone.items():
+            both = [one + other for one, other in zip(way, ahead(models[worker], points[worker]), strict=True)]
+            models[worker].load_state_dict(moved(model, both, like=models[worker]).state_dict())
         seen = {worker: count + left.get(worker, 0) for worker, count in seen.items()}
-        points, left = {}, {}
+        points, gone, left = {}, {}, {}
         if codec is not None and len(seen) > 1:
             exchange_ways(model, models, seen, codec, left_out)
             if any(event["step"] == window["last"] for event in run.of("checkpoint")):  # each has a part of it all
@@ -116,10 +122,19 @@ def ahead(model: nn.Module, point: nn.Module) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def put(replica: nn.Module, model: nn.Module, way: list[torch.Tensor]) -> None:
-    """Put a replica where its own `way` leads from the common model."""
-    for parameter, start, own in zip(replica.parameters(), model.parameters(), way, strict=True):
+def moved(model: nn.Module, way: list[torch.Tensor], like: nn.Module | None = None) -> nn.Module:
+    """Where a `way` leads from the common model, with the buffers of `like`."""
+    end = copy.deepcopy(like or model)
+    for parameter, start, own in zip(end.parameters(), model.parameters(), way, strict=True):
         parameter.copy_(start + own)
+    return end
+
+
+@torch.no_grad()
+def pull(replica: nn.Module, end: nn.Module) -> None:
+    """Let a replica go half of the distance to where it would end."""
+    for parameter, target in zip(replica.parameters(), end.parameters(), strict=True):
+        parameter.lerp_(target, PULL)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from cordee.core.errors import UsageError
 from cordee.core.record import Record
 from cordee.core.window import InHand
 from cordee.group.team import Team
-from cordee.sync.local import LocalSteps, Outer
+from cordee.group.transport.seam import Transport
+from cordee.sync.local import PULL, LocalSteps, Outer
 from cordee.sync.lossy import CODECS, Exact, Lossy
 from cordee.sync.seam import Treatment
 from exchange import exchange
@@ -43,7 +44,7 @@ class Meeting:
             return [self.laid[number, rank] for rank in range(REPLICAS)]
 
 
-class Seat:
+class Seat(Transport):
     """A transport of one replica; what is begun ends only in `wait`."""
 
     ends_by_itself = True
@@ -112,7 +113,8 @@ def replica(rank: int, meeting: Meeting, script: Script, codec: str | None, oute
     for window, (behind, regroups) in enumerate(script):
         if regroups:
             team.membership.generation += 1
-        under_way, hidden_s = sync.under_way, team.meter.hidden_s
+            team.meter.clear()  # as a generation ends
+        under_way, hidden_s = sync.under_way and not regroups, team.meter.hidden_s
         for gradient in gradients(rank, window):
             model.weight.grad = gradient
             sync.in_hand = InHand((0, window), window, rank, 1.0)
@@ -135,7 +137,7 @@ def replica(rank: int, meeting: Meeting, script: Script, codec: str | None, oute
 
 
 def by_formula(script: Script, codec: str | None, outer: Outer | None) -> list[list[Tensor]]:
-    """The same, written down: parameter += mean way of the window before - own way of it."""
+    """The same, written down: half the distance to the mean way of the window before, and the own way of this one."""
     now = [torch.ones(70, 9, dtype=torch.float64) for _ in range(REPLICAS)]
     common = now[0].clone()
     left_out = [torch.zeros(630, dtype=torch.float64) for _ in range(REPLICAS)]
@@ -170,12 +172,13 @@ def by_formula(script: Script, codec: str | None, outer: Outer | None) -> list[l
             if left is not None:
                 way = mean(*left)
                 common = common + way
-                now = [one + way - own for one, own in zip(now, left[0], strict=True)]
+                now = [one + PULL * (common + own - one) for one, own in zip(now, ways, strict=True)]
             left = ways, weights
         else:
             if left is not None:
+                ways = [one + other for one, other in zip(ways, left[0], strict=True)]
                 weights = [one + other for one, other in zip(weights, left[1], strict=True)]
-            common = common + mean([one - common for one in now], weights)
+            common = common + mean(ways, weights)
             now, left = [common.clone() for _ in now], None
         for rank, one in enumerate(now):
             after[rank].append(one.clone())

@@ -10,17 +10,19 @@ with momentum.
 
 A codec makes the ways smaller on the wire; what it leaves out goes with the next merge.
 
-A merge may be left `behind`: the ways of a window travel while the next one is computed. At its end each replica puts
-their mean in the place of its own way, and stays ahead by its way of the last window alone. A merge that is waited for
+A merge may be left `behind`: the ways of a window travel while the next one is computed. At its end each replica goes
+half of the distance to where that merge, and its own way of the last window, would lead. Not all of it: in the
+meantime the gradient has corrected much of what was wrong with its own way, and to correct that twice makes replicas
+swing apart (`benchmarks/ways.py`). The ways themselves are merged whole, and each once. A merge that is waited for
 makes all replicas equal again, over all that they have done since they last were on the way together.
 
 What a lost replica computed since the last merge is lost with it, also if its ways were under way: the others compute
 those parts again, keep their own ways, and wait for the next merge, which is over all of them. One replica alone has no
 windows: it goes on step by step, and only outer updates are left of its merges.
 
-Memory: a copy of the parameters, and during a merge another one. While a merge is left behind three copies: where all
-replicas were last, where this one was at the end of the window, and what travels. After it, what it came to is kept
-for a peer that may have missed it, until the next agreement.
+Memory: a copy of the parameters, and during a merge another one. While a merge is left behind four copies: where all
+replicas were last, where this one was at the end of the window, its way, and what travels. After it, what it came to is
+kept for a peer that may have missed it, until the next agreement.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ MOMENTUM = "outer momentum"
 """The name of what is kept for the outer update."""
 BUCKET_MB = 4.0
 """So much of the parameters travels together in a merge: what is encoded next overlaps with what is sent."""
+PULL = 0.5
+"""How far a replica goes towards a merge that was left behind."""
 
 
 class Outer(NamedTuple):
@@ -62,7 +66,9 @@ class Left:
     """What a window has come to on this replica, as long as its merge is under way."""
 
     points: list[Tensor]
-    """The parameters at its end."""
+    """The parameters at its end, where the next one begins."""
+    ways: list[Tensor]
+    """How far this replica went in it."""
     weight: float
     """What this replica's samples of the window weigh."""
     share: float
@@ -182,7 +188,7 @@ class LocalSteps(Sync):
         if left is None or left.generation != self._team.membership.generation:
             return
         left.buckets = self._make_buckets()
-        left.handles = self._send(left.buckets, left.points, left.share)
+        left.handles = self._send(left.buckets, left.ways, left.share)
 
     def merge(self, *, saving: bool = False) -> Kept:
         """The last window has merged the parameters; alone, what was done since then is a merge too."""
@@ -209,16 +215,15 @@ class LocalSteps(Sync):
         came = [bucket.flats[0] for bucket in left.buckets] if left is not None else []
         if not team.settle(commits, [*came, weight], void=not complete):
             return False
-        if left is None:
-            points = [parameter.detach().clone() for parameter in self.parameters]
-        else:
+        begun = self._merged if left is None else left.points
+        ways = [now - then for now, then in zip(self.parameters, begun, strict=True)]
+        if left is not None:
             self._adds.commit()
-            points, ways = left.points, self._outside(self._ways_in(left.buckets))
-            for parameter, before, point, way in zip(self.parameters, self._merged, points, ways, strict=True):
-                torch.sub(parameter, point, out=point)  # the way of this window alone
-                torch.add(before.add_(way), point, out=parameter)
-                point.copy_(parameter)
-        self._left = Left(points, self._weight, self._weight / weight.item() if weight else 0.0, generation)
+            means = self._outside(self._ways_in(left.buckets))
+            for parameter, before, mean, way in zip(self.parameters, self._merged, means, ways, strict=True):
+                parameter.lerp_(before.add_(mean) + way, PULL)
+        points = [parameter.detach().clone() for parameter in self.parameters]
+        self._left = Left(points, ways, self._weight, self._weight / weight.item() if weight else 0.0, generation)
         self._weight = 0.0
         return True
 
@@ -231,8 +236,8 @@ class LocalSteps(Sync):
                 return False
             self._adds.commit()
             ways = self._ways_in(buckets)
-        elif self._outer is not None:
-            ways = [now - before for now, before in zip(self.parameters, self._merged, strict=True)]
+        elif self._outer is not None or self._left is not None:
+            ways = self._own_ways()
         for parameter, before, way in zip(self.parameters, self._merged, self._outside(ways), strict=False):
             torch.add(before, way, out=parameter)
         self._left, self._weight, self._steps = None, 0.0, 0
@@ -246,14 +251,21 @@ class LocalSteps(Sync):
         found = {p: way for one in buckets for p, way in zip(one.parameters, one.views[0], strict=True)}
         return [found[parameter] for parameter in self.parameters]
 
-    def _send(self, buckets: list[Bucket], points: Sequence[Tensor], share: float) -> list[Handle]:
-        """Begin to add up the ways of all replicas from the last merge to these points, of which this is a `share`."""
-        ends = dict(zip(self.parameters, zip(points, self._merged, strict=True), strict=True))
+    def _own_ways(self) -> list[Tensor]:
+        """How far this replica went since the last merge that counts."""
+        if (left := self._left) is None:
+            return [now - before for now, before in zip(self.parameters, self._merged, strict=True)]
+        begun = zip(self.parameters, left.points, left.ways, strict=True)
+        return [now - then + way for now, then, way in begun]
+
+    def _send(self, buckets: list[Bucket], ways: Sequence[Tensor], share: float) -> list[Handle]:
+        """Begin to add up such ways of all replicas, of which this one's count for a `share`."""
+        own = dict(zip(self.parameters, ways, strict=True))
         self._adds.begin()
         handles = []
         for bucket in buckets:
             for parameter, way in zip(bucket.parameters, bucket.views[0], strict=True):
-                torch.sub(*ends[parameter], out=way).mul_(share)
+                torch.mul(own[parameter], share, out=way)
             handles.append(self._adds.sum(bucket, 0))
         return handles
 
@@ -271,7 +283,7 @@ class LocalSteps(Sync):
         complete = team.sums.sum(weight).wait()
         share = own / weight.item() if complete and weight else 0.0
         sent, began = team.meter.bytes_sent, time.perf_counter()
-        ended = [one.wait() for one in (self._send(buckets, self.parameters, share) if complete else ())]
+        ended = [one.wait() for one in (self._send(buckets, self._own_ways(), share) if complete else ())]
         complete = complete and all(ended)
         self._sent, self._sending_s = team.meter.bytes_sent - sent, time.perf_counter() - began
         commits = [team.sums.sum(torch.zeros(1))] if complete else []
