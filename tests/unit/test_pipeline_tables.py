@@ -185,6 +185,21 @@ def test_messages_over_one_link_follow_each_other() -> None:
     assert [span.begin for span in timeline.spans[0][3:]] == [43, 53, 63]
 
 
+@pytest.mark.parametrize(
+    ("message_ms", "expected"),
+    [(0.0, (33, 33, 28.5, 27)), (0.5, (36, 41, 35.5, 33)), (1.0, (39, 49, 46, 41)), (2.0, (45, 65, 70, 57))],
+)
+def test_slow_messages_favour_many_forwards_in_flight(message_ms: float, expected: tuple[float, ...]) -> None:
+    """The numbers of the table in docs/explanation/pipelines.md."""
+    for (name, chunks), step_ms in zip(
+        {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 1}.items(), expected, strict=True
+    ):
+        table = table_of(name, 4, 8, chunks)
+        stages = Costs.equal(table.stages, *[1 / chunks] * 3).stages
+        boundaries = (Boundary(latency_ms=message_ms),) * (table.stages - 1)
+        assert simulate(table, Costs(stages, boundaries)).step_ms == pytest.approx(step_ms)
+
+
 def test_wrong_costs_are_refused() -> None:
     table = one_f_one_b(2, 1)
     for costs in (Costs.equal(3), Costs(Costs.equal(2).stages, (Boundary(),) * 2)):
@@ -329,3 +344,10 @@ def test_a_drawing_is_never_wider_than_asked() -> None:
     assert max(map(len, str(simulate(zero_bubble(2, 30), Costs(stages))).splitlines())) == 200
     free = str(simulate(one_f_one_b(2, 1), Costs.equal(2, 0, 0, 0)))
     assert free.splitlines() == ["rank 0 ", "rank 1 "]
+
+
+def test_the_page_shows_these_drawings() -> None:
+    page = (Path(__file__).parents[2] / "docs/explanation/pipelines.md").read_text(encoding="utf-8")
+    for table in (gpipe(3, 4), one_f_one_b(3, 4), interleaved(2, 3, 2), zero_bubble(3, 4)):
+        assert f"```text\n{timed(table)}\n```" in page
+    assert f"```text\n{one_f_one_b(2, 2)}\n```" in page
