@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from browser import Page, browser, find_browser
 from cordee.core.scaling import Timed, figures
+from cordee.split.schedules import table_of
+from cordee.split.schedules.costs import Costs
+from cordee.split.schedules.forecast import forecast
+from cordee.split.schedules.simulate import simulate
 from cordee.watch.report import write_report
 from cordee.watch.scaling import Setup, as_page
-from records import end, epoch, event, hostile_run, long_run, start, step, times, usage, write
+from records import T0, end, epoch, event, hostile_run, long_run, start, step, times, usage, write
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed (apt-get install chromium)")
 
@@ -251,3 +256,21 @@ def test_a_scaling_page(counts: tuple[int, ...], width: int, dark: bool, tmp_pat
         most = figures(runs)[-1].speed_up
         assert most is not None and float(shown["speed-up"].split()[0]) == pytest.approx(most.value, rel=0.01)
         assert float(shown["ideal"]) == counts[-1]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 400])
+def test_a_pipeline(width: int, dark: bool, tmp_path: Path, chromium: Page) -> None:
+    table = table_of("zero-bubble", 4, 12)
+    event_ = forecast("zero-bubble", simulate(table, Costs.equal(table.stages)))
+    steps = [step(2.0 + number / 10, number + 1) for number in range(5)]
+    made = [*start(0.0, 2), {**to_builtins(event_), "time": T0 + 1.9}, *steps, end(5.0)]
+    chromium.open(write_report(write(tmp_path, made)), width=width, dark=dark)
+    assert chromium.complaints == [] and chromium.evaluate(TOO_WIDE) <= 0
+    boxes = "[...document.querySelectorAll('.track i')]"
+    assert chromium.evaluate(f"{boxes}.length") == 3 * 4 * 12
+    shown = f"{boxes}.filter((one) => one.firstChild.offsetWidth)"
+    assert chromium.evaluate(f"{shown}.length") == (3 * 4 * 12 if width > 600 else 0), "where there is room"
+    assert chromium.evaluate(f"{shown}.every((one) => one.firstChild.offsetWidth <= one.clientWidth)")
+    colours = chromium.evaluate(f"[...new Set({boxes}.map((one) => getComputedStyle(one).backgroundColor))]")
+    assert len(colours) == 3 and "rgba(0, 0, 0, 0)" not in colours

@@ -10,9 +10,19 @@ import msgspec
 from msgspec import structs
 
 from cordee.core.event import Count, Event, Moment, Number
+from cordee.core.splitevents import PipelineEvent, PipelineStepEvent
 from cordee.core.syncevents import DecisionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
 
-__all__ = ["DecisionEvent", "Event", "PushesEvent", "ServerEvent", "TrafficEvent", "WindowEvent"]
+__all__ = [
+    "DecisionEvent",
+    "Event",
+    "PipelineEvent",
+    "PipelineStepEvent",
+    "PushesEvent",
+    "ServerEvent",
+    "TrafficEvent",
+    "WindowEvent",
+]
 
 
 class StartEvent(Event):

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
 from cordee.core.times import COSTS, PARTS
-from cordee.watch import byte_words, words
+from cordee.watch import byte_words, pipeline, words
 from cordee.watch.summary import Column, Curve, Decision, StepParts, Summary, Worker
 
 MOST_SHOWN = 24
@@ -65,7 +65,7 @@ def _environment() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.globals.update({**vars(words), **vars(byte_words)}, date=_date, write=_written)
+    environment.globals.update({**vars(words), **vars(byte_words), **pipeline.WORDS}, date=_date, write=_written)
     return environment
 
 

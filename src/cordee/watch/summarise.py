@@ -23,6 +23,7 @@ from cordee.core.usage import BYTES
 from cordee.core.words import plural
 from cordee.watch.incidents import Incidents
 from cordee.watch.members import Members
+from cordee.watch.pipeline import Pipelined
 from cordee.watch.series import Series, latency
 from cordee.watch.summary import Incident, Summary
 from cordee.watch.traffic import Carried
@@ -91,7 +92,7 @@ class _Reader:
         self._first_place = 0
         """Where among all steps those of this start begin."""
         self._series, self._incidents = Series(), Incidents()
-        self._members, self._traffic = Members(0), Carried()
+        self._members, self._traffic, self._pipeline = Members(0), Carried(), Pipelined()
         self._ready: float | None = None
         """When the last worker was ready for its first step of this start; None before that is known."""
         self._breakdown = Breakdown(self._on_block)
@@ -103,7 +104,7 @@ class _Reader:
             self._heard = max(self._heard, event.time)
         if take := getattr(self, f"_on_{event.kind}", None):
             take(event)
-        for part in (self._series, self._members, self._traffic):
+        for part in (self._series, self._members, self._traffic, self._pipeline):
             if take := getattr(part, f"on_{event.kind}", None):
                 take(event, self._running(event.moment))
         self._breakdown.take(event)
@@ -233,6 +234,7 @@ class _Reader:
             **series.curves(),
             split=self._members.parts(),
             traffic=self._traffic.summary(),
+            pipeline=self._pipeline.summary(),
             usage=self._members.usage(),
         )
 

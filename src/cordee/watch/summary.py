@@ -171,6 +171,44 @@ class Traffic:
     """Decisions beyond those listed; those that changed nothing are left out first."""
 
 
+Lane = tuple[tuple[str, float, float], ...]
+"""What one rank of a pipeline executes in a step: each action with its begin and end in milliseconds."""
+
+
+@dataclass(frozen=True)
+class PipelineStep:
+    """How a step of a pipeline went in one replica."""
+
+    replica: int
+    step: int
+    workers: tuple[int, ...]
+    """By rank of the pipeline."""
+    lanes: tuple[Lane, ...]
+    """On one clock, which begins with the first action."""
+    ms: float
+    bubble: tuple[float, ...]
+    """The part of the step in which each rank computes nothing."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The schedule of a pipeline: how a step was forecast, and how it went."""
+
+    schedule: str
+    table: str
+    """A line per rank: its actions in order."""
+    micros: int
+    stages: int
+    forecast: tuple[Lane, ...]
+    forecast_ms: float
+    bubble: tuple[float, ...]
+    """Of each rank, as forecast."""
+    held: tuple[int, ...]
+    """The most activations that each rank holds, in micro-batches."""
+    measured: tuple[PipelineStep, ...] = ()
+    """The last step that is on record from all ranks, by replica."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """What a run came to, so far."""
@@ -234,5 +272,7 @@ class Summary:
     """Checkpoints: `ms`, how long the training stood still."""
     split: StepParts
     traffic: Traffic
+    pipeline: Pipeline | None
+    """Of the last start; None without a pipeline."""
     usage: Mapping[str, Curve]
     """By worker, over seconds only: `cores`, `memory_mb`, `gpu_mb`, `sent_mb_s`."""

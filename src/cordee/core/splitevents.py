@@ -1,0 +1,53 @@
+"""Events of how one replica lies over workers: the schedule of a pipeline, and how a step went; see `events.py`."""
+
+from __future__ import annotations
+
+from cordee.core.event import Count, Event, Moment, Number
+
+Spans = list[tuple[Number, Number]]
+"""Begin and end of each action of a rank, in milliseconds."""
+
+
+class PipelineEvent(Event):
+    """The schedule of a pipeline, and what a step of it is forecast to take."""
+
+    schedule: str
+    """its name in the plan, or the file that it came from"""
+    table: str
+    """a line per rank of the pipeline: its actions in order, each as kind, stage and micro-batch, such as `F0.3`"""
+    stage_ms: list[tuple[Number, Number, Number, Number]]
+    """of each stage for one micro-batch: forward, whole backward, gradient of inputs, gradient of weights"""
+    forecast: list[Spans]
+    """for each rank, in the order of its line: begin and end of each action, in milliseconds of the step"""
+    forecast_ms: Number
+    """from the first action to the end of the last"""
+    bubble: list[Number]
+    """the part of that in which each rank computes nothing, from 0 to 1"""
+    held: list[Count]
+    """the most micro-batches whose activations each rank holds at once, counted once for each of its stages"""
+    step: Count = 0
+    """after which step it begins to hold"""
+
+    def __post_init__(self) -> None:
+        """Refuse a forecast that is not one of this table."""
+        lengths = [len(line.split()) for line in self.table.splitlines()]
+        each = {len(self.bubble), len(self.held)}
+        if [len(row) for row in self.forecast] != lengths or each != {len(lengths)} or 0 in (len(lengths), *lengths):
+            raise ValueError("Expected a forecast of each action of the table, and a bubble and a peak of each rank")
+
+
+class PipelineStepEvent(Event):
+    """How one step of a pipeline went on one of its ranks."""
+
+    worker: Count
+    """the worker"""
+    replica: Count
+    """its replica, from 0"""
+    rank: Count
+    """its place in the pipeline, from 0: the line of the table that it executed"""
+    step: Count
+    """the step, counted as in `step`"""
+    began: Moment
+    """in the launcher's clock, the moment from which `spans` count"""
+    spans: Spans
+    """begin and end of each action in the order of its line, in milliseconds"""
