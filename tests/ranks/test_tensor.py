@@ -90,10 +90,10 @@ def test_a_lost_slice_ends_the_run_and_says_how_to_continue(warm: int, tmp_path:
     ("plan", "told"),
     [
         ({"0": "colwise", "5": "rowwise"}, "no such layer"),
-        ({"0": "columns"}, "expected colwise, rowwise"),
+        ({"0": "columns"}, "expected column, row or"),
         ({"3": "colwise"}, "BatchNorm1d"),
         ({"4": "colwise"}, "cannot be cut into 4"),
-        ({}, "it names none"),
+        ({}, "names no layer"),
         ({"0": "colwise"}, "tensor_plan does not fit the model: whole, the loss"),
     ],
 )
