@@ -39,7 +39,7 @@ class Reader(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         seen = self.words(x).transpose(0, 1)
         asks = self.asks[:, None].expand(-1, len(x), -1)
-        mask = torch.arange(4 * len(x) * 3 * LENGTH).reshape(4 * len(x), 3, LENGTH) % 5 == 0
+        mask = (torch.arange(4 * 3 * LENGTH).reshape(4, 3, LENGTH) % 5 == 0).repeat(len(x), 1, 1)
         out, weights = self.attention(asks, seen, seen, attn_mask=mask)
         scores: Tensor = self.head(out.mean(0)) + weights.square().sum((1, 2))[:, None] * torch.ones(2)
         return scores

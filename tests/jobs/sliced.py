@@ -62,7 +62,7 @@ def job(
         clip=clip,
         metrics={"accuracy": cordee.metrics.accuracy},
         schedule=lambda one: torch.optim.lr_scheduler.CosineAnnealingLR(one, 64),
-        tensor_plan=json.loads(cut) if cut else PLANS.get(kind, BLOCKS),
+        tensor_plan=None if cut == "found" else json.loads(cut) if cut else PLANS.get(kind, BLOCKS),
         stop=Stop(steps=stop_steps),
         save=Save(steps=save_steps, keep_best="accuracy" if keep_best else None),
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cordee.state.layout import read_index
 from harness import Run, assert_same, train
 
 LLAMA = r"(q|k|v|gate|up)_proj column|(o|down)_proj row"
@@ -24,7 +23,17 @@ CUTS = {
     "reader": r"attention heads",
 }
 """Which layers are cut, by the ends of their names."""
-FEW = {"gpt": 8, "llama": 14, "llama-uneven": 6, "qwen3": 14, "bert": 14, "gpt2": 8, "vit": 12, "encoder": 3, "reader": 1}
+FEW = {
+    "gpt": 8,
+    "llama": 14,
+    "llama-uneven": 6,
+    "qwen3": 14,
+    "bert": 14,
+    "gpt2": 8,
+    "vit": 12,
+    "encoder": 3,
+    "reader": 1,
+}
 
 
 def same(run: Run, reference: Run) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import torch
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 
 from cordee.core.errors import ModelError, WorkersLost
 from cordee.core.events import CutEvent
+from cordee.diagnose.preflight.check import materialise
 from cordee.feed.batch import Batch
+from cordee.feed.order import Order
+from cordee.feed.source import map_tensors
 from cordee.group.lines import SLICE_LOST
 from cordee.group.sliced import aligned, cut_as, local_of
 from cordee.group.team import Team
@@ -20,6 +24,7 @@ from cordee.split.cut import Cut
 from cordee.split.find import find_cut, fit_cut
 from cordee.split.tensor import TensorPlan, check
 from cordee.train.agreement import agree_on
+from cordee.train.checks import subject_of
 from cordee.train.job import Job
 
 LOSS_TOLERANCE = 1e-3
@@ -55,7 +60,7 @@ class Comparison:
         plan, slices = self._job.tensor_plan, self._team.slices.size
         if plan is not None and not all(isinstance(how, str) for how in plan.values()):
             return plan
-        run = self._running(model)
+        run = partial(_compute, self._job, model, self._batch)
         self._cut = find_cut(model, run, slices) if plan is None else fit_cut(model, run, check(model, plan, slices)[0])
         agree_on(self._team, {"cut of the model": self._cut.to_dict()})
         return self._cut
@@ -112,20 +117,13 @@ class Comparison:
             "them; leave out layers that share their weight with another"
         )
 
-    def _running(self, model: nn.Module) -> Callable[[], Tensor]:
-        def run() -> Tensor:
-            torch.manual_seed(self._job.seed)
-            return self._job.compute(model, self._batch)[0]
-
-        return run
-
     def _measure(self, model: nn.Module, *, gradients: bool) -> Measured:
         """All workers that hold a replica together call this."""
         training = {module: module.training for module in model.modules()}
         model.eval()
         try:
             with torch.set_grad_enabled(gradients):
-                loss = self._running(model)()
+                loss = _compute(self._job, model, self._batch)
             if not gradients:
                 return Measured(float(loss), None)
             asked = {name: one for name, one in model.named_parameters() if one.requires_grad}
@@ -146,6 +144,29 @@ class Comparison:
         if not self._team.slices.sum(without).wait():
             raise WorkersLost(SLICE_LOST)
         return float(without) == 0.0
+
+
+def cut_of_job(job: Job, slices: int) -> Cut:
+    """How the model of a job would be cut, found by this process alone."""
+    torch.manual_seed(job.seed)
+    model, order = job.make_model(), job.order(job.resolve(1))
+    materialise(subject_of(job, model), job.data.train, order, "cpu")
+    batch = first_batch(job, order, "cpu", 2)
+    run = partial(_compute, job, model, batch)
+    if job.tensor_plan is None:
+        return find_cut(model, run, slices)
+    return fit_cut(model, run, check(model, job.tensor_plan, slices)[0])
+
+
+def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
+    """The first samples of a run, at most `count` of them."""
+    ids = order.ids(0, 0)[:count]
+    return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
+
+
+def _compute(job: Job, model: nn.Module, batch: Batch) -> Tensor:
+    torch.manual_seed(job.seed)
+    return job.compute(model, batch)[0]
 
 
 def _kept(gradient: Tensor | None) -> Tensor | None:

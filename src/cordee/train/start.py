@@ -19,15 +19,13 @@ from cordee.core.errors import CheckpointError
 from cordee.core.events import JobEvent, WarningEvent
 from cordee.core.world import World
 from cordee.diagnose.preflight import check
-from cordee.feed.batch import Batch
 from cordee.feed.order import Order
-from cordee.feed.source import map_tensors
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights, take_weights
 from cordee.state.naming import Snapshot
 from cordee.train.agreement import agree_on, in_json, of_job, of_optimizer, share_model
 from cordee.train.checks import subject_of
-from cordee.train.cutting import Comparison
+from cordee.train.cutting import Comparison, first_batch
 from cordee.train.devices import fuse
 from cordee.train.job import Job, Resolved
 from cordee.train.saving import Saver, owners_of
@@ -141,12 +139,6 @@ def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Mod
     model = stepper.place(model, comparison.choose(model))
     stepper.reporter.tell(comparison.check(model))
     return model
-
-
-def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
-    """The first samples of a run, at most `count` of them."""
-    ids = order.ids(0, 0)[:count]
-    return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
 
 
 def _resolved(job: Job, snapshot: Snapshot | None) -> Resolved:
