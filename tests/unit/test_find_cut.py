@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, softmax
 
+from cordee.core.errors import ModelError
 from cordee.split.cut import Cut, Setting
 from cordee.split.find import calling, find_cut, fit_cut
 from cordee.split.tensor import check
@@ -174,6 +175,13 @@ def test_named_layers_get_what_their_modules_need_and_nothing_else_is_cut() -> N
     assert [(one.layer, one.blocks) for one in fitted.layers] == [("a.qkv", 3), ("a.out", 1)]
     assert fitted.settings == (Setting("a", "n_head", 2),)
     assert len({one.group for one in fitted.layers}) == 1
+
+
+def test_named_layers_whose_heads_cannot_be_shared_out_are_refused() -> None:
+    model = nn.Sequential(Attention(heads=3))
+    named, _ = check(model, {"0.qkv": "column", "0.out": "row"}, 2)
+    with pytest.raises(ModelError, match=r"0\.qkv and 0\.out, but 0\.n_head=3 cannot .* Choose a tensor="):
+        fit_cut(model, calling(model, torch.randn(2, 5, 8)), named)
 
 
 def test_a_cut_is_printed_and_written() -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cordee.core.errors import ModelError
 from cordee.split.attention import why_whole
 from cordee.split.cut import Cut, LayerCut, Setting, Whole
 from cordee.split.layers import is_linear
 from cordee.split.trace import Trace, as_in_evaluation, trace
-from cordee.split.trial import Group, Misfit, alike, computing, narrowed, set_to, try_group
+from cordee.split.trial import Group, Misfit, Uneven, alike, computing, narrowed, set_to, try_group
 
 MIXING = {"scaled_dot_product_attention", "softmax", "bmm", "matmul", "__matmul__", "einsum", "baddbmm"}
 """Functions by which features of one head meet each other."""
@@ -40,7 +41,8 @@ def find_cut(model: nn.Module, run: Callable[[], Any], slices: int) -> Cut:
 def fit_cut(model: nn.Module, run: Callable[[], Any], named: Cut) -> Cut:
     """A cut whose layers were named, with what their modules need to compute with slices; see `find_cut`.
 
-    Nothing else is cut. Where a trial fails, the layers stay cut as they were named, with the reason.
+    Nothing else is cut. Sizes that cannot be shared out are refused. Where a trial fails otherwise, the layers stay cut
+    as they were named, with the reason: what they compute then is compared before the start.
     """
     seen = trace(model, run)
     cut = {one.layer: one for one in named.layers}
@@ -56,6 +58,11 @@ def fit_cut(model: nn.Module, run: Callable[[], Any], named: Cut) -> Cut:
             settings.update(dict.fromkeys(group.settings))
             partial += sorted(one for one in seen.weights[row] if seen.acts_only_on(one, row))
             cut.update({one: replace(cut[one], group=number, blocks=group.blocks) for one in columns})
+        except Uneven as misfit:
+            raise ModelError(
+                f"tensor_plan names {', '.join(columns)} and {row}, but {misfit}. Choose a tensor= in the plan that "
+                "divides that number, change it in the model, or leave these layers out of tensor_plan"
+            ) from misfit
         except Misfit as misfit:
             cut.update({one: replace(cut[one], group=number, reason=str(misfit)) for one in (*columns, row)})
     return replace(named, layers=tuple(cut.values()), settings=tuple(settings), partial=tuple(partial))

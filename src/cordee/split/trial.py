@@ -42,6 +42,10 @@ class Misfit(Exception):
     """Why layers cannot be cut."""
 
 
+class Uneven(Misfit):
+    """A size that the number of workers does not divide."""
+
+
 def try_group(model: nn.Module, seen: Trace, group: Group, slices: int) -> Group:
     """The group as it can be cut, with blocks and settings; raises `Misfit`."""
     modules = dict(model.named_modules())
@@ -51,7 +55,7 @@ def try_group(model: nn.Module, seen: Trace, group: Group, slices: int) -> Group
     sizes |= {f"outputs of {name}": size_of(modules[name], "column") for name in group.columns}
     for what, size in sizes.items():
         if size % slices:
-            raise Misfit(f"the {size} {what} cannot be shared out over {slices} workers")
+            raise Uneven(f"the {size} {what} cannot be shared out over {slices} workers")
     around = _around(seen, group)
     if around is None:
         raise Misfit("no module holds them whose forward pass could be repeated")
@@ -64,8 +68,9 @@ def try_group(model: nn.Module, seen: Trace, group: Group, slices: int) -> Group
             failure = region.differs(model, slices, blocks, [(modules[one.module], one) for one in settings])
             if not failure:
                 return Group(group.columns, group.row, blocks, settings)
-    uneven = next(_uneven(modules, around, slices), "")
-    raise Misfit(uneven or failure)
+    for uneven in _uneven(modules, around, slices):
+        raise Uneven(uneven)
+    raise Misfit(failure)
 
 
 def _around(seen: Trace, group: Group) -> str | None:
