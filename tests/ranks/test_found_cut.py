@@ -71,7 +71,10 @@ def test_two_workers_equal_one_process(warm: int, tmp_path: Path, kind: str) -> 
 
 @pytest.mark.parametrize("kind", ["gpt", *slow("mlp", "llama", "bert", "encoder", "qwen3", "gpt2")])
 def test_two_replicas_of_two_workers_equal_one_process(warm: int, tmp_path: Path, kind: str) -> None:
-    same(start(kind, tmp_path / "four", workers=4, plan="tensor=2"), start(kind, tmp_path / "alone"))
+    # Norms of Qwen3 compute in float32, whose rounding depends on the number of samples (6e-10 in the loss, also
+    # without a cut): two whole replicas have the same shares.
+    whole = start(kind, tmp_path / "whole", workers=2 if kind == "qwen3" else 1)
+    same(start(kind, tmp_path / "four", workers=4, plan="tensor=2"), whole)
 
 
 def test_a_fused_layer_is_saved_whole_and_resumed_under_any_plan(warm: int, tmp_path: Path) -> None:
