@@ -378,7 +378,14 @@ def python() -> list[str]:
     from cordee.runtime.api import Result
 
     pages = {"Job": "job.md", "Stop": "job.md", "Save": "job.md", "Callback": "callbacks.md", "session": "session.md"}
-    pages |= {"data": "data.md", "metrics": "metrics.md", "Plan": "#plan", "World": "#world", "train": "#train"}
+    pages |= {
+        "split": "#split",
+        "data": "data.md",
+        "metrics": "metrics.md",
+        "Plan": "#plan",
+        "World": "#world",
+        "train": "#train",
+    }
     pages |= {
         "load": "#load",
         "predict": "#predict",
@@ -387,6 +394,7 @@ def python() -> list[str]:
         "Batch": "data.md#batch",
     }
     modules = {"data": "Where samples come from.", "metrics": "What can be measured.", "errors": "What can go wrong."}
+    modules["split"] = "A product of matrices over workers."
     names = [name for name in cordee.__all__ if name != "__version__"]
     if homeless := sorted(set(names) - set(pages)):
         raise Silent(f"cordee.{homeless[0]} has no place in the reference: give it one in docs/generate.py")
@@ -408,6 +416,10 @@ def python() -> list[str]:
         *function(cordee.load, "cordee.load"),
         *function(cordee.predict, "cordee.predict"),
         *function(cordee.gather, "cordee.gather"),
+        "## split",
+        *function(cordee.split.matmul, "cordee.split.matmul", level=3),
+        f"It gives a `Product`: {doc(cordee.split.Product)} `value` is the matrix, `bytes_sent` what this worker has "
+        "sent to others for it.",
         "## Plan",
         doc(cordee.Plan) + " Its keys: [plans](plan.md).",
         *members(cordee.Plan),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cordee import data as data
     from cordee import errors as errors
     from cordee import metrics as metrics
+    from cordee import split as split
     from cordee.core.plan import Plan as Plan
     from cordee.core.world import World as World
     from cordee.feed.batch import Batch as Batch
@@ -43,6 +44,7 @@ _PUBLIC = {
     "predict": ("cordee.train.evaluate", "predict"),
     "data": ("cordee.data", ""),
     "metrics": ("cordee.metrics", ""),
+    "split": ("cordee.split", ""),
     "errors": ("cordee.errors", ""),
 }
 __all__ = [*_PUBLIC, "__version__"]

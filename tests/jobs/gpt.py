@@ -24,11 +24,11 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
+        batch, length, _ = x.shape
         three = self.query_key_value(self.before_attention(x)).view(batch, length, 3, self.heads, -1)
         query, key, value = three.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
         seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.mlp(self.before_mlp(x))
 
 

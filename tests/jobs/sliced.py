@@ -13,15 +13,19 @@ from cordee.train.job import Save, Stop
 
 
 class Block(nn.Module):
-    """A residual block with a norm that is not cut."""
+    """A residual block with a norm that is not cut; `scaled`: with a weight that acts on slices and elsewhere."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, scaled: bool = False) -> None:
         super().__init__()
+        self.scale = nn.Parameter(torch.full((), 0.7)) if scaled else None
         self.norm = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        between = nn.functional.gelu(self.up(self.norm(x)))
+        if self.scale is not None:
+            between, x = between * self.scale, x * self.scale
+        out: Tensor = x + self.down(between)
         return out
 
 
@@ -29,7 +33,8 @@ def model(kind: str) -> nn.Module:
     if kind == "mlp":
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
     drop = nn.Dropout(0.1 if kind == "drops" else 0.0)
-    return nn.Sequential(nn.Linear(64, 24), Block(24), Block(24), drop, nn.Linear(24, 10))
+    blocks = [Block(24, kind == "scaled"), Block(24)]
+    return nn.Sequential(nn.Linear(64, 24), *blocks, drop, nn.Linear(24, 10))
 
 
 PLANS = {"mlp": {"0": "colwise", "2": "rowwise"}}
@@ -62,7 +67,7 @@ def job(
         clip=clip,
         metrics={"accuracy": cordee.metrics.accuracy},
         schedule=lambda one: torch.optim.lr_scheduler.CosineAnnealingLR(one, 64),
-        tensor_plan=json.loads(cut) if cut else PLANS.get(kind, BLOCKS),
+        tensor_plan=None if cut == "found" else json.loads(cut) if cut else PLANS.get(kind, BLOCKS),
         stop=Stop(steps=stop_steps),
         save=Save(steps=save_steps, keep_best="accuracy" if keep_best else None),
     )

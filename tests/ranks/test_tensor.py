@@ -118,11 +118,12 @@ def test_the_others_go_on_where_a_whole_replica_is_left(
     ("plan", "told"),
     [
         ({"0": "colwise", "5": "rowwise"}, "no such layer"),
-        ({"0": "columns"}, "expected colwise, rowwise"),
+        ({"0": "columns"}, "expected column, row or"),
         ({"3": "colwise"}, "BatchNorm1d"),
         ({"4": "colwise"}, "cannot be cut into 4"),
-        ({}, "it names none"),
+        ({}, "names no layer"),
         ({"0": "colwise"}, "tensor_plan does not fit the model: whole, the loss"),
+        ({"0": "row", "2": "column"}, "tensor_plan does not fit the model: whole, the loss"),
     ],
 )
 def test_a_cut_that_does_not_fit_is_refused(warm: int, tmp_path: Path, plan: dict[str, str], told: str) -> None:
@@ -138,9 +139,30 @@ def test_what_does_not_go_together_is_refused(plan: str) -> None:
         Plan.parse("tensor=2").check(3)
 
 
-def test_an_own_loop_is_cut_too(warm: int, tmp_path: Path) -> None:
+def test_a_wrong_gradient_is_refused_and_named(warm: int, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"the gradient of 1\.scale differs by 0\.\d+ of its size"):
+        train("sliced", tmp_path / "named", workers=2, plan="tensor=2", kind="scaled")
+    run = train("sliced", tmp_path / "found", workers=2, plan="tensor=2", kind="scaled", cut="found")
+    same(run, train("sliced", tmp_path / "alone", kind="scaled"))
+    (event,) = run.of("cut")
+    assert event["layers"] == [("2.up", "column"), ("2.down", "row")]
+    assert "1.scale, which acts elsewhere too" in dict(event["whole"])["1.up"]
+
+
+def test_a_model_of_which_nothing_can_be_cut_is_refused(warm: int, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"of this Sequential none can be cut: .*cannot be shared out over 5 workers"):
+        train("sliced", tmp_path / "run", workers=5, plan="tensor=5", kind="mlp", cut="found")
+
+
+@pytest.mark.parametrize("cut", ["named", "found", "neither"])
+def test_an_own_loop_is_cut_too(warm: int, tmp_path: Path, cut: str) -> None:
+    script = JOBS / "sliced_loop.py"
+    if cut == "neither":
+        with pytest.raises(ModelError, match=r"s\.prepare\(model, sample=x\)"):
+            run_script(script, tmp_path / "run", str(tmp_path), cut, workers=2, plan="tensor=2")
+        return
     for workers, plan in ((1, "auto"), (4, "tensor=2")):
-        run_script(JOBS / "sliced_loop.py", tmp_path / str(workers), str(tmp_path), workers=workers, plan=plan)
+        run_script(script, tmp_path / str(workers), str(tmp_path), cut, workers=workers, plan=plan)
     alone, first = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "4-0"))
     assert np.allclose(alone["losses"], first["losses"], rtol=0, atol=1e-10)
     for rank in range(1, 4):

@@ -13,6 +13,7 @@ from cordee.core.errors import JobError, PlanError, UsageError
 from cordee.core.events import StartEvent, StepEvent
 from cordee.core.plan import Plan, plan_keys, written
 from cordee.watch.report import Reported
+from harness import JOBS
 
 Read = pytest.CaptureFixture[str]
 
@@ -60,7 +61,7 @@ def test_help_shows_values_only_where_there_are_any(words: str, capsys: Read) ->
     said = " ".join(capsys.readouterr().out.split()).replace("--help -h <bool>", "")  # that one is typer's own
     assert "<bool>" not in said and "<list" not in said
     assert "cordee plan" in said and "exit-codes.md" in said
-    assert ("<name=value>" in said) == (words in ("train", "bench scaling"))
+    assert ("<name=value>" in said) == (words in ("train", "plan", "bench scaling"))
 
 
 def test_the_first_help_names_the_exit_codes(capsys: Read) -> None:
@@ -71,6 +72,23 @@ def test_the_first_help_names_the_exit_codes(capsys: Read) -> None:
 
 
 # ------------------------------------------------------------- plans
+
+
+def test_the_cut_of_a_job_is_printed_below_the_plan(tmp_path: Path, capsys: Read) -> None:
+    job = str(JOBS / "sliced.py")
+    assert main._run(["plan", "tensor=2", "--job", job, "--set", "kind=mlp", "--set", "cut=found"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[:4] for line in said.splitlines() if line.startswith("# ")] == [
+        ["#", "layer", "weight", "cut"],
+        ["#", "0", "32×64", "column"],
+        ["#", "2", "16×32", "row"],
+        ["#", "4", "10×16", "whole"],
+    ]
+    (tmp_path / "plan.yaml").write_text(said)
+    assert Plan.parse(tmp_path / "plan.yaml") == Plan(tensor=2)
+    assert main._run(["plan", "tensor=2", "--job", job, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cut"]["layers"][0]["how"] == "column"
+    assert "cuts no model" in refused(["plan", "auto", "--job", job], capsys, UsageError.code)
 
 
 def test_the_keys_of_a_plan_are_listed(capsys: Read) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cordee.core.errors import CheckpointError, WaitedTooLong, WorkersLost
+from cordee.group.sliced import Place
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import Owners, _seal, read_index
 from cordee.state.naming import Slice, Snapshot, capture, restore
@@ -24,7 +25,8 @@ def snapshot(number: int, count: int) -> Snapshot:
     width = WHOLE.shape[1] // count
     part = WHOLE[:, number * width : (number + 1) * width].contiguous()
     tensors = {"model.w": part, "model.b": BIAS}
-    return Snapshot(tensors, {"aliases": {}, "model": {}}, {"model.w": Slice([0, number * width], [4, 6])})
+    place = Place([0, number * width], [0, 0], list(part.shape))
+    return Snapshot(tensors, {"aliases": {}, "model": {}}, {"model.w": Slice([place], [4, 6])})
 
 
 def owner(folder: Path, number: int, count: int, **more: float) -> Checkpoints:
@@ -53,8 +55,9 @@ def test_slices_of_any_form_are_put_together_and_a_missing_one_is_seen(tmp_path:
     cuts = [(slice(0, 4), slice(0, 2)), (slice(0, 3), slice(2, 6)), (slice(3, 4), slice(2, 6))]
     with ThreadPoolExecutor() as pool:
         for number, cut in enumerate(cuts):
-            place = Slice([part.start for part in cut], [4, 6])
-            held = Snapshot({"w": WHOLE[cut].contiguous()}, {}, {"w": place})
+            part = WHOLE[cut].contiguous()
+            place = Place([one.start for one in cut], [0, 0], list(part.shape))
+            held = Snapshot({"w": part}, {}, {"w": Slice([place], [4, 6])})
             pool.submit(owner(tmp_path, number, 3).save, held, step=1, wait=True)
     checkpoints = Checkpoints(tmp_path)
     assert torch.equal(checkpoints.read(1).tensors["w"], WHOLE)

@@ -11,7 +11,10 @@ from cordee.split.tensor import check
 
 def test_patterns_name_every_layer_that_they_fit() -> None:
     model = nn.ModuleDict({"a": nn.Linear(4, 8), "b": nn.Linear(8, 4), "c": nn.Linear(4, 8)})
-    assert check(model, {"[ac]": "colwise", "b": "rowwise"}, 2) == {"a": "colwise", "c": "colwise", "b": "rowwise"}
+    for words in (("colwise", "rowwise"), ("column", "row")):
+        cut, styles = check(model, {"[ac]": words[0], "b": words[1]}, 2)
+        assert [(one.layer, one.how) for one in cut.layers] == [("a", "column"), ("c", "column"), ("b", "row")]
+        assert not styles
 
 
 def test_a_shared_weight_is_not_cut() -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordee.cli.options import Settings, parse_settings, python_file
 from cordee.core.errors import PlanError, UsageError
 from cordee.core.plan import Plan, plan_keys, written
+
+if TYPE_CHECKING:
+    from cordee.split.cut import Cut
 
 
 def plan(
@@ -18,6 +23,10 @@ def plan(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Check it for so many workers.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of YAML.")] = False,
+    job: Annotated[
+        Path | None, typer.Option(metavar="<file>", help="Print how the model of this job is cut under tensor=N.")
+    ] = None,
+    settings: Settings = None,
 ) -> None:
     """List the keys of a plan, or check a plan and print it with all of them."""
     if given is None and not as_json:
@@ -25,14 +34,30 @@ def plan(
         return
     if given is not None and given.endswith(".py"):
         raise PlanError(
-            f"{given} is a Python file: expected auto, a YAML file, or key=value,... What a job would cost under a "
-            "plan is not built yet in this version"
+            f"{given} is a Python file: expected auto, a YAML file, or key=value,... How a job's model is cut is told "
+            f"by `cordee plan tensor=2 --job {given}`; what it would cost is not built yet in this version"
         )
     made = Plan.parse(given or "auto")
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: at least 1 is needed")
-    made.check(workers if workers is not None else max(1, len(made.proportions)))
-    print(json.dumps(made.to_dict(), indent=1) if as_json else made.to_yaml().rstrip())
+    made.check(workers if workers is not None else max(1, len(made.proportions)) * made.tensor)
+    cut = find_cut_of_job(job, settings, made) if job is not None else None
+    if as_json:
+        print(json.dumps(made.to_dict() if cut is None else {"plan": made.to_dict(), "cut": cut.to_dict()}, indent=1))
+        return
+    print(made.to_yaml().rstrip())
+    for line in str(cut).splitlines() if cut is not None else ():
+        print(f"# {line}")  # so that all of it can be saved as a plan
+
+
+def find_cut_of_job(file: Path, settings: list[str] | None, plan: Plan) -> Cut:
+    """How the model of a job would be cut, by a few passes of two samples in this process."""
+    if plan.tensor == 1:
+        raise UsageError(f"--job {file}: plan {plan} cuts no model; give tensor=2 or more")
+    from cordee.train.cutting import cut_of_job
+    from cordee.train.jobfile import load_job
+
+    return cut_of_job(load_job(python_file(file), parse_settings(settings)), plan.tensor)
 
 
 def show_keys() -> None:

@@ -242,6 +242,23 @@ class LinksEvent(Event):
     """from host, to host, Mbit/s and round trip in ms of each link that was measured at the start"""
 
 
+class CutEvent(Event):
+    """The layers of the model were cut over workers, and compared with the whole model."""
+
+    slices: Count
+    """workers that hold one replica together"""
+    layers: list[tuple[str, str]]
+    """name and cut (column, row, heads) of each layer that is cut; empty where the job gave styles of torch"""
+    whole: list[tuple[str, str]]
+    """name of each other layer with a weight matrix, and why it is not cut"""
+    loss: Number
+    """by how much the loss of two samples differs from that of the whole model"""
+    gradient: Number | None = None
+    """the largest difference of a gradient, beside its size; null: not compared, for lack of memory"""
+    parameter: str = ""
+    """whose gradient that is"""
+
+
 class FaultEvent(Event):
     """A fault was injected."""
 

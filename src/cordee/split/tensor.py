@@ -1,4 +1,4 @@
-"""Tensor parallelism: weight matrices cut over workers by a plan that the user gives, on torch's DTensor."""
+"""Tensor parallelism: weight matrices cut over workers, as was found or as the job's plan names them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Union
 
+import torch
 from torch import nn
 
 from cordee.core.errors import ModelError
 from cordee.core.words import did_you_mean
 from cordee.group.team import Team
+from cordee.split.attention import cut_attention
+from cordee.split.cut import WORDS, Cut, LayerCut
+from cordee.split.layers import Meeting, cut_linear, is_linear, size_of
 from cordee.split.seam import Split
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-TensorPlan = Mapping[str, Union[str, "ParallelStyle"]]
-"""For names of layers, which may hold `*`: `"colwise"`, `"rowwise"`, or a `ParallelStyle` of torch."""
+TensorPlan = Union[Mapping[str, Union[str, "ParallelStyle"]], Cut]  # noqa: UP007 - a name that is not there yet
+"""For names of layers, which may hold `*`: `"column"`, `"row"`, or a `ParallelStyle` of torch. Or what was found."""
 
 NOTICE_S = 2.0
 """How long after a failed collective the coordinator may take to say that a worker was lost."""
-CUT = {"colwise": 0, "rowwise": 1}
-"""Which dimension of a linear layer's weight is cut."""
 
 
 def split_of(team: Team, tensor_plan: TensorPlan | None = None) -> Split:
-    """How a replica lies over the workers of this team; `tensor_plan` is the job's."""
+    """How a replica lies over the workers of this team; `tensor_plan` is the job's, or what was found."""
     return TensorSlices(team, tensor_plan) if team.sliced else Split()
 
 
 class TensorSlices(Split):
-    """Linear layers are cut; everything else is on all workers of a replica. See `Split`."""
+    """Some layers are cut; everything else is on all workers of a replica. See `Split`."""
 
     def __init__(self, team: Team, plan: TensorPlan | None) -> None:
         """`plan` says which layers are cut, and how."""
@@ -40,13 +42,29 @@ class TensorSlices(Split):
 
     def place(self, model: nn.Module) -> nn.Module:
         """Cut the layers that the plan names, in place."""
-        cuts = check(model, self._plan, self._team.lines.shape[1])
-        from torch.distributed.tensor.parallel import parallelize_module
+        slices = self._team.lines.shape[1]
+        plan = self._plan
+        plan, styles = (plan, {}) if isinstance(plan, Cut) else check(model, plan, slices)
+        check_found(plan, model)
+        torch.backends.mha.set_fastpath_enabled(False)  # it reads weights past the layers that hold them
+        mesh, layers = self._team.lines.device_mesh()["slice"], dict(model.named_modules())
+        meetings: dict[int, Meeting] = {}
+        for one in plan.layers:
+            layer, meeting = layers[one.layer], meetings.setdefault(one.group, Meeting(self._team))
+            if isinstance(layer, nn.MultiheadAttention):
+                cut_attention(layer, meeting, mesh)
+            elif one.how != "style":
+                cut_linear(layer, one.how, meeting, mesh, one.blocks)
+        for each in plan.settings:
+            setattr(layers[each.module], each.name, each.value)
+        for name in plan.partial:
+            model.get_parameter(name).register_hook(Meeting(self._team).leave)  # type: ignore[no-untyped-call]
+        if styles:
+            from torch.distributed.tensor.parallel import parallelize_module
 
-        mesh = self._team.lines.device_mesh()["slice"]
-        plan = {name: _style(how) for name, how in cuts.items()}
-        # src_data_rank=None: every worker has the whole model here, and takes its own part of it.
-        return parallelize_module(model, mesh, plan, src_data_rank=None)
+            # src_data_rank=None: every worker has the whole model here, and takes its own part of it.
+            model = parallelize_module(model, mesh, styles, src_data_rank=None)
+        return model
 
 
 @contextmanager
@@ -60,32 +78,48 @@ def holding_together(team: Team) -> Iterator[None]:
         raise
 
 
-def check(model: nn.Module, plan: TensorPlan, slices: int) -> dict[str, str | ParallelStyle]:
-    """How each layer that the plan names is cut; a plan that does not fit the model is refused."""
-    cuts: dict[str, str | ParallelStyle] = {}
+def check_found(cut: Cut, model: nn.Module) -> None:
+    """Refuse to start where nothing is cut: it would take several workers for what one computes."""
+    if cut.layers:
+        return
+    why = "; ".join(f"{one.layer}: {one.reason}" for one in cut.whole[:4]) or "it has no linear layer"
+    raise ModelError(
+        f"tensor={cut.slices} cuts linear layers over {cut.slices} workers, but of this {type(model).__name__} none "
+        f"can be cut: {why}. Choose another tensor= in the plan, or name layers yourself with tensor_plan=, such as "
+        'tensor_plan={"*.up": "column", "*.down": "row"}: of two linear layers after each other the first is cut by '
+        "columns, the second by rows"
+    )
+
+
+def check(model: nn.Module, plan: Mapping[str, str | ParallelStyle], slices: int) -> tuple[Cut, dict[str, Any]]:
+    """How each layer that the plan names is cut, and by which styles; a plan that does not fit the model is refused."""
     layers = {name: module for name, module in model.named_modules() if name}
     if not plan:
         raise ModelError(
-            f"tensor={slices} cuts the layers that the job names, but it names none. Give tensor_plan=, such as "
-            'tensor_plan={"0": "colwise", "2": "rowwise"}: of two linear layers after each other the first is cut by '
-            f"columns, the second by rows. The linear layers are: {', '.join(_linear(layers)) or 'none'}"
+            f"tensor={slices} cuts layers, but tensor_plan names no layer. A job without tensor_plan= gets a cut that "
+            "is found by itself, and so does a script that shows its model a sample: s.prepare(model, sample=x). Or "
+            'name layers, as in tensor_plan={"0": "column", "2": "row"}: of two linear layers after each other the '
+            f"first is cut by columns, the second by rows. {_linear(layers)}"
         )
+    cuts: dict[str, LayerCut] = {}
+    styles: dict[str, Any] = {}
     for pattern, how in plan.items():
-        if isinstance(how, str) and how not in CUT:
-            hint = did_you_mean(how, list(CUT), "{!r}")
-            raise ModelError(f"tensor_plan[{pattern!r}]={how!r}: expected colwise, rowwise or a ParallelStyle.{hint}")
+        if isinstance(how, str) and how not in WORDS:
+            hint = did_you_mean(how, list(WORDS), "{!r}")
+            raise ModelError(f"tensor_plan[{pattern!r}]={how!r}: expected column, row or a ParallelStyle.{hint}")
         names = [name for name in layers if fnmatchcase(name, pattern)]
         if not names:
             hint = did_you_mean(pattern, list(layers), "{!r}")
-            raise ModelError(
-                f"tensor_plan names {pattern!r}, but the model has no such layer.{hint} "
-                f"Its linear layers are: {', '.join(_linear(layers)) or 'none'}"
-            )
-        for name in names if isinstance(how, str) else ():
-            _check_layer(name, layers[name], str(how), slices)
-        cuts.update(dict.fromkeys(names, how))
+            raise ModelError(f"tensor_plan names {pattern!r}, but the model has no such layer.{hint} {_linear(layers)}")
+        for name in names:
+            word = WORDS[how] if isinstance(how, str) else "style"
+            styles.update({name: how} if word == "style" else {})
+            if word != "style":
+                styles.pop(name, None)
+                _check_layer(name, layers[name], how, slices)
+            cuts[name] = LayerCut(name, word, tuple(getattr(layers[name], "weight", torch.empty(0)).shape), len(cuts))
     _refuse_tied(model, layers, list(cuts))
-    return cuts
+    return Cut(slices, tuple(cuts.values())), styles
 
 
 def _refuse_tied(model: nn.Module, layers: Mapping[str, nn.Module], cut: list[str]) -> None:
@@ -102,13 +136,13 @@ def _refuse_tied(model: nn.Module, layers: Mapping[str, nn.Module], cut: list[st
                 )
 
 
-def _check_layer(name: str, layer: nn.Module, how: str, slices: int) -> None:
-    if not isinstance(layer, nn.Linear):
+def _check_layer(name: str, layer: nn.Module, how: Any, slices: int) -> None:
+    if not is_linear(layer):
         raise ModelError(
             f"tensor_plan[{name!r}]={how!r}: that layer is a {type(layer).__name__}, and linear layers alone are cut "
             "by these words. Name a linear layer, or give a ParallelStyle of torch"
         )
-    size, what = layer.weight.shape[CUT[how]], ("outputs", "inputs")[CUT[how]]
+    size, what = size_of(layer, WORDS[how]), "outputs" if WORDS[how] == "column" else "inputs"
     if size % slices:
         raise ModelError(
             f"tensor_plan[{name!r}]={how!r}: its {size} {what} cannot be cut into {slices} equal slices. Choose a "
@@ -116,11 +150,5 @@ def _check_layer(name: str, layer: nn.Module, how: str, slices: int) -> None:
         )
 
 
-def _linear(layers: Mapping[str, nn.Module]) -> list[str]:
-    return [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
-
-
-def _style(how: str | ParallelStyle) -> Any:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-    return {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}[how]() if isinstance(how, str) else how
+def _linear(layers: Mapping[str, nn.Module]) -> str:
+    return f"Its linear layers are: {', '.join(name for name, layer in layers.items() if is_linear(layer)) or 'none'}"

@@ -20,6 +20,7 @@ import torch
 
 from cordee.core.damage import DAMAGE, named, write_whole
 from cordee.core.errors import CheckpointError, WaitedTooLong, WorkersLost
+from cordee.group.sliced import Place, box_of
 from cordee.state.files import read_tensors, sha256, sync, write_tensors
 from cordee.state.naming import Slice, Snapshot, merge_meta
 from cordee.state.plain import decode
@@ -78,9 +79,12 @@ def write_part(folder: Path, snapshot: Snapshot, owner: int, on_read: Callable[[
     tensors: dict[str, Any] = {}
     for name, tensor in snapshot.tensors.items():
         shape = list(tensor.shape)
-        part = snapshot.slices.get(name, Slice([0] * len(shape), shape))
-        piece = {"file": file, "offset": part.offset, "shape": shape}
-        tensors[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": part.whole, "slices": [piece]}
+        nought = [0] * len(shape)
+        part = snapshot.slices.get(name, Slice([Place(nought, nought, shape)], shape))
+        pieces = [{"file": file, "offset": place.offset, "shape": place.shape} for place in part.places]
+        if len(pieces) > 1:
+            pieces = [{**piece, "start": place.start} for piece, place in zip(pieces, part.places, strict=True)]
+        tensors[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": part.whole, "slices": pieces}
     return {"files": {file: {"bytes": (folder / file).stat().st_size, "sha256": checksum}}, "tensors": tensors}
 
 
@@ -138,7 +142,7 @@ def _read_file(folder: Path, name: str, entry: Mapping[str, Any], only: str) -> 
 
 
 def _assemble(name: str, entry: Mapping[str, Any], stored: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    pieces = [stored[piece["file"]][name] for piece in entry["slices"]]
+    pieces = [_box(stored[piece["file"]][name], piece) for piece in entry["slices"]]
     dtype = getattr(torch, entry["dtype"])
     if len(pieces) == 1 and list(pieces[0].shape) == entry["shape"] and pieces[0].dtype == dtype:
         return pieces[0]
@@ -150,6 +154,11 @@ def _assemble(name: str, entry: Mapping[str, Any], stored: Mapping[str, Mapping[
         where = zip(piece["offset"], piece["shape"], strict=True)
         whole[tuple(slice(start, start + length) for start, length in where)] = content.reshape(piece["shape"])
     return whole
+
+
+def _box(content: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
+    """What a piece is of a tensor in a file: all of it, or, from a slice that lies at several places, one box."""
+    return box_of(content, piece["start"], piece["shape"]) if "start" in piece else content
 
 
 def _seal(body: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from cordee.core.damage import named
 from cordee.core.errors import CheckpointError
-from cordee.group.sliced import cut_as, is_sliced, like, local_of, offset_of
+from cordee.group.sliced import Place, cut_as, is_sliced, like, local_of, places_of
 from cordee.state.files import pieces
 from cordee.state.plain import Take, as_it_is, decode, encode, to_cpu
 
@@ -33,7 +33,7 @@ _SHOWN = 5  # names listed in an error before it says "and N more"
 class Slice:
     """Which part of a whole tensor a worker holds."""
 
-    offset: list[int]
+    places: list[Place]
     whole: list[int]
     """The shape of all parts together."""
 
@@ -93,7 +93,7 @@ def capture(
 
     def take(tensor: torch.Tensor, name: str) -> torch.Tensor:
         if is_sliced(tensor):
-            slices[name] = Slice(offset_of(tensor), list(tensor.shape))
+            slices[name] = Slice(places_of(tensor), list(tensor.shape))
         return (as_it_is if live else to_cpu)(local_of(tensor), name)
 
     optimizers, schedules = optimizers or {}, schedules or {}

@@ -12,7 +12,7 @@ from cordee.core.events import ResultEvent, WarningEvent
 from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program, trace_program
 from cordee.state.handover import share_snapshot
 from cordee.state.naming import Snapshot, capture, restore
-from cordee.train.start import first_batch
+from cordee.train.cutting import first_batch
 from cordee.train.stopping import tell_cause
 
 if TYPE_CHECKING:

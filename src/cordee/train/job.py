@@ -82,7 +82,8 @@ class Job:
     """With `batch_per="replica"`: multiply learning rates by the number of replicas (`linear`) or its root (`sqrt`)."""
     tensor_plan: Mapping[str, Any] | None = None
     """For plans with `tensor=N`: which linear layers are cut over N workers, and how. From names as `named_modules` has
-    them, which may hold `*`, to `"colwise"` (by outputs), `"rowwise"` (by inputs) or a `ParallelStyle` of torch."""
+    them, which may hold `*`, to `"column"` (by outputs), `"row"` (by inputs) or a `ParallelStyle` of torch. Without it,
+    what can be cut is found."""
     clip: float | None = None
     """Largest norm of the global gradient."""
     weigh: Callable[[Batch], float] | None = None

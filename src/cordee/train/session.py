@@ -17,6 +17,8 @@ from cordee.core.events import WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.feeder import Weigh
 from cordee.feed.order import Order
+from cordee.split.find import calling, find_cut
+from cordee.split.product import sharing
 from cordee.split.tensor import TensorPlan
 from cordee.train.checks import check_loss
 from cordee.train.ledger import Committed
@@ -27,19 +29,24 @@ from cordee.train.stepper import Stepper, Wishes
 class Session:
     """One worker's side of a run; alone, it is an ordinary training loop."""
 
-    __slots__ = ("_stay", "_stepper")  # so that a name that does not exist cannot be set
+    __slots__ = ("_sharing", "_stay", "_stepper")  # so that a name that does not exist cannot be set
 
     def __init__(self, stepper: Stepper | None = None, *, stay: bool = False) -> None:
         """Made by `session()`; without a `stepper` for one process alone. `stay`: see `Stepper.close`."""
         self._stepper = stepper or Stepper()
         self._stay = stay
+        plan = self._stepper.plan
+        in_turn = plan.window is not None or plan.sync == "auto"  # workers then compute parts of different steps
+        self._sharing = sharing(self._stepper.team, f"with sync={plan.sync} they may be in different steps" * in_turn)
 
     def __enter__(self) -> Session:
         """Leave the team at the end of the block."""
+        self._sharing.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Come to the end together with the others, unless an exception ended the block."""
+        self._sharing.__exit__(None, None, None)
         if kind is None:
             self._stepper.close(stay=self._stay)
 
@@ -68,12 +75,20 @@ class Session:
         """What this worker wishes: `wish.stop = True` ends the loop on all workers after the same step."""
         return self._stepper.wish
 
-    def prepare(self, model: nn.Module, *, compile: bool = True, tensor_plan: TensorPlan | None = None) -> nn.Module:
+    def prepare(
+        self, model: nn.Module, *, compile: bool = True, tensor_plan: TensorPlan | None = None, sample: Any = None
+    ) -> nn.Module:
         """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch.
 
         With `compile=True` in the plan it is compiled too, unless you compile what you compute by yourself. With
-        `tensor=N` in the plan, `tensor_plan` says which linear layers are cut; see `Job.tensor_plan`.
+        `tensor=N` in the plan, `tensor_plan` says which linear layers are cut; see `Job.tensor_plan`. Without it, give
+        a `sample`, on the session's device: the model is called with it a few times (a tuple holds several arguments,
+        a dict arguments by name), and what can be cut is found.
         """
+        team = self._stepper.team
+        if team.sliced and tensor_plan is None and sample is not None:
+            model = model.to(self.device)
+            tensor_plan = find_cut(model, calling(model, sample), team.inside.size)
         return self._stepper.prepare(model, compile=compile, tensor_plan=tensor_plan)
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -6,7 +6,6 @@ others made theirs before it came.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,25 +15,21 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from cordee.core.errors import CheckpointError, ModelError
+from cordee.core.errors import CheckpointError
 from cordee.core.events import JobEvent, WarningEvent
 from cordee.core.world import World
 from cordee.diagnose.preflight import check
-from cordee.feed.batch import Batch
 from cordee.feed.order import Order
-from cordee.feed.source import map_tensors
 from cordee.state.handover import share_snapshot
 from cordee.state.load import read_weights, take_weights
 from cordee.state.naming import Snapshot
 from cordee.train.agreement import agree_on, in_json, of_job, of_optimizer, share_model
 from cordee.train.checks import subject_of
+from cordee.train.cutting import Comparison, first_batch
 from cordee.train.devices import fuse
 from cordee.train.job import Job, Resolved
 from cordee.train.saving import Saver, owners_of
 from cordee.train.stepper import Stepper
-
-CUT_TOLERANCE = 1e-3
-"""By how much the loss of a model in slices may differ from that of the whole one: rounding, in any format."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +116,7 @@ def _make_optimizer(
     """Place the model, and make its optimizer and schedule; local, but that all workers `agree` on the optimizer."""
     resolved = _resolved(job, snapshot)
     stepper.updates = 1
-    before = _sample_loss(job, stepper, order, model) if stepper.team.sliced else 0.0
-    model = stepper.place(model, job.tensor_plan)
-    if stepper.team.sliced:
-        _check_cut(before, job, stepper, order, model)
+    model = _place(job, stepper, order, model)
     optimizer = job.make_optimizer(model)
     if untrained := _untrained(model, optimizer):
         stepper.reporter.tell(WarningEvent(untrained))
@@ -139,36 +131,14 @@ def _make_optimizer(
     return Setup(resolved, order, model, optimizer, schedule, settings)
 
 
-def _check_cut(before: float, job: Job, stepper: Stepper, order: Order, model: nn.Module) -> None:
-    """Refuse a cut with which the model computes another loss than it did whole."""
-    try:
-        found = f"the loss of two samples is {(after := _sample_loss(job, stepper, order, model)):g}"
-        if math.isclose(before, after, rel_tol=CUT_TOLERANCE, abs_tol=CUT_TOLERANCE):
-            return
-    except (IndexError, ValueError, TypeError, RuntimeError) as error:
-        found = f"it fails ({str(error).splitlines()[0]})"
-    raise ModelError(
-        f"tensor_plan does not fit the model: whole, the loss of two samples was {before:g}; cut, {found}. Cut linear "
-        "layers in pairs, the first colwise, the one that takes its output rowwise, with nothing but functions of "
-        "single elements between them; leave out layers that share their weight with another"
-    )
-
-
-@torch.no_grad()
-def _sample_loss(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> float:
-    """Of the first two samples, in evaluation mode; the same on all workers that hold a replica together."""
-    training = model.training
-    model.eval()
-    torch.manual_seed(job.seed)
-    loss = float(job.compute(model, first_batch(job, order, stepper.device, 2))[0])
-    model.train(training)
-    return loss
-
-
-def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
-    """The first samples of a run, at most `count` of them."""
-    ids = order.ids(0, 0)[:count]
-    return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
+def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Module:
+    """What this worker holds of the model; in slices, all workers that hold a replica together call this."""
+    if not stepper.team.sliced:
+        return stepper.place(model)
+    comparison = Comparison(job, model, first_batch(job, order, stepper.device, 2), stepper.team)
+    model = stepper.place(model, comparison.choose(model))
+    stepper.reporter.tell(comparison.check(model))
+    return model
 
 
 def _resolved(job: Job, snapshot: Snapshot | None) -> Resolved:

@@ -152,6 +152,8 @@ def tell(event: events.Event) -> str:
             return f"continuing with workers {_first_of(event.workers, 16)}"
         case events.LinksEvent():
             return f"links between hosts: {speeds(event.links)}"
+        case events.CutEvent():
+            return _cut(event)
         case events.WarningEvent():
             return event.message
         case events.FaultEvent():
@@ -161,6 +163,14 @@ def tell(event: events.Event) -> str:
         case events.EndEvent():
             return f"ended: {event.reason} (exit code {event.code})" if event.code else event.reason
     return ""
+
+
+def _cut(event: events.CutEvent) -> str:
+    """How many layers are cut, and how near that is to the whole model."""
+    near = f"the loss of two samples differs by {event.loss:.1e} from that of the whole model"
+    if event.gradient is not None:
+        near += f", gradients by {event.gradient:.1e} at most ({event.parameter})"
+    return f"{len(event.layers)} layers are cut over {event.slices} workers, {len(event.whole)} are whole; {near}"
 
 
 def speeds(links: Sequence[tuple[str, str, float, float]]) -> str:

@@ -1,0 +1,181 @@
+"""How a job's model is cut over workers, and that it then computes what it computed whole: loss and gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from cordee.core.errors import ModelError, WorkersLost
+from cordee.core.events import CutEvent
+from cordee.diagnose.preflight.check import materialise
+from cordee.feed.batch import Batch
+from cordee.feed.order import Order
+from cordee.feed.source import map_tensors
+from cordee.group.lines import PART_LOST
+from cordee.group.sliced import aligned, cut_as, local_of
+from cordee.group.team import Team
+from cordee.split.cut import Cut
+from cordee.split.find import find_cut, fit_cut
+from cordee.split.tensor import TensorPlan, check
+from cordee.train.agreement import agree_on
+from cordee.train.checks import subject_of
+from cordee.train.job import Job
+
+LOSS_TOLERANCE = 1e-3
+"""By how much the loss of a model in slices may differ from that of the whole one: rounding, in any format."""
+GRADIENT_TOLERANCE = {torch.float16: 0.2, torch.bfloat16: 0.2}
+"""By how much a gradient may differ, beside its largest number; 0.01 for other formats. A wrong one is far off."""
+NOISE = 1e-3
+"""Of the largest gradient: less than this is rounding where the true gradient is nought."""
+ROOM = 4
+"""Times the parameters: the memory that must be free for a comparison of gradients."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model computes for two samples, in evaluation mode."""
+
+    loss: float
+    gradients: Mapping[str, Tensor | None] | None
+    """By parameter; None: not computed."""
+
+
+class Comparison:
+    """The model of a job, before it is cut and after."""
+
+    def __init__(self, job: Job, model: nn.Module, batch: Batch, team: Team) -> None:
+        """`model` is whole, and `batch` has a few samples of the job."""
+        self._job, self._batch, self._team = job, batch, team
+        self._cut: Cut | None = None
+        self._whole = self._measure(model, gradients=self._has_room(model))
+
+    def choose(self, model: nn.Module) -> TensorPlan | None:
+        """How the model is cut: as the job names it, else as is found; the same on all workers."""
+        plan, slices = self._job.tensor_plan, self._team.inside.size
+        if plan is not None and not all(isinstance(how, str) for how in plan.values()):
+            return plan
+        run = partial(_compute, self._job, model, self._batch)
+        self._cut = find_cut(model, run, slices) if plan is None else fit_cut(model, run, check(model, plan, slices)[0])
+        agree_on(self._team, {"cut of the model": self._cut.to_dict()})
+        return self._cut
+
+    def check(self, model: nn.Module) -> CutEvent:
+        """Refuse a cut with which the model computes something else; `model` is cut now."""
+        whole = self._whole
+        try:
+            cut = self._measure(model, gradients=whole.gradients is not None)
+        except (IndexError, ValueError, TypeError, RuntimeError) as error:
+            raise self._misfit(f"it fails ({(str(error).splitlines() or [''])[0]})") from error
+        if not math.isclose(whole.loss, cut.loss, rel_tol=LOSS_TOLERANCE, abs_tol=LOSS_TOLERANCE):
+            raise self._misfit(f"the loss of two samples is {cut.loss:g}")
+        worst, where = self._largest_difference(model, cut)
+        if worst is not None and worst > GRADIENT_TOLERANCE.get(next(model.parameters()).dtype, 0.01):
+            layer = where.rpartition(".")[0] or where
+            raise self._misfit(
+                f"the gradient of {where} differs by {worst:.2g} of its size. Leave the layer {layer}, or the layers "
+                "between which it stands, out of tensor_plan"
+            )
+        loss = abs(cut.loss - whole.loss)
+        layers = [(one.layer, one.how) for one in self._cut.layers] if self._cut is not None else []
+        left = [(one.layer, one.reason) for one in self._cut.whole] if self._cut is not None else []
+        return CutEvent(self._team.inside.size, layers, left, loss, worst, where)
+
+    def _largest_difference(self, model: nn.Module, cut: Measured) -> tuple[float | None, str]:
+        """Of any gradient on any worker of the replica, beside its size, and of which parameter; None: not known."""
+        if self._whole.gradients is None or cut.gradients is None:
+            return None, ""
+        sizes = {name: 0.0 if one is None else float(one.abs().max()) for name, one in self._whole.gradients.items()}
+        noise = NOISE * max(sizes.values(), default=0.0)
+        differences = []
+        for name, parameter in model.named_parameters():
+            if name not in sizes:
+                continue
+            gradient, expected = cut.gradients.get(name), self._whole.gradients[name]
+            part = None if gradient is None else local_of(aligned(gradient, parameter)).cpu()
+            wanted = None if expected is None else cut_as(parameter, expected)
+            differences.append(_distance(part, wanted) / (sizes[name] + noise or 1.0))
+        sides = self._team.inside.gather(torch.tensor(differences, dtype=torch.float64)).wait()
+        if sides is None:
+            raise WorkersLost(PART_LOST)
+        worst = torch.stack(sides).max(0).values.nan_to_num(nan=math.inf)
+        place = int(worst.argmax()) if len(worst) else 0
+        return (float(worst[place]), list(sizes)[place]) if len(worst) else (None, "")
+
+    def _misfit(self, found: str) -> ModelError:
+        reasons = "; ".join(dict.fromkeys(one.reason for one in self._cut.layers if one.reason)) if self._cut else ""
+        told = f" What was seen of these layers: {reasons}." if reasons and self._job.tensor_plan else ""
+        return ModelError(
+            f"{'tensor_plan' if self._job.tensor_plan else 'the cut'} does not fit the model: whole, the loss of two "
+            f"samples was {self._whole.loss:g}; cut, {found}.{told} Cut linear layers in pairs, the first by column, "
+            "the one that takes its output by row, with nothing but functions of single elements or heads between "
+            "them; leave out layers that share their weight with another"
+        )
+
+    def _measure(self, model: nn.Module, *, gradients: bool) -> Measured:
+        """All workers that hold a replica together call this."""
+        training = {module: module.training for module in model.modules()}
+        model.eval()
+        try:
+            with torch.set_grad_enabled(gradients):
+                loss = _compute(self._job, model, self._batch)
+            if not gradients:
+                return Measured(float(loss), None)
+            asked = {name: one for name, one in model.named_parameters() if one.requires_grad}
+            made = torch.autograd.grad(loss, list(asked.values()), allow_unused=True)
+            return Measured(float(loss.detach()), {name: _kept(one) for name, one in zip(asked, made, strict=True)})
+        finally:
+            for module, mode in training.items():
+                module.training = mode
+
+    def _has_room(self, model: nn.Module) -> bool:
+        """Whether all workers of the replica have the memory for gradients of the whole model."""
+        needed = ROOM * sum(one.nbytes for one in model.parameters())
+        device = next((one.device for one in model.parameters()), torch.device("cpu"))
+        free = psutil.virtual_memory().available / max(1, self._team.membership.size)
+        if device.type == "cuda":
+            free = min(free, torch.cuda.mem_get_info(device)[0])
+        without = torch.tensor([float(free < needed)])
+        if not self._team.inside.sum(without).wait():
+            raise WorkersLost(PART_LOST)
+        return float(without) == 0.0
+
+
+def cut_of_job(job: Job, slices: int) -> Cut:
+    """How the model of a job would be cut, found by this process alone."""
+    torch.manual_seed(job.seed)
+    model, order = job.make_model(), job.order(job.resolve(1))
+    materialise(subject_of(job, model), job.data.train, order, "cpu")
+    batch = first_batch(job, order, "cpu", 2)
+    run = partial(_compute, job, model, batch)
+    if job.tensor_plan is None:
+        return find_cut(model, run, slices)
+    return fit_cut(model, run, check(model, job.tensor_plan, slices)[0])
+
+
+def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
+    """The first samples of a run, at most `count` of them."""
+    ids = order.ids(0, 0)[:count]
+    return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
+
+
+def _compute(job: Job, model: nn.Module, batch: Batch) -> Tensor:
+    torch.manual_seed(job.seed)
+    return job.compute(model, batch)[0]
+
+
+def _kept(gradient: Tensor | None) -> Tensor | None:
+    """In main memory, unless it is a slice."""
+    return gradient if gradient is None or hasattr(gradient, "placements") else gradient.detach().cpu()
+
+
+def _distance(one: Tensor | None, other: Tensor | None) -> float:
+    if one is None or other is None:
+        there = one if other is None else other
+        return 0.0 if there is None or not there.numel() else float(there.abs().max())
+    return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0

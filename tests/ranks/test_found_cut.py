@@ -1,0 +1,92 @@
+"""Models whose cut over workers is found by itself train as in one process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cordee.state.layout import read_index
+from harness import Run, assert_same, distance, train
+
+LLAMA = r"(q|k|v|gate|up)_proj column|(o|down)_proj row"
+CUTS = {
+    "mlp": r"^0 column|^2 row",
+    "gpt": r"query_key_value column|out row|mlp.0 column|mlp.2 row",
+    "llama": LLAMA,
+    "llama-uneven": r"(gate|up)_proj column|down_proj row",
+    "qwen3": LLAMA,
+    "bert": r"(query|key|value|intermediate.dense|pooler.dense) column|(output.dense|classifier) row",
+    "gpt2": r"c_(attn|fc) column|c_proj row",
+    "vit": r"((q|k|v)_proj|fc1) column|(o_proj|fc2) row",
+    "encoder": r"self_attn heads|linear1 column|linear2 row",
+    "reader": r"attention heads",
+}
+"""Which layers are cut, by the ends of their names."""
+COUNTS = {"mlp": 2, "gpt": 8, "llama": 14, "llama-uneven": 6, "qwen3": 14, "bert": 14, "gpt2": 8, "vit": 12}
+COUNTS |= {"encoder": 3, "reader": 1}
+
+
+def same(run: Run, reference: Run) -> None:
+    assert_same(run, reference, loss=1e-10, tensor=1e-8)
+    assert len(run.losses) == 20 and run.losses[0] != run.losses[-1]
+
+
+def check_cut(run: Run, kind: str) -> None:
+    (event,) = run.of("cut")
+    names = [" ".join(one) for one in event["layers"]]
+    assert len(names) == COUNTS[kind] and all(re.search(f"({CUTS[kind]})$", name) for name in names), names
+    assert event["loss"] < 1e-12 and event["gradient"] < 1e-9
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gpt": {"stop_steps": 20, "clip": 0.5, "epochs": 3},
+    "mlp": {"kind": "mlp", "cut": "found", "stop_steps": 20, "clip": 0.5},
+}
+"""Of those that have a file of their own."""
+FILES = {"gpt": "gpt", "mlp": "sliced"}
+
+
+def start(kind: str, out: Path, **more: Any) -> Run:
+    return train(FILES.get(kind, "cut_models"), out, **{**SETTINGS.get(kind, {"kind": kind}), **more})
+
+
+def slow(*kinds: str) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    "kind", ["mlp", "gpt", "llama", "bert", "encoder", *slow("llama-uneven", "qwen3", "gpt2", "vit", "reader")]
+)
+def test_two_workers_equal_one_process(warm: int, tmp_path: Path, kind: str) -> None:
+    reference = start(kind, tmp_path / "alone")
+    run = start(kind, tmp_path / "two", workers=2, plan="tensor=2")
+    same(run, reference)
+    check_cut(run, kind)
+    messages = [[event["message"] for event in one.of("warning")] for one in (run, reference)]
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("kind", ["gpt", *slow("mlp", "llama", "bert", "encoder", "qwen3", "gpt2")])
+def test_two_replicas_of_two_workers_equal_one_process(warm: int, tmp_path: Path, kind: str) -> None:
+    # Norms of Qwen3 compute in float32, whose rounding depends on the number of samples (6e-10 in the loss, also
+    # without a cut): two whole replicas have the same shares.
+    whole = start(kind, tmp_path / "whole", workers=2 if kind == "qwen3" else 1)
+    same(start(kind, tmp_path / "four", workers=4, plan="tensor=2"), whole)
+
+
+def test_a_fused_layer_is_saved_whole_and_resumed_under_any_plan(warm: int, tmp_path: Path) -> None:
+    reference = start("gpt", tmp_path / "alone")
+    for turn, (stop, plan, workers) in enumerate([(6, "tensor=2", 2), (11, "auto", 3), (99, "tensor=2", 4)]):
+        stops = {"stop_steps": stop} if stop < 20 else {}
+        run = start("gpt", tmp_path / "run", workers=workers, plan=plan, resume=turn > 0, **stops)
+        if turn == 0:
+            (folder,) = (run.out / "checkpoints").iterdir()
+            pieces = read_index(folder)["tensors"]["model.blocks.0.query_key_value.weight"]["slices"]
+            assert [one["offset"][0] for one in pieces] == [0, 32, 64, 16, 48, 80]
+    losses = {event["step"]: event["loss"] for event in run.of("step")}
+    assert list(losses.values()) == pytest.approx(reference.losses, rel=1e-10)
+    assert distance(run, reference) < 1e-8
+    assert run.result["order_sha256"] == reference.result["order_sha256"]
