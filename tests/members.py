@@ -50,7 +50,7 @@ class Seat(Comm):
 def lost() -> Comm:
     """Between two members, one of which was lost."""
     comm = Comm(Membership(Unconnected()), Meter())
-    comm.size = 2
+    comm.among((0, 1))
     return comm
 
 

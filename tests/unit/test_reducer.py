@@ -13,6 +13,7 @@ from cordee.core.errors import ModelError, UsageError
 from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.group.team import Team
+from cordee.group.transport.seam import Transport
 from cordee.sync.allreduce import AllReduce
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
@@ -23,7 +24,7 @@ from cordee.train.reducers import Reducers
 RECORD = Record(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2**40 + 3)
 
 
-class Doubling:
+class Doubling(Transport):
     """A transport between two members that always have the same."""
 
     ends_by_itself = True
