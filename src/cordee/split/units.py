@@ -9,7 +9,6 @@ parameters, each stage computes again.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -204,20 +203,14 @@ def _is_chain(call: Call, closed: Units, opened: Units) -> bool:
         return True
     if any(True for _ in call.module.parameters(recurse=False)):
         return False
-
-    def width(units: Units, place: Callable[[Call], bool]) -> list[int]:
-        return [len(units.crossing(group[-1].end)) for group in units.groups()[:-1] if place(group[-1])]
-
+    last = [child for child in call.children if child.stateful][-1]
+    before = [group[-1].end for group in closed.groups() if group[-1].end < call.begin]
+    inside = [group[-1].end for group in opened.groups() if call.begin < group[-1].begin and group[-1].end < last.begin]
     try:
-        before = width(closed, lambda one: one.end < call.begin)
-        inside = width(opened, lambda one: call.begin < one.begin and one.end < _last_state(call).begin)
+        width = max([1, *(len(closed.crossing(end)) for end in before[-1:])])
+        return all(len(opened.crossing(end)) <= width for end in inside)
     except CannotCut:
         return False
-    return max(inside, default=0) <= max(1, *before[-1:])
-
-
-def _last_state(call: Call) -> Call:
-    return [child for child in call.children if child.stateful][-1]
 
 
 def _has_list(call: Call, opened: Units) -> bool:
