@@ -29,7 +29,9 @@ def holder(staged: Sequence[Staged], stage: int) -> Staged:
     return next(one for one in staged if stage in one.mine)
 
 
-def run_stages(staged: Sequence[Staged], objective: Objective, batch: Any, *, split: bool = False, draw: int = 0) -> Tensor:
+def run_stages(
+    staged: Sequence[Staged], objective: Objective, batch: Any, *, split: bool = False, draw: int | None = None
+) -> Tensor:
     """The loss of one micro-batch; its gradients are added."""
     plan = staged[0].stages
     passes, outputs = [], ()
@@ -44,7 +46,9 @@ def run_stages(staged: Sequence[Staged], objective: Objective, batch: Any, *, sp
     for stage in reversed(range(len(plan))):
         one = holder(staged, stage)
         gradients = (one.backward_inputs if split else one.backward)(passes[stage], gradients)
-        assert len(gradients) == sum(sends for _, sends in one.specs(stage, lambda one=one: objective(one.model, batch)))
+        assert len(gradients) == sum(
+            sends for _, sends in one.specs(stage, lambda one=one: objective(one.model, batch))
+        )
     if split:
         for stage in range(len(plan)):
             holder(staged, stage).backward_weights(passes[stage])

@@ -40,7 +40,13 @@ def gpt2(**more: Any) -> nn.Module:
 
 def llama(**more: Any) -> nn.Module:
     config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=4, num_attention_heads=4, **NO_DROPOUT, **more
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        **NO_DROPOUT,
+        **more,
     )
     return transformers.LlamaForCausalLM(config).double()
 
@@ -99,7 +105,8 @@ def test_bert_for_classification(stages: int) -> None:
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_vit(stages: int) -> None:
     batches = [
-        {"pixel_values": torch.randn(rows, 3, 8, 8).double(), "labels": torch.randint(0, 3, (rows,))} for rows in (3, 1, 4)
+        {"pixel_values": torch.randn(rows, 3, 8, 8).double(), "labels": torch.randint(0, 3, (rows,))}
+        for rows in (3, 1, 4)
     ]
     compare(vit(), loss_of, batches, stages)
 

@@ -20,7 +20,7 @@ from cordee.core.errors import ModelError
 from cordee.core.words import plural
 from cordee.split.placeholders import Shape, StandIns, drop
 from cordee.split.record import random_state, set_random_state
-from cordee.split.stages import Cut, Key, Point, Stages, slots
+from cordee.split.stages import Key, Point, Stages, slots
 
 
 class _Left(BaseException):
@@ -120,13 +120,16 @@ class Staged:
 
     # ------------------------------------------------------------- forward
 
-    def forward(self, stage: int, run: Callable[[], Any], received: Sequence[Tensor] = (), *, draw: int = 0) -> Passed:
+    def forward(
+        self, stage: int, run: Callable[[], Any], received: Sequence[Tensor] = (), *, draw: int | None = None
+    ) -> Passed:
         """One micro-batch on one stage: `run` computes the loss with the model, as it would in one process.
 
-        `received` are the outputs of the stage before. If `stages.draws`, the stages of a micro-batch must give the same
-        `draw`, other micro-batches another one: it seeds what is drawn between the layers.
+        `received` are the outputs of the stage before. If `stages.draws`, `draw` seeds what is drawn between layers;
+        it is the same on all stages of a micro-batch, and another one for each micro-batch.
         """
         assert stage in self.mine, f"stage {stage} is not one of {self.mine}"
+        assert draw is not None or not self.stages.draws, "code between the layers draws: give `draw`"
         points = self.stages.cuts[stage - 1].points if stage else ()
         assert len(received) == len(points), f"stage {stage} takes {len(points)} tensors, not {len(received)}"
         learns = torch.is_grad_enabled()
@@ -139,12 +142,12 @@ class Staged:
             entering.setdefault(point.call, {})[point.leaf] = leaf
         cut = self.stages.cuts[stage] if stage + 1 < len(self.stages) else None
         way = _Run(stage, entering, _by_call(cut.points if cut else ()), cut.after if cut else None)
-        result = self._go(way, run, draw)
+        result = self._go(way, run, draw or 0)
         if way.entering:
             raise self._not_called(next(iter(way.entering)))
         if cut is None:
             learnt = isinstance(result, Tensor) and result.requires_grad
-            return Passed(stage, (), result, inputs, [result] if learnt else [], (0,) if learnt else ())
+            return Passed(stage, (), result, inputs, [_alias(result)] if learnt else [])
         taken = [way.taken[place] for place in range(len(cut.points))]
         sent = [place for place, point in enumerate(cut.points) if point.requires_grad]
         roots = [(place, taken[at]) for place, at in enumerate(sent) if taken[at].requires_grad]
@@ -152,7 +155,10 @@ class Staged:
         return Passed(stage, outputs, None, inputs, [root for _, root in roots], tuple(place for place, _ in roots))
 
     def specs(self, stage: int, run: Callable[[], Any]) -> tuple[tuple[Shape, bool], ...]:
-        """What `stage` will receive for the micro-batch of `run`, and whether it sends a gradient back; computes no layer."""
+        """What `stage` will receive for the micro-batch of `run`, and whether it sends a gradient of it back.
+
+        Computes no layer, but runs the code between them: what depends on shapes alone can be remembered.
+        """
         if not stage:
             return ()
         cut = self.stages.cuts[stage - 1]
@@ -183,8 +189,8 @@ class Staged:
         stage = self.stages.calls.get(key)
         if stage is None and any(name == gate.name for name, _ in self.stages.calls):
             raise ModelError(
-                f"layer {gate.name!r} is called {key[1] + 1} times, {plural(key[1], 'time')} when the stages were planned. "
-                "Let the forward pass call the same layers for every batch"
+                f"layer {gate.name!r} is called {key[1] + 1} times, but {plural(key[1], 'time')} when the stages were "
+                "planned. Let the forward pass call the same layers for every batch"
             )
         run.inside = True
         try:
@@ -210,17 +216,17 @@ class Staged:
         for place, point in points:
             if point.leaf >= len(leaves):
                 raise ModelError(
-                    f"layer {gate.name!r} returns {plural(len(leaves), 'tensor')}, but more when the stages were planned. Let "
-                    "it return the same for every batch"
+                    f"layer {gate.name!r} returns {plural(len(leaves), 'tensor')}, but more when the stages were "
+                    "planned. Let it return the same for every batch"
                 )
             one = leaves[point.leaf]
             if one.requires_grad and not point.requires_grad and run.stage is not None:
                 raise ModelError(
-                    f"what layer {gate.name!r} returns requires gradients now, but did not when the stages were planned. Unfreeze "
-                    "layers before the training starts, not in the middle of it"
+                    f"what layer {gate.name!r} returns requires gradients now, but did not when the stages were "
+                    "planned. Unfreeze layers before the training starts, not in the middle of it"
                 )
-            # A copy where code behind it may write into it; torch cannot detach views in place, which `_split` needs.
-            run.taken[place] = one.clone() if self.stages.writes else _alias(one) if one._is_view() else one
+            # Code behind it may write into it. Else the same memory, but a tensor of its own, which can be detached.
+            run.taken[place] = one.clone() if self.stages.writes else _alias(one)
 
     @contextmanager
     def _drawing(self, seed: int | None) -> Iterator[None]:
@@ -248,8 +254,8 @@ class Staged:
 
     def _not_called(self, key: Key) -> ModelError:
         return ModelError(
-            f"layer {key[0]!r} was called {plural(key[1] + 1, 'time')} when the stages were planned, but not in this pass. Let the "
-            "forward pass call the same layers for every batch"
+            f"layer {key[0]!r} was called {plural(key[1] + 1, 'time')} when the stages were planned, but not in this "
+            "pass. Let the forward pass call the same layers for every batch"
         )
 
     # ------------------------------------------------------------- backward
@@ -278,7 +284,11 @@ class Staged:
         given = [torch.ones_like(root) if one is None else one for root, one in zip(passed.roots, chosen, strict=True)]
         leaves = [one for one in passed.inputs if one.requires_grad]
         _, groups = stage_backward_input(passed.roots, given, leaves, iter(own))
-        passed.weights = lambda: _ignore(stage_backward_weight(iter(own), groups))
+
+        def add_weights() -> None:
+            stage_backward_weight(iter(own), groups)
+
+        passed.weights = add_weights
         return _gradients(passed)
 
     def backward_weights(self, passed: Passed) -> None:
@@ -320,7 +330,3 @@ def _gradients(passed: Passed) -> tuple[Tensor, ...]:
     for one in passed.inputs:
         one.grad = None
     return found
-
-
-def _ignore(result: object) -> None:
-    """For a lambda that returns nothing."""

@@ -109,9 +109,10 @@ def plan_stages(
 ) -> Stages:
     """Cut `model` into stages, by what happens when `run` computes the loss of a small batch with it.
 
-    `stages` is how many, balanced by cost; or how many units each has; or the name of the first unit of each, where that of
-    the first stage may be any. `costs` are those of the units: `"time"`, measured here, `"parameters"`, or numbers. `speeds` are those of the
-    stages' devices. Measured costs differ between ranks: one rank decides, and hands its `counts` to the others.
+    `stages` is how many, balanced by cost; or how many units each has; or the name of the first unit of each, where
+    that of the first stage may be any. `costs` are those of the units: `"time"`, measured here, `"parameters"`, or
+    numbers. `speeds` are those of the stages' devices.
+    Measured costs differ between ranks: one rank decides, and hands its `counts` to the others.
     The model must have its device and number format already, and be in training mode; it is not changed.
     """
     units = find_units(record(model, run))
@@ -120,7 +121,7 @@ def plan_stages(
     if isinstance(costs, str):
         if costs not in ("time", "parameters"):
             raise PlanError(f"costs={costs!r}: expected time, parameters, or a number for each unit")
-        costs = measure(model, run, units.segments) if costs == "time" else [float(size) for size in sizes]
+        costs = measure(model, run, units.segments) if costs == "time" else _sizes(units, shared=True)
     if len(costs) != len(names):
         raise PlanError(f"{plural(len(costs), 'cost')} for {plural(len(names), 'unit')}: {', '.join(names)}")
     counts = _counts(stages, names, units.reasons, lambda number: balance(costs, number, speeds))
@@ -143,12 +144,13 @@ def _keys(calls: Sequence[Call]) -> Iterator[tuple[int, Key]]:
         seen[call.name] += 1
 
 
-def _sizes(units: Units) -> list[int]:
+def _sizes(units: Units, *, shared: bool = False) -> list[int]:
+    """Parameters of each unit; those that several use count for the first alone, or if `shared`, for each."""
     seen: set[int] = set()
     sizes = []
     for segment in units.segments:
         used = {id(one): one.numel() for call in segment.calls for one in call.module.parameters()}
-        sizes.append(sum(size for one, size in used.items() if one not in seen))
+        sizes.append(sum(size for one, size in used.items() if shared or one not in seen))
         seen.update(used)
     return sizes
 
@@ -218,7 +220,7 @@ def _cut(segment: Segment, keys: Mapping[int, Key]) -> Cut:
 
 
 def slots(module: nn.Module, *, buffers: bool = False) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Every place of a parameter in a module tree, each once: its name, the module that has it, the last part of the name."""
+    """Every place of a parameter in a module tree, each once: its name, the module that has it, its name there."""
     for prefix, part in module.named_modules():
         for name, tensor in (part._buffers if buffers else part._parameters).items():
             if tensor is not None:
@@ -265,6 +267,6 @@ def _check_shared_state(units: Units, buffers: Mapping[str, tuple[int, ...]]) ->
     for name, part, _, _ in slots(units.trace.model, buffers=True):
         if part in units.trace.changed and len(buffers.get(name, ())) > 1:
             raise ModelError(
-                f"buffer {name!r} changes in the forward pass, and its layer is called on stages {buffers[name]}: each of "
-                "them would have its own. Give each place a layer of its own, or let one stage have both calls"
+                f"buffer {name!r} changes in the forward pass, and its layer is called on stages {buffers[name]}: each "
+                "of them would have its own. Give each place a layer of its own, or let one stage have both calls"
             )

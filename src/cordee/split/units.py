@@ -2,14 +2,15 @@
 
 Every stage runs the whole forward code, but of the modules with parameters only its own; the others give placeholders.
 A cut lies behind the call of a module. What is made before it and used after it crosses it: these must be outputs of
-module calls, for only there can a stage put in what it has received. What the user's own code computes in between, without
-parameters, each stage computes again.
+module calls, for only there can a stage put in what it has received. What the user's own code computes in between,
+without parameters, each stage computes again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from torch import nn
 
@@ -116,7 +117,9 @@ class Units:
         if op is None:
             raise CannotCut("a tensor that carries gradients comes from an operation that PyTorch does not show")
         if call is not None and call.stateful:
-            raise CannotCut(f"{call.name!r} computes a tensor that is used behind the cut, but does not return it")
+            raise CannotCut(
+                f"{call.name!r} computes or changes a tensor that is used behind the cut, but does not return it"
+            )
         for one in op.inputs:
             if one in self.trace.parameters:
                 name = next(n for n, p in self.trace.model.named_parameters() if p is self.trace.parameters[one])
@@ -162,8 +165,8 @@ def _check_state(units: Units) -> None:
     for name, module in units.trace.model.named_modules():
         if module in units.trace.changed - held:
             raise ModelError(
-                f"layer {name or 'model'!r} changes a buffer of its own in the forward pass, outside of the layers that "
-                "are cut: each stage would change it again. Move it into a layer with its own forward"
+                f"layer {name or 'model'!r} changes a buffer of its own in the forward pass, outside of the layers "
+                "that are cut: each stage would change it again. Move it into a layer with its own forward"
             )
     for call in units.calls:
         trained = [name for name, one in call.module.named_parameters() if one.requires_grad]
@@ -219,7 +222,7 @@ def _has_list(call: Call, opened: Units) -> bool:
     for layers in lists:
         members = set(layers.children())
         called = [child for child in call.children if child.stateful and child.module in members]
-        if len(called) > 1 and all(_feeds(one, other, opened) for one, other in zip(called, called[1:], strict=False)):
+        if len(called) > 1 and all(_feeds(one, other, opened) for one, other in pairwise(called)):
             return True
     return False
 
