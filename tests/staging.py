@@ -16,6 +16,23 @@ Objective = Callable[[nn.Module, Any], Tensor]
 EXACT = 1e-12
 
 
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def rows(*counts: int, shape: tuple[int, ...] = (6,)) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.randn(count, *shape).double(), torch.randint(0, 3, (count,))) for count in counts]
+
+
+def mlp(layers: int = 4) -> nn.Sequential:
+    hidden = [layer for _ in range(layers - 2) for layer in (nn.Linear(8, 8), nn.Tanh())]
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), *hidden, nn.Linear(8, 3)).double()
+
+
+def names(plan: Stages) -> list[str]:
+    return [unit.name for unit in plan.units]
+
+
 def make_stages(
     model: nn.Module, objective: Objective, batch: Any, stages: Any, hands: Sequence[Sequence[int]] | None = None
 ) -> list[Staged]:
