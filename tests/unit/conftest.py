@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from cordee.twin.cluster import Cluster
 from cordee.twin.registry import Registry
@@ -20,3 +21,13 @@ def processes(tmp_path: Path) -> Iterator[Twin]:
         yield made
     finally:
         made.down()
+
+
+@pytest.fixture
+def calm() -> Iterator[None]:
+    """For tiny models: the same random numbers in every test, and one thread, for more would wait for each other."""
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

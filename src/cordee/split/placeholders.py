@@ -1,0 +1,115 @@
+"""What stands in the place of layers that lie on other stages: results of the right shapes, without their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from cordee.core.errors import ModelError
+from cordee.split.record import unchanged
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of one tensor: all but its numbers."""
+
+    size: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Shape:
+        """That of `tensor`."""
+        return cls(tensor.shape, tensor.dtype, tensor.device)
+
+    def placeholder(self, *, written: bool = False) -> Tensor:
+        """Zeros; unless they may be `written` into, without memory."""
+        if written:
+            return torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.size)
+
+
+@dataclass(frozen=True)
+class _Same:
+    """A result that is what was given at this place."""
+
+    place: int
+
+
+class StandIns:
+    """Results of layers that are not here, by the shapes of what they are given."""
+
+    def __init__(self, *, written: bool) -> None:
+        """`written`: code between the layers writes into their results."""
+        self._written = written
+        self._known: dict[Hashable, tuple[list[Any], pytree.TreeSpec]] = {}
+
+    def result(self, name: str, module: nn.Module, forward: Callable[..., Any], given: Any) -> Any:
+        """What `forward(*args, **kwargs)` would return, `given` as (args, kwargs), with placeholders for tensors."""
+        leaves, tree = pytree.tree_flatten(given)
+        key = (name, module.training, _casts(), str(tree), tuple(map(_described, leaves)))
+        if key not in self._known:
+            self._known[key] = _infer(name, module, forward, given)
+        shapes, tree = self._known[key]
+        return pytree.tree_unflatten([self._made(one, leaves) for one in shapes], tree)
+
+    def _made(self, one: Any, leaves: list[Any]) -> Any:
+        if isinstance(one, _Same):
+            return leaves[one.place]
+        return one.placeholder(written=self._written) if isinstance(one, Shape) else one
+
+
+def _infer(name: str, module: nn.Module, forward: Callable[..., Any], given: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    """Shapes of a result: computed without numbers, or where the code looks at numbers, with zeros."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a moment; the way torch.compile finds shapes
+
+    leaves, tree = pytree.tree_flatten(given)
+    with torch.no_grad(), unchanged(module):
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                passed = [mode.from_tensor(one) if isinstance(one, Tensor) else one for one in leaves]
+                args, kwargs = pytree.tree_unflatten(passed, tree)
+                made, made_tree = pytree.tree_flatten(forward(*args, **kwargs))
+        except Exception:
+            passed = [torch.zeros_like(one) if isinstance(one, Tensor) else one for one in leaves]
+            args, kwargs = pytree.tree_unflatten(passed, tree)
+            try:
+                made, made_tree = pytree.tree_flatten(forward(*args, **kwargs))
+            except Exception as error:
+                raise ModelError(
+                    f"layer {name!r} is on another stage, and the shape of its result could not be found: with zeros "
+                    f"for inputs and parameters it fails with {type(error).__name__}: {error}. Let it accept zeros"
+                ) from error
+    places = {id(one): place for place, one in enumerate(passed) if isinstance(one, Tensor) or _is_object(one)}
+    return [
+        _Same(places[id(one)]) if id(one) in places else Shape.of(one) if isinstance(one, Tensor) else one
+        for one in made
+    ], made_tree
+
+
+def _is_object(leaf: Any) -> bool:
+    return not isinstance(leaf, (int, float, str, bytes, type(None), torch.dtype, torch.device))
+
+
+def _described(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return Shape.of(leaf)
+    return (type(leaf), None if _is_object(leaf) or isinstance(leaf, float) else leaf)
+
+
+def _casts() -> Hashable:
+    return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
+def drop(module: nn.Module, name: str) -> None:
+    """Put a placeholder in the place of a parameter or buffer, which is not one of `module`'s any more."""
+    held = module._parameters if name in module._parameters else module._buffers
+    tensor = held.pop(name)
+    if tensor is not None:
+        # Buffers have memory: a layer that changes its own is tried with zeros where its code looks at numbers.
+        setattr(module, name, Shape.of(tensor).placeholder(written=held is module._buffers))
