@@ -40,12 +40,12 @@ def test_the_parts_add_up_to_the_time_between_two_steps(
     batchnorm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # Seconds in all: a busy machine takes a moment from one end. Most of each step is slept through.
+    # Seconds in all: a busy machine takes a moment, of up to 0.15 s, from one end. Most of each step is slept through.
     run = train("delayed", tmp_path / "run", workers=3, batchnorm=batchnorm, steps=300, where="compute", seconds=0.01)
     for worker, parts in split(run).items():
         at = json.loads(Path(f"clock-{worker}.json").read_text())
         assert len(at) == 300
-        assert sum(map(sum, parts.values())) == pytest.approx(at[-1] - at[0], rel=0.02), worker
+        assert sum(map(sum, parts.values())) == pytest.approx(at[-1] - at[0], rel=0.02, abs=0.15), worker
         assert min(map(sum, parts.values())) >= 0.0
 
 
