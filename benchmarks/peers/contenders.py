@@ -136,10 +136,11 @@ class Stage:
         self._twin.down()
 
     @contextlib.contextmanager
-    def trained(self, contender: Contender, task: str) -> Iterator[Running]:
+    def trained(self, contender: Contender, task: str, mbit_s: float | None = None) -> Iterator[Running]:
         """The contender on both hosts, before its first step.
 
         It starts and ends without limits of the processor and of links: both are faster so. `Running.give` sets them.
+        One that measures the link at its start is given its speed, `mbit_s`, before.
         """
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="network-")))
@@ -148,6 +149,8 @@ class Stage:
             conductor = stack.enter_context(Conductor(folder, TURN_S))  # left before the processes, which end then
             self._free()
             stack.callback(self._free)
+            if contender.adapts and mbit_s is not None:
+                give_speed(self._twin, mbit_s * 1e6)
             words = [task, conductor.path]
             start = self._peer if contender.script else self._cordee
             running = [

@@ -28,7 +28,7 @@ from cordee.core.errors import CordeeError
 WARM_UP = 12
 """Steps before anything is measured, without limits: PyTorch's PowerSGD compresses from the 11th on."""
 FIRST_DECISION, AUTO_WARM_UP, AUTO_WARM_UP_S = 5, 30, 30.0
-"""`sync=auto` decides after 4 steps and again after 24. So many steps it has at its speed, not all if they are slow."""
+"""`sync=auto` decides after 2 steps and again after 10. So many steps it has at its speed, not all if they are slow."""
 LIMIT_STEPS = 5
 """Steps of the limit before and after each cell."""
 CELL_S, SMALL_STEPS, SMALL_CELL_S = 36.0, 20, 12.0
@@ -50,6 +50,11 @@ def starts_of(contenders: Sequence[Contender], speeds: Sequence[str]) -> Iterato
     """What is started, and which speeds are measured then."""
     for contender in contenders:
         yield from ((contender, [speed]) for speed in speeds) if contender.adapts else [(contender, list(speeds))]
+
+
+def _first(speeds: Sequence[str]) -> float | None:
+    """In Mbit/s, that at which a contender that adapts is started."""
+    return None if speeds[0] == UNLIMITED else float(speeds[0])
 
 
 def give(running: Running, contender: Contender, speed: str) -> float:
@@ -92,7 +97,7 @@ def measure_throughput(stage: Stage, book: Book, given: argparse.Namespace) -> N
         limit.give(None)
         for contender, speeds in given.clock.each("throughput", left):
             try:
-                with stage.trained(contender, "gpt") as running:
+                with stage.trained(contender, "gpt", _first(speeds)) as running:
                     if not contender.adapts:
                         running.turn(every_of(WARM_UP, contender.period))
                     for speed in speeds:
@@ -133,7 +138,7 @@ def measure_losses(stage: Stage, book: Book, given: argparse.Namespace) -> None:
     ]
     for contender, some in given.clock.each("time_to_loss", left):
         try:
-            with stage.trained(contender, "small") as running:
+            with stage.trained(contender, "small", _first(some)) as running:
                 if contender.link_changes_updates:
                     _train(running, contender, some[0], book, given)
                 else:

@@ -26,7 +26,8 @@ def test_the_gentlest_way_that_hides_is_taken() -> None:
     assert decided(1000).choice == Way()  # 0.064 s
     assert decided(200).choice == Way("bf16")  # 0.32, 0.16 s
     assert decided(100).choice == Way("int8")  # 0.32, 0.16 s
-    assert decided(50).choice == Way("int8", 4)  # 0.33 s, in 4 steps of 0.5 s
+    assert decided(60).choice == Way("int8", 4)  # 0.28 s, in 4 steps of 0.5 s
+    assert decided(40).choice == Way("int8", 8)  # 0.41 s, in 8
     assert decided(10).choice == Way("onebit", 8)  # 0.23 s, in 8 steps
     assert decided(2).choice == Way("onebit", 16)  # 8, 1.1 s
 

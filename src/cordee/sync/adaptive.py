@@ -40,6 +40,8 @@ BUCKET_MB = 2.0
 """Small, so that much of it is sent while the backward pass goes on."""
 PROBES, LONG_S = [1 << power for power in range(13, 21)], 0.03
 """To measure the link, so many numbers are shown to all, 32 KiB to 4 MiB, until one such exchange took so long."""
+EARLIER = 8
+"""By how much shorter than that the first one is, if the link is as it was."""
 
 
 class Settings(NamedTuple):
@@ -225,11 +227,11 @@ class Adaptive(Sync):
         """Bytes per second over the link; 0 if a replica was lost.
 
         A short exchange may fit into what a link lets through at once, so it grows until it takes long; the first is as
-        long as the last measurement says.
+        long as an eighth of what the last measurement says: the link may have become slower.
         """
         each, device = 4 * (self.team.replicas - 1), self.parameters[0].device
         took = 0.0
-        for size in [size for size in PROBES if each * size >= LONG_S * self._link] or PROBES[-1:]:
+        for size in [size for size in PROBES if EARLIER * each * size >= LONG_S * self._link] or PROBES[-1:]:
             if not self.team.sums.sum(torch.zeros(1)).wait():  # all begin at the same time
                 return 0.0
             began = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 HIDES = 0.5
 """The part of the computing, its backward pass, behind which gradients are sent."""
-HIDDEN, MERGED = 1.05, 1.2
+HIDDEN, MERGED = 1.05, 1.15
 """What is sent counts as hidden while a step takes at most so many times its computing: for gradients, and for merges.
 
 A merge is waited for, and costs less per step the more steps lie between two. But each further step takes replicas
