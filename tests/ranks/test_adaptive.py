@@ -94,15 +94,20 @@ def come_together(models: dict[int, nn.Module], optimizers: dict[int, Any], left
             one.copy_(mean)
 
 
-@pytest.mark.parametrize(("codec", "optimizer"), [("none", "momentum"), ("int8", "momentum"), ("topk", "adamw")])
-def test_local_steps_and_back(codec: str, optimizer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("codec", "optimizer", "begins"),
+    [("none", "momentum", "none"), ("int8", "momentum", "int8:3"), ("topk", "adamw", "topk:2")],
+)
+def test_local_steps_and_back(codec: str, optimizer: str, begins: str, tmp_path: Path) -> None:
     """A gentler way is decided on twice: before the link is probed, and after."""
     choices = f"none {codec}:2 {codec}:3 none none none {codec}:2 {codec}:2"
-    settings = {"choices": choices, "optimizer": optimizer, "epochs": 2}
+    choices = choices if begins == "none" else choices.removeprefix("none ")
+    settings = {"choices": choices, "optimizer": optimizer, "epochs": 2, "begins": begins}
     plan = "sync=auto,proportions=5:3:2"
     run = train("switching", tmp_path / "run", workers=3, plan=plan, **settings)
     lengths = {window["last"] - window["first"] + 1 for window in run.of("window")}
     assert {2, 3} <= lengths
+    assert (run.of("window")[0]["first"] == 1) == (begins != "none")
     losses, weights = by_record(run, codec, Share("proportional", (5.0, 3.0, 2.0)), **settings)
     np.testing.assert_allclose(run.losses, losses, rtol=0, atol=1e-9)
     for name, tensor in run.tensors.items():
@@ -130,9 +135,9 @@ def test_passes_that_need_the_others_know_no_local_steps(kind: str, tmp_path: Pa
 def test_a_slow_link_leads_to_local_steps(tmp_path: Path) -> None:
     run = train("slow_link", tmp_path / "run", workers=2, plan="sync=auto")
     first, second, *_ = run.of("decision")
-    assert (first["before"], first["choice"], first["step"]) == ("none", "int8", 1), "before anything is sent"
-    assert second["choice"].startswith("local_steps=")
-    assert run.of("window") and run.result["samples_lost"] == run.result["samples_repeated"] == 0
+    assert (first["before"], first["choice"], first["step"]) == ("none", "local_steps=8,compress=int8", 1)
+    assert second["step"] == 9, "after the first window"
+    assert run.of("window")[0]["last"] == 8 and run.result["samples_lost"] == run.result["samples_repeated"] == 0
     assert train("slow_link", tmp_path / "same", workers=2, plan="sync=auto,faithful=same").of("window") == []
 
 

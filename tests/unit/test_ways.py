@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from cordee.sync.measuring import costs_of
+from cordee.group.team import Team
+from cordee.sync import measuring
+from cordee.sync.measuring import Clock, costs_of
 from cordee.sync.ways import WAYS, Cost, Decision, Measured, Tried, Way, decide, first_way, forecast
 
 MBIT = 1e6 / 8
@@ -26,18 +28,22 @@ def test_the_gentlest_way_that_hides_is_taken() -> None:
     assert decided(1000).choice == Way()  # 0.064 s
     assert decided(200).choice == Way("bf16")  # 0.32, 0.16 s
     assert decided(100).choice == Way("int8")  # 0.32, 0.16 s
-    assert decided(60).choice == Way("int8", 4)  # 0.28 s, in 4 steps of 0.5 s
-    assert decided(40).choice == Way("int8", 8)  # 0.41 s, in 8
+    assert decided(60).choice == Way("int8", 8)  # 0.28 s, in 8 steps of 0.5 s
     assert decided(10).choice == Way("onebit", 8)  # 0.23 s, in 8 steps
     assert decided(2).choice == Way("onebit", 16)  # 8, 1.1 s
 
 
-def test_the_first_steps_do_not_wait_long_for_sums() -> None:
-    ways = [way for way in WAYS if not way.every]
-    assert first_way(ways, COSTS, 200 * MBIT, 0.5) == Way()  # 0.32 s
-    assert first_way(ways, COSTS, 100 * MBIT, 0.5) == Way("bf16")  # 0.64, 0.32 s
-    assert first_way(ways, COSTS, 1 * MBIT, 0.5) == Way("int8"), "none is short: the shortest"
-    assert first_way(ways[:1], COSTS, 1 * MBIT, 0.5) == Way(), "faithful=same"
+def test_the_first_steps_do_not_wait_long() -> None:
+    first = {mbit: first_way(WAYS, COSTS, mbit * MBIT, 0.1) for mbit in (1000, 400, 200, 40, 10, 0.1)}
+    assert first[1000] == Way()  # 0.064 s
+    assert first[400] == Way("bf16")  # 0.16, 0.08 s
+    assert first[200] == Way("int8")  # 0.32, 0.16, 0.08 s
+    assert first[40] == Way("int8", 8)  # 0.4 s, in 8 steps
+    assert first[10] == Way("onebit", 8)  # 1.6, 0.22 s, in 8 steps
+    assert first[0.1] == Way("onebit", 32), "none is short: the shortest"
+    gradients = [way for way in WAYS if not way.every]
+    assert first_way(gradients, COSTS, 1 * MBIT, 0.1) == Way("int8"), "the training cannot merge"
+    assert first_way(WAYS[:1], COSTS, 1 * MBIT, 0.1) == Way(), "faithful=same"
 
 
 def test_where_nothing_hides_a_step_near_the_shortest_is_taken() -> None:
@@ -80,6 +86,18 @@ def test_what_codecs_take_is_tried() -> None:
     assert two["none"].seconds == 0.0 < two["int8"].seconds
     by_hosts = costs_of(parameters, ["none", "bf16"], 8, 2)  # two hosts with four replicas each
     assert (by_hosts["none"].sent, by_hosts["bf16"].sent) == (two["none"].sent, eight["bf16"].sent)
+
+
+def test_the_first_step_counts_neither_alone_nor_in_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 7.0, 7.5, 8.0, 8.6, 10.6])
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(times))
+    clock = Clock(Team(), warms_up=True)
+    for _ in range(3):
+        clock.updated()
+    clock.merged(3)
+    assert (clock.compute_s, clock.step_s) == pytest.approx((0.5, 0.8))
+    clock.merged(4)
+    assert clock.step_s == pytest.approx(0.5), "all steps of the second window count"
 
 
 def test_costs_are_extrapolated_from_some_parameters() -> None:

@@ -1,9 +1,9 @@
 """`sync=auto`: how replicas agree is chosen by what is measured: the gentlest way that hides behind the computing.
 
-It begins with exact sums in every step, or, on a link on which one of them would take long, with a codec. Every few
-steps all replicas agree on how long they compute and how fast the link between them is, and take the same decision
-(`sync/ways.py`): exact sums, codecs, or local steps whose merges are compressed. Each decision is an event, with its
-numbers and the step times that it forecasts; the next one tells what was measured.
+It begins with exact sums in every step, or, on a link on which one of them would take long, with the gentlest way that
+does not. Every few steps all replicas agree on how long they compute and how fast the link between them is, and take
+the same decision (`sync/ways.py`): exact sums, codecs, or local steps whose merges are compressed. Each decision is an
+event, with its numbers and the step times that it forecasts; the next one tells what was measured.
 
 What a codec has left out goes with the next step or merge of the same kind, whichever codec that has. Before gradients
 are added up again after local steps, what merges have left out is added, and the states of optimizers, which were each
@@ -34,8 +34,8 @@ from cordee.sync.ways import Cost, Decision, Measured, Way, decide, first_way
 
 FIRST, SOON, EVERY = 2, 8, 20
 """Steps before the first decision, after one that changed the way, and after one that did not."""
-BEGIN_S = 0.5
-"""The first steps, which measure the computing, are sent by the gentlest codec that takes at most so long."""
+BEGIN_S = 0.1
+"""The first steps, or the first window, measure the computing; by the gentlest way that sends so long per step."""
 BUCKET_MB = 2.0
 """Small, so that much of it is sent while the backward pass goes on."""
 PROBES, LONG_S = [1 << power for power in range(13, 21)], 0.03
@@ -83,18 +83,17 @@ class Adaptive(Sync):
         """Steps since this was made, on all replicas at the same time, and after which of them to decide."""
 
     def meet(self) -> None:
-        """Measure the link, and begin with a codec where exact sums would take long."""
-        ways = [way for way in self._settings.ways if not way.every]
+        """Measure the link, and begin by another way where exact sums would take long."""
         while self.team.replicas > 1 and self.parameters:
-            link = torch.zeros(self.team.replicas, dtype=torch.float64)
-            link[self.team.replica] = self._probe()
-            if self.team.agree([link]) and link.min() > 0.0:
-                self._link = float(link.min())
+            own = torch.zeros(self.team.replicas, 2, dtype=torch.float64)
+            own[self.team.replica] = torch.tensor([self._probe(), self._settings.merges()])
+            if self.team.agree([own]) and own[:, 0].min() > 0.0:
+                self._link, merges = own.amin(dim=0).tolist()
                 replicas, stations = self.team.replicas, self.team.sums.stations
                 codecs = {way.codec for way in self._settings.ways}
                 self._costs = costs_of(self.parameters, codecs, replicas, stations)
-                self.way = first_way(ways, self._costs, self._link, BEGIN_S)
-                self._gradients.take(self.way.codec)
+                ways = [way for way in self._settings.ways if merges or not way.every]
+                self._use(first_way(ways, self._costs, self._link, BEGIN_S))
                 if self.way != Way():
                     reason = f"{self.way}: an exact sum would take {self._costs['none'].sent / self._link:.3g} s"
                     self._tell(1, Way(), reason, Measured(0.0, 0.0, 0.0, self._link), {})
@@ -204,15 +203,20 @@ class Adaptive(Sync):
         return measured._replace(compute_s=compute_s, shared_s=min(measured.shared_s, compute_s))
 
     def _take(self, steps: int, measured: Measured, decision: Decision) -> None:
-        before, self.way = self.way, decision.choice
+        before = self.way
+        self._use(decision.choice)
         self._compute_s, self._link = measured.compute_s, measured.link
         self._tried[before] = measured.link, measured.step_s / measured.compute_s
-        self.rule = Rule(self.way.every) if self.way.every else None
-        (self._ways if self.way.every else self._gradients).take(self.way.codec)
         self._sums.overlap = self._overlap
         self._next = self._done + (EVERY if before == self.way else SOON)
         self._tell(steps + 1, before, decision.reason, measured, decision.forecast_s)
         self._clock = Clock(self.team)
+
+    def _use(self, way: Way) -> None:
+        """By this way from the next step on."""
+        self.way = way
+        self.rule = Rule(way.every) if way.every else None
+        (self._ways if way.every else self._gradients).take(way.codec)
 
     def _tell(self, step: int, before: Way, reason: str, measured: Measured, forecast_s: Mapping[Way, float]) -> None:
         """One of all has the decision on record."""

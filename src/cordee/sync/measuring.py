@@ -29,7 +29,7 @@ class Clock:
         self._steps: list[float] = []
         self._windows: list[float] = []
         self._updated, self._blocked = time.perf_counter(), team.meter.blocked_s
-        self._merged = self._updated
+        self._merged, self._uncounted = self._updated, 0
 
     def updated(self) -> None:
         """A step, or a part of one, was computed and applied."""
@@ -37,15 +37,17 @@ class Clock:
         self._updated, self._blocked = self._updated + took, self._meter.blocked_s
         if self._warms_up:
             self._warms_up = False
+            self._merged, self._uncounted = self._updated, 1
             return
         self._steps.append(took)
         self._computes.append(took - blocked)
 
     def merged(self, steps: int) -> None:
         """So many steps were merged."""
-        now = time.perf_counter()
-        self._windows.append((now - self._merged) / steps)
-        self._merged = now
+        now, counted = time.perf_counter(), steps - self._uncounted
+        if counted:
+            self._windows.append((now - self._merged) / counted)
+        self._merged, self._uncounted = now, 0
 
     @property
     def compute_s(self) -> float:

@@ -116,6 +116,7 @@ def _make_optimizer(
     """Place the model, and make its optimizer and schedule; local, but that all workers `agree` on the optimizer."""
     resolved = _resolved(job, snapshot)
     stepper.updates = 1
+    stepper.reducers.one_update = job.preflight  # which knows whether a pass needs the others; else the first step does
     model = _place(job, stepper, order, model)
     optimizer = job.make_optimizer(model)
     if untrained := _untrained(model, optimizer):

@@ -74,10 +74,11 @@ def before_training(subject: Subject, source: Source, order: Order, team: Team, 
         key = make_key([code, source.fingerprint, pool, str(order.batch), torch.device(device).type])
     if is_remembered(key, team):
         return []
+    gathers = subject.count_gathers()
     warnings = preflight(subject, source, partial(_first_ids, order), device, team=team, largest=order.batch)
     if len({digest_samples(source, _first_ids(order, SAMPLES)) for _ in range(2)}) > 1:
         warnings.append(UNSTEADY)
-    if not warnings:
+    if not warnings and subject.count_gathers() == gathers:  # sync=auto asks in every start whether a pass gathers
         remember(key)
     return warnings
 

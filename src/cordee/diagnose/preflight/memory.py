@@ -1,9 +1,10 @@
 """Verdicts of former starts, in the user's cache folder: an unchanged job is not checked again.
 
-Only that an objective was accepted without a warning is remembered, under a fingerprint of everything that decides what
-it computes. Code counts by its bytecode, with the values of its closures and of the globals that it names; parameters
-of models by shape and type; installed packages by name, and by when one was last installed. What pickle cannot describe
-(an open file), and code that reaches further (imports, files, variables of the environment), has no fingerprint.
+Only that an objective was accepted without a warning, and gathers nothing, is remembered, under a fingerprint of
+everything that decides what it computes. Code counts by its bytecode, with the values of its closures and of the
+globals that it names; parameters of models by shape and type; installed packages by name, and by when one was last
+installed. What pickle cannot describe (an open file), and code that reaches further (imports, files, variables of the
+environment), has no fingerprint.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cordee.diagnose.misfit import is_users
 from cordee.diagnose.preflight.holdings import GENERATORS, globals_of
 from cordee.group.team import Team
 
-KIND = "2"
+KIND = "3"
 """Counted up when the tests change, so that what was judged otherwise is forgotten."""
 FILE = "preflight"
 MOST_KEPT = 500
