@@ -114,6 +114,21 @@ def test_the_others_go_on_where_a_whole_replica_is_left(
     same(run, train("sliced", tmp_path / "alone", **settings))
 
 
+@pytest.mark.parametrize(("worker", "step"), [(1, 3), (1, 6), (0, 6)])
+def test_a_writer_of_a_checkpoint_is_lost(warm: int, tmp_path: Path, worker: int, step: int) -> None:
+    """The other replica goes on, and writes what is left; at the end the same checkpoint, which was half-written."""
+    run = train("lost_writer", tmp_path / "run", workers=4, plan="tensor=2", worker=worker, step=step)
+    assert sorted(event["worker"] for event in run.of("failure")) == [0, 1]
+    assert len(read_index(run.out / "checkpoints" / "step-00000006")["files"]) == 2
+    same(run, train("lost_writer", tmp_path / "alone"))
+
+
+def test_a_writer_of_a_checkpoint_is_lost_where_no_other_replica_is(warm: int, tmp_path: Path) -> None:
+    with pytest.raises(WorkersLost, match="part of the model") as caught:
+        train("lost_writer", tmp_path / "run", workers=2, plan="tensor=2", worker=1)
+    assert "--resume" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("plan", "told"),
     [

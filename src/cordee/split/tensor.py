@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 import torch
 from torch import nn
 
-from cordee.core.errors import ModelError
+from cordee.core.errors import ModelError, WorkersLost
 from cordee.core.words import did_you_mean
 from cordee.group.team import Team
 from cordee.split.attention import cut_attention
@@ -69,10 +69,13 @@ class TensorSlices(Split):
 
 @contextmanager
 def holding_together(team: Team) -> Iterator[None]:
-    """Around what runs torch's own collectives: a loss within them ends this worker, or all, as `WorkersLost`."""
+    """Around a training: where a worker of this replica is lost, the rest of it leaves; without a whole one, all end.
+
+    Torch's own collectives tell of that, and a checkpoint of which a part never comes.
+    """
     try:
         yield
-    except RuntimeError:
+    except (RuntimeError, WorkersLost):
         if team.sliced and team.membership.await_break(NOTICE_S):
             team.lines.leave_if_broken()
         raise

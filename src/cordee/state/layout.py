@@ -178,7 +178,7 @@ class Owners:
     number: int = 0
     count: int = 1
     token: str = ""
-    """The same for all owners, and for no other run: by it they find the folder of a checkpoint under way."""
+    """The same for all owners, and for no others: by it they find the folder of a checkpoint under way."""
 
     whole: Callable[[str], bool] = field(default=lambda name: False, compare=False)
     """Of an owner that does not commit: which tensors that are whole here it writes, because no other has them."""

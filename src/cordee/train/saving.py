@@ -119,4 +119,5 @@ def owners_of(team: Team) -> Owners:
     token = torch.tensor([secrets.randbits(62)])
     team.share_from_first([token])
     lost = lambda: not team.channel.lost.isdisjoint(team.inside.members)  # noqa: E731
-    return Owners(team.inside.rank, team.inside.size, f"{int(token):x}", lost=lost)
+    # Each replica has its own: one that takes over may write the checkpoint that another one has left half-written.
+    return Owners(team.inside.rank, team.inside.size, f"{int(token):x}-{team.replica}", lost=lost)
