@@ -12,8 +12,11 @@ time_to_loss  A GPT of 1.1 million parameters: the time until the validation los
               Plain `sync=auto` is trained at each speed. Evaluations are the same for all, and not timed.
 reaction      Only with `--table reaction`: after how many steps `sync=auto` sends gradients by another way when links
               drop from 1000 to 20 Mbit/s, and when they come back; step times as forecast and as measured.
+trained       Only with `--table trained`: time to loss of `sync=auto` and of the two best fixed plans, each trained at
+              each speed, `--rounds` times. The loss is that of the record: needs `--resume`, or time_to_loss before it.
 
-The result is written after every cell. After `--minutes` no contender is started; `--resume` continues.
+The result is written after every cell. After `--minutes` no contender is started; `--resume` continues. With `--again`
+it measures anew what the record has of these tables, plans, peers and speeds, and writes down when.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ from cordee.core.errors import CordeeError
 from cordee.twin.twin import missing
 
 RESULTS = Path(__file__).parent / "results" / "network.json"
+CELLS = ("throughput", "time_to_loss")
+"""The tables of contenders and speeds."""
 PLANS = (
     SYNCHRONOUS,
     "sync=auto",
@@ -72,7 +77,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cap-minutes", type=float, default=3.0, help="of a training at one speed; default: 3")
     parser.add_argument("--data", type=Path, help=f"the folder of {FILE}; default: {FOLDER}, or ../shared/data")
     parser.add_argument("--quick", action="store_true", help="a few steps at 1000 Mbit/s, to see that all works")
+    parser.add_argument("--rounds", type=int, default=1, help="of the table trained; default: %(default)s")
     parser.add_argument("--resume", action="store_true", help="keep the cells that the record has")
+    parser.add_argument("--again", action="store_true", help=f"with --resume: all but those of {SYNCHRONOUS} anew")
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help=f"default: {RESULTS.name}; with --quick, a new file"
     )
@@ -87,14 +94,14 @@ def arguments() -> argparse.Namespace:
 
 def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     """Read lists, and refuse what cannot be measured."""
-    given.table = given.table or ("throughput", "time_to_loss")
+    given.table = given.table or CELLS
     given.speeds = [speed.strip() for speed in given.speeds.split(",")]
     for speed in given.speeds:
         if speed != UNLIMITED and not speed.replace(".", "", 1).isdigit():
             parser.error(f"--speeds {speed}: expected Mbit/s such as 100, or {UNLIMITED}")
     # The fastest first.
     given.speeds.sort(key=lambda speed: float("-inf") if speed == UNLIMITED else -float(speed))
-    for name in ("minutes", "steps", "learn", "every", "cap_minutes"):
+    for name in ("minutes", "steps", "learn", "every", "cap_minutes", "rounds"):
         if getattr(given, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} {getattr(given, name)}: expected more than 0")
     names = [name.strip() for name in given.peers.split(",") if name.strip()]
@@ -149,6 +156,9 @@ def main() -> None:
     modules = sorted({peer.module for peer in PEERS if not peer.missing} - {"torch"})
     book = Book(given.record, settings_of(given), modules, resume=given.resume)
     for contender in given.contenders:
+        for table in CELLS if given.again and contender.name != SYNCHRONOUS else ():
+            if table in given.table:
+                book.forget(table, contender, given.speeds)
         if contender.missing:
             for table in given.table:
                 book.leave_out(table, contender, contender.missing)

@@ -121,6 +121,20 @@ def trained_cell(curve: Curve, target: float, equal: int, period: int) -> Cell:
     }
 
 
+def summary_of(starts: dict[str, dict[str, list[Cell]]], name: str) -> Cell:
+    """For each speed: the mean time of each contender's starts, and how many times that of the first one `name` takes.
+
+    A start that did not reach the loss has no time, and leaves its contender without one.
+    """
+    found: Cell = {}
+    for speed, row in starts.items():
+        times = {one: [cell["seconds_to_loss"] for cell in cells] for one, cells in row.items()}
+        means = {one: round(statistics.fmean(each), 2) for one, each in times.items() if None not in each}
+        ratio = round(means[name] / min(means.values()), 3) if name in means else None
+        found[speed] = {"seconds_to_loss": means, f"{name} / first": ratio}
+    return found
+
+
 def reaction_of(decisions: Sequence[Cell], changed_at: Sequence[int]) -> list[int | None]:
     """After how many steps another choice was in use, for each step after which the link's speed was changed."""
     steps: list[int | None] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 
 from peers.contenders import SYNCHRONOUS, Contender, Running, Stage, ours
@@ -16,6 +17,7 @@ from peers.network_figures import (
     every_of,
     loss_at,
     reaction_of,
+    summary_of,
     throughput_cell,
     trained_cell,
     turn_steps,
@@ -37,8 +39,11 @@ AUTO_STEPS = 32
 """Steps of one turn where `sync=auto` may choose local steps: it merges after 4, 8, 16 or 32. A cell has two turns."""
 LONGEST = 1.5
 """So many times the steps of synchronous training may a contender take to reach its loss."""
-REACTION_PLAN, REACTION, REACTION_TURN = "sync=auto", ((1000.0, 24), (20.0, 40), (1000.0, 48)), 8
+REACTION, REACTION_TURN = ((1000.0, 24), (20.0, 40), (1000.0, 48)), 8
 """Speeds, and steps at each of them, in turns of so many: where windows of 8 and 16 steps may end."""
+AUTO = "sync=auto"
+TRAINED = (AUTO, "sync=local,local_steps=8,compress=int8", "sync=local,local_steps=16,compress=onebit")
+"""What the table `trained` compares: the fixed plans are those of ours that were the fastest at some speed."""
 FAILURES = (CordeeError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
@@ -140,21 +145,22 @@ def measure_losses(stage: Stage, book: Book, given: argparse.Namespace) -> None:
         try:
             with stage.trained(contender, "small", _first(some)) as running:
                 if contender.link_changes_updates:
-                    _train(running, contender, some[0], book, given)
+                    book.keep("time_to_loss", contender, some[0], _trained(running, contender, some[0], book, given))
                 else:
                     _compose(running, contender, some, book, given)
         except FAILURES as error:
             book.failed("time_to_loss", contender, some, error)
 
 
-def _train(running: Running, contender: Contender, speed: str, book: Book, given: argparse.Namespace) -> None:
+def _trained(running: Running, contender: Contender, speed: str, book: Book, given: argparse.Namespace) -> Cell:
     """Losses and times at this speed."""
     running.give(float(speed))
     curve = learn(running, contender, book, given, given.cap_minutes * 60)
     cell = trained_cell(curve, target_of(book, given), given.learn, contender.period)
-    cell["decisions"] = running.events("decision")
-    book.keep("time_to_loss", contender, speed, cell)
+    if contender.adapts:
+        cell["decisions"] = running.events("decision")
     show_loss(contender.name, speed, cell)
+    return cell
 
 
 def _compose(
@@ -224,27 +230,60 @@ def target_of(
 
 def measure_reaction(stage: Stage, book: Book, given: argparse.Namespace) -> None:
     """The links change their speed in mid-run."""
-    contender, ends = ours(REACTION_PLAN), [0]
+    contender, given_at = ours(AUTO), []
     try:
         with stage.trained(contender, "gpt") as running:
             for speed, steps in REACTION:
+                given_at.append(time.time())
                 running.give(speed)
                 for _ in range(steps // REACTION_TURN):
                     running.turn(REACTION_TURN)
-                ends.append(ends[-1] + steps)
-            decisions, steps_ms = running.events("decision"), [one["ms"] for one in running.events("step")]
+            decisions, committed = running.events("decision"), running.events("step")
     except FAILURES as error:
         book.failed("reaction", contender, (), error)
         return
+    # A turn may end within a window, whose steps are all committed by then.
+    done = [sum(one["at"] <= at for one in committed) for at in given_at]
     book.result["reaction"] = {
-        "plan": REACTION_PLAN,
-        "changes": [[end, f"to {speed:g} Mbit/s"] for end, (speed, _) in zip(ends, REACTION, strict=False)],
-        "steps_until_another_choice": reaction_of(decisions, ends[1:-1]),
+        "date": book.date,
+        "plan": AUTO,
+        "changes": [[steps, f"to {speed:g} Mbit/s"] for steps, (speed, _) in zip(done, REACTION, strict=True)],
+        "steps_until_another_choice": reaction_of(decisions, done[1:]),
         "forecasts": beside(decisions),
         "decisions": decisions,
-        "step_ms": steps_ms,
+        "step_ms": [one["ms"] for one in committed],
     }
     book.write()
 
 
-TABLES = {"throughput": measure_throughput, "time_to_loss": measure_losses, "reaction": measure_reaction}
+# ---------------------------------------------------------------- trained
+
+
+def measure_trained(stage: Stage, book: Book, given: argparse.Namespace) -> None:
+    """A few plans of ours, each trained at each speed: nothing is composed, and all pay for their first steps."""
+    table = book.result["trained"] = {"date": book.date, "starts": {}, "summary": {}}
+    starts = [
+        (ours(plan), [speed])
+        for _ in range(given.rounds)
+        for speed in given.speeds
+        if speed != UNLIMITED
+        for plan in TRAINED
+    ]
+    for contender, (speed,) in given.clock.each("trained", starts):
+        try:
+            with stage.trained(contender, "small", float(speed)) as running:
+                cell = _trained(running, contender, speed, book, given)
+        except FAILURES as error:
+            book.failed("trained", contender, (), error)
+            continue
+        table["starts"].setdefault(speed, {}).setdefault(contender.name, []).append(cell)
+        table["summary"] = summary_of(table["starts"], AUTO)
+        book.write()
+
+
+TABLES = {
+    "throughput": measure_throughput,
+    "time_to_loss": measure_losses,
+    "reaction": measure_reaction,
+    "trained": measure_trained,
+}

@@ -32,7 +32,10 @@ HEAD = {
     "first_steps_more_s": "the first 10 steps of PowerSGD's hook send whole gradients: by so much they are longer, as"
     " ddp's step time at this speed tells",
     "decisions": "what sync=auto decided up to the end of the cell",
-    "steps_until_another_choice": "of a change of the links' speed: steps after it that were sent the old way",
+    "steps_until_another_choice": "of a change of the links' speed: steps after it that were sent the old way. A change"
+    " is booked after the steps that were committed when it was made",
+    "starts": "time to loss of a few plans of ours, each trained at each speed, one start after the other: nothing is"
+    " composed, and the first steps count for all of them",
     "forecasts": "step times; the measured one is that until the next decision, and the speed may change in between",
     "sent_bytes_per_step": "by the host that sent most, with headers, as the link counted them",
 }
@@ -82,12 +85,23 @@ class Book:
             for key in ("machine", "versions", "settings"):
                 if self.result[key] != head[key]:
                     sys.exit(f"--resume: {path} has {key} {self.result[key]}, now {head[key]}: measure anew")
+            self.result |= HEAD
             self.result.setdefault("resumed", []).append(head["date"])
+        self.date = head["date"]
 
     def cell(self, table: str, contender: Contender, speed: str) -> Cell:
         """What there is of it so far."""
         cell: Cell = self.result[table].get(contender.name, {}).get(speed, {})
         return cell
+
+    def forget(self, table: str, contender: Contender, speeds: Sequence[str]) -> None:
+        """These cells are measured anew; the record says when."""
+        had = [speed for speed in speeds if self.result[table].get(contender.name, {}).pop(speed, None)]
+        if table == "time_to_loss":
+            self.result["curves"].pop(contender.name, None)
+        if had:
+            what = f"{self.date}: {table}: {contender.name} at {', '.join(had)}"
+            self.result.setdefault("measured_anew", []).append(what)
 
     def keep(self, table: str, contender: Contender, speed: str, cell: Cell) -> None:
         """Write it down."""
@@ -176,5 +190,8 @@ def show_tables(result: dict[str, Any], tables: Sequence[str]) -> None:
         print(f"\nreaction: {found['changes']}: another choice after {found['steps_until_another_choice']} steps")
         for one in found["forecasts"]:
             print("  " + ", ".join(f"{key} {value}" for key, value in one.items()))
+    if "trained" in tables and "trained" in result:
+        for speed, row in result["trained"]["summary"].items():
+            print(f"\ntrained at {speed}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
     for name, why in result["left_out"].items():
         print(f"left out: {name}: {why.splitlines()[0] if why else why}")
