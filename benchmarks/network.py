@@ -159,8 +159,8 @@ def main() -> None:
         for table in CELLS if given.again and contender.name != SYNCHRONOUS else ():
             if table in given.table:
                 book.forget(table, contender, given.speeds)
-        if contender.missing:
-            for table in given.table:
+        for table in CELLS if contender.missing else ():
+            if table in given.table and contender.name not in book.result[table]:
                 book.leave_out(table, contender, contender.missing)
     with Stage() as stage:
         for table in given.table:

@@ -136,12 +136,16 @@ def summary_of(starts: dict[str, dict[str, list[Cell]]], name: str) -> Cell:
 
 
 def reaction_of(decisions: Sequence[Cell], changed_at: Sequence[int]) -> list[int | None]:
-    """After how many steps another choice was in use, for each step after which the link's speed was changed."""
+    """After how many steps another choice was in use, for each step after which the link's speed was changed.
+
+    What was decided at the end of that step was decided before the change.
+    """
     steps: list[int | None] = []
     ends = [*changed_at[1:], math.inf]
     for first, end in zip(changed_at, ends, strict=True):
-        taken = [one["step"] for one in decisions if one["before"] != one["choice"] and first < one["step"] <= end]
-        steps.append(taken[0] - 1 - first if taken else None)
+        changes = [one["step"] - 1 for one in decisions if one["before"] != one["choice"]]
+        taken = [step for step in changes if first < step <= end]
+        steps.append(taken[0] - first if taken else None)
     return steps
 
 
@@ -156,4 +160,5 @@ def beside(decisions: Sequence[Cell]) -> list[Cell]:
             "measured_ms": following["measured_ms"],
         }
         for one, following in pairwise(decisions)
+        if one["forecast_ms"]  # of the way that it begins with there is none
     ]
