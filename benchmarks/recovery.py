@@ -112,9 +112,15 @@ class Blow:
 
 
 def train(
-    out: Path, *, workers: int, listen: Callable[[Any], None], pids: str = "", plan: Any = None
+    out: Path,
+    *,
+    workers: int,
+    listen: Callable[[Any], None],
+    plan: Any = None,
+    file: str = __file__,
+    **settings: str,
 ) -> list[dict[str, Any]]:
-    """One run; its events."""
+    """One run of the job of a file, with these settings; its events."""
     import msgspec
 
     from cordee.core.eventlog import read_events
@@ -123,7 +129,7 @@ def train(
     from cordee.runtime.spec import Target
     from cordee.runtime.start import run
 
-    target = Target("job", __file__, {"pids": pids})
+    target = Target("job", file, settings)
     run(Launch(target, workers, plan or Plan(), out, threads=1, deadline_s=60.0), listen)
     return [msgspec.to_builtins(event) for event in read_events(out / "events.jsonl")]
 
