@@ -116,7 +116,8 @@ def test_local_steps_and_back(codec: str, optimizer: str, begins: str, tmp_path:
 
 
 def test_a_worker_is_lost_in_local_steps(tmp_path: Path) -> None:
-    settings = {"choices": "none:2 none:3 none:3 none:3 none none", "optimizer": "sgd", "epochs": 2}
+    """After three parts of its own, at least one of each window; others follow, however slow it is."""
+    settings = {"choices": "none:2" + 6 * " none:3", "optimizer": "sgd", "epochs": 2}
     run = train("switching", tmp_path / "run", workers=3, plan="sync=auto", dies=1, **settings)
     assert [event["worker"] for event in run.of("failure")] == [1]
     assert run.of("window")[-1]["workers"] == [0, 2]
