@@ -35,7 +35,7 @@ from cordee.sync.ways import Cost, Decision, Measured, Way, decide, first_way
 FIRST, SOON, EVERY = 2, 8, 20
 """Steps before the first decision, after one that changed the way, and after one that did not."""
 BEGIN_S = 0.1
-"""The first steps, or the first window, measure the computing; by the gentlest way that sends so long per step."""
+"""The first steps or window, which measure computing, go by the gentlest way that sends at most so long per step."""
 BUCKET_MB = 2.0
 """Small, so that much of it is sent while the backward pass goes on."""
 PROBES, LONG_S = [1 << power for power in range(13, 21)], 0.03
