@@ -30,7 +30,7 @@ NOTICE_S = 2.0
 
 def split_of(team: Team, tensor_plan: TensorPlan | None = None) -> Split:
     """How a replica lies over the workers of this team; `tensor_plan` is the job's, or what was found."""
-    return TensorSlices(team, tensor_plan) if team.sliced else Split()
+    return TensorSlices(team, tensor_plan) if team.slices.size > 1 else Split()
 
 
 class TensorSlices(Split):
@@ -42,7 +42,7 @@ class TensorSlices(Split):
 
     def place(self, model: nn.Module) -> nn.Module:
         """Cut the layers that the plan names, in place."""
-        slices = self._team.lines.shape[1]
+        slices = self._team.lines.shape.slices
         plan = self._plan
         plan, styles = (plan, {}) if isinstance(plan, Cut) else check(model, plan, slices)
         check_found(plan, model)

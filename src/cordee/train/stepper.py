@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
 from cordee.feed.order import Order
 from cordee.group.team import Team
+from cordee.split.shard import Sharding
 from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
@@ -33,7 +36,7 @@ from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_data, share_model
 from cordee.train.buffers import Buffers
 from cordee.train.committing import Told, do_part, enter, record_of
-from cordee.train.devices import lay_out
+from cordee.train.devices import held_by, lay_out
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.loops import Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
@@ -79,9 +82,12 @@ class Stepper:
         warn = partial(warn_statistical, self.team, self.plan)
         self.buffers = Buffers(self.team.layers, self._state, self.models, warn)
         self._trail = Trail(self.buffers)
-        self.reducers = Reducers(self.team, self.plan, self.models)
+        self.sharding = Sharding(self.team, self.plan.shard) if self.team.lines.shape.shards > 1 else None
+        self.reducers = Reducers(self.team, self.plan, self.models, self.sharding)
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
+        self._told: WeakSet[Optimizer] = WeakSet()
+        """Optimizers of which the record says how many bytes their parameters and state take here."""
         self.loops = Loops()
         self.number = 0
         """Steps that were committed before the one in whose body we are, over all epochs."""
@@ -122,8 +128,13 @@ class Stepper:
             model.compile()
         return model
 
-    def place(self, model: nn.Module, tensor_plan: TensorPlan | None = None) -> nn.Module:
-        """The local part of `prepare`, for a model that is the same on every worker already."""
+    def place(
+        self, model: nn.Module, tensor_plan: TensorPlan | None = None, called: AbstractSet[nn.Module] | None = None
+    ) -> nn.Module:
+        """The local part of `prepare`, for a model that is the same on every worker already.
+
+        `called`: the modules that the model calls, if that is known; the others cannot be units of what is sharded.
+        """
         lay_out(model, self.plan.layout)
         compiled, grows = self.plan.compile, self.team.grows
         bind(model, self.plan.statistics, self.team.layers, self._state, compiled=compiled, grows=grows)
@@ -131,6 +142,8 @@ class Stepper:
             warn_statistical(self.team, self.plan, why)
         self.split = split_of(self.team, tensor_plan)
         model = self.split.place(model)
+        if self.sharding is not None:
+            self.sharding.place(model, called)
         self.models.append(model)
         self.buffers.watch(model)
         return model
@@ -179,6 +192,8 @@ class Stepper:
         met = meeting_points(loss) if weight and not batch.weight and not batch.borrowed else []
         loop.backwards += 1
         loop.open = True
+        if self.sharding is not None:
+            self.sharding.begin(last=batch.last)
         early = self.reducers.only() if batch.last and not self._state.void else None
         if loop.backwards > 1 and batch.last:
             self._state.void |= not self.reducers.hold_back()
@@ -284,6 +299,9 @@ class Stepper:
         self._trail.before(sync.parameters, alone=self.team.alone or loop.windows.taken)
         if fits:
             sync.update(optimizer)
+        if self.team.sliced and optimizer not in self._told:
+            self._told.add(optimizer)
+            self.team.channel.post(held_by(self.team.membership.worker, sync.parameters, optimizer))
         drop(sync.parameters)
         self._trail.after()
         loop.guard.committed(sync.parameters)

@@ -152,8 +152,11 @@ def tell(event: events.Event) -> str:
             return f"continuing with workers {_first_of(event.workers, 16)}"
         case events.LinksEvent():
             return f"links between hosts: {speeds(event.links)}"
-        case events.CutEvent():
-            return _cut(event)
+        case events.CutEvent(layers=layers, slices=slices, whole=whole):
+            return f"{len(layers)} layers are cut over {slices} workers, {len(whole)} are whole; {_nearness(event)}"
+        case events.ShardEvent(units=units):
+            rest = f"in {len(units)} units and the rest" if units else "as one unit"
+            return f"shard={event.shard} over {event.shards} workers, {rest}; {_nearness(event)}"
         case events.WarningEvent():
             return event.message
         case events.FaultEvent():
@@ -165,12 +168,12 @@ def tell(event: events.Event) -> str:
     return ""
 
 
-def _cut(event: events.CutEvent) -> str:
-    """How many layers are cut, and how near that is to the whole model."""
+def _nearness(event: events.CutEvent | events.ShardEvent) -> str:
+    """How near what is computed in parts is to the whole model."""
     near = f"the loss of two samples differs by {event.loss:.1e} from that of the whole model"
     if event.gradient is not None:
         near += f", gradients by {event.gradient:.1e} at most ({event.parameter})"
-    return f"{len(event.layers)} layers are cut over {event.slices} workers, {len(event.whole)} are whole; {near}"
+    return near
 
 
 def speeds(links: Sequence[tuple[str, str, float, float]]) -> str:
