@@ -27,7 +27,12 @@ class Place(NamedTuple):
 
 def is_sliced(tensor: Tensor, axis: str = "") -> bool:
     """Whether this worker holds only a part of it: as it is cut along one axis of the mesh, or along any."""
-    return any(axis in ("", name) for name, _, _ in _cuts(tensor))
+    return any(axis in ("", name) for name in axes_of(tensor))
+
+
+def axes_of(tensor: Tensor) -> frozenset[str]:
+    """The axes of the mesh along which it is cut."""
+    return frozenset(name for name, _, _ in _cuts(tensor))
 
 
 def _cuts(tensor: Tensor) -> list[tuple[str, int, Any]]:

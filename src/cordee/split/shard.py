@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from cordee.core.errors import ModelError
@@ -88,15 +88,13 @@ class Sharding:
         """The backward pass is over."""
         self._outputs.clear()
 
-    def backward_for_nothing(self, loss: Tensor) -> None:
-        """The backward pass of a share that weighs nothing: it takes part in all sums, with zeros.
+    def outputs(self, loss: Tensor) -> list[tuple[GradientEdge, Tensor]]:
+        """What the models gave for this loss, each with zeros in its shape.
 
-        It begins behind the loss, whose own gradient may be NaN (0/0, a mean over nothing).
+        From there a share that weighs nothing takes part in all sums of the backward pass.
         """
-        if self._outputs:
-            torch.autograd.backward([edge for edge, _ in self._outputs], [nought() for _, nought in self._outputs])
-        elif loss.requires_grad:
-            loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
+        nodes = _nodes(loss)
+        return [(edge, nought()) for edge, nought in self._outputs if edge.node in nodes]
 
     def forget(self) -> None:
         """Drop gradients that no pass has added up yet."""
@@ -110,6 +108,18 @@ class Sharding:
         for one in tensors:
             nought = partial(torch.zeros, one.shape, dtype=one.dtype, device=one.device)
             self._outputs.append((get_gradient_edge(one), nought))
+
+
+def _nodes(loss: Tensor) -> set[Node]:
+    """All that the backward pass of a loss goes through."""
+    found: set[Node] = set()
+    ahead = [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            ahead += [following for following, _ in node.next_functions]
+    return found
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:

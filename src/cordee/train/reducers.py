@@ -25,7 +25,7 @@ from cordee.sync.allreduce import BUCKET_MB, AllReduce
 from cordee.sync.batchnorm import batchnorms
 from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.lossy import LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
-from cordee.sync.meeting_points import backward_from
+from cordee.sync.meeting_points import backward_from, meeting_points
 from cordee.sync.seam import Kept, Recorded, Sync
 from cordee.sync.server.packing import Packing
 from cordee.sync.server.pushed import MEAN, PushedSteps, outer_optimizer
@@ -204,8 +204,8 @@ class Reducers:
         if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
             early.begin(record)
         self._passing = True
-        if self._sharding is not None and factor == 0.0:
-            self._sharding.backward_for_nothing(loss)
+        if self._sharding is not None and factor == 0.0 and (outputs := self._sharding.outputs(loss)):
+            backward_from(meeting_points(loss), outputs)
         elif met:
             backward_from(met)
         elif not silent:

@@ -119,4 +119,6 @@ def owners_of(team: Team) -> Owners:
     token = torch.tensor([secrets.randbits(62)])
     team.share_from_first([token])
     lost = lambda: not team.channel.lost.isdisjoint(team.inside.members)  # noqa: E731
-    return Owners(team.inside.rank, team.inside.size, f"{int(token):x}", lost=lost)
+    worker = team.membership.worker
+    copied = frozenset(axis for axis in ("shard", "slice") if team.mesh.along(axis, worker)[0] != worker)
+    return Owners(team.inside.rank, team.inside.size, f"{int(token):x}", copied=copied, lost=lost)
