@@ -10,7 +10,7 @@ import msgspec
 from msgspec import structs
 
 from cordee.core.event import Count, Event, Moment, Number
-from cordee.core.splitevents import HeldEvent, PipelineEvent, PipelineStepEvent, ShardEvent
+from cordee.core.splitevents import PipelineEvent, PipelineStepEvent
 from cordee.core.syncevents import DecisionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
 
 __all__ = [

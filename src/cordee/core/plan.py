@@ -129,7 +129,9 @@ class Plan:
         "what is spread over workers instead of copied, each of which computes its own share of the batch",
         choices=("none", "optimizer", "gradients", "params"),
     )
-    shards: int = _key(0, "split", "workers over which shard= spreads one replica; 0: all that tensor= leaves", minimum=0)
+    shards: int = _key(
+        0, "split", "workers over which shard= spreads one replica; 0: all that tensor= leaves", minimum=0
+    )
 
     sync: str = _key(
         "allreduce",

@@ -113,7 +113,9 @@ def _cut(places: list[Place], dim: int, rank: int, count: int, blocks: int) -> l
             length = min(last, start[dim] + shape[dim]) - at
             if length > 0:
                 where = offset[dim] + at - start[dim], filled + at - first, length
-                kept.append(Place(*(_with(one, dim, value) for one, value in zip((offset, start, shape), where, strict=True))))
+                kept.append(
+                    Place(*(_with(one, dim, value) for one, value in zip((offset, start, shape), where, strict=True)))
+                )
         filled += last - first
     return kept
 

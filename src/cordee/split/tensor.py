@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cordee.core.errors import ModelError
 from cordee.core.words import did_you_mean
@@ -58,13 +58,27 @@ class TensorSlices(Split):
         for each in plan.settings:
             setattr(layers[each.module], each.name, each.value)
         for name in plan.partial:
-            model.get_parameter(name).register_hook(Meeting(self._team).leave)  # type: ignore[no-untyped-call]
+            owner, _, attribute = name.rpartition(".")
+            _add_up_gradient(model.get_submodule(owner), attribute, Meeting(self._team).leave)
         if styles:
             from torch.distributed.tensor.parallel import parallelize_module
 
             # src_data_rank=None: every worker has the whole model here, and takes its own part of it.
             model = parallelize_module(model, mesh, styles, src_data_rank=None)
         return model
+
+
+def _add_up_gradient(module: nn.Module, name: str, add_up: Callable[[Tensor], Tensor]) -> None:
+    """Add up the gradient of a parameter over the slices; where it is sharded, that of what is gathered for it."""
+    hooked: list[Tensor] = []
+
+    def hook(*_: object) -> None:
+        parameter = getattr(module, name)
+        if not any(parameter is one for one in hooked):
+            hooked.append(parameter)
+            parameter.register_hook(add_up)
+
+    module.register_forward_pre_hook(hook)
 
 
 @contextmanager

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.record import Record
-from cordee.group.sliced import aligned, is_sliced, like, local_of
 from cordee.group.comm import Comm
+from cordee.group.sliced import aligned, is_sliced, like, local_of
 from cordee.group.team import Team
 from cordee.sync.buckets import grouped
 from cordee.sync.gradients import norm_of, shorten
@@ -61,7 +61,10 @@ class SlicedSums(Sync):
         complete = comm.sum(present).wait()
         for group in grouped(parameters, self._bucket_mb) if complete else ():
             held = [local_of(parameter) for parameter in group]
-            parts = [one.new_zeros(one.shape) if p.grad is None else local_of(p.grad) for p, one in zip(group, held, strict=True)]
+            parts = [
+                one.new_zeros(one.shape) if p.grad is None else local_of(p.grad)
+                for p, one in zip(group, held, strict=True)
+            ]
             flat = torch.cat([part.reshape(-1) for part in parts])
             complete = comm.sum(flat if counts else flat.zero_()).wait() and complete
             for parameter, window in zip(group, torch.split(flat, [one.numel() for one in held]), strict=True):

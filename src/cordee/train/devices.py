@@ -27,7 +27,9 @@ def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
     groups = optimizer.param_groups
     meshes = {getattr(parameter, "device_mesh", None) for group in groups for parameter in group["params"]}
     if len(meshes) > 1 or (None not in meshes and not isinstance(optimizer, Adam)):
-        for group in groups:  # torch's kernels for many tensors refuse parts of several kinds; fused, Adam alone takes any
+        for (
+            group
+        ) in groups:  # torch's kernels for many tensors refuse parts of several kinds; fused, Adam alone takes any
             group.update({"foreach": False} if "foreach" in group else {})
         return False
     kinds = ("cpu",) if type(optimizer) is Adagrad else ("cpu", "cuda")
