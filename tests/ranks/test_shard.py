@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cordee.core.errors import PlanError, WorkersLost
-from cordee.core.plan import Plan
+from cordee.core.errors import ModelError, WorkersLost
 from cordee.state.layout import read_index
 from harness import JOBS, Run, assert_same, run_script, train
 from strike import striking
@@ -142,16 +141,8 @@ def test_an_own_loop_is_sharded_too(warm: int, tmp_path: Path, plan: str, worker
 
 
 @pytest.mark.parametrize(
-    ("plan", "workers", "told"),
-    [
-        ("shard=params,sync=local", 2, "shard=params does not work with sync=local"),
-        ("shard=params,compile=true", 2, "shard=params does not work with compile=true"),
-        ("shard=params,compress=bf16", 2, "shard=params does not work with compress=bf16"),
-        ("shards=2", 2, "shards=2 means nothing under shard=none"),
-        ("shard=params,shards=3", 4, "of which 4 is no multiple"),
-        ("shard=params,replace=true", 2, "where every worker holds the whole model"),
-    ],
+    ("kind", "told"), [("sparse", "'0' has sparse gradients"), ("weights", "cannot be sharded: whole, the loss")]
 )
-def test_what_does_not_go_together_is_refused(plan: str, workers: int, told: str) -> None:
-    with pytest.raises(PlanError, match=told):
-        Plan.parse(plan).check(workers)
+def test_a_model_that_cannot_be_sharded_is_refused(warm: int, tmp_path: Path, kind: str, told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        train("unsharded", tmp_path / "run", workers=2, plan="shard=params", kind=kind)

@@ -1,4 +1,4 @@
-"""Who is where in a generation: replica × stage × shard × slice → worker. A value, made anew when the members change."""
+"""Who is where in a generation: replica × stage × shard × slice → worker. A value, made anew when members change."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Shape(NamedTuple):
     def size(self) -> int:
         """How many workers hold one replica together."""
         return self.stages * self.shards * self.slices
+
+
+WHOLE = Shape()
+"""Of a replica on one worker."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Registered:
         self._mesh: DeviceMesh | None = None
 
     def open(self, mesh: Mesh, device: str) -> DeviceMesh:
-        """The mesh of this generation as torch has it: axes `replica`, `stage`, `shard`, `slice`. All members call this."""
+        """This generation's mesh as torch has it: axes `replica`, `stage`, `shard`, `slice`. All members call this."""
         if self._mesh is not None:
             return self._mesh
         if dist.is_initialized():
@@ -62,7 +62,7 @@ class Registered:
             timeout=timedelta(seconds=who.deadline_s),
         )
         ranks = torch.tensor([[list(map(who.members.index, places)) for places in one] for one in mesh.replicas])
-        ranks = ranks.unflatten(2, (mesh.shards, -1))
+        ranks = ranks.view(*ranks.shape[:2], mesh.shards, -1)
         self._mesh = DeviceMesh(device.partition(":")[0], ranks, mesh_dim_names=("replica", "stage", "shard", "slice"))
         return self._mesh
 

@@ -2,8 +2,8 @@
 
 Slices are equal. A tensor of several blocks, such as query, key and value in one, is cut in each of them: a slice then
 lies at several places of the whole. A shard is some of the rows of a tensor, or of a slice: as many as of any other
-shard, or fewer at the end, or none. Whether a tensor is a slice is asked without importing DTensor, which takes a second that only
-split runs pay for.
+shard, or fewer at the end, or none. Whether a tensor is a part is asked without importing DTensor, which takes a second
+that only split runs pay for.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cordee.core.events import WarningEvent
-from cordee.core.mesh import Mesh, Shape
+from cordee.core.mesh import WHOLE, Mesh, Shape
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.comm import Handle
 from cordee.group.lines import Lines
@@ -37,7 +37,7 @@ class Team:
         deadline_s: float = 300.0,
         device: str = "cpu",
         backend: str = "auto",
-        shape: Shape = Shape(),
+        shape: Shape = WHOLE,
         grows: bool = False,
     ) -> None:
         """Alone without a channel. `interface` is the address that gloo binds to; `backend` is the plan's.

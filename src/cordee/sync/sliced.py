@@ -12,7 +12,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from cordee.core.events import HeldEvent
 from cordee.core.record import Record
 from cordee.group.comm import Comm
 from cordee.group.sliced import aligned, is_sliced, like, local_of
@@ -29,6 +31,8 @@ class SlicedSums(Sync):
         """Nothing is sent before a step commits."""
         super().__init__(parameters)
         self._team, self._bucket_mb = team, bucket_mb
+        self._told = False
+        """Whether the record says what this worker holds."""
 
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
         """Sum gradients over the replicas, then records over all workers; None if the step has to be done again."""
@@ -47,6 +51,17 @@ class SlicedSums(Sync):
         if treatment.clip is not None and norm.isfinite():
             shorten([local_of(p.grad) for p in self.parameters if p.grad is not None], norm, treatment.clip)
         return Agreed(Record.summed(numbers[:-1].tolist()), norm=norm)
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Let the optimizer step; the first time, say how many bytes of its state lie on this worker."""
+        optimizer.step()
+        if not self._told:
+            self._told = True
+            gradients = [one.grad for one in self.parameters if one.grad is not None]
+            states = [one for each in self.parameters for one in optimizer.state[each].values()]
+            kinds = (self.parameters, gradients, [one for one in states if isinstance(one, Tensor)])
+            held = [sum(local_of(one).nbytes for one in kind) for kind in kinds]
+            self._team.channel.post(HeldEvent(self._team.membership.worker, *held))
 
     def _add_up_shards(self) -> bool:
         """Over the shards of this replica, what they hold whole; False if a worker was lost."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from cordee.core.events import HeldEvent
 from cordee.feed.permute import random_bits
 from cordee.feed.reading import begin_others
 from cordee.group.sliced import local_of
@@ -44,13 +41,6 @@ def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
         group["fused"] = True
     optimizer.defaults["fused"] = True
     return True
-
-
-def held_by(worker: int, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> HeldEvent:
-    """How many bytes of the state of some parameters lie on this worker, at their update."""
-    gradients = [one.grad for one in parameters if one.grad is not None]
-    states = [one for each in parameters for one in optimizer.state[each].values() if isinstance(one, Tensor)]
-    return HeldEvent(worker, *(sum(local_of(one).nbytes for one in kind) for kind in (parameters, gradients, states)))
 
 
 def seed_draws(device: str, *key: int, others: bool) -> None:

@@ -123,7 +123,7 @@ class Training:
         alone = stepper.team.alone and not stepper.team.grows
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
         for batch in batches:
-            stepper.split.run(partial(self._loss, loss_of, batch), stepper.backward)
+            stepper.placing.split.run(partial(self._loss, loss_of, batch), stepper.backward)
             self.saver.before_update()
             if not stepper.step(setup.optimizer, clip=job.clip):
                 continue

@@ -137,7 +137,7 @@ def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Mod
         return stepper.place(model)
     comparison = Comparison(job, model, first_batch(job, order, stepper.device, 2), stepper.team)
     model = stepper.place(model, comparison.choose(model), comparison.called)
-    for event in comparison.check(model, stepper.sharding):
+    for event in comparison.check(model, stepper.placing.sharding):
         stepper.reporter.tell(event)
     return model
 
