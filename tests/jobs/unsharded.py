@@ -1,4 +1,4 @@
-"""Models whose state cannot be sharded: an embedding with sparse gradients, and a loss that reads weights of a block."""
+"""Models whose state cannot be sharded: an embedding with sparse gradients, and a loss that reads a block's weights."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ class Lines:
         self._rates: dict[str, float] = {}
         """What was measured: bytes per second to the address of the host before ours."""
         self.mesh = Mesh((((membership.worker,),),))
+        """Which worker holds what in this generation."""
         # Two along the replicas, because the collectives of one must meet in one order everywhere. Layers communicate
         # within the forward and backward pass; a bucket of gradients is sent when it is full, which a replica without
         # samples, or without a gradient for some parameter, reaches at another moment.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cordee.core.events import WarningEvent
-from cordee.core.mesh import WHOLE, Mesh, Shape
+from cordee.core.mesh import WHOLE, Shape
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.comm import Handle
 from cordee.group.lines import Lines
@@ -69,11 +69,6 @@ class Team:
         self.channel.on_break = self.lines.cut
         if channel is not None and not self.channel.joining:
             self._regroup(())
-
-    @property
-    def mesh(self) -> Mesh:
-        """Which worker holds what in this generation."""
-        return self.lines.mesh
 
     @property
     def replica(self) -> int:

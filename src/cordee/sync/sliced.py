@@ -92,7 +92,7 @@ class SlicedSums(Sync):
     def _counted(self) -> list[Tensor]:
         """The gradients that count for the norm here: parts, and on the first of a line what all of it have."""
         team, worker = self._team, self._team.membership.worker
-        first = {axis: team.mesh.along(axis, worker)[0] == worker for axis in ("shard", "slice")}
+        first = {axis: team.lines.mesh.along(axis, worker)[0] == worker for axis in ("shard", "slice")}
         given = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         return [
             local_of(gradient)

@@ -120,5 +120,5 @@ def owners_of(team: Team) -> Owners:
     team.share_from_first([token])
     lost = lambda: not team.channel.lost.isdisjoint(team.inside.members)  # noqa: E731
     worker = team.membership.worker
-    copied = frozenset(axis for axis in ("shard", "slice") if team.mesh.along(axis, worker)[0] != worker)
+    copied = frozenset(axis for axis in ("shard", "slice") if team.lines.mesh.along(axis, worker)[0] != worker)
     return Owners(team.inside.rank, team.inside.size, f"{int(token):x}", copied=copied, lost=lost)
