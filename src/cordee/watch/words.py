@@ -67,7 +67,10 @@ def percent(share: float) -> str:
 
 
 def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], str]]]:
-    """The table of workers: where each runs, what it did, what it used. Name, kind and text of each column."""
+    """The table of workers: where each runs, what it did, what it used. Name, kind and text of each column.
+
+    Where several workers hold the state together, `holds` has bytes of parameters, gradients and optimizer state.
+    """
     columns: dict[str, Callable[[Worker], str]] = {
         "worker": lambda one: f"{one.worker}{' ✕ lost' if one.lost else ''}",
         "start": lambda one: str(one.start),
@@ -80,6 +83,7 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         "cores": lambda one: "–" if one.cpu_cores is None else f"{one.cpu_cores:.2f}",
         "memory": lambda one: amount(one.memory_mb * 2**20),
         "GPU memory": lambda one: amount(one.gpu_mb * 2**20),
+        "holds": lambda one: " + ".join(map(amount, one.held.values())) or "–",
         "sent": lambda one: amount(one.bytes_sent),
         "present": lambda one: duration(one.hours * 3600),
     }
@@ -87,6 +91,8 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         del columns["start"]
     if not any(worker.gpu_mb for worker in summary.workers):
         del columns["GPU memory"]
+    if not any(worker.held for worker in summary.workers):
+        del columns["holds"]
     return [(name, "" if name in ("worker", "host", "device") else "number", text) for name, text in columns.items()]
 
 
