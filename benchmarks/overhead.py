@@ -52,12 +52,13 @@ def take_turns(name: str, peer: Peer, pairs: int, *, control: bool) -> Turns:
         }
         conductor.gather(tuple(running), WORKERS, lambda: all(one.poll() is None for one in running.values()))
         pids = {side: process.pid for side, process in running.items()}
-        return _pairs(conductor, pids, TASKS[name].chunk, pairs)
+        return pairs_of(conductor, pids, TASKS[name].chunk, pairs)
 
 
-def _pairs(conductor: Conductor, pids: dict[str, int], chunk: int, pairs: int) -> Turns:
+def pairs_of(conductor: Conductor, pids: dict[str, int], chunk: int, pairs: int) -> Turns:
+    """So many pairs of turns, after two to warm up."""
     turns = Turns()
-    for number in range(-2, pairs):  # two pairs to warm up
+    for number in range(-2, pairs):
         order = SIDES if number % 2 == 0 else SIDES[::-1]
         for side, waiting in zip(order, reversed(order), strict=True):
             before = {one: processor_s(pids[one]) for one in SIDES}

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from cordee.core.events import Event, StepEvent
+from cordee.core.events import Event, Listener, StepEvent
 
 
 class Strike:
@@ -41,3 +41,17 @@ class Strike:
 
 def after_step(step: int) -> Callable[[Event], bool]:
     return lambda event: isinstance(event, StepEvent) and event.step >= step
+
+
+def striking(victims: dict[int, int], how: signal.Signals) -> Listener:
+    """Listens to a run, and ends or stops workers when a step is on record: worker → step."""
+    pids: dict[int, int] = {}
+
+    def strike(event: Event) -> None:
+        if hasattr(event, "pid"):
+            pids[event.worker] = event.pid
+        for worker, step in victims.items():
+            if getattr(event, "step", -1) >= step and (pid := pids.pop(worker, None)) is not None:
+                os.kill(pid, how)
+
+    return strike

@@ -41,6 +41,17 @@ def test_every_product_has_each_member_once(replicas: int, stages: int, slices: 
             assert [places[one] for one in line] == [(*spot[:axis], at, *spot[axis + 1 :]) for at in range(length)]
 
 
+def test_shards_of_a_replica_compute_shares_of_their_own() -> None:
+    mesh = lay_out(range(8), hosts_of(8), shards=2, slices=2)
+    assert mesh.replicas == (((0, 1, 2, 3),), ((4, 5, 6, 7),))
+    assert mesh.leaders == (0, 2, 4, 6)
+    lines = {axis: mesh.along(axis, 7) for axis in ("replica", "stage", "shard", "slice", "share")}
+    assert lines == {"replica": (3, 7), "stage": (7,), "shard": (5, 7), "slice": (6, 7), "share": (1, 3, 5, 7)}
+    assert mesh.inside(7) == (4, 5, 6, 7)
+    left = mesh.among({0, 1, 2, 3, 5, 6, 7})
+    assert left.leaders == (0, 2) and left.spares == (5, 6, 7)
+
+
 def test_slices_lie_within_a_host_and_what_is_left_over_together() -> None:
     mesh = lay_out(range(6), hosts_of(3, 3), slices=2)
     assert mesh.replicas == (((0, 1),), ((2, 5),), ((3, 4),))

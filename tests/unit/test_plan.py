@@ -79,7 +79,6 @@ def test_errors_name_the_key_the_value_and_what_is_allowed(text: str, words: lis
 LATER = [
     "share=balanced",
     "pipeline=2",
-    "shard=params",
 ]
 
 
@@ -112,6 +111,12 @@ def test_a_wrong_yaml_file(text: str, message: str, tmp_path: Path) -> None:
 def test_a_missing_yaml_file_is_named() -> None:
     with pytest.raises(PlanError, match=r"/not-there\.yaml could not be read: No such file"):
         Plan.parse("not-there.yaml")
+
+
+def _with_pipeline(plan: Plan) -> Plan:
+    """As it will be parsed once pipelines are built."""
+    object.__setattr__(plan, "pipeline", 2)
+    return plan
 
 
 @pytest.mark.parametrize(
@@ -150,6 +155,15 @@ def test_a_missing_yaml_file_is_named() -> None:
             4,
             "does not work with share=proportional yet",
         ),
+        (Plan(shard="params", replace=True), 2, "replace=true works where every worker holds the whole model"),
+        (Plan(shards=2), 2, "shards=2 means nothing under shard=none; set shard=optimizer, gradients or params"),
+        (Plan(shard="params", shards=2, tensor=2), 6, "of which 6 is no multiple"),
+        (Plan(shard="params", layout="channels_last"), 2, "keeps parameters in rows"),
+        (Plan(shard="params", sync="auto"), 2, "shard=params does not work with sync=auto yet"),
+        (Plan(shard="params", compile=True), 2, "shard=params does not work with compile=true yet"),
+        (Plan(shard="params", precision="fp16"), 2, "shard=params does not work with precision=fp16 yet"),
+        (Plan(shard="params", compress="bf16"), 2, "shard=params does not work with compress=bf16 yet"),
+        (_with_pipeline(Plan(shard="params")), 4, "shard=params does not work with pipeline=2 yet"),
     ],
 )
 def test_refusals(plan: Plan, workers: int, reason: str) -> None:
@@ -163,9 +177,18 @@ def test_plans_that_run() -> None:
     Plan().check(7)
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
+    Plan.parse("shard=params,proportions=5:3:2").check(3)
+    Plan.parse("shard=optimizer,shards=2,tensor=2").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 26
+    assert len(REFUSALS) == 34
+
+
+def test_the_shape_of_a_replica() -> None:
+    assert Plan(tensor=2).shape(4) == (1, 1, 2)
+    assert Plan(shard="params").shape(6) == (1, 6, 1)
+    assert Plan(shard="params", tensor=2).shape(6) == (1, 3, 2)
+    assert Plan(shard="params", shards=2, tensor=2).shape(8) == (1, 2, 2)
 
 
 def test_faithfulness() -> None:

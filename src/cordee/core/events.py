@@ -10,16 +10,18 @@ import msgspec
 from msgspec import structs
 
 from cordee.core.event import Count, Event, Moment, Number
-from cordee.core.splitevents import PipelineEvent, PipelineStepEvent
+from cordee.core.splitevents import HeldEvent, PipelineEvent, PipelineStepEvent, ShardEvent
 from cordee.core.syncevents import DecisionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
 
 __all__ = [
     "DecisionEvent",
     "Event",
+    "HeldEvent",
     "PipelineEvent",
     "PipelineStepEvent",
     "PushesEvent",
     "ServerEvent",
+    "ShardEvent",
     "TrafficEvent",
     "WindowEvent",
 ]

@@ -18,6 +18,7 @@ import msgspec
 
 from cordee.core.damage import DAMAGE
 from cordee.core.errors import PlanError
+from cordee.core.mesh import Shape
 from cordee.core.refusals import REFUSALS
 from cordee.core.window import Rule
 from cordee.core.words import did_you_mean
@@ -125,9 +126,11 @@ class Plan:
     shard: str = _key(
         "none",
         "split",
-        "what is spread over the replicas instead of copied",
+        "what is spread over workers instead of copied, each of which computes its own share of the batch",
         choices=("none", "optimizer", "gradients", "params"),
-        built=("none",),
+    )
+    shards: int = _key(
+        0, "split", "workers over which shard= spreads one replica; 0: all that tensor= leaves", minimum=0
     )
 
     sync: str = _key(
@@ -270,10 +273,10 @@ class Plan:
         lossy = self.compress != "none" or self.batchnorm == "replica" or (self.sync, self.faithful) == ("auto", "any")
         return "statistical" if lossy or self.window is not None else "same"
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The stages and slices that a replica lies over."""
-        return self.pipeline, self.tensor
+    def shape(self, workers: int) -> Shape:
+        """What a replica lies over, of so many workers."""
+        left = max(1, workers // (self.pipeline * self.tensor))
+        return Shape(self.pipeline, 1 if self.shard == "none" else self.shards or left, self.tensor)
 
     @property
     def merges(self) -> bool:

@@ -26,6 +26,14 @@ def _refuse_sliced(text: str, applies: Callable[[Plan], bool]) -> Refusal:
     )
 
 
+def _refuse_sharded(text: str, applies: Callable[[Plan], bool]) -> Refusal:
+    """What does not work yet where the state of a replica is sharded."""
+    return Refusal(
+        lambda plan, workers: plan.shard != "none" and applies(plan),
+        f"shard={{shard}} does not work with {text} yet; leave one of them out.",
+    )
+
+
 REFUSALS = (
     Refusal(
         lambda plan, workers: bool(plan.proportions) and plan.share == "equal",
@@ -106,8 +114,26 @@ REFUSALS = (
         "bf16, fp16, int8, onebit or topk, or sync=allreduce.",
     ),
     Refusal(
-        lambda plan, workers: plan.replace and plan.tensor > 1,
-        "replace=true works where every worker holds the whole model: not with tensor above 1.",
+        lambda plan, workers: plan.replace and (plan.tensor > 1 or plan.shard != "none"),
+        "replace=true works where every worker holds the whole model: not with tensor above 1, nor with shard=.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.shards > 0 and plan.shard == "none",
+        "shards={shards} means nothing under shard=none; set shard=optimizer, gradients or params.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.shards > 0 and plan.shard != "none" and workers % (plan.shards * plan.tensor) > 0,
+        "shards={shards},tensor={tensor} puts each replica on their product of workers, of which {workers} is no "
+        "multiple; start such a number of workers, or leave shards out.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.shard != "none" and plan.pipeline > 1,
+        "shard={shard} does not work with pipeline={pipeline} yet: a stage that is gathered for each micro-batch would "
+        "hold up the others; leave one of them out.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.shard != "none" and plan.layout == "channels_last",
+        "shard={shard} keeps parameters in rows, and not with layout=channels_last; leave layout out.",
     ),
     Refusal(
         lambda plan, workers: workers % plan.tensor > 0,
@@ -118,4 +144,8 @@ REFUSALS = (
     _refuse_sliced("precision=fp16", lambda plan: plan.precision == "fp16"),
     _refuse_sliced("share=proportional", lambda plan: plan.share == "proportional"),
     _refuse_sliced("compress={compress}", lambda plan: plan.compress != "none"),
+    _refuse_sharded("sync={sync}", lambda plan: plan.sync != "allreduce"),
+    _refuse_sharded("compile=true", lambda plan: plan.compile),
+    _refuse_sharded("precision=fp16", lambda plan: plan.precision == "fp16"),
+    _refuse_sharded("compress={compress}", lambda plan: plan.compress != "none"),
 )

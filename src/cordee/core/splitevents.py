@@ -1,4 +1,4 @@
-"""Events of how one replica lies over workers: the schedule of a pipeline, and how a step went; see `events.py`."""
+"""Events of how one replica lies over workers: what is sharded, and how a pipeline goes; see `events.py`."""
 
 from __future__ import annotations
 
@@ -51,3 +51,35 @@ class PipelineStepEvent(Event):
     """in the launcher's clock, the moment from which `spans` count"""
     spans: Spans
     """begin and end of each action in the order of its line, in milliseconds"""
+
+
+class ShardEvent(Event):
+    """The state of the model was sharded over workers, and compared with the whole model."""
+
+    shard: str
+    """what is sharded, as the plan has it"""
+    shards: Count
+    """workers that hold one replica together, each of which computes a share of the batch"""
+    units: list[str]
+    """the blocks that are gathered one by one; the rest of the model is gathered together"""
+    whole: list[str]
+    """parameters that every worker holds whole"""
+    loss: Number
+    """by how much the loss of two samples differs from that of the whole model"""
+    gradient: Number | None = None
+    """the largest difference of a gradient, beside its size; null: not compared, for lack of memory"""
+    parameter: str = ""
+    """whose gradient that is"""
+
+
+class HeldEvent(Event):
+    """What one worker holds of the state of the model, where several hold it together."""
+
+    worker: Count
+    """the worker"""
+    parameters: Count
+    """bytes of parameters"""
+    gradients: Count
+    """bytes of gradients"""
+    optimizer: Count
+    """bytes of the optimizer's state"""

@@ -10,6 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
+from cordee.group.sliced import local_of
+from cordee.split.shard import parameters_of
 
 INSTEAD = "s.backward(loss) instead of loss.backward(), and s.step(optimizer) instead of optimizer.step()"
 MOVED = (
@@ -141,7 +143,7 @@ class Guard:
                 seal is not None and seal.gradient == gradient._cdata and seal.written in (None, gradient._version)
             ):
                 continue
-            if gradient.layout is not torch.strided or gradient.any():  # asked last: on a GPU it is a wait
+            if gradient.layout is not torch.strided or local_of(gradient).any():  # asked last: on a GPU it is a wait
                 raise UsageError(
                     "gradients were written to by something else than s.backward(): a plain loss.backward(), or a "
                     "change between s.backward() and s.step(), such as clip_grad_norm_. They are those of this "
@@ -155,9 +157,10 @@ class Guard:
 def _marks(models: Iterable[nn.Module]) -> dict[int, str]:
     """What tells whether parameters have changed, by their content: not every optimizer counts versions up."""
     marks = {}
-    for parameter in (one for model in models for one in model.parameters()):
+    for parameter in (one for model in models for one in parameters_of(model).values()):
         if parameter.is_floating_point() or parameter.is_complex():
-            numbers = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+            held = local_of(parameter.detach())
+            numbers = torch.view_as_real(held) if held.is_complex() else held
             if numbers.numel() > MOST_NUMBERS and numbers.is_contiguous():  # some of them, spread over all
                 numbers = numbers.view(-1)[:: numbers.numel() // MOST_NUMBERS]
             norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)

@@ -194,8 +194,8 @@ class Feeder:
         share = self.shares.at(slot.epoch * self.order.steps + slot.step)
         cut: range | Ids | None = self._cuts.get((share, len(whole), slot.part))
         if cut is None:
-            leaders, replica = self.team.mesh.leaders, self.team.replica
-            owners, part = (leaders, replica) if slot.part < 0 else (self.owners, slot.part)
+            own = self.team.lines.mesh.leaders, self.team.share
+            owners, part = own if slot.part < 0 else (self.owners, slot.part)
             cut = share.positions(len(whole), owners, part, slot[:3])
             if isinstance(cut, range):
                 self._cuts[share, len(whole), slot.part] = cut

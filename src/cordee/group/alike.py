@@ -13,10 +13,10 @@ from cordee.group.team import Team
 
 def alike(tensors: Sequence[Tensor], team: Team) -> bool:
     """Whether these are the same on all members, bit by bit; every member calls this."""
-    while team.replicas > 1:
+    while team.shares > 1:
         mine = checksum(tensors)
-        table = torch.zeros(team.replicas, len(mine), dtype=torch.uint8)  # a sum over members: all but one add zeros
-        table[team.replica] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        table = torch.zeros(team.shares, len(mine), dtype=torch.uint8)  # a sum over members: all but one add zeros
+        table[team.share] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         if team.agree([table]):  # otherwise a member was lost, and the others have new ranks
             return bool((table == table[0]).all())
     return True

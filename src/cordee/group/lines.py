@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cordee.core.errors import WorkersLost
-from cordee.core.mesh import Mesh, lay_out
+from cordee.core.mesh import Mesh, Shape, lay_out
 from cordee.group.channel import Channel
 from cordee.group.comm import Comm
 from cordee.group.membership import Membership
@@ -32,17 +32,18 @@ class Lines:
     """Through which members exchange tensors; formed anew in every generation."""
 
     def __init__(
-        self, membership: Membership, meter: Meter, *, interface: str, device: str, backend: str, shape: tuple[int, int]
+        self, membership: Membership, meter: Meter, *, interface: str, device: str, backend: str, shape: Shape
     ) -> None:
-        """`shape`: the stages and slices that a replica lies over; see `Team` for the rest."""
+        """`shape`: what a replica lies over; see `Team` for the rest."""
         self._membership = membership
         self._interface, self._device, self._backend = interface, device, backend
-        self.shape, self.per_replica = shape, shape[0] * shape[1]
+        self.shape, self.per_replica = shape, shape.size
         self._hosts: dict[int, str] = {}
         """The address of each member's host."""
         self._rates: dict[str, float] = {}
         """What was measured: bytes per second to the address of the host before ours."""
         self.mesh = Mesh((((membership.worker,),),))
+        """Which worker holds what in this generation."""
         # Two along the replicas, because the collectives of one must meet in one order everywhere. Layers communicate
         # within the forward and backward pass; a bucket of gradients is sent when it is full, which a replica without
         # samples, or without a gradient for some parameter, reaches at another moment.
@@ -51,10 +52,13 @@ class Lines:
         self.sums = self.world if self.per_replica == 1 else Comm(membership, meter)
         """The replicas, for gradients."""
         self.layers = Comm(membership, meter)
-        """The replicas, for what layers exchange."""
+        """The shares of a batch, for what layers exchange."""
         self.inside = Comm(membership, meter)
         """The workers that hold one replica together, stage by stage."""
-        self._comms = tuple({id(one): one for one in (self.world, self.sums, self.layers, self.inside)}.values())
+        self.slices = self.inside if shape.size == shape.slices else Comm(membership, meter)
+        """Of those, the ones that compute the same share and hold slices of the same layers."""
+        comms = (self.world, self.sums, self.layers, self.inside, self.slices)
+        self._comms = tuple({id(one): one for one in comms}.values())
         self._registered = Registered(membership, interface)
 
     def form(self, name: str, warn: Callable[[str], None]) -> None:
@@ -73,19 +77,21 @@ class Lines:
         if self.per_replica > 1 and who.generation > 1:
             self._keep_whole_replicas()
         else:
-            stages, slices = self.shape
-            self.mesh = lay_out(who.members, self._hosts, stages=stages, slices=slices)
+            self.mesh = lay_out(who.members, self._hosts, **self.shape._asdict())
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
         self.world.among(who.members, self._hosts)
         self.inside.among(self.mesh.inside(who.worker), self._hosts)
-        for comm in (self.sums, self.layers):
-            comm.among(self.mesh.along("replica", who.worker), self._hosts)
+        self.sums.among(self.mesh.along("replica", who.worker), self._hosts)
+        self.layers.among(self.mesh.along("share", who.worker), self._hosts)
         column = f" {self.sums.members}" if self.per_replica > 1 else ""
         if column:
             self._connect(self.inside, f"inside {self.inside.members}")
             self._connect(self.world, "world")
+        if self.slices is not self.inside:
+            self.slices.among(self.mesh.along("slice", who.worker), self._hosts)
+            self._connect(self.slices, f"slices {self.slices.members}")
         self._connect(self.sums, "sums" + column)
-        self._connect(self.layers, "layers" + column)
+        self._connect(self.layers, f"layers {self.layers.members}" if column else "layers")
         self._connect_closely(column)
         if who.broken:  # lost before all of these could be cut
             self.cut()
@@ -165,10 +171,14 @@ class Lines:
         found = homes(store("homes"), *place)
         if len(set(found)) == 1:
             opened = open_shared(store("shared"), *place, self._is_broken, who.deadline_s)
-            for comm, shared in zip((self.sums, self.layers), opened, strict=False):
+            for comm, shared in zip(self._alike(), opened, strict=False):
                 comm.transports = (shared, *comm.transports)
         elif crews := crews_of(found):
             self._connect_hosts(crews, column)
+
+    def _alike(self) -> list[Comm]:
+        """Those among the same members as the sums."""
+        return [comm for comm in (self.sums, self.layers) if comm.members == self.sums.members]
 
     def _connect_hosts(self, crews: Sequence[Sequence[int]], column: str) -> None:
         """Sums over hosts of several ranks; `crews` has those of each host."""

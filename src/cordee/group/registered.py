@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from cordee.core.errors import UsageError
@@ -38,7 +39,7 @@ class Registered:
         self._mesh: DeviceMesh | None = None
 
     def open(self, mesh: Mesh, device: str) -> DeviceMesh:
-        """The mesh of this generation as torch has it: axes `replica`, `stage`, `slice`. All members call this."""
+        """This generation's mesh as torch has it: axes `replica`, `stage`, `shard`, `slice`. All members call this."""
         if self._mesh is not None:
             return self._mesh
         if dist.is_initialized():
@@ -60,8 +61,9 @@ class Registered:
             world_size=who.size,
             timeout=timedelta(seconds=who.deadline_s),
         )
-        ranks = [[[who.members.index(one) for one in slices] for slices in stages] for stages in mesh.replicas]
-        self._mesh = DeviceMesh(device.partition(":")[0], ranks, mesh_dim_names=("replica", "stage", "slice"))
+        ranks = torch.tensor([[list(map(who.members.index, places)) for places in one] for one in mesh.replicas])
+        ranks = ranks.view(*ranks.shape[:2], mesh.shards, -1)
+        self._mesh = DeviceMesh(device.partition(":")[0], ranks, mesh_dim_names=("replica", "stage", "shard", "slice"))
         return self._mesh
 
     def _make(self, options: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Tensors of which this worker holds a slice: torch's DTensor along one axis of the mesh, cut into equal parts.
+"""Tensors of which this worker holds a part: torch's DTensor along the axes `slice` and `shard` of the mesh.
 
-A tensor of several blocks, such as query, key and value in one, is cut in each of them: a slice then lies at several
-places of the whole. Whether a tensor is a slice is asked without importing DTensor, which takes a second that only
-split runs pay for.
+Slices are equal. A tensor of several blocks, such as query, key and value in one, is cut in each of them: a slice then
+lies at several places of the whole. A shard is some of the rows of a tensor, or of a slice: as many as of any other
+shard, or fewer at the end, or none. Whether a tensor is a part is asked without importing DTensor, which takes a second
+that only split runs pay for.
 """
 
 from __future__ import annotations
@@ -24,9 +25,22 @@ class Place(NamedTuple):
     shape: list[int]
 
 
-def is_sliced(tensor: Tensor) -> bool:
-    """Whether this worker holds only a part of it."""
-    return any(_is_shard(placement) for placement in getattr(tensor, "placements", ()))
+def is_sliced(tensor: Tensor, axis: str = "") -> bool:
+    """Whether this worker holds only a part of it: as it is cut along one axis of the mesh, or along any."""
+    return any(axis in ("", name) for name in axes_of(tensor))
+
+
+def axes_of(tensor: Tensor) -> frozenset[str]:
+    """The axes of the mesh along which it is cut."""
+    return frozenset(name for name, _, _ in _cuts(tensor))
+
+
+def _cuts(tensor: Tensor) -> list[tuple[str, int, Any]]:
+    """Along which axes of the mesh a tensor is cut: name, place and placement; slices before shards of them."""
+    mesh = getattr(tensor, "device_mesh", None)
+    names = () if mesh is None else mesh.mesh_dim_names or ("slice",) * mesh.ndim
+    axes = zip(names, range(len(names)), getattr(tensor, "placements", ()), strict=True)
+    return [axis for axis in axes if _is_shard(axis[2])][::-1]
 
 
 def _is_shard(placement: Any) -> bool:
@@ -76,30 +90,34 @@ def aligned(tensor: Tensor, pattern: Tensor) -> Tensor:
 def places_of(tensor: Tensor) -> list[Place]:
     """Which numbers of the whole this worker holds."""
     given: Any = tensor
-    shape = list(local_of(tensor).shape)
-    places = [Place([0] * tensor.dim(), [0] * tensor.dim(), shape)]
-    for axis, placement in enumerate(getattr(tensor, "placements", ())):
-        if _is_shard(placement):
-            rank, dim, blocks = given.device_mesh.get_local_rank(axis), placement.dim, _blocks(placement)
-            places = [part for place in places for part in _in_blocks(place, dim, rank, blocks, tensor.shape[dim])]
+    nought = [0] * tensor.dim()
+    places = [Place(nought, nought, list(tensor.shape))]
+    for name, axis, placement in _cuts(tensor):
+        rank, count = given.device_mesh.get_local_rank(axis), given.device_mesh.size(axis)
+        # A shard of a slice has a `split_factor` too: the number of slices, which are cut before it.
+        blocks = int(getattr(placement, "split_factor", 1)) if name == "slice" else 1
+        places = _cut(places, placement.dim, rank, count, blocks)
     return places
 
 
-def _blocks(placement: Any) -> int:
-    return int(getattr(placement, "split_factor", 1))
-
-
-def _in_blocks(place: Place, dim: int, rank: int, blocks: int, whole: int) -> list[Place]:
-    """The boxes of a place that is cut along `dim`, one for each block of the whole."""
-    size = place.shape[dim] // blocks
-    return [
-        Place(
-            _with(place.offset, dim, block * (whole // blocks) + rank * size),
-            _with(place.start, dim, block * size),
-            _with(place.shape, dim, size),
-        )
-        for block in range(blocks)
-    ]
+def _cut(places: list[Place], dim: int, rank: int, count: int, blocks: int) -> list[Place]:
+    """Of what these boxes are of a whole, the part with number `rank` of `count` along `dim`: of each block a part."""
+    total = max((place.start[dim] + place.shape[dim] for place in places), default=0) // blocks
+    size = -(-total // count)
+    kept, filled = [], 0
+    for block in range(blocks):
+        first = min(block * total + rank * size, (block + 1) * total)
+        last = min(first + size, (block + 1) * total)
+        for offset, start, shape in places:
+            at = max(first, start[dim])
+            length = min(last, start[dim] + shape[dim]) - at
+            if length > 0:
+                where = offset[dim] + at - start[dim], filled + at - first, length
+                kept.append(
+                    Place(*(_with(one, dim, value) for one, value in zip((offset, start, shape), where, strict=True)))
+                )
+        filled += last - first
+    return kept
 
 
 def _with(values: list[int], place: int, value: int) -> list[int]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cordee.core.events import WarningEvent
-from cordee.core.mesh import Mesh
+from cordee.core.mesh import WHOLE, Shape
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.comm import Handle
 from cordee.group.lines import Lines
@@ -37,12 +37,12 @@ class Team:
         deadline_s: float = 300.0,
         device: str = "cpu",
         backend: str = "auto",
-        shape: tuple[int, int] = (1, 1),
+        shape: Shape = WHOLE,
         grows: bool = False,
     ) -> None:
         """Alone without a channel. `interface` is the address that gloo binds to; `backend` is the plan's.
 
-        One replica of the model lies over a `shape` of stages and slices. `grows`: others may come in later. A worker
+        One replica of the model lies over a `shape` of workers. `grows`: others may come in later. A worker
         that does so itself, as its channel says, is alone until it calls `enter`.
         """
         self.channel: Channel | Unconnected = channel or Unconnected()
@@ -52,7 +52,7 @@ class Team:
             self.membership, self.meter, interface=interface, device=device, backend=backend, shape=shape
         )
         self.world, self.sums = self.lines.world, self.lines.sums
-        self.layers, self.inside = self.lines.layers, self.lines.inside
+        self.layers, self.inside, self.slices = self.lines.layers, self.lines.inside, self.lines.slices
         self.position = 0
         """Agreements committed."""
         self.steps = 0
@@ -71,19 +71,24 @@ class Team:
             self._regroup(())
 
     @property
-    def mesh(self) -> Mesh:
-        """Which worker holds what in this generation."""
-        return self.lines.mesh
-
-    @property
     def replica(self) -> int:
-        """The number of the replica that this worker holds, or holds a slice of."""
+        """The number of the replica that this worker holds, or holds a part of."""
         return self.sums.rank
 
     @property
     def replicas(self) -> int:
         """How many replicas there are."""
         return self.sums.size
+
+    @property
+    def share(self) -> int:
+        """The number of the share of a batch that this worker computes, or computes with others in slices."""
+        return self.layers.rank
+
+    @property
+    def shares(self) -> int:
+        """Over how many shares a batch is cut: as many as replicas, or more where one is sharded."""
+        return self.layers.size
 
     @property
     def speaks(self) -> bool:
@@ -119,8 +124,8 @@ class Team:
         return True
 
     def agree(self, tensors: Sequence[Tensor]) -> bool:
-        """Add these up over all replicas, as one agreement; of one over several workers, the first counts."""
-        if self.inside.rank > 0:
+        """Add these up over all shares, as one agreement; of one that several slices compute, the first counts."""
+        if self.slices.rank > 0:
             for tensor in tensors:
                 tensor.zero_()
         return self.settle([self.world.sum(tensor) for tensor in tensors], tensors)

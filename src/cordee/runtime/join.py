@@ -59,7 +59,7 @@ class Entry:
                     device=self.device,
                     backend=chosen.backend,
                     grows=chosen.replace,
-                    shape=chosen.shape,
+                    shape=chosen.shape(self.world.size),
                 )
             except WaitedTooLong as error:
                 raise self._too_few(error) from error
@@ -76,9 +76,8 @@ class Entry:
         if chosen.sync == "server":
             self._check_servers(chosen)
         team = self.meet(chosen)
-        if chosen.shape != team.lines.shape:
-            pipeline, tensor = chosen.shape
-            given = f"pipeline={pipeline},tensor={tensor}"
+        if chosen.shape(self.world.size) != team.lines.shape:
+            given = f"pipeline={chosen.pipeline},shard={chosen.shard},shards={chosen.shards},tensor={chosen.tensor}"
             raise PlanError(f"{given} comes too late: the first session connected the workers otherwise")
         return Stepper(team, plan=chosen, seed=seed, device=self.device)
 

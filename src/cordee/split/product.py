@@ -57,7 +57,7 @@ def matmul(a: Tensor, b: Tensor, *, cut: str = "columns") -> Product:
             "two matrices of one type, the first with as many columns as the second has rows"
         )
     team, why_not = _sessions[-1] if _sessions else (Team(), "")
-    if team.replicas == 1:
+    if team.shares == 1:
         return Product(a @ b, 0)
     if why_not:
         raise UsageError(f"cordee.split.matmul needs all workers at the same time, but {why_not}")
@@ -100,8 +100,8 @@ def _stretch(size: int, place: int, count: int) -> slice:
 def _check_alike(team: Team, words: str) -> None:
     """All workers have to multiply matrices of one kind: raises on all of them if they do not."""
     while True:
-        marks = torch.zeros(team.replicas, dtype=torch.int64)
-        marks[team.replica] = zlib.crc32(words.encode())
+        marks = torch.zeros(team.shares, dtype=torch.int64)
+        marks[team.share] = zlib.crc32(words.encode())
         if team.agree([marks]):
             break
     if len(set(marks.tolist())) > 1:
@@ -114,7 +114,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         while True:  # until no worker is lost meanwhile
             whole = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
-            part = part_of((*a.shape, b.shape[1]), cut, team.replica, team.replicas)
+            part = part_of((*a.shape, b.shape[1]), cut, team.share, team.shares)
             whole[part.rows, part.columns] = (a[part.rows, part.terms] @ b[part.terms, part.columns]).cpu()
             if team.agree([whole]):
                 return whole.to(a.device)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cordee.core.errors import ModelError, WorkersLost
 from cordee.core.words import did_you_mean
@@ -30,7 +30,7 @@ NOTICE_S = 2.0
 
 def split_of(team: Team, tensor_plan: TensorPlan | None = None) -> Split:
     """How a replica lies over the workers of this team; `tensor_plan` is the job's, or what was found."""
-    return TensorSlices(team, tensor_plan) if team.sliced else Split()
+    return TensorSlices(team, tensor_plan) if team.slices.size > 1 else Split()
 
 
 class TensorSlices(Split):
@@ -42,7 +42,7 @@ class TensorSlices(Split):
 
     def place(self, model: nn.Module) -> nn.Module:
         """Cut the layers that the plan names, in place."""
-        slices = self._team.lines.shape[1]
+        slices = self._team.lines.shape.slices
         plan = self._plan
         plan, styles = (plan, {}) if isinstance(plan, Cut) else check(model, plan, slices)
         check_found(plan, model)
@@ -58,13 +58,27 @@ class TensorSlices(Split):
         for each in plan.settings:
             setattr(layers[each.module], each.name, each.value)
         for name in plan.partial:
-            model.get_parameter(name).register_hook(Meeting(self._team).leave)  # type: ignore[no-untyped-call]
+            owner, _, attribute = name.rpartition(".")
+            _add_up_gradient(model.get_submodule(owner), attribute, Meeting(self._team).leave)
         if styles:
             from torch.distributed.tensor.parallel import parallelize_module
 
             # src_data_rank=None: every worker has the whole model here, and takes its own part of it.
             model = parallelize_module(model, mesh, styles, src_data_rank=None)
         return model
+
+
+def _add_up_gradient(module: nn.Module, name: str, add_up: Callable[[Tensor], Tensor]) -> None:
+    """Add up the gradient of a parameter over the slices; where it is sharded, that of what is gathered for it."""
+    hooked: list[Tensor] = []
+
+    def hook(*_: object) -> None:
+        parameter = getattr(module, name)
+        if not any(parameter is one for one in hooked):
+            hooked.append(parameter)
+            parameter.register_hook(add_up)
+
+    module.register_forward_pre_hook(hook)
 
 
 @contextmanager

@@ -216,9 +216,14 @@ def _is_chain(call: Call, closed: Units, opened: Units) -> bool:
         return False
 
 
+def is_list(module: nn.Module) -> bool:
+    """Whether its layers are listed, one after the other."""
+    return isinstance(module, (nn.ModuleList, nn.Sequential))
+
+
 def _has_list(call: Call, opened: Units) -> bool:
     """Whether it calls at least two layers of one list, each with what the one before gave."""
-    lists = [one for one in call.module.modules() if isinstance(one, (nn.ModuleList, nn.Sequential))]
+    lists = [one for one in call.module.modules() if is_list(one)]
     for layers in lists:
         members = set(layers.children())
         called = [child for child in call.children if child.stateful and child.module in members]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from cordee.core.damage import named
 from cordee.core.errors import CheckpointError
-from cordee.group.sliced import Place, cut_as, is_sliced, like, local_of, places_of
+from cordee.group.sliced import Place, axes_of, cut_as, is_sliced, like, local_of, places_of
 from cordee.state.files import pieces
 from cordee.state.plain import Take, as_it_is, decode, encode, to_cpu
 
@@ -36,6 +37,8 @@ class Slice:
     places: list[Place]
     whole: list[int]
     """The shape of all parts together."""
+    axes: frozenset[str] = frozenset()
+    """The axes of the mesh along which it is cut; along others, all workers hold the same."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,13 @@ class Snapshot:
         added = {name: encode(value, f"extra.{name}", tensors) for name, value in values.items()}
         return replace(self, tensors=tensors, meta={**self.meta, "extra": {**self.meta.get("extra", {}), **added}})
 
-    def only(self, whole: Callable[[str], bool]) -> Snapshot:
-        """Its slices, and of the tensors that are whole here some: of several owners, another one writes the rest."""
-        names = [name for name in self.tensors if name in self.slices or whole(name)]
+    def only(self, whole: Callable[[str], bool], copied: AbstractSet[str] = frozenset()) -> Snapshot:
+        """Its slices, and of the tensors that are whole here some: of several owners, another one writes the rest.
+
+        `copied`: axes along which another owner comes first, so that it writes what is not cut along them.
+        """
+        cut = {name for name, one in self.slices.items() if copied <= one.axes}
+        names = [name for name in self.tensors if name in cut or (name not in self.slices and whole(name))]
         return replace(self, tensors={name: self.tensors[name] for name in names})
 
     def copied(self) -> Snapshot:
@@ -93,7 +100,7 @@ def capture(
 
     def take(tensor: torch.Tensor, name: str) -> torch.Tensor:
         if is_sliced(tensor):
-            slices[name] = Slice(places_of(tensor), list(tensor.shape))
+            slices[name] = Slice(places_of(tensor), list(tensor.shape), axes_of(tensor))
         return (as_it_is if live else to_cpu)(local_of(tensor), name)
 
     optimizers, schedules = optimizers or {}, schedules or {}

@@ -288,6 +288,8 @@ class _Normalise(torch.autograd.Function):
         # (gradient - of_gradient - (x - mean) * invstd² * of_product) * scale
         d_x = _scaled(x.to(mean.dtype), mean, -scale * invstd**2 * of_product, -scale * of_gradient)
         d_x.addcmul_(gradient, scale.view(_channels(x)[1]))
+        if ctx.state.silent:  # a borrowed sample is not in the statistics
+            d_x.zero_()
         # Weight and bias are parameters: their local sums go through the reducer like every other gradient.
         d_weight = (sums[1] * invstd).to(weight.dtype) if weight is not None else None
         d_bias = sums[0] if ctx.has_bias else None

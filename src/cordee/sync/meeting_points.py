@@ -31,12 +31,14 @@ def meeting_points(loss: Tensor) -> list[GradientEdge]:
     return found
 
 
-def backward_from(points: Sequence[GradientEdge]) -> None:
+def backward_from(points: Sequence[GradientEdge], outputs: Sequence[tuple[GradientEdge, Tensor]] = ()) -> None:
     """The backward pass of a share whose loss weighs nothing: what other shares' losses say of its samples.
 
-    It begins behind the loss, whose own gradient may be NaN (0/0, a mean over nothing).
+    It begins behind the loss, whose own gradient may be NaN (0/0, a mean over nothing). With `outputs` of models, and
+    zeros for each, it goes through all of these models.
     """
-    torch.autograd.backward(points, [_nothing(point) for point in points])
+    edges = [*points, *(edge for edge, _ in outputs)]
+    torch.autograd.backward(edges, [*(_nothing(point) for point in points), *(nought for _, nought in outputs)])
 
 
 def output_like(output: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

@@ -1,4 +1,6 @@
-"""Sums of gradients where a replica lies over several workers: each adds its slice up with those of the other replicas.
+"""Sums of gradients where a replica lies over several workers: each adds its part up with those of the other replicas.
+
+Within a sharded replica gradients are added up in the backward pass, but for those of parameters that all shards hold.
 
 Only the record is summed over all workers, after every worker has its gradient: when that sum is complete, all have
 all that the step needs. So it commits the step, and it alone would have to be handed over.
@@ -6,12 +8,15 @@ all that the step needs. So it commits the step, and it alone would have to be h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from cordee.core.events import HeldEvent
 from cordee.core.record import Record
+from cordee.group.comm import Comm
 from cordee.group.sliced import aligned, is_sliced, like, local_of
 from cordee.group.team import Team
 from cordee.sync.buckets import grouped
@@ -26,52 +31,77 @@ class SlicedSums(Sync):
         """Nothing is sent before a step commits."""
         super().__init__(parameters)
         self._team, self._bucket_mb = team, bucket_mb
+        self._told = False
+        """Whether the record says what this worker holds."""
 
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
         """Sum gradients over the replicas, then records over all workers; None if the step has to be done again."""
         team, own = self._team, record()
-        gradients = [p.grad if p.grad is None else local_of(aligned(p.grad, p)) for p in self.parameters]
-        present = torch.tensor([made is not None for made in gradients], dtype=torch.float32)
-        complete = team.sums.sum(present).wait() and not void
-        sums: list[Tensor] = []
-        for flat, pairs in self._flat(gradients) if complete else ():
-            complete = team.sums.sum(flat).wait() and complete
-            for parameter, view in pairs:
-                parameter.grad = like(parameter, view)
-            sums.append(flat)
-        norm = norm_of(self._counted()).to("cpu", torch.float64).square()
-        complete = team.inside.sum(norm).wait() and complete
-        numbers = torch.tensor(self._spoken(own).numbers(), dtype=torch.float64)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = aligned(parameter.grad, parameter)
+        complete = not void and self._add_up_shards()
+        if complete and team.replicas > 1:
+            complete = self._add_up(team.sums, self.parameters, counts=True)
+        norm = norm_of(self._counted()).to("cpu", torch.float64).square() * (team.replica == 0)
+        numbers = torch.tensor([*self._spoken(own).numbers(), norm], dtype=torch.float64)
         if not team.settle([team.world.sum(numbers)] if complete else [], [numbers], void=not complete):
             return None
-        for parameter, count in zip(self.parameters, present.tolist(), strict=True):
-            if count == 0.0:
-                parameter.grad = None
+        norm = numbers[-1].sqrt()
         if treatment.clip is not None and norm.isfinite():
-            shorten(sums, norm.sqrt(), treatment.clip)
-        return Agreed(Record.summed(numbers.tolist()), norm=norm.sqrt())
+            shorten([local_of(p.grad) for p in self.parameters if p.grad is not None], norm, treatment.clip)
+        return Agreed(Record.summed(numbers[:-1].tolist()), norm=norm)
 
-    def _flat(self, gradients: list[Tensor | None]) -> Iterator[tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]]:
-        """Gradients side by side, and each parameter's window of them; zeros where this replica has none."""
-        of = {id(parameter): made for parameter, made in zip(self.parameters, gradients, strict=True)}
-        for group in grouped(self.parameters, self._bucket_mb):
-            shapes = [local_of(parameter) for parameter in group]
+    def update(self, optimizer: Optimizer) -> None:
+        """Let the optimizer step; the first time, say how many bytes of its state lie on this worker."""
+        optimizer.step()
+        if not self._told:
+            self._told = True
+            gradients = [one.grad for one in self.parameters if one.grad is not None]
+            states = [one for each in self.parameters for one in optimizer.state[each].values()]
+            kinds = (self.parameters, gradients, [one for one in states if isinstance(one, Tensor)])
+            held = [sum(local_of(one).nbytes for one in kind) for kind in kinds]
+            self._team.channel.post(HeldEvent(self._team.membership.worker, *held))
+
+    def _add_up_shards(self) -> bool:
+        """Over the shards of this replica, what they hold whole; False if a worker was lost."""
+        if self._team.lines.shape.shards == 1:
+            return True
+        whole = [parameter for parameter in self.parameters if not is_sliced(parameter, "shard")]
+        return not whole or self._add_up(self._team.inside, whole, counts=self._team.slices.rank == 0)
+
+    def _add_up(self, comm: Comm, parameters: list[nn.Parameter], *, counts: bool) -> bool:
+        """The gradients of these over the members of `comm`, of which some do not count; None where none has any."""
+        present = torch.tensor([counts and p.grad is not None for p in parameters], dtype=torch.float32)
+        complete = comm.sum(present).wait()
+        for group in grouped(parameters, self._bucket_mb) if complete else ():
+            held = [local_of(parameter) for parameter in group]
             parts = [
-                local.new_zeros(local.shape) if (made := of[id(parameter)]) is None else made
-                for parameter, local in zip(group, shapes, strict=True)
+                one.new_zeros(one.shape) if p.grad is None else local_of(p.grad)
+                for p, one in zip(group, held, strict=True)
             ]
             flat = torch.cat([part.reshape(-1) for part in parts])
-            windows = torch.split(flat, [local.numel() for local in shapes])
-            yield flat, [(p, window.view(local.shape)) for p, window, local in zip(group, windows, shapes, strict=True)]
+            complete = comm.sum(flat if counts else flat.zero_()).wait() and complete
+            for parameter, window in zip(group, torch.split(flat, [one.numel() for one in held]), strict=True):
+                parameter.grad = like(parameter, window.view(local_of(parameter).shape))
+        for parameter, count in zip(parameters, present.tolist(), strict=True):
+            if count == 0.0:
+                parameter.grad = None
+        return complete
 
     def _counted(self) -> list[Tensor]:
-        """The gradients that count for the norm here: slices, and on the first slice what all have."""
-        first = self._team.inside.rank == 0
+        """The gradients that count for the norm here: parts, and on the first of a line what all of it have."""
+        team, worker = self._team, self._team.membership.worker
+        first = {axis: team.lines.mesh.along(axis, worker)[0] == worker for axis in ("shard", "slice")}
         given = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
-        return [local_of(gradient) for parameter, gradient in given if first or is_sliced(parameter)]
+        return [
+            local_of(gradient)
+            for parameter, gradient in given
+            if all(first[axis] or is_sliced(parameter, axis) for axis in first)
+        ]
 
     def _spoken(self, own: Record) -> Record:
-        """What this worker adds to the record: the first slice counts for its replica, wishes count everywhere."""
-        if self._team.inside.rank == 0:
+        """What this worker adds to the record: the first slice counts for its share, wishes count everywhere."""
+        if self._team.slices.rank == 0:
             return own
         return own._replace(loss=0.0, weight=0.0, news=0.0, samples=0.0, digest=0)

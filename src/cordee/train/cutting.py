@@ -1,4 +1,4 @@
-"""How a job's model is cut over workers, and that it then computes what it computed whole: loss and gradients."""
+"""How a job's model lies over workers, and that it then computes what it computed whole: loss and gradients."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import ModelError, WorkersLost
-from cordee.core.events import CutEvent
+from cordee.core.events import CutEvent, ShardEvent
 from cordee.diagnose.preflight.check import materialise
 from cordee.feed.batch import Batch
 from cordee.feed.order import Order
 from cordee.feed.source import map_tensors
 from cordee.group.lines import PART_LOST
-from cordee.group.sliced import aligned, cut_as, local_of
+from cordee.group.sliced import aligned, cut_as, is_sliced, local_of
 from cordee.group.team import Team
 from cordee.split.cut import Cut
 from cordee.split.find import find_cut, fit_cut
+from cordee.split.shard import Sharding, parameters_of, reshard, seeing_calls
 from cordee.split.tensor import TensorPlan, check
+from cordee.sync.gradients import drop
 from cordee.train.agreement import agree_on
 from cordee.train.checks import subject_of
 from cordee.train.job import Job
@@ -47,17 +49,21 @@ class Measured:
 
 
 class Comparison:
-    """The model of a job, before it is cut and after."""
+    """The model of a job, before it is cut or sharded and after."""
 
     def __init__(self, job: Job, model: nn.Module, batch: Batch, team: Team) -> None:
         """`model` is whole, and `batch` has a few samples of the job."""
         self._job, self._batch, self._team = job, batch, team
         self._cut: Cut | None = None
-        self._whole = self._measure(model, gradients=self._has_room(model))
+        self._shards = team.lines.shape.shards
+        with seeing_calls(model) as self.called:
+            self._whole = self._measure(model, gradients=self._has_room(model))
 
     def choose(self, model: nn.Module) -> TensorPlan | None:
-        """How the model is cut: as the job names it, else as is found; the same on all workers."""
-        plan, slices = self._job.tensor_plan, self._team.inside.size
+        """How the model is cut: as the job names it, else as is found; the same on all workers. None: not at all."""
+        plan, slices = self._job.tensor_plan, self._team.slices.size
+        if slices == 1:
+            return None
         if plan is not None and not all(isinstance(how, str) for how in plan.values()):
             return plan
         run = partial(_compute, self._job, model, self._batch)
@@ -65,26 +71,32 @@ class Comparison:
         agree_on(self._team, {"cut of the model": self._cut.to_dict()})
         return self._cut
 
-    def check(self, model: nn.Module) -> CutEvent:
-        """Refuse a cut with which the model computes something else; `model` is cut now."""
+    def check(self, model: nn.Module, sharding: Sharding | None = None) -> list[CutEvent | ShardEvent]:
+        """Refuse a model that computes something else, now that it is cut, or sharded as `sharding` has it."""
         whole = self._whole
         try:
             cut = self._measure(model, gradients=whole.gradients is not None)
-        except (IndexError, ValueError, TypeError, RuntimeError) as error:
-            raise self._misfit(f"it fails ({(str(error).splitlines() or [''])[0]})") from error
+        except (IndexError, ValueError, TypeError, RuntimeError, AssertionError) as error:
+            self._team.lines.leave_if_broken()
+            raise self._misfit(f"it fails ({(str(error).splitlines() or [''])[0]}).") from error
         if not math.isclose(whole.loss, cut.loss, rel_tol=LOSS_TOLERANCE, abs_tol=LOSS_TOLERANCE):
-            raise self._misfit(f"the loss of two samples is {cut.loss:g}")
+            raise self._misfit(f"the loss of two samples is {cut.loss:g}.")
         worst, where = self._largest_difference(model, cut)
         if worst is not None and worst > GRADIENT_TOLERANCE.get(next(model.parameters()).dtype, 0.01):
             layer = where.rpartition(".")[0] or where
-            raise self._misfit(
-                f"the gradient of {where} differs by {worst:.2g} of its size. Leave the layer {layer}, or the layers "
-                "between which it stands, out of tensor_plan"
-            )
+            advice = f" Leave the layer {layer}, or the layers between which it stands, out of tensor_plan"
+            told = f"the gradient of {where} differs by {worst:.2g} of its size."
+            raise self._misfit(told + advice if self._team.slices.size > 1 else told)
         loss = abs(cut.loss - whole.loss)
-        layers = [(one.layer, one.how) for one in self._cut.layers] if self._cut is not None else []
-        left = [(one.layer, one.reason) for one in self._cut.whole] if self._cut is not None else []
-        return CutEvent(self._team.inside.size, layers, left, loss, worst, where)
+        events: list[CutEvent | ShardEvent] = []
+        if self._team.slices.size > 1:
+            layers = [(one.layer, one.how) for one in self._cut.layers] if self._cut is not None else []
+            left = [(one.layer, one.reason) for one in self._cut.whole] if self._cut is not None else []
+            events.append(CutEvent(self._team.slices.size, layers, left, loss, worst, where))
+        if sharding is not None:
+            units, kept = (list(names) for names in sharding.of[model])
+            events.append(ShardEvent(sharding.word, self._shards, units, kept, loss, worst, where))
+        return events
 
     def _largest_difference(self, model: nn.Module, cut: Measured) -> tuple[float | None, str]:
         """Of any gradient on any worker of the replica, beside its size, and of which parameter; None: not known."""
@@ -93,11 +105,13 @@ class Comparison:
         sizes = {name: 0.0 if one is None else float(one.abs().max()) for name, one in self._whole.gradients.items()}
         noise = NOISE * max(sizes.values(), default=0.0)
         differences = []
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters_of(model).items():
             if name not in sizes:
                 continue
             gradient, expected = cut.gradients.get(name), self._whole.gradients[name]
             part = None if gradient is None else local_of(aligned(gradient, parameter)).cpu()
+            if part is not None and not is_sliced(parameter, "shard"):  # of its shards, each has its part of the sum
+                part = part * self._shards
             wanted = None if expected is None else cut_as(parameter, expected)
             differences.append(_distance(part, wanted) / (sizes[name] + noise or 1.0))
         sides = self._team.inside.gather(torch.tensor(differences, dtype=torch.float64)).wait()
@@ -108,11 +122,18 @@ class Comparison:
         return (float(worst[place]), list(sizes)[place]) if len(worst) else (None, "")
 
     def _misfit(self, found: str) -> ModelError:
+        if self._team.slices.size == 1:
+            return ModelError(
+                f"the model cannot be sharded: whole, the loss of two samples was {self._whole.loss:g}; sharded, "
+                f"{found} The parameters of a block are there while it is called: call model(x) and layer(x) rather "
+                "than other methods of theirs, and use no weight of a block outside of it; or leave shard= out of the "
+                "plan"
+            )
         reasons = "; ".join(dict.fromkeys(one.reason for one in self._cut.layers if one.reason)) if self._cut else ""
         told = f" What was seen of these layers: {reasons}." if reasons and self._job.tensor_plan else ""
         return ModelError(
             f"{'tensor_plan' if self._job.tensor_plan else 'the cut'} does not fit the model: whole, the loss of two "
-            f"samples was {self._whole.loss:g}; cut, {found}.{told} Cut linear layers in pairs, the first by column, "
+            f"samples was {self._whole.loss:g}; cut, {found}{told} Cut linear layers in pairs, the first by column, "
             "the one that takes its output by row, with nothing but functions of single elements or heads between "
             "them; leave out layers that share their weight with another"
         )
@@ -126,10 +147,16 @@ class Comparison:
                 loss = _compute(self._job, model, self._batch)
             if not gradients:
                 return Measured(float(loss), None)
-            asked = {name: one for name, one in model.named_parameters() if one.requires_grad}
-            made = torch.autograd.grad(loss, list(asked.values()), allow_unused=True)
+            asked = {name: one for name, one in parameters_of(model).items() if one.requires_grad}
+            if any(is_sliced(one, "shard") for one in asked.values()):
+                loss.backward(torch.full_like(loss, 1 / self._shards))  # type: ignore[no-untyped-call]
+                made = tuple(one.grad for one in asked.values())
+                drop(asked.values())
+            else:
+                made = torch.autograd.grad(loss, list(asked.values()), allow_unused=True)
             return Measured(float(loss.detach()), {name: _kept(one) for name, one in zip(asked, made, strict=True)})
         finally:
+            reshard(model)
             for module, mode in training.items():
                 module.training = mode
 

@@ -8,7 +8,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from cordee.feed.permute import random_bits
 from cordee.feed.reading import begin_others
-from cordee.group.sliced import is_sliced
+from cordee.group.sliced import local_of
 from cordee.sync.buckets import is_dense
 
 FUSABLE = (Adam, AdamW, SGD, Adagrad)
@@ -22,8 +22,11 @@ def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
     sparse gradients, which embeddings of the model may ask for.
     """
     groups = optimizer.param_groups
-    if any(is_sliced(parameter) for group in groups for parameter in group["params"]):
-        for group in groups:  # torch's kernels for many tensors refuse slices beside whole tensors
+    meshes = {getattr(parameter, "device_mesh", None) for group in groups for parameter in group["params"]}
+    if len(meshes) > 1 or (None not in meshes and not isinstance(optimizer, Adam)):
+        for (
+            group
+        ) in groups:  # torch's kernels for many tensors refuse parts of several kinds; fused, Adam alone takes any
             group.update({"foreach": False} if "foreach" in group else {})
         return False
     kinds = ("cpu",) if type(optimizer) is Adagrad else ("cpu", "cuda")
@@ -31,7 +34,7 @@ def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
     chosen = any(group.get("fused") is not None or group.get("foreach") is not None for group in groups)
     special = any(group.get("differentiable") or group.get("capturable") for group in groups)
     sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
-    fit = all(p.is_floating_point() and p.device.type in kinds and is_dense(p) for p in parameters)
+    fit = all(p.is_floating_point() and p.device.type in kinds and is_dense(local_of(p)) for p in parameters)
     if type(optimizer) not in FUSABLE or chosen or special or sparse or not fit:
         return False
     for group in groups:

@@ -16,6 +16,7 @@ from cordee.feed.order import Order
 from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.group.team import Team
+from cordee.split.shard import reshard
 from cordee.sync.batchnorm import together
 from cordee.train.gathering import gathering
 from cordee.train.job import Job
@@ -103,6 +104,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+        reshard(model)
 
 
 def _feeder(model: nn.Module, source: Source, order: Order, team: Team) -> Feeder:

@@ -56,7 +56,7 @@ def gather(tensor: Tensor) -> Tensor:
     if walk is None or state is None or walk.batch is None:
         return tensor
     _check(tensor, walk)
-    if walk.team.replicas == 1:
+    if walk.team.shares == 1:
         return tensor
     _agree(tensor, walk.team.layers, state)
     size, positions = walk.order.size(walk.batch.step), torch.as_tensor(walk.batch.positions, dtype=torch.int64)

@@ -60,7 +60,7 @@ def run_job(
         if receive is None:
             tell, batch = stepper.reporter.tell, setup.resolved.batch
             tell(setup.describe(job, training.steps))
-            if (idle := stepper.team.replicas - batch) > 0:
+            if (idle := stepper.team.shares - batch) > 0:
                 tell(WarningEvent(f"a step has {batch} samples: {idle} workers have nothing to do"))
         else:  # no checkpoint of this moment was written
             saver.step, stepper.team.channel.joining = -1, False
@@ -123,7 +123,7 @@ class Training:
         alone = stepper.team.alone and not stepper.team.grows
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
         for batch in batches:
-            stepper.split.run(partial(self._loss, loss_of, batch), stepper.backward)
+            stepper.placing.split.run(partial(self._loss, loss_of, batch), stepper.backward)
             self.saver.before_update()
             if not stepper.step(setup.optimizer, clip=job.clip):
                 continue

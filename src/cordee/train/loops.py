@@ -86,7 +86,7 @@ class Loop:
         read ahead until some bodies were seen not to draw; if they do, nothing is read ahead at all.
         """
         samples = self._draws
-        part = self.feeder.team.replica if slot.part < 0 else slot.part
+        part = self.feeder.team.share if slot.part < 0 else slot.part
         seed_draws(device, seed, slot.epoch, slot.step, part, others=not (samples and self.feeder.ahead))
         if self._bodies < BODIES:
             self._places = places_of_others() if samples else None

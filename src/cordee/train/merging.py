@@ -15,7 +15,7 @@ Thing = TypeVar("Thing")
 
 def some_replica_has(changed: Callable[[Thing], bool], things: Sequence[Thing], team: Team) -> list[Thing]:
     """Of `things`, which all replicas have in the same order, those that at least one of them has changed."""
-    while things and team.replicas > 1:
+    while things and team.shares > 1:
         counts = torch.tensor([float(changed(one)) for one in things])
         if team.agree([counts]):
             return [one for one, count in zip(things, counts.tolist(), strict=True) if count]
@@ -26,7 +26,7 @@ def some_replica_has(changed: Callable[[Thing], bool], things: Sequence[Thing], 
 def average(buffers: Sequence[Tensor], seen: int, team: Team) -> None:
     """Give all replicas the mean of those that are floating-point, weighted by the samples that each has `seen`."""
     floating = [buffer for buffer in buffers if buffer.is_floating_point() or buffer.is_complex()]
-    while floating and team.replicas > 1:
+    while floating and team.shares > 1:
         weight = torch.tensor([float(seen)], dtype=torch.float64)
         sums = [buffer.to(torch.complex128 if buffer.is_complex() else torch.double) * seen for buffer in floating]
         if team.agree([weight, *sums]):
@@ -43,7 +43,7 @@ def add_counts(buffers: Sequence[tuple[Tensor, Tensor, int]], team: Team) -> Non
     flag is set if some replica has set it.
     """
     whole = [one for one in buffers if not (one[0].is_floating_point() or one[0].is_complex())]
-    while whole and team.replicas > 1:
+    while whole and team.shares > 1:
         added = [now.to(torch.double) - before.to(torch.double) for now, before, _ in whole]
         if not team.agree(added):
             continue

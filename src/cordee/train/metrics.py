@@ -127,7 +127,7 @@ class TorchmetricsTally:
         """Let the metric merge, over our own team; may raise `Lost`."""
         metric = self._metric
         metric.dist_sync_fn = lambda tensor, group=None: _gathered(team, tensor)
-        metric.distributed_available_fn = lambda: team.replicas > 1
+        metric.distributed_available_fn = lambda: team.shares > 1
         metric._update_count = max(metric._update_count, 1)  # an empty share is no reason for a warning
         value = metric.compute()
         if not isinstance(value, Tensor) or value.numel() != 1:

@@ -18,13 +18,14 @@ from cordee.core.plan import Plan
 from cordee.core.window import Rule
 from cordee.group.alike import alike
 from cordee.group.team import Team
+from cordee.split.shard import Sharding, parameters_of
 from cordee.sync.adaptive import BUCKET_MB as ADAPTIVE_BUCKET_MB
 from cordee.sync.adaptive import Adaptive, Settings
 from cordee.sync.allreduce import BUCKET_MB, AllReduce
 from cordee.sync.batchnorm import batchnorms
 from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.lossy import LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
-from cordee.sync.meeting_points import backward_from
+from cordee.sync.meeting_points import backward_from, meeting_points
 from cordee.sync.seam import Kept, Recorded, Sync
 from cordee.sync.server.packing import Packing
 from cordee.sync.server.pushed import MEAN, PushedSteps, outer_optimizer
@@ -40,13 +41,13 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class Reducers:
     """Finds the reducer of an optimizer; with two optimizers nothing is sent before `step` asks for it."""
 
-    def __init__(self, team: Team, plan: Plan, models: list[nn.Module]) -> None:
-        """None yet; `models` are those that were prepared, and will be."""
+    def __init__(self, team: Team, plan: Plan, models: list[nn.Module], sharding: Sharding | None = None) -> None:
+        """None yet; `models` are those that were prepared, and will be, with their state sharded or not."""
         self.kept: list[Kept] = []
         """What each of them kept when it was last saved, in the order in which they were made."""
         self.taken_up: list[Kept] = []
         """The same of the run that is resumed or entered, for the next ones that are made."""
-        self._team, self._plan, self._models = team, plan, models
+        self._team, self._plan, self._models, self._sharding = team, plan, models, sharding
         self._window = plan.window
         self.one_update = False
         """Whether each batch is known to have one update, as in the loop of a job."""
@@ -171,7 +172,7 @@ class Reducers:
 
     def _check_strays(self, optimizer: Optimizer) -> None:
         """Refuse parameters that no prepared model holds, unless they are the same on all workers."""
-        known = {one for model in self._models for one in model.parameters()} | self._strays
+        known = {one for model in self._models for one in parameters_of(model).values()} | self._strays
         strays = [one for group in optimizer.param_groups for one in group["params"] if one not in known]
         if not strays:
             return
@@ -197,18 +198,22 @@ class Reducers:
 
         A share that weighs nothing (`factor` 0) and meets no other in its backward pass leaves no gradient.
         """
-        silent = factor == 0.0 and not met
+        silent = factor == 0.0 and not met and self._sharding is None
         if silent:
             self._pass_for_nothing(loss)
         if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
             early.begin(record)
         self._passing = True
-        if met:
+        if self._sharding is not None and factor == 0.0 and (outputs := self._sharding.outputs(loss)):
+            backward_from(meeting_points(loss), outputs)
+        elif met:
             backward_from(met)
         elif not silent:
             wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
             wide.backward(torch.full_like(wide, factor))  # type: ignore[no-untyped-call]
         self._passing = False
+        if self._sharding is not None:
+            self._sharding.end()
 
     def _pass_for_nothing(self, loss: Tensor) -> None:
         """An empty share: run the backward pass, whose collectives the others wait for, and drop what it gives."""
@@ -234,6 +239,8 @@ class Reducers:
         for reducer in self._of.values():
             reducer.forget(passed=not self._passing)
         self._passing = False
+        if self._sharding is not None:
+            self._sharding.forget()
         for parameter in self.all_parameters() if more else ():
             parameter.grad = None
 
@@ -244,7 +251,7 @@ class Reducers:
 
     def all_parameters(self) -> list[nn.Parameter]:
         """Those of all models and of all optimizers: one that has not stepped yet has no reducer."""
-        of_models = [parameter for model in self._models for parameter in model.parameters()]
+        of_models = [parameter for model in self._models for parameter in parameters_of(model).values()]
         return list(dict.fromkeys(of_models + [p for reducer in self._of.values() for p in reducer.parameters]))
 
 

@@ -119,5 +119,8 @@ def owners_of(team: Team) -> Owners:
     token = torch.tensor([secrets.randbits(62)])
     team.share_from_first([token])
     lost = lambda: not team.channel.lost.isdisjoint(team.inside.members)  # noqa: E731
+    worker = team.membership.worker
+    copied = frozenset(axis for axis in ("shard", "slice") if team.lines.mesh.along(axis, worker)[0] != worker)
     # Each replica has its own: one that takes over may write the checkpoint that another one has left half-written.
-    return Owners(team.inside.rank, team.inside.size, f"{int(token):x}-{team.replica}", lost=lost)
+    name = f"{int(token):x}-{team.replica}"
+    return Owners(team.inside.rank, team.inside.size, name, copied=copied, lost=lost)

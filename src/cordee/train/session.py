@@ -86,9 +86,9 @@ class Session:
         a dict arguments by name), and what can be cut is found.
         """
         team = self._stepper.team
-        if team.sliced and tensor_plan is None and sample is not None:
+        if team.slices.size > 1 and tensor_plan is None and sample is not None:
             model = model.to(self.device)
-            tensor_plan = find_cut(model, calling(model, sample), team.inside.size)
+            tensor_plan = find_cut(model, calling(model, sample), team.slices.size)
         return self._stepper.prepare(model, compile=compile, tensor_plan=tensor_plan)
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -133,12 +133,13 @@ def _make_optimizer(
 
 
 def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Module:
-    """What this worker holds of the model; in slices, all workers that hold a replica together call this."""
+    """What this worker holds of the model; all workers that hold a replica together call this."""
     if not stepper.team.sliced:
         return stepper.place(model)
     comparison = Comparison(job, model, first_batch(job, order, stepper.device, 2), stepper.team)
-    model = stepper.place(model, comparison.choose(model))
-    stepper.reporter.tell(comparison.check(model))
+    model = stepper.place(model, comparison.choose(model), comparison.called)
+    for event in comparison.check(model, stepper.placing.sharding):
+        stepper.reporter.tell(event)
     return model
 
 

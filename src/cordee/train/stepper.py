@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,24 +20,24 @@ from torch.optim import Optimizer
 
 from cordee.core.plan import Plan
 from cordee.diagnose.diverged import explain_divergence
-from cordee.diagnose.statistical import by_micro_batch, warn_statistical
+from cordee.diagnose.statistical import warn_statistical
 from cordee.feed.batch import Batch
 from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
 from cordee.feed.order import Order
 from cordee.group.team import Team
-from cordee.split.tensor import TensorPlan, split_of
-from cordee.sync.batchnorm import StepState, bind
+from cordee.split.tensor import TensorPlan
+from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_data, share_model
 from cordee.train.buffers import Buffers
 from cordee.train.committing import Told, do_part, enter, record_of
-from cordee.train.devices import lay_out
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.loops import Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
+from cordee.train.placing import Placing
 from cordee.train.precision import Precision
 from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
@@ -70,8 +71,9 @@ class Stepper:
         """What the last `step` that returned True has committed: a step, or all steps of a window."""
         self.boundary: Boundary = lambda step: None
         """Where a window has to end before its time."""
-        self.wish, self.split = Wishes(), split_of(self.team)
+        self.wish = Wishes()
         self._state = StepState()
+        self.placing = Placing(self.team, self.plan, self._state)
         self.models: list[nn.Module] = []
         """What `prepare` was given, in that order."""
         self.updates: int | None = None
@@ -79,7 +81,7 @@ class Stepper:
         warn = partial(warn_statistical, self.team, self.plan)
         self.buffers = Buffers(self.team.layers, self._state, self.models, warn)
         self._trail = Trail(self.buffers)
-        self.reducers = Reducers(self.team, self.plan, self.models)
+        self.reducers = Reducers(self.team, self.plan, self.models, self.placing.sharding)
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
         self.loops = Loops()
@@ -122,15 +124,11 @@ class Stepper:
             model.compile()
         return model
 
-    def place(self, model: nn.Module, tensor_plan: TensorPlan | None = None) -> nn.Module:
-        """The local part of `prepare`, for a model that is the same on every worker already."""
-        lay_out(model, self.plan.layout)
-        compiled, grows = self.plan.compile, self.team.grows
-        bind(model, self.plan.statistics, self.team.layers, self._state, compiled=compiled, grows=grows)
-        if (why := by_micro_batch(model, self.plan)) and self.team.speaks:
-            warn_statistical(self.team, self.plan, why)
-        self.split = split_of(self.team, tensor_plan)
-        model = self.split.place(model)
+    def place(
+        self, model: nn.Module, tensor_plan: TensorPlan | None = None, called: AbstractSet[nn.Module] | None = None
+    ) -> nn.Module:
+        """The local part of `prepare`, for a model that is the same on every worker already; see `Placing.place`."""
+        model = self.placing.place(model, tensor_plan, called)
         self.models.append(model)
         self.buffers.watch(model)
         return model
@@ -179,6 +177,8 @@ class Stepper:
         met = meeting_points(loss) if weight and not batch.weight and not batch.borrowed else []
         loop.backwards += 1
         loop.open = True
+        if self.placing.sharding is not None:
+            self.placing.sharding.begin(last=batch.last)
         early = self.reducers.only() if batch.last and not self._state.void else None
         if loop.backwards > 1 and batch.last:
             self._state.void |= not self.reducers.hold_back()

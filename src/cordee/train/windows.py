@@ -105,7 +105,7 @@ class Windows:
             return
         end, self._meets = self._end(at, rule, loop)
         former = None if self.former is None else self.former.number
-        self.window = Window((self._loops, team.position), at, end, team.mesh.leaders, rule, former)
+        self.window = Window((self._loops, team.position), at, end, team.lines.mesh.leaders, rule, former)
         if self.trains:  # the answer is here when the first part is done
             self._ask(Take(self.window))
 

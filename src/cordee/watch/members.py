@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from cordee.core.events import FailureEvent, StepEvent, UsageEvent, WorkerEvent
+from cordee.core.events import FailureEvent, HeldEvent, StepEvent, UsageEvent, WorkerEvent
 from cordee.core.times import COSTS, MOST_OPEN, PARTS, Block
 from cordee.core.usage import BYTES
 from cordee.watch.summary import Curve, StepParts, Worker
@@ -64,6 +64,12 @@ class Members:
         worker, readings = self._of(event.worker)
         worker.host, worker.lost = worker.host or event.host, event.reason
         self._leave(worker, readings, now)
+
+    def on_held(self, event: HeldEvent, now: float) -> None:
+        """What a worker holds of the state; a script may have several optimizers."""
+        worker, _ = self._of(event.worker)
+        for name in ("parameters", "gradients", "optimizer"):
+            worker.held[name] = worker.held.get(name, 0) + getattr(event, name)
 
     def end_start(self, start: int, now: float) -> None:
         """A start of the run is over; the one with the next number will follow."""

@@ -65,6 +65,8 @@ class Worker:
     memory_mb: float = 0.0
     """The most memory that it was seen with."""
     gpu_mb: float = 0.0
+    held: dict[str, int] = field(default_factory=dict)
+    """Bytes of the state that it holds, where several hold it together: `parameters`, `gradients`, `optimizer`."""
     bytes_sent: int = 0
     bytes_near: int = 0
     """The part of `bytes_sent` that did not leave its host."""

@@ -67,7 +67,10 @@ def percent(share: float) -> str:
 
 
 def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], str]]]:
-    """The table of workers: where each runs, what it did, what it used. Name, kind and text of each column."""
+    """The table of workers: where each runs, what it did, what it used. Name, kind and text of each column.
+
+    Where several workers hold the state together, `holds` has bytes of parameters, gradients and optimizer state.
+    """
     columns: dict[str, Callable[[Worker], str]] = {
         "worker": lambda one: f"{one.worker}{' ✕ lost' if one.lost else ''}",
         "start": lambda one: str(one.start),
@@ -80,6 +83,7 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         "cores": lambda one: "–" if one.cpu_cores is None else f"{one.cpu_cores:.2f}",
         "memory": lambda one: amount(one.memory_mb * 2**20),
         "GPU memory": lambda one: amount(one.gpu_mb * 2**20),
+        "holds": lambda one: " + ".join(map(amount, one.held.values())) or "–",
         "sent": lambda one: amount(one.bytes_sent),
         "present": lambda one: duration(one.hours * 3600),
     }
@@ -87,6 +91,8 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         del columns["start"]
     if not any(worker.gpu_mb for worker in summary.workers):
         del columns["GPU memory"]
+    if not any(worker.held for worker in summary.workers):
+        del columns["holds"]
     return [(name, "" if name in ("worker", "host", "device") else "number", text) for name, text in columns.items()]
 
 
@@ -152,8 +158,11 @@ def tell(event: events.Event) -> str:
             return f"continuing with workers {_first_of(event.workers, 16)}"
         case events.LinksEvent():
             return f"links between hosts: {speeds(event.links)}"
-        case events.CutEvent():
-            return _cut(event)
+        case events.CutEvent(layers=layers, slices=slices, whole=whole):
+            return f"{len(layers)} layers are cut over {slices} workers, {len(whole)} are whole; {_nearness(event)}"
+        case events.ShardEvent(units=units):
+            rest = f"in {len(units)} units and the rest" if units else "as one unit"
+            return f"shard={event.shard} over {event.shards} workers, {rest}; {_nearness(event)}"
         case events.WarningEvent():
             return event.message
         case events.FaultEvent():
@@ -165,12 +174,12 @@ def tell(event: events.Event) -> str:
     return ""
 
 
-def _cut(event: events.CutEvent) -> str:
-    """How many layers are cut, and how near that is to the whole model."""
+def _nearness(event: events.CutEvent | events.ShardEvent) -> str:
+    """How near what is computed in parts is to the whole model."""
     near = f"the loss of two samples differs by {event.loss:.1e} from that of the whole model"
     if event.gradient is not None:
         near += f", gradients by {event.gradient:.1e} at most ({event.parameter})"
-    return f"{len(event.layers)} layers are cut over {event.slices} workers, {len(event.whole)} are whole; {near}"
+    return near
 
 
 def speeds(links: Sequence[tuple[str, str, float, float]]) -> str:

@@ -220,7 +220,7 @@ def is_plainly_right(passes: Passes, first: Pass, team: Team) -> bool:
     unsure = first.gathers or first.buffers or first.changed or tape.shuffled or tape.unseen or (few and tape.draws)
     if unsure or len(first.places) < 2:
         return False
-    cuts = choose_cuts(first)[: team.replicas if few else None]  # one would do; what costs no time comes with it
+    cuts = choose_cuts(first)[: team.shares if few else None]  # one would do; what costs no time comes with it
     tests: list[Test] = [partial(try_replay, passes, first, cut) for cut in cuts]
     if not few:
         tests.append(partial(try_interaction, passes, 2))
@@ -245,11 +245,11 @@ def spread(tests: Sequence[Test], team: Team) -> list[Finding]:
     results: dict[int, Finding] = {}
     while True:
         table = torch.zeros(len(tests), ROOM_BYTES, dtype=torch.uint8)  # a sum over workers: all but one add zeros
-        for place in range(team.replica, len(tests), team.replicas):
+        for place in range(team.share, len(tests), team.shares):
             try:
                 results[place] = results.get(place) or tests[place]()
             except CordeeError as error:
-                if team.replicas == 1:
+                if team.shares == 1:
                     raise
                 results[place] = Finding("error", words=str(error)[:MOST_WORDS])
             raw = json.dumps(asdict(results[place])).encode()

@@ -162,7 +162,7 @@ class Served(Sync):
         """The squares of the norms of all sums; None among them if a worker was lost."""
         if not self._load():
             return [None]
-        self._closed = self._step, self._attempt, self._team.mesh.leaders
+        self._closed = self._step, self._attempt, self._team.lines.mesh.leaders
         return self._all([shard.complete(*self._closed) for shard in self._shards])
 
     def _all(self, exchanges: Sequence[Future[T]]) -> list[T]:

@@ -1,0 +1,45 @@
+"""How a plan lays a model over the workers of a replica: step by step, in the order in which one rests on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from torch import nn
+
+from cordee.core.plan import Plan
+from cordee.diagnose.statistical import by_micro_batch, warn_statistical
+from cordee.group.team import Team
+from cordee.split.seam import Split
+from cordee.split.shard import Sharding
+from cordee.split.tensor import TensorPlan, split_of
+from cordee.sync.batchnorm import StepState, bind
+from cordee.train.devices import lay_out
+
+
+class Placing:
+    """Applies a plan to models that are the same on every worker already."""
+
+    def __init__(self, team: Team, plan: Plan, state: StepState) -> None:
+        """Nothing is placed yet."""
+        self._team, self._plan, self._state = team, plan, state
+        self.split = Split()
+        """How the model that was placed last is cut."""
+        self.sharding = Sharding(team, plan.shard) if team.lines.shape.shards > 1 else None
+
+    def place(
+        self, model: nn.Module, tensor_plan: TensorPlan | None = None, called: AbstractSet[nn.Module] | None = None
+    ) -> nn.Module:
+        """What this worker holds of a model: norms over the global batch, then tensor, then shard.
+
+        Replicas come last, with the optimizer. `called`: the modules that the model calls, where that is known.
+        """
+        team, plan = self._team, self._plan
+        lay_out(model, plan.layout)
+        bind(model, plan.statistics, team.layers, self._state, compiled=plan.compile, grows=team.grows)
+        if (why := by_micro_batch(model, plan)) and team.speaks:
+            warn_statistical(team, plan, why)
+        self.split = split_of(team, tensor_plan)
+        model = self.split.place(model)
+        if self.sharding is not None:
+            self.sharding.place(model, called)
+        return model
