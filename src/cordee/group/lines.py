@@ -54,7 +54,13 @@ class Lines:
         """The replicas, for what layers exchange."""
         self.inside = Comm(membership, meter)
         """The workers that hold one replica together, stage by stage."""
-        self._comms = tuple({id(one): one for one in (self.world, self.sums, self.layers, self.inside)}.values())
+        stages, slices = shape
+        self.stages = self.inside if slices == 1 else Comm(membership, meter)
+        """The stages of one replica; of several slices, those of this worker's slice."""
+        self.slices = self.inside if stages == 1 else Comm(membership, meter)
+        """The slices of this worker's stage."""
+        each = (self.world, self.sums, self.layers, self.inside, self.stages, self.slices)
+        self._comms = tuple({id(one): one for one in each}.values())
         self._registered = Registered(membership, interface)
 
     def form(self, name: str, warn: Callable[[str], None]) -> None:
@@ -78,11 +84,16 @@ class Lines:
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
         self.world.among(who.members, self._hosts)
         self.inside.among(self.mesh.inside(who.worker), self._hosts)
+        self.stages.among(self.mesh.along("stage", who.worker), self._hosts)
+        self.slices.among(self.mesh.along("slice", who.worker), self._hosts)
         for comm in (self.sums, self.layers):
             comm.among(self.mesh.along("replica", who.worker), self._hosts)
         column = f" {self.sums.members}" if self.per_replica > 1 else ""
         if column:
             self._connect(self.inside, f"inside {self.inside.members}")
+            for name, comm in (("stages", self.stages), ("slices", self.slices)):
+                if comm is not self.inside:
+                    self._connect(comm, f"{name} {comm.members}")
             self._connect(self.world, "world")
         self._connect(self.sums, "sums" + column)
         self._connect(self.layers, "layers" + column)

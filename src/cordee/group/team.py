@@ -53,6 +53,7 @@ class Team:
         )
         self.world, self.sums = self.lines.world, self.lines.sums
         self.layers, self.inside = self.lines.layers, self.lines.inside
+        self.stages, self.slices = self.lines.stages, self.lines.slices
         self.position = 0
         """Agreements committed."""
         self.steps = 0

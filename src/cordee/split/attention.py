@@ -93,7 +93,7 @@ def _mask(given: Tensor | None, padding: Tensor | None, query: Tensor, meeting: 
         if given.dim() == 3:  # one for each head of each sample
             heads = query.shape[1]
             given = given.view(query.shape[0], -1, *given.shape[1:])
-            given = given[:, meeting.team.inside.rank * heads : (meeting.team.inside.rank + 1) * heads]
+            given = given[:, meeting.team.slices.rank * heads : (meeting.team.slices.rank + 1) * heads]
         else:
             given = given[None, None]
     if padding is None:

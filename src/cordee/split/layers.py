@@ -83,7 +83,7 @@ class _Leave(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor, team: Team) -> Tensor:
         ctx.team = team
         whole = part.detach().clone(memory_format=torch.contiguous_format)
-        if not team.inside.sum(whole).wait():
+        if not team.slices.sum(whole).wait():
             team.lines.leave_if_broken()  # if it was not a worker of ours, this step is void and done again
         return whole
 

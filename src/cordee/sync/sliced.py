@@ -6,13 +6,13 @@ all that the step needs. So it commits the step, and it alone would have to be h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from cordee.core.record import Record
-from cordee.group.sliced import aligned, is_sliced, like, local_of
+from cordee.group.sliced import aligned, like, local_of
 from cordee.group.team import Team
 from cordee.sync.buckets import grouped
 from cordee.sync.gradients import norm_of, shorten
@@ -22,10 +22,17 @@ from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
 class SlicedSums(Sync):
     """Sums gradients over the replicas, slice by slice; see `Sync`."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], team: Team, *, bucket_mb: float) -> None:
-        """Nothing is sent before a step commits."""
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        team: Team,
+        *,
+        bucket_mb: float,
+        counts: Callable[[nn.Parameter], bool],
+    ) -> None:
+        """Nothing is sent before a step commits; `counts`: see `Split.counts`."""
         super().__init__(parameters)
-        self._team, self._bucket_mb = team, bucket_mb
+        self._team, self._bucket_mb, self._counts = team, bucket_mb, counts
 
     def commit(self, record: Recorded, *, void: bool, treatment: Treatment) -> Agreed | None:
         """Sum gradients over the replicas, then records over all workers; None if the step has to be done again."""
@@ -65,13 +72,16 @@ class SlicedSums(Sync):
             yield flat, [(p, window.view(local.shape)) for p, window, local in zip(group, windows, shapes, strict=True)]
 
     def _counted(self) -> list[Tensor]:
-        """The gradients that count for the norm here: slices, and on the first slice what all have."""
-        first = self._team.inside.rank == 0
+        """The gradients that count for the norm here."""
         given = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
-        return [local_of(gradient) for parameter, gradient in given if first or is_sliced(parameter)]
+        return [local_of(gradient) for parameter, gradient in given if self._counts(parameter)]
 
     def _spoken(self, own: Record) -> Record:
-        """What this worker adds to the record: the first slice counts for its replica, wishes count everywhere."""
-        if self._team.inside.rank == 0:
-            return own
-        return own._replace(loss=0.0, weight=0.0, news=0.0, samples=0.0, digest=0)
+        """What this worker adds to the record: the first one counts for its replica, wishes and news of all do.
+
+        The last stage has the loss: of its slices, the first counts.
+        """
+        team = self._team
+        last = team.stages.rank == team.stages.size - 1 and team.slices.rank == 0
+        own = own if last else own._replace(loss=0.0)
+        return own if team.inside.rank == 0 else own._replace(weight=0.0, samples=0.0, digest=0)

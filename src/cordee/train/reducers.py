@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,8 +40,9 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class Reducers:
     """Finds the reducer of an optimizer; with two optimizers nothing is sent before `step` asks for it."""
 
-    def __init__(self, team: Team, plan: Plan, models: list[nn.Module]) -> None:
-        """None yet; `models` are those that were prepared, and will be."""
+    def __init__(self, team: Team, plan: Plan, models: list[nn.Module], counts: Callable[[nn.Parameter], bool]) -> None:
+        """None yet; `models` are those that were prepared, and will be. `counts`: see `Split.counts`."""
+        self._counts = counts
         self.kept: list[Kept] = []
         """What each of them kept when it was last saved, in the order in which they were made."""
         self.taken_up: list[Kept] = []
@@ -92,7 +93,7 @@ class Reducers:
         plan, team = self._plan, self._team
         kept = self.taken_up.pop(0) if self.taken_up else {}
         if team.sliced:
-            return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb or BUCKET_MB)
+            return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb or BUCKET_MB, counts=self._counts)
         overlap, lifts = plan.overlap and not self._of, plan.local_lr == "root"
         if plan.sync == "auto":
             real = all(parameter.is_floating_point() for parameter in parameters)
@@ -162,7 +163,7 @@ class Reducers:
 
     def _enter(self, optimizer: Optimizer, reducer: Sync, agree: bool) -> Sync:
         if agree:
-            agree_on(self._team, {**of_optimizer(optimizer), **self.loop})
+            agree_on(self._team, {**of_optimizer(optimizer, counts=self._plan.pipeline == 1), **self.loop})
             self._check_strays(optimizer)
         self._of[optimizer] = reducer
         given = {one for each in self._of.values() for one in each.parameters}

@@ -88,7 +88,7 @@ class Session:
         team = self._stepper.team
         if team.sliced and tensor_plan is None and sample is not None:
             model = model.to(self.device)
-            tensor_plan = find_cut(model, calling(model, sample), team.inside.size)
+            tensor_plan = find_cut(model, calling(model, sample), team.slices.size)
         return self._stepper.prepare(model, compile=compile, tensor_plan=tensor_plan)
 
     def autocast(self) -> AbstractContextManager[Any]:
