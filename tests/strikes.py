@@ -7,7 +7,9 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cordee.core.events import Event, ServerEvent, StepEvent, WorkerEvent
 
@@ -59,3 +61,17 @@ class Strikes:
         assert not self.plans, "the moment to strike never came"
         for timer in self.timers:
             timer.join()
+
+
+def striking(victims: dict[int, int], how: signal.Signals) -> Callable[[Any], None]:
+    """Listens to a run, and ends or stops workers when a step is on record: worker → step."""
+    pids: dict[int, int] = {}
+
+    def strike(event: Any) -> None:
+        if hasattr(event, "pid"):
+            pids[event.worker] = event.pid
+        for worker, step in victims.items():
+            if getattr(event, "step", -1) >= step and (pid := pids.pop(worker, None)) is not None:
+                os.kill(pid, how)
+
+    return strike

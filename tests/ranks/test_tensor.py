@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from cordee.core.errors import ModelError, PlanError, WorkersLost
 from cordee.core.plan import Plan
 from cordee.state.layout import read_index
 from harness import JOBS, Run, run_script, train
+from strikes import striking
 
 
 def same(run: Run, reference: Run) -> None:
@@ -70,20 +69,6 @@ def test_every_owner_writes_its_slices(warm: int, tmp_path: Path) -> None:
     assert slices["model.1.down.weight"] == [[0, 0], [0, 48]]
     assert slices["model.1.down.bias"] == [[0]]
     assert len(index["files"]) == 2
-
-
-def striking(victims: dict[int, int], how: signal.Signals) -> Callable[[Any], None]:
-    """Listens to a run, and ends or stops workers when a step is on record: worker → step."""
-    pids: dict[int, int] = {}
-
-    def strike(event: Any) -> None:
-        if hasattr(event, "pid"):
-            pids[event.worker] = event.pid
-        for worker, step in victims.items():
-            if getattr(event, "step", -1) >= step and (pid := pids.pop(worker, None)) is not None:
-                os.kill(pid, how)
-
-    return strike
 
 
 def test_a_lost_slice_ends_the_run_and_says_how_to_continue(warm: int, tmp_path: Path) -> None:

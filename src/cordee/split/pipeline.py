@@ -6,6 +6,8 @@ gradients are sent without waiting for their receiver. Shapes do not travel: eve
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from cordee.group.mail import Mail
 from cordee.group.sliced import like, local_of
 from cordee.group.team import Team
-from cordee.split.execute import Executed, Execution, Shapes
+from cordee.split.execute import FIRST_TAG, Executed, Execution, Shapes
 from cordee.split.schedules import table_of
 from cordee.split.schedules.table import Table
 from cordee.split.seam import Micro, Share, Split
@@ -27,6 +29,9 @@ from cordee.split.stages import Stages
 CHUNKS = {"interleaved": 2}
 """Stages per worker, where that is not one."""
 MOST_DIMENSIONS = 12
+TRIPS = 5
+"""So often a message is timed; the middle one counts."""
+TIMED_TAG = FIRST_TAG - 1
 _DTYPES = (
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.complex128),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -67,6 +72,8 @@ class Pipeline(Split):
         self._rank, self._ranks = team.stages.rank, team.stages.size
         self._mail = Mail(team.stages)
         self._known: dict[Hashable, Shapes] = {}
+        self._last_shapes: dict[int, tuple[tuple[torch.Size, torch.dtype], ...]] = {}
+        """Of what each stage was last given."""
         self._device = torch.device("cpu")
         self._uses: dict[str, tuple[int, ...]] = {}
         """By name in a checkpoint, the ranks that have a parameter or buffer."""
@@ -138,12 +145,38 @@ class Pipeline(Split):
             told = torch.empty(sizes[:dimensions], dtype=_DTYPES[kind])
         return told if comm.broadcast(told, last).wait() else None
 
+    def time_message(self) -> float:
+        """Milliseconds that what this worker sends forwards takes to the next stage; all of a replica call this.
+
+        Each pair of neighbours sends it there and back, one pair after the other; 0 on the last worker.
+        """
+        found = 0.0
+        for rank in range(self._ranks - 1):
+            if self._rank in (rank, rank + 1):
+                trips = [self._trip(rank) for _ in range(TRIPS)]
+                found = 500 * statistics.median(trips) if self._rank == rank else found
+        return found
+
+    def _trip(self, rank: int) -> float:
+        """Seconds of one message from `rank` to the next one and back."""
+        shapes, first = self._last_shapes[rank + 1], self._rank == rank
+        other, began = rank + first, time.perf_counter()
+        expected = self._mail.expect(shapes, other, TIMED_TAG, "waits for a message that is timed")
+        if first:
+            made = [torch.empty(size, dtype=dtype) for size, dtype in shapes]
+            self._mail.send(made, other, TIMED_TAG, "sends a message that is timed")
+        came = self._mail.take(expected)
+        if came is not None and not first:
+            self._mail.send(came, other, TIMED_TAG, "sends back a message that is timed")
+        return time.perf_counter() - began
+
     def _shapes(self, stage: int, micro: Micro) -> Shapes:
         """What `stage` receives for a micro-batch; remembered for all of its kind."""
         key = (stage, micro.kind, self.staged.model.training)
         if key not in self._known:
             specs = self.staged.specs(stage, micro.compute)
             self._known[key] = tuple((one.size, one.dtype) for one, _ in specs), tuple(back for _, back in specs)
+        self._last_shapes[stage] = self._known[key][0]
         return self._known[key]
 
     # ------------------------------------------------------------- parameters of several stages

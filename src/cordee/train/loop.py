@@ -25,6 +25,7 @@ from cordee.train.evaluate import evaluate
 from cordee.train.job import Job
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.newcomers import let_in
+from cordee.train.piping import Piping
 from cordee.train.saving import Saver
 from cordee.train.session import Session
 from cordee.train.shares import Computed
@@ -123,12 +124,14 @@ class Training:
         stepper.boundary = self._boundary
         alone = stepper.team.alone and not stepper.team.grows
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
+        piping = Piping(stepper.team, stepper.split, stepper.reporter)
         for batch in batches:
             stepper.split.run(Computed(stepper, batch, partial(self._loss, loss_of), job.weigh))
             self.saver.before_update()
             if not stepper.step(setup.optimizer, clip=job.clip):
                 continue
             for done in stepper.news:
+                piping.see(done.number + 1)
                 ends = self._after_step(done)
             if ends:  # the last of them, if any
                 break

@@ -70,7 +70,7 @@ class Computed:
         self._stepper.backward(self._loss_of(self._batch))
 
     def micros(self, most: int) -> Sequence[Micro]:
-        """Each weighs as its samples do in the global batch."""
+        """Each weighs as its samples do in the global batch; of a share that weighs nothing, there are none."""
         stepper, batch = self._stepper, self._batch
         parts = cut_rows(batch, most)
         if self._weigh is not None and len(parts) > 1:
@@ -78,7 +78,9 @@ class Computed:
                 part.weight = float(self._weigh(part))
         self._weights = [part.weight for part in parts]
         whole = begin_passes(stepper, stepper.loops.current()[0])
-        factors = [weight / whole if whole else 0.0 for weight in self._weights]
+        if not whole or not any(self._weights):
+            return []
+        factors = [weight / whole for weight in self._weights]
         draws = random_bits(len(parts), "micro", stepper.seed, batch.epoch, batch.step, stepper.team.replica)
         return [
             Micro(partial(self._loss_of, part), factor, kind_of(part, "training"), draw >> 1)
