@@ -40,7 +40,7 @@ def plan(
     made = Plan.parse(given or "auto")
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: at least 1 is needed")
-    made.check(workers if workers is not None else max(1, len(made.proportions)) * made.tensor)
+    made.check(workers if workers is not None else max(1, len(made.proportions)) * made.tensor * made.pipeline)
     cut = find_cut_of_job(job, settings, made) if job is not None else None
     if as_json:
         print(json.dumps(made.to_dict() if cut is None else {"plan": made.to_dict(), "cut": cut.to_dict()}, indent=1))

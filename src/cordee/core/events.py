@@ -259,6 +259,8 @@ class CutEvent(Event):
     """the largest difference of a gradient, beside its size; null: not compared, for lack of memory"""
     parameter: str = ""
     """whose gradient that is"""
+    units: list[tuple[str, Count, Number]] = []
+    """of a pipeline, each part of the model that stays together: its first layer, its stage, and its cost (ms)"""
 
 
 class FaultEvent(Event):

@@ -122,7 +122,16 @@ class Plan:
     proportions: tuple[float, ...] = _key((), "feed", "each worker's part of a global batch, one number a worker")
 
     tensor: int = _key(1, "split", "workers over which the linear layers of a replica are cut", minimum=1)
-    pipeline: int = _key(1, "split", "ranks over which the layers are cut", minimum=1, built=(1,))
+    pipeline: int = _key(1, "split", "stages of layers that a replica lies over, each on workers of its own", minimum=1)
+    schedule: str = _key(
+        "1f1b",
+        "split",
+        "in which order the stages of a pipeline compute micro-batches",
+        choices=("gpipe", "1f1b", "interleaved", "zero-bubble"),
+    )
+    micro_batches: int = _key(
+        0, "split", "micro-batches of a replica's share that walk through a pipeline; 0: two per stage", minimum=0
+    )
     shard: str = _key(
         "none",
         "split",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,20 +18,18 @@ class Refusal(NamedTuple):
     """With the plan's keys in braces; `workers` is the number of workers, `named` that of the proportions."""
 
 
-def _refuse_sliced(text: str, applies: Callable[[Plan], bool]) -> Refusal:
-    """What does not work yet where a replica is cut into slices."""
-    return Refusal(
-        lambda plan, workers: plan.tensor > 1 and applies(plan),
-        f"tensor={{tensor}} does not work with {text} yet; leave one of them out.",
-    )
+def _refuse_cut(
+    text: str, applies: Callable[[Plan], bool], keys: Sequence[str] = ("tensor", "pipeline", "shard")
+) -> list[Refusal]:
+    """What does not work yet where a replica lies over several workers, by these keys of the plan."""
 
+    def refuse(key: str) -> Refusal:
+        return Refusal(
+            lambda plan, workers: getattr(plan, key) not in (1, "none") and applies(plan),
+            f"{key}={{{key}}} does not work with {text} yet; leave one of them out.",
+        )
 
-def _refuse_sharded(text: str, applies: Callable[[Plan], bool]) -> Refusal:
-    """What does not work yet where the state of a replica is sharded."""
-    return Refusal(
-        lambda plan, workers: plan.shard != "none" and applies(plan),
-        f"shard={{shard}} does not work with {text} yet; leave one of them out.",
-    )
+    return [refuse(key) for key in keys]
 
 
 REFUSALS = (
@@ -114,8 +112,9 @@ REFUSALS = (
         "bf16, fp16, int8, onebit or topk, or sync=allreduce.",
     ),
     Refusal(
-        lambda plan, workers: plan.replace and (plan.tensor > 1 or plan.shard != "none"),
-        "replace=true works where every worker holds the whole model: not with tensor above 1, nor with shard=.",
+        lambda plan, workers: plan.replace and (plan.tensor * plan.pipeline > 1 or plan.shard != "none"),
+        "replace=true works where every worker holds the whole model: not with tensor or pipeline above 1, nor with "
+        "shard=.",
     ),
     Refusal(
         lambda plan, workers: plan.shards > 0 and plan.shard == "none",
@@ -136,16 +135,30 @@ REFUSALS = (
         "shard={shard} keeps parameters in rows, and not with layout=channels_last; leave layout out.",
     ),
     Refusal(
-        lambda plan, workers: workers % plan.tensor > 0,
+        lambda plan, workers: plan.pipeline == 1 and workers % plan.tensor > 0,
         "tensor={tensor} puts each replica on {tensor} workers; start a multiple of {tensor} workers.",
     ),
-    _refuse_sliced("sync={sync}", lambda plan: plan.sync != "allreduce"),
-    _refuse_sliced("compile=true", lambda plan: plan.compile),
-    _refuse_sliced("precision=fp16", lambda plan: plan.precision == "fp16"),
-    _refuse_sliced("share=proportional", lambda plan: plan.share == "proportional"),
-    _refuse_sliced("compress={compress}", lambda plan: plan.compress != "none"),
-    _refuse_sharded("sync={sync}", lambda plan: plan.sync != "allreduce"),
-    _refuse_sharded("compile=true", lambda plan: plan.compile),
-    _refuse_sharded("precision=fp16", lambda plan: plan.precision == "fp16"),
-    _refuse_sharded("compress={compress}", lambda plan: plan.compress != "none"),
+    Refusal(
+        lambda plan, workers: plan.pipeline > 1 and workers % (plan.pipeline * plan.tensor) > 0,
+        "pipeline={pipeline},tensor={tensor} puts each replica on {pipeline} x {tensor} workers, and {workers} is no "
+        "multiple of that; start another number of workers, or choose other stages or slices.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.pipeline == 1 and plan.schedule != "1f1b",
+        "schedule={schedule} means nothing without stages; set pipeline=2 or more.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.pipeline == 1 and plan.micro_batches > 0,
+        "micro_batches={micro_batches} means nothing without stages; set pipeline=2 or more, or use accumulate.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.pipeline > 1 and plan.accumulate > 1,
+        "pipeline={pipeline} computes a step in micro-batches anyway: leave accumulate={accumulate} out, and set "
+        "micro_batches={accumulate}.",
+    ),
+    *_refuse_cut("sync={sync}", lambda plan: plan.sync != "allreduce"),
+    *_refuse_cut("compile=true", lambda plan: plan.compile),
+    *_refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
+    *_refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
+    *_refuse_cut("share=proportional", lambda plan: plan.share == "proportional", keys=("tensor", "pipeline")),
 )

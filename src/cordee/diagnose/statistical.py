@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from cordee.core.errors import ModelError, UsageError
 from cordee.core.events import PlanEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.group.team import Team
@@ -14,6 +15,28 @@ def warn_statistical(team: Team, plan: Plan, why: str) -> None:
     """Put on record that the result is near that of one process, and not the same up to rounding."""
     team.channel.post(WarningEvent(f"this run is statistical, not the same as one process: {why}"))
     team.channel.post(PlanEvent(plan.to_dict(), "statistical"))
+
+
+def refuse_unstaged(plan: Plan, staging: object) -> None:
+    """Refuse a pipeline where no stages were planned: in a loop of the user's own."""
+    if plan.pipeline > 1 and staging is None:
+        raise UsageError(
+            f"pipeline={plan.pipeline} needs the loop of a job: there a step is computed in micro-batches that walk "
+            "through the stages, while a loop of your own computes a batch at once. Write a cordee.Job, or use tensor= "
+            "in the plan, which works with loops of your own too"
+        )
+
+
+def refuse_batchnorm(model: nn.Module, plan: Plan, micros: int, replicas: int) -> None:
+    """Refuse statistics over the global batch where no stage sees it at once."""
+    if plan.batchnorm == "exact" and (micros > 1 or replicas > 1) and any(one.training for one in batchnorms(model)):
+        alone = " or, on one replica, micro_batches=1," if replicas == 1 else ""
+        raise ModelError(
+            f"this {type(model).__name__} has BatchNorm, and pipeline={plan.pipeline} computes a step in "
+            "micro-batches, so that no layer sees the global batch at once. Set batchnorm=replica in the plan "
+            f"(statistics of each micro-batch; the run is then statistical),{alone} or use another norm, such as "
+            "GroupNorm"
+        )
 
 
 def by_micro_batch(model: nn.Module, plan: Plan) -> str:

@@ -176,6 +176,13 @@ class Handle:
             return self._ended
         return self._comm.wait(self._work)
 
+    def wait_apart(self) -> None:
+        """The same on a thread that is not the worker's own, which no meter counts; `RuntimeError` if one was lost."""
+        if self._work is not None:
+            self._work.wait(lambda: False)
+        elif not self._ended:
+            raise RuntimeError("a member was lost")
+
     def may_commit(self) -> bool:
         """Whether a sum that commits may follow. Waits only for a transport that does not notice lost peers itself."""
         return (self._work is not None and self._work.ends_by_itself) or self.wait()

@@ -55,10 +55,12 @@ class Lines:
         """The shares of a batch, for what layers exchange."""
         self.inside = Comm(membership, meter)
         """The workers that hold one replica together, stage by stage."""
+        self.stages = self.inside if shape.size == shape.stages else Comm(membership, meter)
+        """Of those, the ones that compute the same share in other stages, with the same slice of their layers."""
         self.slices = self.inside if shape.size == shape.slices else Comm(membership, meter)
         """Of those, the ones that compute the same share and hold slices of the same layers."""
-        comms = (self.world, self.sums, self.layers, self.inside, self.slices)
-        self._comms = tuple({id(one): one for one in comms}.values())
+        each = (self.world, self.sums, self.layers, self.inside, self.stages, self.slices)
+        self._comms = tuple({id(one): one for one in each}.values())
         self._registered = Registered(membership, interface)
 
     def form(self, name: str, warn: Callable[[str], None]) -> None:
@@ -81,15 +83,17 @@ class Lines:
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
         self.world.among(who.members, self._hosts)
         self.inside.among(self.mesh.inside(who.worker), self._hosts)
+        self.stages.among(self.mesh.along("stage", who.worker), self._hosts)
+        self.slices.among(self.mesh.along("slice", who.worker), self._hosts)
         self.sums.among(self.mesh.along("replica", who.worker), self._hosts)
         self.layers.among(self.mesh.along("share", who.worker), self._hosts)
         column = f" {self.sums.members}" if self.per_replica > 1 else ""
         if column:
             self._connect(self.inside, f"inside {self.inside.members}")
+            for name, comm in (("stages", self.stages), ("slices", self.slices)):
+                if comm is not self.inside:
+                    self._connect(comm, f"{name} {comm.members}")
             self._connect(self.world, "world")
-        if self.slices is not self.inside:
-            self.slices.among(self.mesh.along("slice", who.worker), self._hosts)
-            self._connect(self.slices, f"slices {self.slices.members}")
         self._connect(self.sums, "sums" + column)
         self._connect(self.layers, f"layers {self.layers.members}" if column else "layers")
         self._connect_closely(column)

@@ -52,7 +52,8 @@ class Team:
             self.membership, self.meter, interface=interface, device=device, backend=backend, shape=shape
         )
         self.world, self.sums = self.lines.world, self.lines.sums
-        self.layers, self.inside, self.slices = self.lines.layers, self.lines.inside, self.lines.slices
+        self.layers, self.inside = self.lines.layers, self.lines.inside
+        self.stages, self.slices = self.lines.stages, self.lines.slices
         self.position = 0
         """Agreements committed."""
         self.steps = 0
@@ -124,11 +125,20 @@ class Team:
         return True
 
     def agree(self, tensors: Sequence[Tensor]) -> bool:
-        """Add these up over all shares, as one agreement; of one that several slices compute, the first counts."""
-        if self.slices.rank > 0:
+        """Add these up over all shares, as one agreement; of one that several workers compute, the first counts."""
+        if self.slices.rank > 0 or self.stages.rank > 0:
             for tensor in tensors:
                 tensor.zero_()
         return self.settle([self.world.sum(tensor) for tensor in tensors], tensors)
+
+    def agree_along(self, tensors: Sequence[Tensor]) -> bool:
+        """Add these up over the shares, stage by stage and slice by slice, as one agreement; all call this."""
+        if not self.sliced:
+            return self.agree(tensors)
+        ended = [one.wait() for one in [self.layers.sum(tensor) for tensor in tensors]]
+        complete = all(ended)
+        # Behind it all workers have their sums: when this one is complete, nothing is left to hand over.
+        return self.settle([self.world.sum(torch.zeros(1))] if complete else [], (), void=not complete)
 
     def share_from_first(self, tensors: Sequence[Tensor]) -> bool:
         """Give all members the first member's tensors, of whatever type and layout, in place, some at a time.

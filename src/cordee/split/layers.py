@@ -7,6 +7,8 @@ is local. The weights are DTensors, which know their place in the whole; the ari
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,21 @@ def size_of(layer: nn.Module, how: str) -> int:
     return weight.shape[cut_dimension(layer, how)]
 
 
+_apart = False
+"""Whether layers do not meet other workers now."""
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """In here layers meet no other worker: only the shape of what they give is asked for."""
+    global _apart
+    before, _apart = _apart, True
+    try:
+        yield
+    finally:
+        _apart = before
+
+
 class Meeting:
     """Where the layers of one group meet the other workers of the replica."""
 
@@ -59,6 +76,8 @@ class Meeting:
     def leave(self, part: Tensor) -> Tensor:
         """The sum of all workers' parts, from a row layer."""
         self._entered = None
+        if _apart:
+            return part
         whole: Tensor = _Leave.apply(part, self.team)  # type: ignore[no-untyped-call]
         return whole
 
@@ -117,5 +136,5 @@ def _weight(layer: Any) -> Tensor:
 
 def local(parameter: Any) -> Tensor:
     """What this worker holds of a parameter, as a part of the graph: its gradient goes to the parameter."""
-    held: Tensor = parameter.to_local()
+    held: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # of another stage: no numbers
     return held

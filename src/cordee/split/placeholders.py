@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from cordee.core.errors import ModelError
+from cordee.group.sliced import local_of
+from cordee.split.layers import apart
 from cordee.split.record import unchanged
 
 
@@ -69,7 +71,7 @@ def _infer(name: str, module: nn.Module, forward: Callable[..., Any], given: Any
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a moment; the way torch.compile finds shapes
 
     leaves, tree = pytree.tree_flatten(given)
-    with torch.no_grad(), unchanged(module):
+    with torch.no_grad(), unchanged(module), apart():
         try:
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 passed = [mode.from_tensor(one) if isinstance(one, Tensor) else one for one in leaves]
@@ -112,4 +114,4 @@ def drop(module: nn.Module, name: str) -> None:
     tensor = held.pop(name)
     if tensor is not None:
         # Buffers have memory: a layer that changes its own is tried with zeros where its code looks at numbers.
-        setattr(module, name, Shape.of(tensor).placeholder(written=held is module._buffers))
+        setattr(module, name, Shape.of(local_of(tensor)).placeholder(written=held is module._buffers))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from cordee.core.errors import ModelError
+from cordee.core.errors import ModelError, UsageError
 from cordee.core.words import plural
 from cordee.split.placeholders import Shape, StandIns, drop
 from cordee.split.record import random_state, set_random_state
@@ -84,6 +84,8 @@ class _Gate:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run = self.staged.run
+        if run is None:
+            self.staged.refuse_elsewhere(self.name)
         if run is None or run.inside:
             return self.forward(*args, **kwargs)
         return self.staged.pass_gate(run, self, (args, kwargs))
@@ -117,6 +119,16 @@ class Staged:
         wanted = set(self.mine if stage is None else (stage,))
         found = dict(self.model.named_parameters())
         return {name: one for name, one in found.items() if wanted.intersection(self.stages.parameters[name])}
+
+    def refuse_elsewhere(self, name: str) -> None:
+        """Refuse a call outside of a pass of a layer that lies on other stages: it has no numbers here."""
+        stages = {stage for (called, _), stage in self.stages.calls.items() if called == name}
+        if stages and stages.isdisjoint(self.mine):
+            raise UsageError(
+                f"layer {name!r} was called, which is on stage {min(stages)} of the pipeline and has no weights on "
+                "this worker. Compute outputs with cordee.predict(model, data, session), which all workers call "
+                "together"
+            )
 
     # ------------------------------------------------------------- forward
 

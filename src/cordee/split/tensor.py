@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from cordee.core.errors import ModelError, WorkersLost
 from cordee.core.words import did_you_mean
+from cordee.group.sliced import is_sliced
 from cordee.group.team import Team
 from cordee.split.attention import cut_attention
 from cordee.split.cut import WORDS, Cut, LayerCut
 from cordee.split.layers import Meeting, cut_linear, is_linear, size_of
+from cordee.split.pipeline import Pipeline, Staging
 from cordee.split.seam import Split
 
 if TYPE_CHECKING:
@@ -28,9 +30,10 @@ NOTICE_S = 2.0
 """How long after a failed collective the coordinator may take to say that a worker was lost."""
 
 
-def split_of(team: Team, tensor_plan: TensorPlan | None = None) -> Split:
+def split_of(team: Team, tensor_plan: TensorPlan | None = None, staging: Staging | None = None) -> Split:
     """How a replica lies over the workers of this team; `tensor_plan` is the job's, or what was found."""
-    return TensorSlices(team, tensor_plan) if team.slices.size > 1 else Split()
+    sliced = TensorSlices(team, tensor_plan) if team.slices.size > 1 else Split()
+    return sliced if staging is None else Pipeline(team, staging, sliced)
 
 
 class TensorSlices(Split):
@@ -66,6 +69,10 @@ class TensorSlices(Split):
             # src_data_rank=None: every worker has the whole model here, and takes its own part of it.
             model = parallelize_module(model, mesh, styles, src_data_rank=None)
         return model
+
+    def counts(self, parameter: nn.Parameter) -> bool:
+        """Slices count everywhere; what all have counts on the first slice."""
+        return self._team.slices.rank == 0 or is_sliced(parameter, "slice")
 
 
 def _add_up_gradient(module: nn.Module, name: str, add_up: Callable[[Tensor], Tensor]) -> None:

@@ -90,11 +90,13 @@ def capture(
     schedules: Mapping[str, LRScheduler] | None = None,
     *,
     live: bool = False,
+    called: Mapping[str, str] | None = None,
 ) -> Snapshot:
     """The state of model, optimizers and schedules; costs one copy of every tensor to main memory.
 
     With `live` the snapshot holds large parameters and optimizer states themselves, at no cost: the caller keeps them
-    from changing until it was written. Buffers, which a forward pass may change, are copied all the same.
+    from changing until it was written. Buffers, which a forward pass may change, are copied all the same. `called` has
+    names of parameters here that a checkpoint knows by others: of what several stages of a pipeline use.
     """
     slices: dict[str, Slice] = {}
 
@@ -103,7 +105,7 @@ def capture(
             slices[name] = Slice(places_of(tensor), list(tensor.shape), axes_of(tensor))
         return (as_it_is if live else to_cpu)(local_of(tensor), name)
 
-    optimizers, schedules = optimizers or {}, schedules or {}
+    optimizers, schedules, called = optimizers or {}, schedules or {}, called or {}
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -111,15 +113,17 @@ def capture(
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
             values[name] = encode(value, MODEL + name, tensors)
-        elif id(value) in owners:
-            aliases[name] = owners[id(value)]
-        else:
-            owners[id(value)] = name
-            tensors[MODEL + name] = (take if isinstance(value, nn.Parameter) else to_cpu)(value, MODEL + name)
+            continue
+        first = owners.setdefault(id(value), called.get(name, name))
+        if first != name:
+            aliases[name] = first
+        if MODEL + first not in tensors:
+            tensors[MODEL + first] = (take if isinstance(value, nn.Parameter) else to_cpu)(value, MODEL + first)
+    names = {id(one): called.get(name, name) for name, one in model.named_parameters()}
     meta = {
         "aliases": aliases,
         "model": values,
-        "optimizers": {key: _capture_optimizer(key, one, model, tensors, take) for key, one in optimizers.items()},
+        "optimizers": {key: _capture_optimizer(key, one, names, tensors, take) for key, one in optimizers.items()},
         "schedules": {key: encode(one.state_dict(), f"schedule.{key}", tensors) for key, one in schedules.items()},
     }
     return Snapshot(tensors, meta, slices)
@@ -132,22 +136,24 @@ def restore(
     schedules: Mapping[str, LRScheduler] | None = None,
     *,
     partly: bool = False,
+    called: Mapping[str, str] | None = None,
 ) -> None:
     """Put a snapshot back; what does not fit is named by a `CheckpointError`, raised before anything is changed.
 
-    `partly`: the model here is a part of the one that was saved, and takes what is its own.
+    `partly`: the model here is a part of the one that was saved, and takes what is its own; `called` as in `capture`.
     """
+    parameters = {(called or {}).get(name, name): one for name, one in model.named_parameters()}
     kept, tensors = snapshot.meta, snapshot.tensors
     optimizers, schedules = optimizers or {}, schedules or {}
     with named(lambda reason: CheckpointError(f"the checkpoint does not fit the job, or is damaged ({reason})")):
         _same_names("optimizers", kept.get("optimizers", {}), optimizers)
         _same_names("schedules", kept.get("schedules", {}), schedules)
         for key, optimizer in optimizers.items():
-            _check_groups(key, kept["optimizers"][key], optimizer, model, partly=partly)
+            _check_groups(key, kept["optimizers"][key], optimizer, parameters, partly=partly)
         values = decode(kept.get("model", {}), tensors)
         load_weights(model, {**under_all_names(snapshot.weights(), snapshot.aliases), **values}, partly=partly)
         for key, optimizer in optimizers.items():
-            _restore_optimizer(kept["optimizers"][key], optimizer, model, tensors)
+            _restore_optimizer(kept["optimizers"][key], optimizer, parameters, tensors)
         for key, schedule in schedules.items():
             schedule.load_state_dict(decode(kept["schedules"][key], tensors))
 
@@ -227,10 +233,10 @@ def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def _capture_optimizer(
-    key: str, optimizer: Optimizer, model: nn.Module, tensors: dict[str, torch.Tensor], take: Take
+    key: str, optimizer: Optimizer, known: Mapping[int, str], tensors: dict[str, torch.Tensor], take: Take
 ) -> dict[str, Any]:
     groups, state = [], {}
-    for index, (group, names) in enumerate(zip(optimizer.param_groups, _names(key, optimizer, model), strict=True)):
+    for index, (group, names) in enumerate(zip(optimizer.param_groups, _names(key, optimizer, known), strict=True)):
         rest = {name: value for name, value in group.items() if name != "params"}
         groups.append({"params": names, "values": encode(rest, f"{OPTIM}{key}.group-{index}", tensors)})
         for name, parameter in zip(names, group["params"], strict=True):
@@ -239,9 +245,8 @@ def _capture_optimizer(
     return {"kind": type(optimizer).__name__, "groups": groups, "state": state}
 
 
-def _names(key: str, optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
-    """The names of the parameters in each group of the optimizer."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+def _names(key: str, optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
+    """The names of the parameters in each group of the optimizer; `names` by the `id` of a parameter."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in names:
@@ -252,14 +257,16 @@ def _names(key: str, optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def _check_groups(key: str, kept: Mapping[str, Any], optimizer: Optimizer, model: nn.Module, *, partly: bool) -> None:
+def _check_groups(
+    key: str, kept: Mapping[str, Any], optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], *, partly: bool
+) -> None:
     """Refuse another kind of optimizer, or the same one over other parameters, before anything is changed."""
     if kept["kind"] != type(optimizer).__name__:
         raise CheckpointError(
             f"the optimizer {key!r} was a {kept['kind']} in the checkpoint and is a {type(optimizer).__name__} now. "
             "Resume with the same optimizer, or start a new run from the checkpoint's weights alone."
         )
-    now = _names(key, optimizer, model)
+    now = _names(key, optimizer, {id(one): name for name, one in parameters.items()})
     here = {name for group in now for name in group}
     stored = [[name for name in group["params"] if not partly or name in here] for group in kept["groups"]]
     if list(map(sorted, stored)) != list(map(sorted, now)):
@@ -271,7 +278,10 @@ def _check_groups(key: str, kept: Mapping[str, Any], optimizer: Optimizer, model
 
 
 def _restore_optimizer(
-    kept: Mapping[str, Any], optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, torch.Tensor]
+    kept: Mapping[str, Any],
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, torch.Tensor],
 ) -> None:
     numbers = count()
     groups = []
@@ -283,7 +293,6 @@ def _restore_optimizer(
     # Groups go through the optimizer's own door (it fills in defaults and calls hooks); the state does not, because
     # that door casts every state to the parameter's dtype and so would round an fp32 moment of a bf16 parameter.
     optimizer.load_state_dict({"state": {}, "param_groups": groups})
-    parameters = dict(model.named_parameters())
     for stored, group in zip(kept["groups"], optimizer.param_groups, strict=True):
         scalar = _scalar_device(group)
         for name in stored["params"]:

@@ -8,7 +8,7 @@ all that the step needs. So it commits the step, and it alone would have to be h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,17 @@ from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
 class SlicedSums(Sync):
     """Sums gradients over the replicas, slice by slice; see `Sync`."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], team: Team, *, bucket_mb: float) -> None:
-        """Nothing is sent before a step commits."""
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        team: Team,
+        *,
+        bucket_mb: float,
+        counts: Callable[[nn.Parameter], bool],
+    ) -> None:
+        """Nothing is sent before a step commits; `counts`: see `Split.counts`."""
         super().__init__(parameters)
-        self._team, self._bucket_mb = team, bucket_mb
+        self._team, self._bucket_mb, self._counts = team, bucket_mb, counts
         self._told = False
         """Whether the record says what this worker holds."""
 
@@ -90,18 +97,22 @@ class SlicedSums(Sync):
         return complete
 
     def _counted(self) -> list[Tensor]:
-        """The gradients that count for the norm here: parts, and on the first of a line what all of it have."""
-        team, worker = self._team, self._team.membership.worker
-        first = {axis: team.lines.mesh.along(axis, worker)[0] == worker for axis in ("shard", "slice")}
-        given = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        """The gradients that count for the norm here; of what all shards hold, those of the first."""
+        team = self._team
+        first = team.lines.mesh.along("shard", team.membership.worker)[0] == team.membership.worker
         return [
-            local_of(gradient)
-            for parameter, gradient in given
-            if all(first[axis] or is_sliced(parameter, axis) for axis in first)
+            local_of(parameter.grad)
+            for parameter in self.parameters
+            if parameter.grad is not None
+            if self._counts(parameter) and (first or is_sliced(parameter, "shard"))
         ]
 
     def _spoken(self, own: Record) -> Record:
-        """What this worker adds to the record: the first slice counts for its share, wishes count everywhere."""
-        if self._team.slices.rank == 0:
-            return own
-        return own._replace(loss=0.0, weight=0.0, news=0.0, samples=0.0, digest=0)
+        """What this worker adds to the record: the first one counts for its share, wishes and news of all do.
+
+        The last stage has the loss: of its slices, the first counts.
+        """
+        team = self._team
+        first, last = team.stages.rank == 0, team.stages.rank == team.stages.size - 1
+        own = own if last and team.slices.rank == 0 else own._replace(loss=0.0)
+        return own if first and team.slices.rank == 0 else own._replace(weight=0.0, samples=0.0, digest=0)

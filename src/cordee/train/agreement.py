@@ -94,14 +94,21 @@ def of_model(model: nn.Module, plan: Plan) -> dict[str, Any]:
     return {"plan": keys, "model": f"{count} parameters with fingerprint {digest_of(line.encode() for line in shapes)}"}
 
 
-def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Its class, and the numbers of each group of parameters."""
+def of_optimizer(optimizer: Optimizer, *, counts: bool = False) -> dict[str, Any]:
+    """Its class, and the numbers of each group of parameters; `counts`: also how many parameters that has."""
     groups = []
     for group in optimizer.param_groups:
         own = {name: value for name, value in group.items() if name not in _BY_MACHINE}
         numbers = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in own.items()}
-        groups.append({**numbers, "parameters": len(group["params"])})
+        groups.append({**numbers, "parameters": len(group["params"])} if counts else numbers)
     return {"optimizer": type(optimizer).__name__, "optimizer's settings": groups[0] if len(groups) == 1 else groups}
+
+
+def without_counts(settings: Any) -> Any:
+    """Settings of an optimizer as former versions saved them, without the number of parameters in each group."""
+    if isinstance(settings, list):
+        return [without_counts(one) for one in settings]
+    return {name: value for name, value in settings.items() if name != "parameters"}
 
 
 def state_of(model: nn.Module) -> list[Tensor]:

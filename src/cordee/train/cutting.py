@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,12 +23,16 @@ from cordee.group.sliced import aligned, cut_as, is_sliced, local_of
 from cordee.group.team import Team
 from cordee.split.cut import Cut
 from cordee.split.find import find_cut, fit_cut
+from cordee.split.pipeline import Pipeline
+from cordee.split.seam import Micro, Split
 from cordee.split.shard import Sharding, parameters_of, reshard, seeing_calls
 from cordee.split.tensor import TensorPlan, check
 from cordee.sync.gradients import drop
 from cordee.train.agreement import agree_on
 from cordee.train.checks import subject_of
 from cordee.train.job import Job
+from cordee.train.placing import Placing
+from cordee.train.shares import cut_rows, kind_of
 
 LOSS_TOLERANCE = 1e-3
 """By how much the loss of a model in slices may differ from that of the whole one: rounding, in any format."""
@@ -66,54 +71,76 @@ class Comparison:
             return None
         if plan is not None and not all(isinstance(how, str) for how in plan.values()):
             return plan
-        run = partial(_compute, self._job, model, self._batch)
+        run = partial(compute, self._job, model, self._batch)
         self._cut = find_cut(model, run, slices) if plan is None else fit_cut(model, run, check(model, plan, slices)[0])
         agree_on(self._team, {"cut of the model": self._cut.to_dict()})
         return self._cut
 
-    def check(self, model: nn.Module, sharding: Sharding | None = None) -> list[CutEvent | ShardEvent]:
-        """Refuse a model that computes something else, now that it is cut, or sharded as `sharding` has it."""
-        whole = self._whole
+    def check(self, model: nn.Module, placing: Placing) -> list[CutEvent | ShardEvent]:
+        """Refuse a model that computes something else, now that it lies over workers as `placing` has it."""
+        whole, gradients, split = self._whole, self._whole.gradients is not None, placing.split
         try:
-            cut = self._measure(model, gradients=whole.gradients is not None)
+            cut = self._in_stages(model, split) if split.partly else self._measure(model, gradients=gradients)
         except (IndexError, ValueError, TypeError, RuntimeError, AssertionError) as error:
             self._team.lines.leave_if_broken()
             raise self._misfit(f"it fails ({(str(error).splitlines() or [''])[0]}).") from error
         if not math.isclose(whole.loss, cut.loss, rel_tol=LOSS_TOLERANCE, abs_tol=LOSS_TOLERANCE):
             raise self._misfit(f"the loss of two samples is {cut.loss:g}.")
-        worst, where = self._largest_difference(model, cut)
+        worst, where = self._largest_difference(model, split, cut)
         if worst is not None and worst > GRADIENT_TOLERANCE.get(next(model.parameters()).dtype, 0.01):
             layer = where.rpartition(".")[0] or where
             advice = f" Leave the layer {layer}, or the layers between which it stands, out of tensor_plan"
             told = f"the gradient of {where} differs by {worst:.2g} of its size."
             raise self._misfit(told + advice if self._team.slices.size > 1 else told)
-        loss = abs(cut.loss - whole.loss)
-        events: list[CutEvent | ShardEvent] = []
-        if self._team.slices.size > 1:
-            layers = [(one.layer, one.how) for one in self._cut.layers] if self._cut is not None else []
-            left = [(one.layer, one.reason) for one in self._cut.whole] if self._cut is not None else []
-            events.append(CutEvent(self._team.slices.size, layers, left, loss, worst, where))
+        differences = (abs(cut.loss - whole.loss), worst, where)
+        return [*self._cut_event(split, differences), *self._shard_event(model, placing.sharding, differences)]
+
+    def _cut_event(self, split: Split, differences: tuple[float, float | None, str]) -> Iterator[CutEvent]:
+        if self._team.slices.size == 1 and not isinstance(split, Pipeline):
+            return
+        layers = [(one.layer, one.how) for one in self._cut.layers] if self._cut is not None else []
+        left = [(one.layer, one.reason) for one in self._cut.whole] if self._cut is not None else []
+        stages = split.stages if isinstance(split, Pipeline) else None
+        units = [(one.name, stages.stage_of(at), one.cost) for at, one in enumerate(stages.units)] if stages else []
+        yield CutEvent(self._team.slices.size, layers, left, *differences, units)
+
+    def _shard_event(
+        self, model: nn.Module, sharding: Sharding | None, differences: tuple[float, float | None, str]
+    ) -> Iterator[ShardEvent]:
         if sharding is not None:
             units, kept = (list(names) for names in sharding.of[model])
-            events.append(ShardEvent(sharding.word, self._shards, units, kept, loss, worst, where))
-        return events
+            yield ShardEvent(sharding.word, self._shards, units, kept, *differences)
 
-    def _largest_difference(self, model: nn.Module, cut: Measured) -> tuple[float | None, str]:
+    def _in_stages(self, model: nn.Module, split: Split) -> Measured:
+        """The same by the stages of a pipeline, in two micro-batches; gradients are computed in any case."""
+        trial = _Trial(self._job, model, self._batch)
+        with _evaluating(model):
+            split.run(trial)
+        loss = None if trial.lost else split.tell(trial.loss)
+        if loss is None:
+            raise WorkersLost(PART_LOST)
+        here = {split.aliases.get(name, name): one for name, one in model.named_parameters()}
+        found = {name: None if one.grad is None else _kept(one.grad) for name, one in here.items() if one.requires_grad}
+        drop(here.values())
+        return Measured(float(loss), found)
+
+    def _largest_difference(self, model: nn.Module, split: Split, cut: Measured) -> tuple[float | None, str]:
         """Of any gradient on any worker of the replica, beside its size, and of which parameter; None: not known."""
         if self._whole.gradients is None or cut.gradients is None:
             return None, ""
         sizes = {name: 0.0 if one is None else float(one.abs().max()) for name, one in self._whole.gradients.items()}
         noise = NOISE * max(sizes.values(), default=0.0)
-        differences = []
-        for name, parameter in parameters_of(model).items():
-            if name not in sizes:
+        here = {split.aliases.get(name, name): one for name, one in parameters_of(model).items()}
+        differences = [0.0] * len(sizes)
+        for place, (name, expected) in enumerate(self._whole.gradients.items()):
+            if name not in here:  # on another stage
                 continue
-            gradient, expected = cut.gradients.get(name), self._whole.gradients[name]
+            gradient, parameter = cut.gradients.get(name), here[name]
             part = None if gradient is None else local_of(aligned(gradient, parameter)).cpu()
             if part is not None and not is_sliced(parameter, "shard"):  # of its shards, each has its part of the sum
                 part = part * self._shards
             wanted = None if expected is None else cut_as(parameter, expected)
-            differences.append(_distance(part, wanted) / (sizes[name] + noise or 1.0))
+            differences[place] = _distance(part, wanted) / (sizes[name] + noise or 1.0)
         sides = self._team.inside.gather(torch.tensor(differences, dtype=torch.float64)).wait()
         if sides is None:
             raise WorkersLost(PART_LOST)
@@ -122,12 +149,18 @@ class Comparison:
         return (float(worst[place]), list(sizes)[place]) if len(worst) else (None, "")
 
     def _misfit(self, found: str) -> ModelError:
-        if self._team.slices.size == 1:
+        if self._shards > 1 and self._team.slices.size == 1:
             return ModelError(
                 f"the model cannot be sharded: whole, the loss of two samples was {self._whole.loss:g}; sharded, "
                 f"{found} The parameters of a block are there while it is called: call model(x) and layer(x) rather "
                 "than other methods of theirs, and use no weight of a block outside of it; or leave shard= out of the "
                 "plan"
+            )
+        if self._team.slices.size == 1:
+            return ModelError(
+                "the stages of the pipeline do not compute what the model does: whole, the loss of two samples was "
+                f"{self._whole.loss:g}; in stages, {found} Name other stages with Job(stages=[...]), or leave "
+                "pipeline out of the plan"
             )
         reasons = "; ".join(dict.fromkeys(one.reason for one in self._cut.layers if one.reason)) if self._cut else ""
         told = f" What was seen of these layers: {reasons}." if reasons and self._job.tensor_plan else ""
@@ -140,11 +173,9 @@ class Comparison:
 
     def _measure(self, model: nn.Module, *, gradients: bool) -> Measured:
         """All workers that hold a replica together call this."""
-        training = {module: module.training for module in model.modules()}
-        model.eval()
-        try:
+        with _evaluating(model):
             with torch.set_grad_enabled(gradients):
-                loss = _compute(self._job, model, self._batch)
+                loss = compute(self._job, model, self._batch)
             if not gradients:
                 return Measured(float(loss), None)
             asked = {name: one for name, one in parameters_of(model).items() if one.requires_grad}
@@ -155,10 +186,6 @@ class Comparison:
             else:
                 made = torch.autograd.grad(loss, list(asked.values()), allow_unused=True)
             return Measured(float(loss.detach()), {name: _kept(one) for name, one in zip(asked, made, strict=True)})
-        finally:
-            reshard(model)
-            for module, mode in training.items():
-                module.training = mode
 
     def _has_room(self, model: nn.Module) -> bool:
         """Whether all workers of the replica have the memory for gradients of the whole model."""
@@ -173,13 +200,55 @@ class Comparison:
         return float(without) == 0.0
 
 
+class _Trial:
+    """Two samples as a share; see `split/seam.py`, `Share`."""
+
+    def __init__(self, job: Job, model: nn.Module, batch: Batch) -> None:
+        self._job, self._model, self._batch = job, model, batch
+        self._factors: list[float] = []
+        self.loss: Tensor | None = None
+        """On the worker that has it."""
+        self.lost = False
+
+    def compute(self) -> None:
+        raise AssertionError("it goes through stages")
+
+    def micros(self, most: int) -> Sequence[Micro]:
+        parts = cut_rows(self._batch, most)
+        weights = [float(self._job.weigh(part) if self._job.weigh else len(part)) for part in parts]
+        self._factors = [weight / (sum(weights) or 1.0) for weight in weights]
+        return [
+            Micro(partial(compute, self._job, self._model, part), factor, kind_of(part, "trial"))
+            for part, factor in zip(parts, self._factors, strict=True)
+        ]
+
+    def done(self, losses: Sequence[Tensor] | None) -> None:
+        self.lost = losses is None
+        if losses:
+            pairs = [(loss, factor) for loss, factor in zip(losses, self._factors, strict=True) if factor]
+            self.loss = torch.tensor([sum(float(loss) * factor for loss, factor in pairs)], dtype=torch.float64)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; the former mode afterwards, and nothing of a sharded model gathered."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        reshard(model)
+        for module, mode in training.items():
+            module.training = mode
+
+
 def cut_of_job(job: Job, slices: int) -> Cut:
     """How the model of a job would be cut, found by this process alone."""
     torch.manual_seed(job.seed)
     model, order = job.make_model(), job.order(job.resolve(1))
     materialise(subject_of(job, model), job.data.train, order, "cpu")
     batch = first_batch(job, order, "cpu", 2)
-    run = partial(_compute, job, model, batch)
+    run = partial(compute, job, model, batch)
     if job.tensor_plan is None:
         return find_cut(model, run, slices)
     return fit_cut(model, run, check(model, job.tensor_plan, slices)[0])
@@ -191,7 +260,8 @@ def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
     return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
 
 
-def _compute(job: Job, model: nn.Module, batch: Batch) -> Tensor:
+def compute(job: Job, model: nn.Module, batch: Batch) -> Tensor:
+    """The loss of a batch, with the same draws each time."""
     torch.manual_seed(job.seed)
     return job.compute(model, batch)[0]
 

@@ -76,7 +76,7 @@ def _bring_back_best(training: Training) -> bool:
             training.write_checkpoint()
         snapshot = share_snapshot(stepper.team, read)
         if snapshot is not None:
-            restore(snapshot, training.setup.model)
+            restore(snapshot, training.setup.model, partly=stepper.split.partly)
     return snapshot is not None
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import DataError
+from cordee.feed.batch import Batch
 from cordee.feed.data import as_source
 from cordee.feed.feeder import Feeder, Slot
 from cordee.feed.order import Order
 from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.group.team import Team
+from cordee.split.seam import Micro, Split
 from cordee.split.shard import reshard
 from cordee.sync.batchnorm import together
 from cordee.train.gathering import gathering
@@ -23,17 +26,23 @@ from cordee.train.job import Job
 from cordee.train.metrics import Lost, tally_of
 from cordee.train.precision import Precision, widened
 from cordee.train.session import Session, stepper_of
+from cordee.train.shares import cut_rows, kind_of
 
 
 def evaluate(
-    job: Job, model: nn.Module, source: Source, team: Team, *, batch: int, precision: Precision
+    job: Job, model: nn.Module, source: Source, team: Team, split: Split, *, batch: int, precision: Precision
 ) -> dict[str, float]:
     """Loss and metrics over all samples of `source`; the same on every worker. Starts again when a peer is lost.
 
     Shares do not wait for each other, unless layers need statistics of the whole batch, or the objective gathers it.
-    What we cannot know of: empty shares compute along, silently.
+    What we cannot know of: empty shares compute along, silently. Of a pipeline, the worker with the last stage counts.
     """
     order = Order(len(source), batch, shuffle="none")
+
+    def compute(part: Batch) -> tuple[Tensor, Any]:
+        with precision.autocast():
+            return job.compute(model, part)
+
     while True:
         tallies = {name: tally_of(name, metric) for name, metric in job.metrics.items()}
         losses = torch.zeros(3, dtype=torch.float64)  # weighted sum of losses, weight, samples
@@ -42,27 +51,32 @@ def evaluate(
             for step in range(order.steps):
                 mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
                 state.silent = mine.borrowed
-                with precision.autocast():
-                    loss, output = job.compute(model, mine)
-                if mine.borrowed:
-                    continue
-                weight = float(job.weigh(mine) if job.weigh else len(mine))
-                total = float(loss.detach()) * weight if weight else 0.0
-                losses += torch.tensor([total, weight, len(mine)], dtype=torch.float64)
-                for tally in tallies.values():
-                    tally.update(widened(output), job.target_of(mine))
+                results = _parts(split, mine, compute)
+                state.void |= results is None
+                for part, (loss, output) in results or ():
+                    weight = float(job.weigh(part) if job.weigh else len(part))
+                    total = float(loss.detach()) * weight if weight else 0.0
+                    losses += torch.tensor([total, weight, len(part)], dtype=torch.float64)
+                    for tally in tallies.values():
+                        tally.update(widened(output), job.target_of(part))
             void = state.void  # behind this block it is that of the step around the evaluation
+        values = torch.zeros(len(tallies), dtype=torch.float64)
         try:
-            for tally in tallies.values() if not void else ():
-                tally.merge(team)
+            if not void and team.stages.rank == team.stages.size - 1:
+                for place, tally in enumerate(tallies.values()):
+                    tally.merge(team)
+                    values[place] = tally.value()
         except Lost:
             void = True
-        if _agree(team, [losses], void=void):
+        told = None if void else split.tell(torch.cat([losses, values]))
+        if told is not None:
+            losses, values = told[:3].clone(), told[3:]
+        if _agree(team, [losses], void=told is None):
             break
     if int(losses[2]) != len(source):
         raise DataError(f"evaluated {int(losses[2])} samples of {len(source)}: a defect of Cordée, please report it")
     result = {} if losses[1] == 0 else {"loss": float(losses[0] / losses[1])}
-    return result | {name: tally.value() for name, tally in tallies.items()}
+    return result | dict(zip(tallies, values.tolist(), strict=True))
 
 
 def predict(model: nn.Module, data: Any, session: Session | None = None, *, batch: int = 256) -> Tensor:
@@ -71,6 +85,7 @@ def predict(model: nn.Module, data: Any, session: Session | None = None, *, batc
     With a session every worker calls it and computes a share of each batch; without one this process computes all.
     """
     source, team = as_source(data), stepper_of(session).team if session is not None else Team()
+    split = stepper_of(session).split if session is not None else Split()
     order = Order(len(source), batch, shuffle="none")
     pieces = []
     feeder = _feeder(model, source, order, team)
@@ -79,9 +94,12 @@ def predict(model: nn.Module, data: Any, session: Session | None = None, *, batc
             while True:
                 mine = feeder.take(Slot(0, step), ahead=step + 1 < order.steps)
                 state.silent, state.void = mine.borrowed, False
-                output = model(mine.x)
+                output = _output(model, split, mine)
+                state.void |= output is None
+                if output is None:
+                    output = torch.zeros(0)
                 whole = torch.zeros((order.size(step), *output.shape[1:]), dtype=output.dtype)
-                if not mine.borrowed:
+                if not (mine.borrowed or state.void):
                     whole[mine.positions.start : mine.positions.stop] = output.cpu()  # type: ignore[union-attr]
                 generation = team.membership.generation
                 agreed = _agree(team, [whole], void=state.void)
@@ -91,6 +109,34 @@ def predict(model: nn.Module, data: Any, session: Session | None = None, *, batc
                     break
             pieces.append(whole)
     return torch.cat(pieces)
+
+
+def _parts(split: Split, mine: Batch, compute: Callable[[Batch], Any]) -> list[tuple[Batch, Any]] | None:
+    """What `compute` gives for my share, in parts as the split computes them, where it has them; None: one was lost.
+
+    A borrowed sample is computed if a whole model computes it, for layers that meet others; it gives nothing.
+    """
+    parts: list[Batch] = []
+
+    def cut(most: int) -> list[Micro]:
+        parts[:] = [mine] if most == 1 else cut_rows(mine, most)
+        return [Micro(partial(compute, part), kind=kind_of(part, "evaluation")) for part in parts]
+
+    results = split.evaluate(cut)
+    if results is None:
+        return None
+    return [] if mine.borrowed else list(zip(parts, results, strict=False))
+
+
+def _output(model: nn.Module, split: Split, mine: Batch) -> Tensor | None:
+    """The model's output for my share, on all workers of the replica; None if one was lost."""
+    results = split.evaluate(
+        lambda most: [
+            Micro(partial(model, part.x), kind=kind_of(part, "prediction"))
+            for part in ([mine] if most == 1 or mine.borrowed else cut_rows(mine, most))
+        ]
+    )
+    return None if results is None else split.tell(torch.cat(results) if results else None)
 
 
 @contextmanager

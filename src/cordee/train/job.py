@@ -84,6 +84,9 @@ class Job:
     """For plans with `tensor=N`: which linear layers are cut over N workers, and how. From names as `named_modules` has
     them, which may hold `*`, to `"column"` (by outputs), `"row"` (by inputs) or a `ParallelStyle` of torch. Without it,
     what can be cut is found."""
+    stages: Sequence[str] | None = None
+    """For plans with `pipeline=N`: the first layer of each stage, by its name. Without it, stages of equal cost are
+    found."""
     clip: float | None = None
     """Largest norm of the global gradient."""
     weigh: Callable[[Batch], float] | None = None

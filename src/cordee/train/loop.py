@@ -18,15 +18,17 @@ from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.split.tensor import holding_together
 from cordee.state.naming import Snapshot, capture, restore
-from cordee.train.agreement import differing
+from cordee.train.agreement import differing, without_counts
 from cordee.train.compiling import Loss, training_loss
 from cordee.train.ending import Outcome, end
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.newcomers import let_in
+from cordee.train.piping import Piping
 from cordee.train.saving import Saver
 from cordee.train.session import Session
+from cordee.train.shares import Computed
 from cordee.train.start import Setup, set_up, set_up_from
 from cordee.train.stepper import Stepper
 from cordee.train.stopping import Evaluations
@@ -122,12 +124,14 @@ class Training:
         stepper.boundary = self._boundary
         alone = stepper.team.alone and not stepper.team.grows
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
+        piping = Piping(stepper.team, stepper.split, stepper.reporter)
         for batch in batches:
-            stepper.placing.split.run(partial(self._loss, loss_of, batch), stepper.backward)
+            stepper.split.run(Computed(stepper, batch, partial(self._loss, loss_of), job.weigh))
             self.saver.before_update()
             if not stepper.step(setup.optimizer, clip=job.clip):
                 continue
             for done in stepper.news:
+                piping.see(done.number + 1)
                 ends = self._after_step(done)
             if ends:  # the last of them, if any
                 break
@@ -212,6 +216,7 @@ class Training:
                 self.setup.model,
                 source,
                 self.stepper.team,
+                self.stepper.split,
                 batch=self.job.eval_batch or self.setup.resolved.batch,
                 precision=self.stepper.precision,
             )
@@ -237,7 +242,8 @@ class Training:
     def _capture(self) -> Snapshot:
         """This moment, between two steps; its large tensors are those of the training itself."""
         stepper, setup = self.stepper, self.setup
-        tensors = capture(setup.model, {"main": setup.optimizer}, setup.schedules, live=True)
+        called = stepper.split.aliases
+        tensors = capture(setup.model, {"main": setup.optimizer}, setup.schedules, live=True, called=called)
         return tensors.with_extra(
             next=list(self.next),
             resolved=asdict(setup.resolved),
@@ -265,7 +271,8 @@ class Training:
         """Continue where the snapshot was taken."""
         stepper, setup, kept = self.stepper, self.setup, snapshot.extra
         refuse_another(kept["trained_on"], self._trained_on())
-        restore(snapshot, setup.model, {"main": setup.optimizer}, setup.schedules)
+        split, optimizers = stepper.split, {"main": setup.optimizer}
+        restore(snapshot, setup.model, optimizers, setup.schedules, partly=split.partly, called=split.aliases)
         self.next = tuple(kept["next"])
         self.saver.step = self.steps
         stepper.ledger = Ledger(**kept["ledger"])
@@ -276,8 +283,8 @@ class Training:
         stepper.last = Committed(**kept["last"]) if kept["last"] is not None else None
         stepper.buffers.take_up(kept.get("living", ()))
         stepper.loops.shares = Shares.from_list(kept["shares"]) if kept.get("shares") else None
-        if kept["settings"] != setup.settings:
-            before, asked = differing(kept["settings"], setup.settings)
+        if (settings := without_counts(kept["settings"])) != setup.settings:
+            before, asked = differing(settings, setup.settings)
             message = (
                 f"the job asks for {asked}, but the run goes on with {before}, which it began with: an optimizer is "
                 "resumed as it was saved. start_from= takes only the weights"

@@ -26,10 +26,10 @@ def some_replica_has(changed: Callable[[Thing], bool], things: Sequence[Thing], 
 def average(buffers: Sequence[Tensor], seen: int, team: Team) -> None:
     """Give all replicas the mean of those that are floating-point, weighted by the samples that each has `seen`."""
     floating = [buffer for buffer in buffers if buffer.is_floating_point() or buffer.is_complex()]
-    while floating and team.shares > 1:
+    while (floating or team.stages.size > 1) and team.shares > 1:  # another stage may have some
         weight = torch.tensor([float(seen)], dtype=torch.float64)
         sums = [buffer.to(torch.complex128 if buffer.is_complex() else torch.double) * seen for buffer in floating]
-        if team.agree([weight, *sums]):
+        if team.agree_along([weight, *sums]):
             for buffer, total in zip(floating, sums, strict=True):
                 buffer.copy_(total / weight.item() if weight else buffer)  # 0: nothing was trained since
             return

@@ -7,8 +7,9 @@ from collections.abc import Set as AbstractSet
 from torch import nn
 
 from cordee.core.plan import Plan
-from cordee.diagnose.statistical import by_micro_batch, warn_statistical
+from cordee.diagnose.statistical import by_micro_batch, refuse_unstaged, warn_statistical
 from cordee.group.team import Team
+from cordee.split.pipeline import Staging
 from cordee.split.seam import Split
 from cordee.split.shard import Sharding
 from cordee.split.tensor import TensorPlan, split_of
@@ -27,18 +28,24 @@ class Placing:
         self.sharding = Sharding(team, plan.shard) if team.lines.shape.shards > 1 else None
 
     def place(
-        self, model: nn.Module, tensor_plan: TensorPlan | None = None, called: AbstractSet[nn.Module] | None = None
+        self,
+        model: nn.Module,
+        tensor_plan: TensorPlan | None = None,
+        *,
+        called: AbstractSet[nn.Module] | None = None,
+        staging: Staging | None = None,
     ) -> nn.Module:
-        """What this worker holds of a model: norms over the global batch, then tensor, then shard.
+        """What this worker holds of a model: norms over the global batch, then tensor and stages, then shard.
 
         Replicas come last, with the optimizer. `called`: the modules that the model calls, where that is known.
         """
         team, plan = self._team, self._plan
+        refuse_unstaged(plan, staging)
         lay_out(model, plan.layout)
         bind(model, plan.statistics, team.layers, self._state, compiled=plan.compile, grows=team.grows)
         if (why := by_micro_batch(model, plan)) and team.speaks:
             warn_statistical(team, plan, why)
-        self.split = split_of(team, tensor_plan)
+        self.split = split_of(team, tensor_plan, staging)
         model = self.split.place(model)
         if self.sharding is not None:
             self.sharding.place(model, called)

@@ -18,7 +18,7 @@ from cordee.core.plan import Plan
 from cordee.core.window import Rule
 from cordee.group.alike import alike
 from cordee.group.team import Team
-from cordee.split.shard import Sharding, parameters_of
+from cordee.split.shard import parameters_of
 from cordee.sync.adaptive import BUCKET_MB as ADAPTIVE_BUCKET_MB
 from cordee.sync.adaptive import Adaptive, Settings
 from cordee.sync.allreduce import BUCKET_MB, AllReduce
@@ -34,6 +34,7 @@ from cordee.sync.sliced import SlicedSums
 from cordee.sync.ways import WAYS
 from cordee.train.agreement import agree_on, of_optimizer
 from cordee.train.gathering import count_calls
+from cordee.train.placing import Placing
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -41,13 +42,13 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class Reducers:
     """Finds the reducer of an optimizer; with two optimizers nothing is sent before `step` asks for it."""
 
-    def __init__(self, team: Team, plan: Plan, models: list[nn.Module], sharding: Sharding | None = None) -> None:
-        """None yet; `models` are those that were prepared, and will be, with their state sharded or not."""
+    def __init__(self, team: Team, plan: Plan, models: list[nn.Module], placing: Placing) -> None:
+        """None yet; `models` are those that were prepared, and will be, as `placing` has laid them out."""
         self.kept: list[Kept] = []
         """What each of them kept when it was last saved, in the order in which they were made."""
         self.taken_up: list[Kept] = []
         """The same of the run that is resumed or entered, for the next ones that are made."""
-        self._team, self._plan, self._models, self._sharding = team, plan, models, sharding
+        self._team, self._plan, self._models, self._placing = team, plan, models, placing
         self._window = plan.window
         self.one_update = False
         """Whether each batch is known to have one update, as in the loop of a job."""
@@ -93,7 +94,9 @@ class Reducers:
         plan, team = self._plan, self._team
         kept = self.taken_up.pop(0) if self.taken_up else {}
         if team.sliced:
-            return SlicedSums(parameters, team, bucket_mb=plan.bucket_mb or BUCKET_MB)
+            return SlicedSums(
+                parameters, team, bucket_mb=plan.bucket_mb or BUCKET_MB, counts=self._placing.split.counts
+            )
         overlap, lifts = plan.overlap and not self._of, plan.local_lr == "root"
         if plan.sync == "auto":
             real = all(parameter.is_floating_point() for parameter in parameters)
@@ -163,7 +166,7 @@ class Reducers:
 
     def _enter(self, optimizer: Optimizer, reducer: Sync, agree: bool) -> Sync:
         if agree:
-            agree_on(self._team, {**of_optimizer(optimizer), **self.loop})
+            agree_on(self._team, {**of_optimizer(optimizer, counts=self._plan.pipeline == 1), **self.loop})
             self._check_strays(optimizer)
         self._of[optimizer] = reducer
         given = {one for each in self._of.values() for one in each.parameters}
@@ -198,13 +201,13 @@ class Reducers:
 
         A share that weighs nothing (`factor` 0) and meets no other in its backward pass leaves no gradient.
         """
-        silent = factor == 0.0 and not met and self._sharding is None
+        silent = factor == 0.0 and not met and self._placing.sharding is None
         if silent:
             self._pass_for_nothing(loss)
         if early is not None:  # an empty share too, though its gradients were there before: it sends when others do
             early.begin(record)
         self._passing = True
-        if self._sharding is not None and factor == 0.0 and (outputs := self._sharding.outputs(loss)):
+        if self._placing.sharding is not None and factor == 0.0 and (outputs := self._placing.sharding.outputs(loss)):
             backward_from(meeting_points(loss), outputs)
         elif met:
             backward_from(met)
@@ -212,8 +215,8 @@ class Reducers:
             wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
             wide.backward(torch.full_like(wide, factor))  # type: ignore[no-untyped-call]
         self._passing = False
-        if self._sharding is not None:
-            self._sharding.end()
+        if self._placing.sharding is not None:
+            self._placing.sharding.end()
 
     def _pass_for_nothing(self, loss: Tensor) -> None:
         """An empty share: run the backward pass, whose collectives the others wait for, and drop what it gives."""
@@ -239,8 +242,8 @@ class Reducers:
         for reducer in self._of.values():
             reducer.forget(passed=not self._passing)
         self._passing = False
-        if self._sharding is not None:
-            self._sharding.forget()
+        if self._placing.sharding is not None:
+            self._placing.sharding.forget()
         for parameter in self.all_parameters() if more else ():
             parameter.grad = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from cordee.group.messages import Saving
 from cordee.group.team import Team
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import Owners, tensor_bytes
-from cordee.state.naming import MODEL, Snapshot
+from cordee.state.naming import MODEL, OPTIM, Snapshot
 from cordee.train.job import Save
 
 MOST_S = 120.0
@@ -112,8 +112,11 @@ class Saver:
         self._channel.send()
 
 
-def owners_of(team: Team) -> Owners:
-    """Which writer of a checkpoint this worker is, if its replica is the first; every worker calls this."""
+def owners_of(team: Team, writes: Callable[[str], bool]) -> Owners:
+    """Which writer of a checkpoint this worker is, if its replica is the first; every worker calls this.
+
+    `writes`: see `Split.writes`.
+    """
     if not team.sliced:
         return Owners()
     token = torch.tensor([secrets.randbits(62)])
@@ -121,6 +124,16 @@ def owners_of(team: Team) -> Owners:
     lost = lambda: not team.channel.lost.isdisjoint(team.inside.members)  # noqa: E731
     worker = team.membership.worker
     copied = frozenset(axis for axis in ("shard", "slice") if team.lines.mesh.along(axis, worker)[0] != worker)
+    whole = lambda name: any(map(writes, names_in(name)))  # noqa: E731
     # Each replica has its own: one that takes over may write the checkpoint that another one has left half-written.
-    name = f"{int(token):x}-{team.replica}"
-    return Owners(team.inside.rank, team.inside.size, name, copied=copied, lost=lost)
+    token_of_replica = f"{int(token):x}-{team.replica}"
+    return Owners(team.inside.rank, team.inside.size, token_of_replica, copied=copied, whole=whole, lost=lost)
+
+
+def names_in(name: str) -> Iterator[str]:
+    """What the parameter or buffer may be called to which a tensor of a checkpoint belongs."""
+    if name.startswith(MODEL):
+        yield name[len(MODEL) :]
+    elif name.startswith(OPTIM):  # optim.<optimizer>.<parameter>.<state>, all of which may hold dots
+        parts = name.split(".")
+        yield from (".".join(parts[2:end]) for end in range(3, len(parts)))

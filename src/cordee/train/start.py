@@ -29,6 +29,7 @@ from cordee.train.cutting import Comparison, first_batch
 from cordee.train.devices import fuse
 from cordee.train.job import Job, Resolved
 from cordee.train.saving import Saver, owners_of
+from cordee.train.staging import plan_staging
 from cordee.train.stepper import Stepper
 
 
@@ -43,6 +44,8 @@ class Setup:
     schedule: LRScheduler | None
     settings: Any
     """Those of the optimizer, as the job asks for them."""
+    parameters: int
+    """How many numbers the whole model trains or holds fixed."""
 
     @property
     def schedules(self) -> dict[str, LRScheduler]:
@@ -57,7 +60,7 @@ class Setup:
             job.epochs,
             self.order.steps,
             steps,
-            parameters=sum(one.numel() for one in self.model.parameters()),
+            parameters=self.parameters,
             samples={part: len(source) for part, source in vars(job.data).items() if source is not None},
             last_step=job.last_step(self.order.steps),
             settings={
@@ -72,7 +75,7 @@ def set_up(job: Job, stepper: Stepper, saver: Saver, *, resume: bool) -> tuple[S
     """Make what is trained, and agree on it with all workers; and read what a former start has saved."""
     team, tell = stepper.team, stepper.reporter.tell
     agree_on(team, of_job(job, resume=resume))
-    saver.owners = owners_of(team)
+    saver.owners = owners_of(team, lambda name: stepper.split.writes(name))
     snapshot = share_snapshot(team, saver.latest) if resume else None
     first = team.membership.members[0]
     order, model = _make_model(job, stepper, snapshot)
@@ -117,6 +120,7 @@ def _make_optimizer(
     resolved = _resolved(job, snapshot)
     stepper.updates = 1
     stepper.reducers.one_update = job.preflight  # which knows whether a pass needs the others; else the first step does
+    parameters = sum(one.numel() for one in model.parameters())
     model = _place(job, stepper, order, model)
     optimizer = job.make_optimizer(model)
     if untrained := _untrained(model, optimizer):
@@ -129,7 +133,7 @@ def _make_optimizer(
     schedule = job.make_schedule(optimizer)
     stepper.reducers.taken_up = [] if snapshot is None else snapshot.extra["sync"]
     stepper.sync_of(optimizer, agree=agree)
-    return Setup(resolved, order, model, optimizer, schedule, settings)
+    return Setup(resolved, order, model, optimizer, schedule, settings, parameters)
 
 
 def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Module:
@@ -137,8 +141,9 @@ def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Mod
     if not stepper.team.sliced:
         return stepper.place(model)
     comparison = Comparison(job, model, first_batch(job, order, stepper.device, 2), stepper.team)
-    model = stepper.place(model, comparison.choose(model), comparison.called)
-    for event in comparison.check(model, stepper.placing.sharding):
+    staging = plan_staging(job, model, order, stepper) if stepper.plan.pipeline > 1 else None
+    model = stepper.place(model, comparison.choose(model), called=comparison.called, staging=staging)
+    for event in comparison.check(model, stepper.placing):
         stepper.reporter.tell(event)
     return model
 

@@ -26,6 +26,8 @@ from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
 from cordee.feed.order import Order
 from cordee.group.team import Team
+from cordee.split.pipeline import Staging
+from cordee.split.seam import Split
 from cordee.split.tensor import TensorPlan
 from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
@@ -41,6 +43,7 @@ from cordee.train.placing import Placing
 from cordee.train.precision import Precision
 from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
+from cordee.train.shares import begin_passes
 from cordee.train.trail import Trail
 from cordee.train.windows import Boundary
 
@@ -72,16 +75,17 @@ class Stepper:
         self.boundary: Boundary = lambda step: None
         """Where a window has to end before its time."""
         self.wish = Wishes()
-        self._state = StepState()
-        self.placing = Placing(self.team, self.plan, self._state)
+        self.state = StepState()
+        """Of the open step."""
+        self.placing = Placing(self.team, self.plan, self.state)
         self.models: list[nn.Module] = []
         """What `prepare` was given, in that order."""
         self.updates: int | None = None
         """How many updates a step has, where that is known before: a job's has one. None: as many as the loop makes."""
         warn = partial(warn_statistical, self.team, self.plan)
-        self.buffers = Buffers(self.team.layers, self._state, self.models, warn)
+        self.buffers = Buffers(self.team.layers, self.state, self.models, warn)
         self._trail = Trail(self.buffers)
-        self.reducers = Reducers(self.team, self.plan, self.models, self.placing.sharding)
+        self.reducers = Reducers(self.team, self.plan, self.models, self.placing)
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
         self.loops = Loops()
@@ -89,6 +93,11 @@ class Stepper:
         """Steps that were committed before the one in whose body we are, over all epochs."""
         self.team.on_regroup.append(self._regrouped)
         self.reporter.introduce(device, torch.get_num_threads())
+
+    @property
+    def split(self) -> Split:
+        """How the model that was placed last lies over workers."""
+        return self.placing.split
 
     @property
     def done(self) -> int:
@@ -125,10 +134,15 @@ class Stepper:
         return model
 
     def place(
-        self, model: nn.Module, tensor_plan: TensorPlan | None = None, called: AbstractSet[nn.Module] | None = None
+        self,
+        model: nn.Module,
+        tensor_plan: TensorPlan | None = None,
+        *,
+        called: AbstractSet[nn.Module] | None = None,
+        staging: Staging | None = None,
     ) -> nn.Module:
         """The local part of `prepare`, for a model that is the same on every worker already; see `Placing.place`."""
-        model = self.placing.place(model, tensor_plan, called)
+        model = self.placing.place(model, tensor_plan, called=called, staging=staging)
         self.models.append(model)
         self.buffers.watch(model)
         return model
@@ -153,7 +167,7 @@ class Stepper:
         loop = Loop(self, source, order, weigh, data)
         before = first[0] * order.steps + first[1]  # of the run that a script goes on with
         self.number = before if start is not None and before else self.team.steps
-        with self.loops.opened(loop, self._state, self.reducers.forget):
+        with self.loops.opened(loop, self.state, self.reducers.forget):
             loop.guard.begin_loop(self.models)
             if len(self.loops.open) == 1:  # not inside another one
                 self._trail.most = self.updates
@@ -170,18 +184,13 @@ class Stepper:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of my share; see `Session.backward`."""
         loop, batch = self.loops.current()
-        self.loops.train()
-        loop.guard.backward(self.reducers.all_parameters() if loop.guard.looks else (), self.models)
-        weight = None if self._state.void else loop.weight.total()
-        self._state.void |= weight is None
+        weight = begin_passes(self, loop)
         met = meeting_points(loss) if weight and not batch.weight and not batch.borrowed else []
-        loop.backwards += 1
-        loop.open = True
         if self.placing.sharding is not None:
             self.placing.sharding.begin(last=batch.last)
-        early = self.reducers.only() if batch.last and not self._state.void else None
+        early = self.reducers.only() if batch.last and not self.state.void else None
         if loop.backwards > 1 and batch.last:
-            self._state.void |= not self.reducers.hold_back()
+            self.state.void |= not self.reducers.hold_back()
             early = None
         factor = batch.weight / weight if weight else 0.0
         if batch.weight:
@@ -211,10 +220,10 @@ class Stepper:
         if loop.generation != self.team.membership.generation:
             self.void(loop)
             return False
-        self.buffers.agree(loop.count, exact=self.plan.accumulate == 1)
+        self.buffers.agree(loop.count, exact=self.plan.accumulate == 1 and not self.split.partly)
         self.reporter.arrives()
         treatment = Treatment(self.precision.scale, clip)
-        agreed = sync.commit(partial(record_of, self, loop), void=self._state.void, treatment=treatment)
+        agreed = sync.commit(partial(record_of, self, loop), void=self.state.void, treatment=treatment)
         if agreed is None or not self.buffers.commit(agreed.record.news):
             self.void(loop)
             return False
@@ -234,7 +243,7 @@ class Stepper:
     def sync_of(self, optimizer: Optimizer, *, agree: bool = True) -> Sync:
         """What agrees on this optimizer's parameters. Without `agree`, a new one is not compared with the others'."""
         sync, sound = self.reducers.of(optimizer, agree=agree)
-        self._state.void |= not sound
+        self.state.void |= not sound
         self._trail.least = self.reducers.least if self.updates is None else 1
         return sync
 
@@ -242,7 +251,7 @@ class Stepper:
         """Yield the micro-batches of one step; afterwards `redo` says whether it has to be done again."""
         self._begin_step(loop)
         for first, batch in loop.take(slot):
-            self._state.silent = batch.borrowed
+            self.state.silent = batch.borrowed
             if first:
                 loop.seed(self.device, self.seed, slot)
             self.reporter.got()
@@ -259,7 +268,7 @@ class Stepper:
         loop.begin_step(self.team.membership.generation)
         loop.guard.begin_step()
         self.reporter.asks()
-        self._state.void = False
+        self.state.void = False
         if self.loops.inside_open:  # it may only look: what the step around it comes back to stays
             return
         if not loop.done:  # not when a step is done again after its first update
@@ -293,14 +302,14 @@ class Stepper:
 
     def void(self, loop: Loop) -> None:
         """This step is done again: forget its gradients, and what it did to parameters and buffers."""
-        loop.redo = self._state.void = True
+        loop.redo = self.state.void = True
         loop.feeder.forget()
         self.reducers.forget(more=True)  # an optimizer that has not stepped yet has no reducer
         self._trail.back()
         self.buffers.end_step()
 
     def _regrouped(self) -> None:
-        self._state.void = True  # what is left of this step was cut for other members
+        self.state.void = True  # what is left of this step was cut for other members
         self.reporter.repeat()
         for loop in self.loops.open:
             loop.feeder.forget()

@@ -1,0 +1,47 @@
+"""Which layers of a job's model lie on which stage of a pipeline: decided by one worker, and the same on all."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from cordee.core.errors import ModelError, PlanError
+from cordee.core.words import plural
+from cordee.diagnose.statistical import refuse_batchnorm
+from cordee.feed.order import Order
+from cordee.split.pipeline import Staging, stages_of
+from cordee.split.stages import plan_stages
+from cordee.train.cutting import compute, first_batch
+from cordee.train.gathering import count_calls
+from cordee.train.job import Job
+from cordee.train.stepper import Stepper
+
+
+def plan_staging(job: Job, model: nn.Module, order: Order, stepper: Stepper) -> Staging:
+    """Cut the model into the stages of the plan, by costs that one worker measures; all workers call this."""
+    plan, team = stepper.plan, stepper.team
+    number, micros = stages_of(plan.schedule, plan.pipeline), plan.micro_batches or 2 * plan.pipeline
+    if job.stages is not None and len(job.stages) != number:
+        raise PlanError(
+            f"stages names {plural(len(job.stages), 'layer')}, but pipeline={plan.pipeline} with schedule="
+            f"{plan.schedule} has {number} stages: name the first layer of each, or leave stages out"
+        )
+    refuse_batchnorm(model, plan, micros, team.replicas)
+    samples = max(2, order.batch // (micros * team.replicas))
+    run = partial(compute, job, model, first_batch(job, order, stepper.device, samples))
+    calls = count_calls()
+    stages = plan_stages(model, run, job.stages or number, costs="parameters")
+    if count_calls() > calls:
+        raise ModelError(
+            f"the objective calls cordee.gather, which needs the whole batch at once; pipeline={plan.pipeline} "
+            "computes it in micro-batches. Use a plan without pipeline"
+        )
+    if job.stages is None:
+        measured = plan_stages(model, run, number) if team.speaks else stages
+        counts = torch.tensor(measured.counts)
+        team.share_from_first([counts])
+        # Costs are measured, and differ between workers; all else follows from the counts.
+        stages = measured if team.speaks else plan_stages(model, run, counts.tolist(), costs="parameters")
+    return Staging(stages, plan.schedule, micros)
