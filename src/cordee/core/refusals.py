@@ -15,20 +15,15 @@ class Refusal(NamedTuple):
     applies: Callable[[Plan, int], bool]
     """Whether a plan cannot run on a number of workers by this rule."""
     reason: str
-    """With the plan's keys in braces; `workers` is the number of workers, `named` that of the proportions."""
+    """With the plan's keys in braces; `workers` is the number of workers, `named` that of the proportions, `cut` what
+    of `tensor` and `pipeline` is above 1, `each` the workers of a replica."""
 
 
-def _refuse_cut(text: str, applies: Callable[[Plan], bool]) -> tuple[Refusal, Refusal]:
-    """What does not work yet where a replica is cut into slices, or into stages."""
-    return (
-        Refusal(
-            lambda plan, workers: plan.tensor > 1 and applies(plan),
-            f"tensor={{tensor}} does not work with {text} yet; leave one of them out.",
-        ),
-        Refusal(
-            lambda plan, workers: plan.pipeline > 1 and applies(plan),
-            f"pipeline={{pipeline}} does not work with {text} yet; leave one of them out.",
-        ),
+def _refuse_cut(text: str, applies: Callable[[Plan], bool]) -> Refusal:
+    """What does not work yet where a replica is cut into slices or stages."""
+    return Refusal(
+        lambda plan, workers: plan.tensor * plan.pipeline > 1 and applies(plan),
+        f"{{cut}} does not work with {text} yet; leave one of them out.",
     )
 
 
@@ -116,13 +111,8 @@ REFUSALS = (
         "replace=true works where every worker holds the whole model: not with tensor or pipeline above 1.",
     ),
     Refusal(
-        lambda plan, workers: plan.pipeline == 1 and workers % plan.tensor > 0,
-        "tensor={tensor} puts each replica on {tensor} workers; start a multiple of {tensor} workers.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.pipeline > 1 and workers % (plan.pipeline * plan.tensor) > 0,
-        "pipeline={pipeline},tensor={tensor} puts each replica on {pipeline} x {tensor} workers, and {workers} is no "
-        "multiple of that; start another number of workers, or choose other stages or slices.",
+        lambda plan, workers: workers % (plan.tensor * plan.pipeline) > 0,
+        "{cut} puts each replica on {each} workers; start a multiple of {each} workers.",
     ),
     Refusal(
         lambda plan, workers: plan.pipeline == 1 and plan.schedule != "1f1b",
@@ -137,9 +127,9 @@ REFUSALS = (
         "pipeline={pipeline} computes a step in micro-batches anyway: leave accumulate={accumulate} out, and set "
         "micro_batches={accumulate}.",
     ),
-    *_refuse_cut("sync={sync}", lambda plan: plan.sync != "allreduce"),
-    *_refuse_cut("compile=true", lambda plan: plan.compile),
-    *_refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
-    *_refuse_cut("share=proportional", lambda plan: plan.share == "proportional"),
-    *_refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
+    _refuse_cut("sync={sync}", lambda plan: plan.sync != "allreduce"),
+    _refuse_cut("compile=true", lambda plan: plan.compile),
+    _refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
+    _refuse_cut("share=proportional", lambda plan: plan.share == "proportional"),
+    _refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
 )

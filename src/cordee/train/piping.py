@@ -78,6 +78,7 @@ class Piping:
         )
         self._told = str(executed.table)
         self._reporter.tell(forecast(pipeline.schedule, simulate(executed.table, costs), number))
+        self._team.channel.send()  # it should be known before steps that it is compared with
 
     def _median(self, kind: str, stage: int) -> float:
         return statistics.median(self._spent.get((kind, stage)) or [0.0])

@@ -40,7 +40,13 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 class Reducers:
     """Finds the reducer of an optimizer; with two optimizers nothing is sent before `step` asks for it."""
 
-    def __init__(self, team: Team, plan: Plan, models: list[nn.Module], counts: Callable[[nn.Parameter], bool]) -> None:
+    def __init__(
+        self,
+        team: Team,
+        plan: Plan,
+        models: list[nn.Module],
+        counts: Callable[[nn.Parameter], bool] = lambda parameter: True,
+    ) -> None:
         """None yet; `models` are those that were prepared, and will be. `counts`: see `Split.counts`."""
         self._counts = counts
         self.kept: list[Kept] = []
