@@ -18,9 +18,9 @@ from cordee.split.schedules.simulate import simulate
 from cordee.split.seam import Split
 from cordee.train.reporter import Reporter
 
-FORECASTS = (3, 20)
+FORECASTS = (3, 24)
 """After so many steps of a start a forecast is made: an early one, and one from more steps."""
-FIRST = 40
+FIRST = 48
 """So many steps are told of, and from then on one in `EVERY`."""
 EVERY = 50
 KINDS = "FBIW"
