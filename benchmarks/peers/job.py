@@ -9,7 +9,7 @@ import cordee
 from cordee.train.job import Save, Stop
 
 
-def job(task: str, turns: str, side: str = "cordee") -> cordee.Job:
+def job(task: str, turns: str, side: str = "cordee", stages: str = "") -> cordee.Job:
     """The task of this name; `turns` is the socket on which we are told when to compute."""
     chosen = TASKS[task]
     callback = Turns(turns, side)
@@ -20,6 +20,7 @@ def job(task: str, turns: str, side: str = "cordee") -> cordee.Job:
         data=cordee.data.arrays(*chosen.data()),
         batch=chosen.batch,
         drop_last=True,
+        **({"stages": stages.split("+")} if stages else {}),  # former versions have none
         epochs=None,
         stop=Stop(when=callback.ended),
         save=Save(epochs=None),

@@ -78,7 +78,6 @@ def test_errors_name_the_key_the_value_and_what_is_allowed(text: str, words: lis
 
 LATER = [
     "share=balanced",
-    "pipeline=2",
 ]
 
 
@@ -90,7 +89,7 @@ def test_what_is_not_built_yet_says_so_and_what_works(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"pipeline": 2}, {"accumulate": True}, {"share": None}, {"overlap": 1}, {"proportions": 3}]
+    "values", [{"pipeline": 0}, {"accumulate": True}, {"share": None}, {"overlap": 1}, {"proportions": 3}]
 )
 def test_python_callers_are_checked_too(values: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=next(iter(values))):
@@ -111,12 +110,6 @@ def test_a_wrong_yaml_file(text: str, message: str, tmp_path: Path) -> None:
 def test_a_missing_yaml_file_is_named() -> None:
     with pytest.raises(PlanError, match=r"/not-there\.yaml could not be read: No such file"):
         Plan.parse("not-there.yaml")
-
-
-def _with_pipeline(plan: Plan) -> Plan:
-    """As it will be parsed once pipelines are built."""
-    object.__setattr__(plan, "pipeline", 2)
-    return plan
 
 
 @pytest.mark.parametrize(
@@ -147,6 +140,11 @@ def _with_pipeline(plan: Plan) -> Plan:
         (Plan(tensor=2, compress="bf16"), 4, "tensor=2 does not work with compress=bf16 yet"),
         (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
         (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
+        (Plan(tensor=2, pipeline=2), 6, "tensor=2,pipeline=2 puts each replica on 4 workers; start a multiple of 4"),
+        (Plan(pipeline=2, compile=True), 2, "pipeline=2 does not work with compile=true yet"),
+        (Plan(pipeline=2, accumulate=3), 2, "leave accumulate=3 out, and set micro_batches=3"),
+        (Plan(schedule="gpipe"), 2, "schedule=gpipe means nothing without stages; set pipeline=2"),
+        (Plan(micro_batches=4), 2, "micro_batches=4 means nothing without stages; set pipeline=2 or more, or use acc"),
         (Plan(tensor=2, sync="local"), 4, "tensor=2 does not work with sync=local yet"),
         (Plan(tensor=2, compile=True), 4, "tensor=2 does not work with compile=true yet"),
         (Plan(tensor=2, precision="fp16"), 4, "tensor=2 does not work with precision=fp16 yet"),
@@ -163,7 +161,7 @@ def _with_pipeline(plan: Plan) -> Plan:
         (Plan(shard="params", compile=True), 2, "shard=params does not work with compile=true yet"),
         (Plan(shard="params", precision="fp16"), 2, "shard=params does not work with precision=fp16 yet"),
         (Plan(shard="params", compress="bf16"), 2, "shard=params does not work with compress=bf16 yet"),
-        (_with_pipeline(Plan(shard="params")), 4, "shard=params does not work with pipeline=2 yet"),
+        (Plan(shard="params", pipeline=2), 4, "shard=params does not work with pipeline=2 yet"),
     ],
 )
 def test_refusals(plan: Plan, workers: int, reason: str) -> None:
@@ -177,15 +175,17 @@ def test_plans_that_run() -> None:
     Plan().check(7)
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
+    Plan.parse("tensor=2,pipeline=2,schedule=zero-bubble,micro_batches=8").check(8)
     Plan.parse("shard=params,proportions=5:3:2").check(3)
     Plan.parse("shard=optimizer,shards=2,tensor=2").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 34
+    assert len(REFUSALS) == 33
 
 
 def test_the_shape_of_a_replica() -> None:
     assert Plan(tensor=2).shape(4) == (1, 1, 2)
+    assert Plan(tensor=2, pipeline=3).shape(6) == (3, 1, 2)
     assert Plan(shard="params").shape(6) == (1, 6, 1)
     assert Plan(shard="params", tensor=2).shape(6) == (1, 3, 2)
     assert Plan(shard="params", shards=2, tensor=2).shape(8) == (1, 2, 2)

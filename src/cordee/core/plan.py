@@ -23,6 +23,7 @@ from cordee.core.refusals import REFUSALS
 from cordee.core.window import Rule
 from cordee.core.words import did_you_mean
 
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 ASYNC_STEPS = 20
 """After so many steps all workers come together, where each push is applied at once; at the end of an epoch too."""
 
@@ -123,15 +124,8 @@ class Plan:
 
     tensor: int = _key(1, "split", "workers over which the linear layers of a replica are cut", minimum=1)
     pipeline: int = _key(1, "split", "stages of layers that a replica lies over, each on workers of its own", minimum=1)
-    schedule: str = _key(
-        "1f1b",
-        "split",
-        "in which order the stages of a pipeline compute micro-batches",
-        choices=("gpipe", "1f1b", "interleaved", "zero-bubble"),
-    )
-    micro_batches: int = _key(
-        0, "split", "micro-batches of a replica's share that walk through a pipeline; 0: two per stage", minimum=0
-    )
+    schedule: str = _key("1f1b", "split", "in which order the stages compute micro-batches", choices=SCHEDULES)
+    micro_batches: int = _key(0, "split", "so many walk through a pipeline in a step; 0: two per stage", minimum=0)
     shard: str = _key(
         "none",
         "split",
@@ -310,8 +304,10 @@ class Plan:
     def refusals(self, workers: int) -> list[str]:
         """Why this plan cannot run on so many workers; empty when it can."""
         words = {name: written(value) for name, value in self.to_dict().items()}
-        found = [rule.reason for rule in REFUSALS if rule.applies(self, workers)]
-        return [reason.format(workers=workers, named=len(self.proportions), **words) for reason in found]
+        cut = {"tensor": "1", "pipeline": "1", "shard": "none"}
+        words["cut"] = ",".join(f"{name}={words[name]}" for name, whole in cut.items() if words[name] != whole)
+        more = {"workers": workers, "named": len(self.proportions), "each": self.tensor * self.pipeline}
+        return [rule.reason.format(**more, **words) for rule in REFUSALS if rule.applies(self, workers)]
 
     def check(self, workers: int) -> None:
         """Raise `PlanError` with every reason why this plan cannot run on so many workers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -15,21 +15,16 @@ class Refusal(NamedTuple):
     applies: Callable[[Plan, int], bool]
     """Whether a plan cannot run on a number of workers by this rule."""
     reason: str
-    """With the plan's keys in braces; `workers` is the number of workers, `named` that of the proportions."""
+    """With the plan's keys in braces; `workers` is the number of workers, `named` that of the proportions, `cut` what
+    of `tensor`, `pipeline` and `shard` it sets, `each` the workers of a replica without shards."""
 
 
-def _refuse_cut(
-    text: str, applies: Callable[[Plan], bool], keys: Sequence[str] = ("tensor", "pipeline", "shard")
-) -> list[Refusal]:
-    """What does not work yet where a replica lies over several workers, by these keys of the plan."""
-
-    def refuse(key: str) -> Refusal:
-        return Refusal(
-            lambda plan, workers: getattr(plan, key) not in (1, "none") and applies(plan),
-            f"{key}={{{key}}} does not work with {text} yet; leave one of them out.",
-        )
-
-    return [refuse(key) for key in keys]
+def _refuse_cut(text: str, applies: Callable[[Plan], bool]) -> Refusal:
+    """What does not work yet where a replica lies over several workers."""
+    return Refusal(
+        lambda plan, workers: (plan.tensor, plan.pipeline, plan.shard) != (1, 1, "none") and applies(plan),
+        f"{{cut}} does not work with {text} yet; leave one of them out.",
+    )
 
 
 REFUSALS = (
@@ -135,13 +130,8 @@ REFUSALS = (
         "shard={shard} keeps parameters in rows, and not with layout=channels_last; leave layout out.",
     ),
     Refusal(
-        lambda plan, workers: plan.pipeline == 1 and workers % plan.tensor > 0,
-        "tensor={tensor} puts each replica on {tensor} workers; start a multiple of {tensor} workers.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.pipeline > 1 and workers % (plan.pipeline * plan.tensor) > 0,
-        "pipeline={pipeline},tensor={tensor} puts each replica on {pipeline} x {tensor} workers, and {workers} is no "
-        "multiple of that; start another number of workers, or choose other stages or slices.",
+        lambda plan, workers: workers % (plan.tensor * plan.pipeline) > 0,
+        "{cut} puts each replica on {each} workers; start a multiple of {each} workers.",
     ),
     Refusal(
         lambda plan, workers: plan.pipeline == 1 and plan.schedule != "1f1b",
@@ -156,9 +146,9 @@ REFUSALS = (
         "pipeline={pipeline} computes a step in micro-batches anyway: leave accumulate={accumulate} out, and set "
         "micro_batches={accumulate}.",
     ),
-    *_refuse_cut("sync={sync}", lambda plan: plan.sync != "allreduce"),
-    *_refuse_cut("compile=true", lambda plan: plan.compile),
-    *_refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
-    *_refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
-    *_refuse_cut("share=proportional", lambda plan: plan.share == "proportional", keys=("tensor", "pipeline")),
+    _refuse_cut("sync={sync}", lambda plan: plan.sync != "allreduce"),
+    _refuse_cut("compile=true", lambda plan: plan.compile),
+    _refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
+    _refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
+    _refuse_cut("share=proportional", lambda plan: plan.share == "proportional" and plan.tensor * plan.pipeline > 1),
 )

@@ -18,9 +18,9 @@ from cordee.split.schedules.simulate import simulate
 from cordee.split.seam import Split
 from cordee.train.reporter import Reporter
 
-FORECASTS = (3, 20)
+FORECASTS = (3, 24)
 """After so many steps of a start a forecast is made: an early one, and one from more steps."""
-FIRST = 40
+FIRST = 48
 """So many steps are told of, and from then on one in `EVERY`."""
 EVERY = 50
 KINDS = "FBIW"
@@ -78,6 +78,7 @@ class Piping:
         )
         self._told = str(executed.table)
         self._reporter.tell(forecast(pipeline.schedule, simulate(executed.table, costs), number))
+        self._team.channel.send()  # it should be known before steps that it is compared with
 
     def _median(self, kind: str, stage: int) -> float:
         return statistics.median(self._spent.get((kind, stage)) or [0.0])
