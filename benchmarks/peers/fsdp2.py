@@ -1,4 +1,4 @@
-"""The peer: a training loop as a careful person writes it by hand with FSDP2, each block a unit, sums by reduce-scatter.
+"""The peer: a training loop as a careful person writes it by hand with FSDP2, each block a unit.
 
 Started like `ddp.py`: `fsdp2.py TASK SOCKET NAME`.
 """

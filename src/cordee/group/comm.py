@@ -7,7 +7,7 @@ None. Collectives of one `Comm` are begun in the same order by all members.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,10 @@ class Comm:
         sent = self._sent(payload.nbytes * (self.size - 1), self._next)
         handle = self._begin("gather", sent, encoded, payload, parts)
         return Gathering(self, handle, parts, tensor, arrived)
+
+    def gather_into(self, tensor: Tensor, parts: Sequence[Tensor]) -> Handle:
+        """Begin to copy the `tensor` of each member into its part; the time at which they came does not travel."""
+        return self._begin("gather", self._sent(tensor.nbytes * (self.size - 1), self._next), False, tensor, parts)
 
     def broadcast(self, tensor: Tensor, root: int) -> Handle:
         """Begin to give all members the `tensor` of rank `root`, in place."""

@@ -59,7 +59,9 @@ class Lines:
         """Of those, the ones that compute the same share in other stages, with the same slice of their layers."""
         self.slices = self.inside if shape.size == shape.slices else Comm(membership, meter)
         """Of those, the ones that compute the same share and hold slices of the same layers."""
-        each = (self.world, self.sums, self.layers, self.inside, self.stages, self.slices)
+        self.shards = self.inside if shape.size == shape.shards else Comm(membership, meter)
+        """Those that hold the same slices together, each a part of their state."""
+        each = (self.world, self.sums, self.layers, self.inside, self.stages, self.slices, self.shards)
         self._comms = tuple({id(one): one for one in each}.values())
         self._registered = Registered(membership, interface)
 
@@ -83,20 +85,21 @@ class Lines:
         assert not self.mesh.spares, f"{len(who.members)} workers in replicas of {self.per_replica}"
         self.world.among(who.members, self._hosts)
         self.inside.among(self.mesh.inside(who.worker), self._hosts)
-        self.stages.among(self.mesh.along("stage", who.worker), self._hosts)
-        self.slices.among(self.mesh.along("slice", who.worker), self._hosts)
         self.sums.among(self.mesh.along("replica", who.worker), self._hosts)
         self.layers.among(self.mesh.along("share", who.worker), self._hosts)
         column = f" {self.sums.members}" if self.per_replica > 1 else ""
         if column:
             self._connect(self.inside, f"inside {self.inside.members}")
-            for name, comm in (("stages", self.stages), ("slices", self.slices)):
+            for axis, comm in (("stage", self.stages), ("slice", self.slices), ("shard", self.shards)):
                 if comm is not self.inside:
-                    self._connect(comm, f"{name} {comm.members}")
+                    comm.among(self.mesh.along(axis, who.worker), self._hosts)
+                    self._connect(comm, f"{axis} {comm.members}")
             self._connect(self.world, "world")
         self._connect(self.sums, "sums" + column)
         self._connect(self.layers, f"layers {self.layers.members}" if column else "layers")
         self._connect_closely(column)
+        if self.shape.shards > 1:
+            self._share_memory([self.shards], f" shards {self.shards.members}")
         if who.broken:  # lost before all of these could be cut
             self.cut()
 
@@ -172,17 +175,20 @@ class Lines:
             self.sums.transports = (nccl, *self.sums.transports)
         if self._backend != "auto":
             return
-        found = homes(store("homes"), *place)
-        if len(set(found)) == 1:
-            opened = open_shared(store("shared"), *place, self._is_broken, who.deadline_s)
-            for comm, shared in zip(self._alike(), opened, strict=False):
-                comm.transports = (shared, *comm.transports)
-        elif crews := crews_of(found):
+        alike = [comm for comm in (self.sums, self.layers) if comm.members == self.sums.members]
+        if crews := crews_of(self._share_memory(alike, column)):
             self._connect_hosts(crews, column)
 
-    def _alike(self) -> list[Comm]:
-        """Those among the same members as the sums."""
-        return [comm for comm in (self.sums, self.layers) if comm.members == self.sums.members]
+    def _share_memory(self, comms: Sequence[Comm], column: str) -> list[str]:
+        """Memory for these, which have the same members, if those are all on one host; the host of each."""
+        who, (comm, *_) = self._membership, comms
+        found = homes(who.store("homes" + column), comm.rank, comm.size)
+        if len(set(found)) == 1 and self._backend == "auto":
+            store = who.store("shared" + column)
+            opened = open_shared(store, comm.rank, comm.size, self._is_broken, who.deadline_s)
+            for one, shared in zip(comms, opened, strict=False):
+                one.transports = (shared, *one.transports)
+        return found
 
     def _connect_hosts(self, crews: Sequence[Sequence[int]], column: str) -> None:
         """Sums over hosts of several ranks; `crews` has those of each host."""

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from cordee.core.errors import ModelError
 from cordee.group.team import Team
+from cordee.split.exchange import Gather, ScatterSum
 from cordee.split.units import is_list
 
 LEAST = 1 / 16
@@ -72,6 +73,8 @@ class Sharding:
         for unit in _units(model):
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+            unit.set_custom_all_gather(Gather(self._team))
+            unit.set_custom_reduce_scatter(ScatterSum(self._team))
         root.register_forward_hook(self._gave)
         _held[root] = dict(root.named_parameters())
         self.of[root] = Sharded(units, tuple(whole))
@@ -95,6 +98,11 @@ class Sharding:
         """
         nodes = _nodes(loss)
         return [(edge, nought()) for edge, nought in self._outputs if edge.node in nodes]
+
+    def reshard(self) -> None:
+        """Let go of what is gathered: after a regrouping it may be zeros, which stood in for a lost worker's part."""
+        for model in self.of:
+            reshard(model)
 
     def forget(self) -> None:
         """Drop gradients that no pass has added up yet."""

@@ -310,6 +310,8 @@ class Stepper:
 
     def _regrouped(self) -> None:
         self.state.void = True  # what is left of this step was cut for other members
+        if self.placing.sharding is not None:
+            self.placing.sharding.reshard()
         self.reporter.repeat()
         for loop in self.loops.open:
             loop.feeder.forget()
