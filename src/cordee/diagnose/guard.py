@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cordee.core.errors import UsageError
+from cordee.group.sliced import local_of
 
 INSTEAD = "s.backward(loss) instead of loss.backward(), and s.step(optimizer) instead of optimizer.step()"
 MOVED = (
@@ -157,7 +158,8 @@ def _marks(models: Iterable[nn.Module]) -> dict[int, str]:
     marks = {}
     for parameter in (one for model in models for one in model.parameters()):
         if parameter.is_floating_point() or parameter.is_complex():
-            numbers = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+            numbers = local_of(parameter.detach())
+            numbers = torch.view_as_real(numbers) if numbers.is_complex() else numbers
             if numbers.numel() > MOST_NUMBERS and numbers.is_contiguous():  # some of them, spread over all
                 numbers = numbers.view(-1)[:: numbers.numel() // MOST_NUMBERS]
             norm = torch.linalg.vector_norm(numbers, dtype=torch.float64)

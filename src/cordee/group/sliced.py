@@ -1,8 +1,8 @@
 """Tensors of which this worker holds a slice: torch's DTensor along one axis of the mesh, cut into equal parts.
 
-A tensor of several blocks, such as query, key and value in one, is cut in each of them: a slice then lies at several
-places of the whole. Whether a tensor is a slice is asked without importing DTensor, which takes a second that only
-split runs pay for.
+Where a size cannot be divided, the last part is smaller. A tensor of several blocks, such as query, key and value in
+one, is cut in each of them: a slice then lies at several places of the whole. Whether a tensor is a slice is asked
+without importing DTensor, which takes a second that only split runs pay for.
 """
 
 from __future__ import annotations
@@ -80,8 +80,11 @@ def places_of(tensor: Tensor) -> list[Place]:
     places = [Place([0] * tensor.dim(), [0] * tensor.dim(), shape)]
     for axis, placement in enumerate(getattr(tensor, "placements", ())):
         if _is_shard(placement):
-            rank, dim, blocks = given.device_mesh.get_local_rank(axis), placement.dim, _blocks(placement)
-            places = [part for place in places for part in _in_blocks(place, dim, rank, blocks, tensor.shape[dim])]
+            rank, parts = given.device_mesh.get_local_rank(axis), given.device_mesh.size(axis)
+            dim, blocks = placement.dim, _blocks(placement)
+            size = tensor.shape[dim] // blocks
+            first = rank * -(-size // parts)
+            places = [part for place in places for part in _in_blocks(place, dim, first, blocks, size)]
     return places
 
 
@@ -89,12 +92,12 @@ def _blocks(placement: Any) -> int:
     return int(getattr(placement, "split_factor", 1))
 
 
-def _in_blocks(place: Place, dim: int, rank: int, blocks: int, whole: int) -> list[Place]:
-    """The boxes of a place that is cut along `dim`, one for each block of the whole."""
+def _in_blocks(place: Place, dim: int, first: int, blocks: int, whole: int) -> list[Place]:
+    """The boxes of a place that is cut along `dim`, one for each block, of `whole` numbers, from its `first` on."""
     size = place.shape[dim] // blocks
     return [
         Place(
-            _with(place.offset, dim, block * (whole // blocks) + rank * size),
+            _with(place.offset, dim, block * whole + first),
             _with(place.start, dim, block * size),
             _with(place.shape, dim, size),
         )

@@ -8,6 +8,8 @@ from typing import Any
 
 WORDS = {"column": "column", "row": "row", "colwise": "column", "rowwise": "row"}
 """How a job may name a cut, and what it is called here."""
+CORRECTIONS = {"vocabulary": "vocabulary", "whole": "whole"}
+"""The same, of words by which a job corrects what is found: if it gives no others, the rest is found by itself."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class LayerCut:
     """Its name, as `named_modules` has it."""
     how: str
     """`column`: each worker computes some of its outputs. `row`: it takes some of its inputs, and the outputs are added
-    up. `heads`: some heads of an `nn.MultiheadAttention`. `style`: by a `ParallelStyle` of torch."""
+    up. `heads`: some heads of an `nn.MultiheadAttention`. `vocabulary`: some rows of an embedding or a head, whose
+    outputs are whole. `style`: by a `ParallelStyle` of torch."""
     shape: tuple[int, ...] = ()
     """Of its whole weight."""
     group: int = 0
@@ -57,6 +60,8 @@ class Cut:
     settings: tuple[Setting, ...] = ()
     partial: tuple[str, ...] = ()
     """Parameters that are whole and act on slices, such as a norm of each head: their gradients are added up."""
+    parameters: tuple[int, int] = (0, 0)
+    """How many numbers a worker holds at most, and how many the model has; 0: not counted."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
@@ -66,9 +71,13 @@ class Cut:
         """A table: layer, shape, cut, why."""
         rows = [("layer", "weight", "cut", "why"), *self._rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join(
+        lines = [
             "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
-        )
+        ]
+        if all(self.parameters):
+            held, of = self.parameters
+            lines.append(f"Each worker holds {held:,} of {of:,} parameters, {held / of:.0%}.")
+        return "\n".join(lines)
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         for one in self.layers:

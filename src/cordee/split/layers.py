@@ -97,10 +97,11 @@ def cut_linear(layer: nn.Module, how: str, meeting: Meeting, mesh: DeviceMesh, b
     slice_of(layer, "weight", cut_dimension(layer, how), mesh, blocks)
     if how == "column" and layer.bias is not None:
         slice_of(layer, "bias", 0, mesh, blocks)
-    layer.forward = partial({"column": _column, "row": _row}[how], layer, meeting)
+    layer.forward = partial({"column": column_part, "row": _row}[how], layer, meeting)
 
 
-def _column(layer: Any, meeting: Meeting, input: Tensor) -> Tensor:
+def column_part(layer: Any, meeting: Meeting, input: Tensor) -> Tensor:
+    """Some of the outputs of a linear layer, those of this worker."""
     bias = None if layer.bias is None else local(layer.bias)
     return nn.functional.linear(meeting.enter(input), _weight(layer), bias)
 

@@ -21,8 +21,8 @@ from cordee.group.lines import PART_LOST
 from cordee.group.sliced import aligned, cut_as, local_of
 from cordee.group.team import Team
 from cordee.split.cut import Cut
-from cordee.split.find import find_cut, fit_cut
-from cordee.split.tensor import TensorPlan, check
+from cordee.split.find import choose_cut
+from cordee.split.tensor import TensorPlan
 from cordee.train.agreement import agree_on
 from cordee.train.checks import subject_of
 from cordee.train.job import Job
@@ -60,8 +60,7 @@ class Comparison:
         plan, slices = self._job.tensor_plan, self._team.inside.size
         if plan is not None and not all(isinstance(how, str) for how in plan.values()):
             return plan
-        run = partial(_compute, self._job, model, self._batch)
-        self._cut = find_cut(model, run, slices) if plan is None else fit_cut(model, run, check(model, plan, slices)[0])
+        self._cut = choose_cut(model, partial(_compute, self._job, model, self._batch), plan, slices)
         agree_on(self._team, {"cut of the model": self._cut.to_dict()})
         return self._cut
 
@@ -152,10 +151,7 @@ def cut_of_job(job: Job, slices: int) -> Cut:
     model, order = job.make_model(), job.order(job.resolve(1))
     materialise(subject_of(job, model), job.data.train, order, "cpu")
     batch = first_batch(job, order, "cpu", 2)
-    run = partial(_compute, job, model, batch)
-    if job.tensor_plan is None:
-        return find_cut(model, run, slices)
-    return fit_cut(model, run, check(model, job.tensor_plan, slices)[0])
+    return choose_cut(model, partial(_compute, job, model, batch), job.tensor_plan, slices)
 
 
 def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
