@@ -84,6 +84,7 @@ class Lines:
         if column:
             self._connect(self.inside, f"inside {self.inside.members}")
             self._connect(self.world, "world")
+            self._connect_inside(f" {self.inside.members}")
         self._connect(self.sums, "sums" + column)
         self._connect(self.layers, "layers" + column)
         self._connect_closely(column)
@@ -147,6 +148,13 @@ class Lines:
         timeout_s = min(who.deadline_s, gloo.FORM_S * 2**who.tears)
         group.form(who.store(purpose), *place, (who.deadline_s, timeout_s), self._is_broken)
         group.pace(self._rates)
+
+    def _connect_inside(self, members: str) -> None:
+        """Memory that the workers of a replica share, where all of them are on one host: activations go through it."""
+        who, place = self._membership, (self.inside.rank, self.inside.size)
+        if self._backend == "auto" and len(set(homes(who.store("homes inside" + members), *place))) == 1:
+            opened = open_shared(who.store("shared inside" + members), *place, self._is_broken, who.deadline_s)
+            self.inside.transports = (*opened[:1], *self.inside.transports)
 
     def _connect_closely(self, column: str) -> None:
         """Faster transports between the replicas, where there are any."""

@@ -50,7 +50,8 @@ def slice_of(module: nn.Module, name: str, dim: int, mesh: DeviceMesh, blocks: i
 
 def local_of(tensor: Tensor) -> Tensor:
     """What this worker holds of it: the same memory."""
-    return cast(Tensor, cast(Any, tensor.detach()).to_local()) if hasattr(tensor, "placements") else tensor
+    held: Tensor = getattr(tensor, "_local_tensor", tensor)  # `to_local` takes 20 times as long
+    return held if held is tensor else held.detach()
 
 
 def like(pattern: Tensor, local: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cordee.core.record import Record
 from cordee.group.sliced import aligned, is_sliced, like, local_of
@@ -17,6 +18,7 @@ from cordee.group.team import Team
 from cordee.sync.buckets import grouped
 from cordee.sync.gradients import norm_of, shorten
 from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
+from cordee.sync.stepping import step_on_slices
 
 
 class SlicedSums(Sync):
@@ -50,6 +52,10 @@ class SlicedSums(Sync):
         if treatment.clip is not None and norm.isfinite():
             shorten(sums, norm.sqrt(), treatment.clip)
         return Agreed(Record.summed(numbers.tolist()), norm=norm.sqrt())
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Let the optimizer step, on slices."""
+        step_on_slices(optimizer)
 
     def _flat(self, gradients: list[Tensor | None]) -> Iterator[tuple[Tensor, list[tuple[nn.Parameter, Tensor]]]]:
         """Gradients side by side, and each parameter's window of them; zeros where this replica has none."""

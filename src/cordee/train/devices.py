@@ -8,7 +8,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from cordee.feed.permute import random_bits
 from cordee.feed.reading import begin_others
-from cordee.group.sliced import is_sliced
+from cordee.group.sliced import local_of
 from cordee.sync.buckets import is_dense
 
 FUSABLE = (Adam, AdamW, SGD, Adagrad)
@@ -18,20 +18,15 @@ FUSABLE = (Adam, AdamW, SGD, Adagrad)
 def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
     """Let the optimizer update all parameters in one kernel, unless the user chose a way himself.
 
-    The kernel walks through memory as it lies, so a slice of a larger tensor is left to the others; and it takes no
-    sparse gradients, which embeddings of the model may ask for.
+    The kernel walks through memory as it lies, and takes no sparse gradients, which embeddings may ask for.
     """
     groups = optimizer.param_groups
-    if any(is_sliced(parameter) for group in groups for parameter in group["params"]):
-        for group in groups:  # torch's kernels for many tensors refuse slices beside whole tensors
-            group.update({"foreach": False} if "foreach" in group else {})
-        return False
     kinds = ("cpu",) if type(optimizer) is Adagrad else ("cpu", "cuda")
     parameters = [parameter for group in groups for parameter in group["params"]]
     chosen = any(group.get("fused") is not None or group.get("foreach") is not None for group in groups)
     special = any(group.get("differentiable") or group.get("capturable") for group in groups)
     sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
-    fit = all(p.is_floating_point() and p.device.type in kinds and is_dense(p) for p in parameters)
+    fit = all(p.is_floating_point() and p.device.type in kinds and is_dense(local_of(p)) for p in parameters)
     if type(optimizer) not in FUSABLE or chosen or special or sparse or not fit:
         return False
     for group in groups:
