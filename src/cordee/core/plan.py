@@ -121,6 +121,9 @@ class Plan:
     proportions: tuple[float, ...] = _key((), "feed", "each worker's part of a global batch, one number a worker")
 
     tensor: int = _key(1, "split", "workers over which the linear layers of a replica are cut", minimum=1)
+    sequence: bool = _key(
+        False, "split", "with tensor above 1: each worker holds some of the tokens where layers are not cut"
+    )
     pipeline: int = _key(1, "split", "ranks over which the layers are cut", minimum=1, built=(1,))
     shard: str = _key(
         "none",

@@ -113,6 +113,10 @@ REFUSALS = (
         lambda plan, workers: workers % plan.tensor > 0,
         "tensor={tensor} puts each replica on {tensor} workers; start a multiple of {tensor} workers.",
     ),
+    Refusal(
+        lambda plan, workers: plan.sequence and plan.tensor == 1,
+        "sequence=true shares the tokens out over the workers of a replica; set tensor=2 or more.",
+    ),
     _refuse_sliced("sync={sync}", lambda plan: plan.sync != "allreduce"),
     _refuse_sliced("compile=true", lambda plan: plan.compile),
     _refuse_sliced("precision=fp16", lambda plan: plan.precision == "fp16"),

@@ -18,6 +18,7 @@ from cordee.split.attention import why_whole
 from cordee.split.cut import Cut, LayerCut, Setting, Whole
 from cordee.split.layers import is_linear
 from cordee.split.named import check, corrects, words_of
+from cordee.split.sequence import find_streams
 from cordee.split.trace import Trace, as_in_evaluation, trace
 from cordee.split.trial import Group, Misfit, Uneven, alike, computing, narrowed, set_to, try_group
 from cordee.split.vocabulary import LARGE, find_vocabulary, is_embedding
@@ -27,11 +28,29 @@ MIXING = {"scaled_dot_product_attention", "softmax", "bmm", "matmul", "__matmul_
 LEAKS = "the whole model gives another result with it, though the layer by itself does not"
 
 
-def choose_cut(model: nn.Module, run: Callable[[], Any], plan: Mapping[str, Any] | None, slices: int) -> Cut:
-    """How the layers of `model` are cut: as found, with what a job's plan corrects, or as it names them in words."""
+def choose_cut(
+    model: nn.Module, run: Callable[[], Any], plan: Mapping[str, Any] | None, slices: int, *, sequence: bool = False
+) -> Cut:
+    """How the layers of `model` are cut: as found, with what a job's plan corrects, or as it names them in words.
+
+    With `sequence`, also between which blocks each worker can hold some of the tokens; `ModelError` if it cannot.
+    """
     if corrects(plan):
-        return find_cut(model, run, slices, words_of(model, plan or {}))
-    return fit_cut(model, run, check(model, plan or {}, slices)[0])
+        cut = find_cut(model, run, slices, words_of(model, plan or {}))
+    else:
+        cut = fit_cut(model, run, check(model, plan or {}, slices)[0])
+    if not sequence:
+        return cut
+    streams, reasons = find_streams(model, run, trace(model, run), cut.layers, slices)
+    if not streams:
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "it has no list of blocks"
+        raise ModelError(
+            f"sequence=true lets each worker hold some of the tokens between the blocks of a model, but of this "
+            f"{type(model).__name__} no blocks can do so: {why}. Leave sequence=true out of the plan"
+        )
+    return replace(
+        cut, streams=streams, whole_streams=tuple(Whole(name, (), reason) for name, reason in reasons.items())
+    )
 
 
 def find_cut(

@@ -16,6 +16,7 @@ from cordee.split.cut import Cut
 from cordee.split.layers import Meeting, cut_linear
 from cordee.split.named import check
 from cordee.split.seam import Split
+from cordee.split.tokens import share_tokens
 from cordee.split.vocabulary import cut_vocabulary
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ class TensorSlices(Split):
                 cut_linear(layer, one.how, meeting, mesh, one.blocks)
         for each in plan.settings:
             setattr(layers[each.module], each.name, each.value)
-        for name in plan.partial:
+        for stream in plan.streams:
+            share_tokens(model, stream, self._team)
+        for name in (*plan.partial, *(one for stream in plan.streams for one in stream.partial)):
             model.get_parameter(name).register_hook(Meeting(self._team).leave)  # type: ignore[no-untyped-call]
         if styles:
             from torch.distributed.tensor.parallel import parallelize_module
@@ -79,6 +82,16 @@ def holding_together(team: Team) -> Iterator[None]:
         if team.sliced and team.membership.await_break(NOTICE_S):
             team.lines.leave_if_broken()
         raise
+
+
+def check_found_tokens(plan: TensorPlan | None, *, sequence: bool) -> None:
+    """Refuse `sequence=true` for a cut that was not tried: nothing is known of the code between its layers."""
+    if sequence and not isinstance(plan, Cut):
+        raise ModelError(
+            "sequence=true needs a cut that is found, or named in words: which code computes with some of the tokens "
+            "is tried. Leave ParallelStyles out of tensor_plan, and in a loop of your own show the model a sample, "
+            "s.prepare(model, sample=x); or leave sequence=true out of the plan"
+        )
 
 
 def check_found(cut: Cut, model: nn.Module) -> None:

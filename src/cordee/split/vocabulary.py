@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cordee.core.errors import ModelError
 from cordee.group.sliced import is_sliced, slice_of
 from cordee.group.team import Team
-from cordee.split.layers import Meeting, column_part, cut_dimension, is_linear, local
+from cordee.split.layers import Meeting, column_part, cut_dimension, gathered, is_linear, local, share_of
 from cordee.split.trace import Trace
 
 if TYPE_CHECKING:
@@ -43,23 +43,9 @@ def why_whole(layer: nn.Module, slices: int) -> str:
     for name in ("max_norm", "scale_grad_by_freq", "sparse"):
         if is_embedding(layer) and getattr(layer, name):
             return f"it has {name}={getattr(layer, name)}, which needs all rows"
-    if rows_of(layer, slices - 1, slices).length < 1:
+    if share_of(_words(layer), slices - 1, slices)[1] < 1:
         return f"its {_words(layer)} rows are too few for {slices} workers"
     return ""
-
-
-class Rows(NamedTuple):
-    """Which rows a worker holds."""
-
-    first: int
-    length: int
-
-
-def rows_of(layer: nn.Module, place: int, slices: int) -> Rows:
-    """Of a layer that is cut over so many workers; slices are equal, but for the last, as DTensor has them."""
-    words = _words(layer)
-    most = -(-words // slices)
-    return Rows(place * most, min(most, words - place * most))
 
 
 def _words(layer: nn.Module) -> int:
@@ -73,7 +59,7 @@ def _dimension(layer: nn.Module) -> int:
 
 def told(layer: nn.Module, slices: int) -> str:
     """What a worker holds of it, and what that costs."""
-    held = f"each worker holds {rows_of(layer, 0, slices).length:,} of {_words(layer):,} rows"
+    held = f"each worker holds {share_of(_words(layer), 0, slices)[1]:,} of {_words(layer):,} rows"
     if is_embedding(layer):
         return f"{held}; outputs are added up"
     return f"{held}; {_words(layer):,} outputs per input are gathered in every forward pass"
@@ -91,51 +77,18 @@ def cut_vocabulary(model: nn.Module, layer: nn.Module, team: Team, mesh: DeviceM
 
 
 def _look_up(layer: Any, team: Team, input: Tensor) -> Tensor:
-    rows = rows_of(layer, team.inside.rank, team.inside.size)
-    foreign = (input < rows.first) | (input >= rows.first + rows.length)
-    index = torch.where(foreign, 0, input - rows.first)
+    first, count = share_of(layer.num_embeddings, team.inside.rank, team.inside.size)
+    foreign = (input < first) | (input >= first + count)
+    index = torch.where(foreign, 0, input - first)
     index = torch.where((input < 0) | (input >= layer.num_embeddings), -1, index)  # refused, by all workers alike
-    padding = None if layer.padding_idx is None else layer.padding_idx - rows.first
-    padding = padding if padding is not None and 0 <= padding < rows.length else None
+    padding = None if layer.padding_idx is None else layer.padding_idx - first
+    padding = padding if padding is not None and 0 <= padding < count else None
     part = nn.functional.embedding(index, local(layer.weight), padding)
     return Meeting(team).leave(part.masked_fill(foreign[..., None], 0.0))
 
 
 def _head(layer: Any, team: Team, input: Tensor) -> Tensor:
-    whole: Tensor = _Gather.apply(column_part(layer, Meeting(team), input), _words(layer), team)  # type: ignore[no-untyped-call]
-    return whole
-
-
-class _Gather(torch.autograd.Function):
-    """The slices of the last dimension, side by side; backward, each worker takes the gradient of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, size: int, team: Team) -> Tensor:
-        ctx.size, ctx.team = size, team
-        most = -(-size // team.inside.size)
-        even = nn.functional.pad(part.detach(), (0, most - part.shape[-1])).contiguous()
-        parts = team.inside.gather(even).wait()
-        if parts is None:
-            team.lines.leave_if_broken()  # if it was not a worker of ours, this step is void and done again
-            parts = [even] * team.inside.size
-        return torch.cat(parts, -1).narrow(-1, 0, size)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _Own.apply(gradients[0], ctx.size, ctx.team), None, None  # type: ignore[no-untyped-call]
-
-
-class _Own(torch.autograd.Function):
-    """This worker's slice of the last dimension; backward, those of all are gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, size: int, team: Team) -> Tensor:
-        ctx.size, ctx.team = size, team
-        return whole.chunk(team.inside.size, -1)[team.inside.rank].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _Gather.apply(gradients[0], ctx.size, ctx.team), None, None  # type: ignore[no-untyped-call]
+    return gathered(column_part(layer, Meeting(team), input), -1, _words(layer), team)
 
 
 class Found(NamedTuple):

@@ -22,7 +22,7 @@ from cordee.group.sliced import aligned, cut_as, local_of
 from cordee.group.team import Team
 from cordee.split.cut import Cut
 from cordee.split.find import choose_cut
-from cordee.split.tensor import TensorPlan
+from cordee.split.tensor import TensorPlan, check_found_tokens
 from cordee.train.agreement import agree_on
 from cordee.train.checks import subject_of
 from cordee.train.job import Job
@@ -55,12 +55,13 @@ class Comparison:
         self._cut: Cut | None = None
         self._whole = self._measure(model, gradients=self._has_room(model))
 
-    def choose(self, model: nn.Module) -> TensorPlan | None:
+    def choose(self, model: nn.Module, *, sequence: bool) -> TensorPlan | None:
         """How the model is cut: as the job names it, else as is found; the same on all workers."""
         plan, slices = self._job.tensor_plan, self._team.inside.size
         if plan is not None and not all(isinstance(how, str) for how in plan.values()):
+            check_found_tokens(plan, sequence=sequence)
             return plan
-        self._cut = choose_cut(model, partial(_compute, self._job, model, self._batch), plan, slices)
+        self._cut = choose_cut(model, partial(_compute, self._job, model, self._batch), plan, slices, sequence=sequence)
         agree_on(self._team, {"cut of the model": self._cut.to_dict()})
         return self._cut
 
@@ -145,13 +146,13 @@ class Comparison:
         return float(without) == 0.0
 
 
-def cut_of_job(job: Job, slices: int) -> Cut:
+def cut_of_job(job: Job, slices: int, *, sequence: bool = False) -> Cut:
     """How the model of a job would be cut, found by this process alone."""
     torch.manual_seed(job.seed)
     model, order = job.make_model(), job.order(job.resolve(1))
     materialise(subject_of(job, model), job.data.train, order, "cpu")
     batch = first_batch(job, order, "cpu", 2)
-    return choose_cut(model, partial(_compute, job, model, batch), job.tensor_plan, slices)
+    return choose_cut(model, partial(_compute, job, model, batch), job.tensor_plan, slices, sequence=sequence)
 
 
 def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:

@@ -21,7 +21,7 @@ from cordee.split.cut import Cut
 from cordee.split.find import calling, choose_cut
 from cordee.split.named import corrects
 from cordee.split.product import sharing
-from cordee.split.tensor import TensorPlan
+from cordee.split.tensor import TensorPlan, check_found_tokens
 from cordee.train.checks import check_loss
 from cordee.train.ledger import Committed
 from cordee.train.loops import Start
@@ -90,7 +90,9 @@ class Session:
         team = self._stepper.team
         if team.sliced and sample is not None and not isinstance(tensor_plan, Cut) and corrects(tensor_plan):
             model = model.to(self.device)
-            tensor_plan = choose_cut(model, calling(model, sample), tensor_plan, team.inside.size)
+            run, sequence = calling(model, sample), self._stepper.plan.sequence
+            tensor_plan = choose_cut(model, run, tensor_plan, team.inside.size, sequence=sequence)
+        check_found_tokens(tensor_plan, sequence=self._stepper.plan.sequence)
         return self._stepper.prepare(model, compile=compile, tensor_plan=tensor_plan)
 
     def autocast(self) -> AbstractContextManager[Any]:

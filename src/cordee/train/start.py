@@ -136,7 +136,7 @@ def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Mod
     if not stepper.team.sliced:
         return stepper.place(model)
     comparison = Comparison(job, model, first_batch(job, order, stepper.device, 2), stepper.team)
-    model = stepper.place(model, comparison.choose(model))
+    model = stepper.place(model, comparison.choose(model, sequence=stepper.plan.sequence))
     stepper.reporter.tell(comparison.check(model))
     return model
 
