@@ -41,7 +41,7 @@ def choose_cut(
         cut = fit_cut(model, run, check(model, plan or {}, slices)[0])
     if not sequence:
         return cut
-    streams, reasons = find_streams(model, run, trace(model, run), cut.layers, slices)
+    streams, reasons = find_streams(model, run, cut.layers, slices)
     if not streams:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "it has no list of blocks"
         raise ModelError(

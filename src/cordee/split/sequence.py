@@ -3,18 +3,20 @@
 A chain of blocks hands one tensor on, (..., tokens, features). The layers of a group need all tokens: before them, the
 inputs of a module are gathered (a site), and after the row layer each worker keeps its tokens. What is left of a block,
 norms and residual sums, then computes with some tokens. Each block is run with each slice of the tokens: a site has to
-be given the same slice of what it is given with all of them, and so has the next block.
+be given the same slice of what it is given with all of them, and so has the next block. Row layers give numbers drawn
+at random, so that weights which are zero at the start hide nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -22,8 +24,11 @@ from torch.utils._pytree import tree_leaves
 from cordee.split.cut import LayerCut, Site, Stream
 from cordee.split.layers import share_of
 from cordee.split.tokens import TOKENS, as_call, as_results, by_key, with_result
-from cordee.split.trace import Trace, as_in_evaluation
+from cordee.split.trace import as_in_evaluation
 from cordee.split.trial import PLAIN, Misfit, alike
+
+ROWS = ("row", "heads")
+"""Cuts after which the outputs of all workers are added up."""
 
 
 @dataclass
@@ -32,6 +37,8 @@ class _Seen:
 
     given: dict[str, list[dict[int | str, Any]]] = field(default_factory=dict)
     results: dict[str, list[Any]] = field(default_factory=dict)
+    users: dict[str, set[str]] = field(default_factory=dict)
+    """In which blocks each parameter is used; empty: outside of them."""
 
     def calls(self, name: str) -> int:
         """How often a module has returned."""
@@ -39,7 +46,7 @@ class _Seen:
 
 
 def find_streams(
-    model: nn.Module, run: Callable[[], Any], seen: Trace, layers: Sequence[LayerCut], slices: int
+    model: nn.Module, run: Callable[[], Any], layers: Sequence[LayerCut], slices: int
 ) -> tuple[tuple[Stream, ...], dict[str, str]]:
     """The chains of blocks that can hold some of the tokens, and why others cannot, by the name of their list.
 
@@ -47,10 +54,11 @@ def find_streams(
     """
     streams, reasons = [], {}
     chains = _chains(model, layers)
-    record = _record(model, run, [name for blocks in chains.values() for name in blocks])
+    rows = {one.layer for one in layers if one.how in ROWS}
+    record = _record(model, run, [name for blocks in chains.values() for name in blocks], rows)
     for parent, blocks in chains.items():
         try:
-            streams.append(_Chain(model, seen, record, layers, slices).fit(blocks))
+            streams.append(_Chain(model, record, layers, slices).fit(blocks))
         except Misfit as misfit:
             reasons[parent] = str(misfit)
     return tuple(streams), reasons
@@ -68,16 +76,23 @@ def _chains(model: nn.Module, layers: Sequence[LayerCut]) -> dict[str, list[str]
     return found
 
 
-def _record(model: nn.Module, run: Callable[[], Any], blocks: Sequence[str]) -> _Seen:
-    """One pass, of which the arguments and results of all modules in these blocks are kept."""
-    seen = _Seen()
+def _record(model: nn.Module, run: Callable[[], Any], blocks: Sequence[str], rows: Set[str]) -> _Seen:
+    """One pass, of which the arguments and results of all modules in these blocks are kept; those of rows are drawn."""
+    seen, draw = _Seen(), torch.Generator().manual_seed(0)
+    uses = _Uses(seen, {id(one): name for name, one in model.named_parameters()})
 
     def begin(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        uses.block = name if name in blocks else uses.block
         given = {key: one if _repeats(one) else None for key, one in by_key(args, kwargs).items()}
         seen.given.setdefault(name, []).append(given)
 
-    def end(name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+    def end(name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        uses.block = "" if name in blocks else uses.block
+        if name in rows:
+            whole = as_results(result)[0]
+            result = with_result(result, 0, torch.randn(whole.shape, generator=draw).to(whole))
         seen.results.setdefault(name, []).append(result)
+        return result
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -85,8 +100,23 @@ def _record(model: nn.Module, run: Callable[[], Any], blocks: Sequence[str]) -> 
                 stack.callback(module.register_forward_pre_hook(partial(begin, name), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(partial(end, name), with_kwargs=True).remove)
         stack.enter_context(as_in_evaluation(model))
+        stack.enter_context(uses)
         run()
     return seen
+
+
+class _Uses(TorchFunctionMode):
+    """Notes in which block each parameter is used."""
+
+    def __init__(self, seen: _Seen, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._seen, self._names, self.block = seen, names, ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for one in tree_leaves((args, kwargs or {})):
+            if (name := self._names.get(id(one))) is not None:
+                self._seen.users.setdefault(name, set()).add(self.block)
+        return func(*args, **(kwargs or {}))
 
 
 def _repeats(value: Any) -> bool:
@@ -97,9 +127,9 @@ def _repeats(value: Any) -> bool:
 class _Chain:
     """Chains of blocks, and what their modules were given."""
 
-    def __init__(self, model: nn.Module, seen: Trace, record: _Seen, layers: Sequence[LayerCut], slices: int) -> None:
+    def __init__(self, model: nn.Module, record: _Seen, layers: Sequence[LayerCut], slices: int) -> None:
         """`layers` are those that are cut."""
-        self._model, self._seen, self._record, self._slices = model, seen, record, slices
+        self._model, self._record, self._slices = model, record, slices
         self._modules, self._layers = dict(model.named_modules()), layers
         self._names = {id(one): name for name, one in model.named_parameters()}
 
@@ -113,10 +143,9 @@ class _Chain:
         sites = tuple(Site(name, tuple(keys)) for trial in trials for name, keys in trial.sites.items())
         rows = tuple(name for trial in trials for name in trial.rows)
         partial_ = tuple(dict.fromkeys(name for trial in trials for name in sorted(trial.on_tokens)))
-        inside = tuple(f"{name}." for name in blocks)
         for parameter in partial_:
-            if others := [one for one in self._seen.users.get(parameter, ()) if not f"{one}.".startswith(inside)]:
-                raise Misfit(f"{parameter} acts on some of the tokens, and in {others[0] or 'the model'} too")
+            if others := self._record.users[parameter] - set(blocks):
+                raise Misfit(f"{parameter} acts on some of the tokens, and in {min(others) or 'the model'} too")
         return Stream(blocks[0], blocks[-1], into, out_of, sites, rows, partial_)
 
     def _handed_on(self, blocks: Sequence[str]) -> tuple[int | str, int]:
@@ -141,14 +170,15 @@ class _Chain:
         for one in self._layers:
             if one.layer.startswith(f"{block}."):
                 groups.setdefault(one.group, []).append(one)
-        rows = [one.layer for group in groups.values() for one in group if one.how in ("row", "heads")]
+        rows = [one.layer for group in groups.values() for one in group if one.how in ROWS]
+        if more := [name for name in rows if self._record.calls(name) != 1]:
+            raise Misfit(f"{more[0]} is called {self._record.calls(more[0])} times in a forward pass")
         failure = ""
         for choice in product(*(list(self._places(block, group)) for group in groups.values())):
             trial = _Trial({name: {} for names in choice for name in names}, rows, self._record)
-            failed = self._differs(block, trial, into, out_of)
-            if not failed:
+            failure = self._differs(block, trial, into, out_of)
+            if not failure:
                 return trial
-            failure = failure or failed
         raise Misfit(f"{block} does not compute with some of the tokens: {failure or 'no place to gather them'}")
 
     def _places(self, block: str, group: Sequence[LayerCut]) -> Iterator[tuple[str, ...]]:
@@ -209,7 +239,7 @@ class _Trial(TorchFunctionMode):
             hook = modules[name].register_forward_pre_hook(partial(self._gather, name), with_kwargs=True)
             stack.callback(hook.remove)
         for name in self.rows:
-            stack.callback(modules[name].register_forward_hook(self._keep).remove)
+            stack.callback(modules[name].register_forward_hook(partial(self._keep, name)).remove)
 
     def _gather(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         given, whole = by_key(args, kwargs), self._record.given[name][0]
@@ -226,9 +256,9 @@ class _Trial(TorchFunctionMode):
         self._all = True
         return as_call(given)
 
-    def _keep(self, module: nn.Module, args: Any, result: Any) -> Any:
+    def _keep(self, name: str, module: nn.Module, args: Any, result: Any) -> Any:
         self._all = False
-        return with_result(result, 0, self.kept(as_results(result)[0]))
+        return with_result(result, 0, self.kept(as_results(self._record.results[name][0])[0]))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for one in tree_leaves((args, kwargs or {})):
