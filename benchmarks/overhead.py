@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.figures import SIDES, Turns, summary, written
+from peers.figures import Turns, summary, written
 from peers.machine import described
-from peers.pace import Conductor, processor_s, spent_s
+from peers.pace import Conductor
+from peers.pairs import take_pairs
 from peers.systems import PEERS, WORKERS, Peer, cordee, started
 from peers.tasks import TASKS, Task
 
@@ -52,23 +53,7 @@ def take_turns(name: str, peer: Peer, pairs: int, *, control: bool) -> Turns:
         }
         conductor.gather(tuple(running), WORKERS, lambda: all(one.poll() is None for one in running.values()))
         pids = {side: process.pid for side, process in running.items()}
-        return pairs_of(conductor, pids, TASKS[name].chunk, pairs)
-
-
-def pairs_of(conductor: Conductor, pids: dict[str, int], chunk: int, pairs: int) -> Turns:
-    """So many pairs of turns, after two to warm up."""
-    turns = Turns()
-    for number in range(-2, pairs):
-        order = SIDES if number % 2 == 0 else SIDES[::-1]
-        for side, waiting in zip(order, reversed(order), strict=True):
-            before = {one: processor_s(pids[one]) for one in SIDES}
-            seconds = conductor.turn(side, chunk)
-            used = {one: spent_s(before[one], processor_s(pids[one])) for one in SIDES}
-            if number >= 0:
-                turns.seconds[side].append(seconds)
-                turns.used_s[side] += used[side]
-                turns.used_while_waiting_s[waiting] += used[waiting]
-    return turns
+        return take_pairs(conductor, pids, TASKS[name].chunk, pairs)
 
 
 def empty(task: Task) -> Result:

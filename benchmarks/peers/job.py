@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks import TASKS
+from tensor_tasks import TASKS as TENSOR_TASKS
 from turns import Turns
 
 import cordee
@@ -11,7 +12,7 @@ from cordee.train.job import Save, Stop
 
 def job(task: str, turns: str, side: str = "cordee", stages: str = "") -> cordee.Job:
     """The task of this name; `turns` is the socket on which we are told when to compute."""
-    chosen = TASKS[task]
+    chosen = {**TASKS, **{f"tensor-{name}": one for name, one in TENSOR_TASKS.items()}}[task]
     callback = Turns(turns, side)
     return cordee.Job(
         model=chosen.model,

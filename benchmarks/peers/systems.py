@@ -87,18 +87,8 @@ gradient_as_bucket_view."""
 def cordee(task: str, path: str, folder: Path, plan: str = "auto") -> Iterator[Process]:
     """A run of Cordée, by its own command."""
     command = [sys.executable, "-m", "cordee", "train", str(HERE / "job.py"), "--workers", str(WORKERS)]
-    command += [
-        "--threads",
-        "1",
-        "--plan",
-        plan,
-        "--out",
-        str(folder / "run"),
-        "--set",
-        f"task={task}",
-        "--set",
-        f"turns={path}",
-    ]
+    command += ["--plan", plan, "--threads", "1", "--out", str(folder / "run")]
+    command += ["--set", f"task={task}", "--set", f"turns={path}"]
     with process(command, {}, folder / "said") as running:
         yield running
 

@@ -45,12 +45,12 @@ class Reader(nn.Module):
         return scores
 
 
-def make(kind: str) -> nn.Module:
+def make(kind: str, words: int) -> nn.Module:
     if kind in ("encoder", "reader"):
         return Encoder() if kind == "encoder" else Reader()
     import transformers as hf
 
-    common: dict[str, Any] = {"vocab_size": WORDS, "hidden_size": 32, "num_attention_heads": 4, "pad_token_id": 0}
+    common: dict[str, Any] = {"vocab_size": words, "hidden_size": 32, "num_attention_heads": 4, "pad_token_id": 0}
     deep: dict[str, Any] = {**common, "num_hidden_layers": 2, "intermediate_size": 48}
     no_drop = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if kind == "bert":
@@ -60,7 +60,7 @@ def make(kind: str) -> nn.Module:
         return hf.ViTForImageClassification(config)
     if kind == "gpt2":
         drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
-        config = hf.GPT2Config(vocab_size=WORDS, n_embd=32, n_head=4, n_layer=2, n_positions=16, **drop)
+        config = hf.GPT2Config(vocab_size=words, n_embd=32, n_head=4, n_layer=2, n_positions=16, **drop)
         return hf.GPT2LMHeadModel(config)
     if kind == "qwen3":
         return hf.Qwen3ForCausalLM(hf.Qwen3Config(**deep, num_key_value_heads=2, head_dim=8))
@@ -69,9 +69,11 @@ def make(kind: str) -> nn.Module:
     return hf.LlamaForCausalLM(hf.LlamaConfig(**{**deep, "num_key_value_heads": 2, **heads}))
 
 
-def job(kind: str = "llama", steps: int = 20, clip: float = 0.5, save_steps: int | None = None) -> cordee.Job:
+def job(
+    kind: str = "llama", steps: int = 20, clip: float = 0.5, save_steps: int | None = None, words: int = WORDS
+) -> cordee.Job:
     draw = torch.Generator().manual_seed(1)
-    x = torch.randint(1, WORDS, (96, LENGTH), generator=draw)
+    x = torch.randint(int(words == WORDS), words, (96, LENGTH), generator=draw)  # nought: what is padded
     y = x.sum(1) % 2
     pictures = torch.randn(96, 1, 12, 12, generator=draw).double()
     data = (pictures if kind == "vit" else x, y)
@@ -85,7 +87,7 @@ def job(kind: str = "llama", steps: int = 20, clip: float = 0.5, save_steps: int
         return nn.functional.cross_entropy(logits.flatten(0, 1), batch.x[:, 1:].flatten())
 
     return cordee.Job(
-        model=lambda: make(kind).double(),
+        model=lambda: make(kind, words).double(),
         objective=objective,
         optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
         data=data,

@@ -33,11 +33,11 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, dtype: str, tied: bool, width: int = 32, heads: int = 2, layers: int = 2) -> None:
+    def __init__(self, dtype: str, tied: bool, words: int, width: int = 32, heads: int = 2, layers: int = 2) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(WINDOW, width)
+        self.bytes, self.places = nn.Embedding(words, width), nn.Embedding(WINDOW, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
         if tied:
             self.head.weight = self.bytes.weight
         self.to(getattr(torch, dtype))
@@ -54,8 +54,10 @@ def job(
     tokens: bool = False,
     stop_steps: int | None = None,
     save_steps: int | None = None,
+    words: int = 256,
+    cut: str = "",
 ) -> cordee.Job:
-    """`tokens`: newlines do not count, so samples weigh unequally."""
+    """`tokens`: newlines do not count, so samples weigh unequally. `cut`: how the head is cut."""
 
     def loss(out: Tensor, y: Tensor) -> Tensor:
         ignored = NEWLINE if tokens else -100
@@ -65,13 +67,14 @@ def job(
         return float((batch.y != NEWLINE).sum())
 
     return cordee.Job(
-        model=lambda: Gpt(dtype, tied),
+        model=lambda: Gpt(dtype, tied, words),
         loss=loss,
         optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
         data=cordee.data.text(argparse.__file__, window=WINDOW, stride=8 * WINDOW, validation=0.1),
         batch=101,
         metrics={"accuracy": cordee.metrics.accuracy},
         weigh=count if tokens else None,
+        tensor_plan={"head": cut} if cut else None,
         stop=Stop(steps=stop_steps),
         save=Save(steps=save_steps),
     )

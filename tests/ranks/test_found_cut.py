@@ -27,6 +27,13 @@ CUTS = {
 """Which layers are cut, by the ends of their names."""
 COUNTS = {"mlp": 2, "gpt": 8, "llama": 14, "llama-uneven": 6, "qwen3": 14, "bert": 14, "gpt2": 8, "vit": 12}
 COUNTS |= {"encoder": 3, "reader": 1}
+CUTS |= {
+    "gpt-words": f"{CUTS['gpt']}|(bytes|head) vocabulary",
+    "llama-words": f"{LLAMA}|(embed_tokens|lm_head) vocabulary",
+    "bert-words": f"{CUTS['bert']}|word_embeddings vocabulary",
+    "gpt2-words": f"{CUTS['gpt2']}|(wte|lm_head) vocabulary",
+}
+COUNTS |= {"gpt-words": 10, "llama-words": 16, "bert-words": 15, "gpt2-words": 10}
 
 
 def same(run: Run, reference: Run) -> None:
@@ -43,14 +50,21 @@ def check_cut(run: Run, kind: str) -> None:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "gpt": {"stop_steps": 20, "clip": 0.5, "epochs": 3},
+    "gpt-words": {"stop_steps": 20, "clip": 0.5, "epochs": 3, "words": 257, "cut": "vocabulary"},
     "mlp": {"kind": "mlp", "cut": "found", "stop_steps": 20, "clip": 0.5},
+    "llama-words": {"kind": "llama", "words": 4097},
+    "bert-words": {"kind": "bert", "words": 4099},
+    "gpt2-words": {"kind": "gpt2", "words": 4097},
 }
-"""Of those that have a file of their own."""
-FILES = {"gpt": "gpt", "mlp": "sliced"}
+"""Of those that have a file of their own, and of those with a vocabulary that is cut too, in slices of unequal size."""
+FILES = {"gpt": "gpt", "gpt-words": "gpt", "mlp": "sliced"}
 
 
 def start(kind: str, out: Path, **more: Any) -> Run:
     return train(FILES.get(kind, "cut_models"), out, **{**SETTINGS.get(kind, {"kind": kind}), **more})
+
+
+MORE = [("bert-words", 4), ("gpt2-words", 2), ("vit", 2), ("qwen3", 4)]
 
 
 def slow(*kinds: str) -> list[Any]:
@@ -58,7 +72,11 @@ def slow(*kinds: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["mlp", "gpt", "llama", "bert", "encoder", *slow("llama-uneven", "qwen3", "gpt2", "vit", "reader")]
+    "kind",
+    [
+        *("mlp", "gpt-words", "bert-words", "encoder"),
+        *slow("gpt", "llama", "llama-words", "llama-uneven", "bert", "qwen3", "gpt2", "gpt2-words", "vit", "reader"),
+    ],
 )
 def test_two_workers_equal_one_process(warm: int, tmp_path: Path, kind: str) -> None:
     reference = start(kind, tmp_path / "alone")
@@ -69,7 +87,18 @@ def test_two_workers_equal_one_process(warm: int, tmp_path: Path, kind: str) -> 
     assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("kind", ["gpt", *slow("mlp", "llama", "bert", "encoder", "qwen3", "gpt2")])
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("llama-words", 2), *[pytest.param(*one, marks=pytest.mark.slow) for one in MORE]]
+)
+def test_some_of_the_tokens_on_each_worker(warm: int, tmp_path: Path, kind: str, workers: int) -> None:
+    """There are 9 of them: 5 on one worker, 4 on the other."""
+    whole = start(kind, tmp_path / "whole", workers=workers // 2)
+    run = start(kind, tmp_path / "run", workers=workers, plan="tensor=2,sequence=true")
+    same(run, whole)
+    check_cut(run, kind)
+
+
+@pytest.mark.parametrize("kind", ["gpt-words", *slow("mlp", "gpt", "llama-words", "bert-words", "encoder", "qwen3")])
 def test_two_replicas_of_two_workers_equal_one_process(warm: int, tmp_path: Path, kind: str) -> None:
     # Norms of Qwen3 compute in float32, whose rounding depends on the number of samples (6e-10 in the loss, also
     # without a cut): two whole replicas have the same shares.
@@ -77,15 +106,19 @@ def test_two_replicas_of_two_workers_equal_one_process(warm: int, tmp_path: Path
     same(start(kind, tmp_path / "four", workers=4, plan="tensor=2"), whole)
 
 
-def test_a_fused_layer_is_saved_whole_and_resumed_under_any_plan(warm: int, tmp_path: Path) -> None:
-    reference = start("gpt", tmp_path / "alone")
+def test_fused_layers_and_uneven_slices_are_saved_whole_and_resumed_under_any_plan(warm: int, tmp_path: Path) -> None:
+    reference = start("gpt-words", tmp_path / "alone")
     for turn, (stop, plan, workers) in enumerate([(6, "tensor=2", 2), (11, "auto", 3), (99, "tensor=2", 4)]):
         stops = {"stop_steps": stop} if stop < 20 else {}
-        run = start("gpt", tmp_path / "run", workers=workers, plan=plan, resume=turn > 0, **stops)
+        run = start("gpt-words", tmp_path / "run", workers=workers, plan=plan, resume=turn > 0, **stops)
         if turn == 0:
             (folder,) = (run.out / "checkpoints").iterdir()
-            pieces = read_index(folder)["tensors"]["model.blocks.0.query_key_value.weight"]["slices"]
+            tensors = read_index(folder)["tensors"]
+            pieces = tensors["model.blocks.0.query_key_value.weight"]["slices"]
             assert [one["offset"][0] for one in pieces] == [0, 32, 64, 16, 48, 80]
+            for name in ("model.bytes.weight", "optim.main.bytes.weight.exp_avg"):
+                places = [(one["offset"][0], one["shape"][0]) for one in tensors[name]["slices"]]
+                assert places == [(0, 129), (129, 128)], name
     losses = {event["step"]: event["loss"] for event in run.of("step")}
     assert list(losses.values()) == pytest.approx(reference.losses, rel=1e-10)
     assert distance(run, reference) < 1e-8

@@ -32,7 +32,7 @@ def same(run: Run, reference: Run) -> None:
 @pytest.mark.parametrize(
     ("plan", "workers", "settings"),
     [
-        ("tensor=2", 2, {}),
+        ("tensor=2", 2, {"optimizer": "hooked"}),
         ("tensor=2", 4, {"kind": "blocks", "clip": 0.5, "optimizer": "momentum", "epochs": 1}),
         ("tensor=2,accumulate=3", 4, {"kind": "blocks", "keep_best": True, "epochs": 1}),
         pytest.param("tensor=4", 4, {"kind": "drops"}, marks=pytest.mark.slow),
@@ -118,7 +118,7 @@ def test_a_writer_of_a_checkpoint_is_lost_where_no_other_replica_is(warm: int, t
     ("plan", "told"),
     [
         ({"0": "colwise", "5": "rowwise"}, "no such layer"),
-        ({"0": "columns"}, "expected column, row or"),
+        ({"0": "columns"}, "expected column, row, vocabulary"),
         ({"3": "colwise"}, "BatchNorm1d"),
         ({"4": "colwise"}, "cannot be cut into 4"),
         ({}, "names no layer"),

@@ -13,9 +13,10 @@ from torch.nn.functional import gelu, scaled_dot_product_attention, softmax
 
 from cordee.core.errors import ModelError
 from cordee.split.cut import Cut, Setting
-from cordee.split.find import calling, find_cut, fit_cut
-from cordee.split.tensor import check
+from cordee.split.find import calling, choose_cut, find_cut, fit_cut
+from cordee.split.named import check
 from cordee.split.trial import narrowed
+from cordee.split.vocabulary import LARGE
 
 
 class Pair(nn.Module):
@@ -154,6 +155,78 @@ def test_shared_weights_stay_whole() -> None:
     assert not cut.layers and "shares its weight with 0.weight" in why(cut, "1")
 
 
+class Words(nn.Module):
+    """An embedding and a head; `kind` says how they belong together."""
+
+    def __init__(self, kind: str = "", words: int = LARGE + 1, **options: Any) -> None:
+        super().__init__()
+        self.kind = kind
+        self.table, self.middle = nn.Embedding(words, 4, **options), Pair(lambda self, up, x: gelu(up))
+        self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, words)
+        if kind:
+            self.head = nn.Linear(4, words)
+            self.head.weight = self.table.weight
+        if kind == "bias":  # as in BERT
+            self.bias = self.head.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.inner(self.table(x))
+        seen = seen + self.middle(seen)
+        if self.kind == "function":
+            return nn.functional.linear(seen[..., :4], self.table.weight, self.head.bias)
+        out: Tensor = self.head(seen[..., :4] if self.kind else seen)
+        return out
+
+
+@pytest.mark.parametrize("kind", ["", "tied", "bias"])
+def test_large_vocabularies_are_cut(kind: str) -> None:
+    model = Words(kind)
+    cut = find(model, torch.arange(6)[None])
+    assert cuts(cut) == {"table": "vocabulary", "middle.up": "column", "middle.down": "row", "head": "vocabulary"}
+    assert "each worker holds 2,049 of 4,097 rows; 4,097 outputs per input are gathered" in cut.layers[-1].reason
+    assert ("one weight with table" in cut.layers[-1].reason) == bool(kind)
+    assert cut.parameters[1] == sum(one.numel() for one in model.parameters())
+    assert cut.parameters[0] == pytest.approx(cut.parameters[1] / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Words("function"), "table.weight is also used by the model"),
+        (Words("tied", max_norm=1.0), "max_norm=1.0"),
+        (Words(scale_grad_by_freq=True), "scale_grad_by_freq=True"),
+        (Words("tied", sparse=True), "sparse=True"),
+        (Words(words=LARGE - 1), "fewer than 4,096 rows"),
+    ],
+)
+def test_vocabularies_that_stay_whole(model: Words, reason: str) -> None:
+    cut = find(model, torch.arange(6)[None])
+    assert reason in why(cut, "table"), str(cut)
+    assert ("head" in cuts(cut)) == (not model.kind and "fewer" not in reason)
+
+
+def test_a_plan_corrects_what_is_found() -> None:
+    model, sample = Words("tied", words=7), torch.arange(6)[None]
+
+    def choose(plan: dict[str, str], slices: int = 2) -> Cut:
+        return choose_cut(model, calling(model, sample), plan, slices)
+
+    middle = {"middle.up": "column", "middle.down": "row"}
+    assert cuts(choose({"head": "vocabulary"})) == {"table": "vocabulary", **middle, "head": "vocabulary"}
+    assert cuts(choose({"*": "whole", "table": "vocabulary", "head": "vocabulary"})) == {
+        "table": "vocabulary", "head": "vocabulary"
+    }  # fmt: skip
+    assert cuts(choose({"inner": "vocabulary", "middle*": "whole"})) == {"inner": "vocabulary"}
+    assert cuts(choose({"middle.up": "column", "middle.down": "row", "head": "vocabulary"})) == {
+        **middle, "head": "vocabulary", "table": "vocabulary"
+    }  # fmt: skip
+    assert "tensor_plan" in why(choose({"middle.up": "whole", "head": "vocabulary"}), "middle.down")
+    with pytest.raises(ModelError, match=r"table and head by vocabulary, but tensor_plan keeps head whole"):
+        choose({"table": "vocabulary", "head": "whole"})
+    with pytest.raises(ModelError, match=r"7 rows are too few for 5 workers"):
+        choose({"table": "vocabulary"}, 5)
+
+
 def test_nothing_is_changed_by_the_search() -> None:
     model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.BatchNorm1d(5))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -190,6 +263,7 @@ def test_a_cut_is_printed_and_written() -> None:
         "layer  weight  cut     why",
         "0      8×4     column  goes to 2 feature by feature",
         "2      3×8     row     takes the slices of 0",
+        "Each worker holds 35 of 67 parameters, 52%.",
     ]
     assert json.loads(json.dumps(cut.to_dict()))["layers"][1]["how"] == "row"
 

@@ -31,7 +31,7 @@ def test_gpt(stages: int, tied: bool) -> None:
         return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
     batches = [torch.randint(0, 256, size) for size in ((3, WINDOW), (1, WINDOW), (2, 7))]
-    plan = compare(Gpt("float64", tied, layers=4), objective, batches, stages)
+    plan = compare(Gpt("float64", tied, 256, layers=4), objective, batches, stages)
     assert names(plan) == ["bytes", "places", *(f"blocks.{layer}" for layer in range(4)), "norm", "head"]
     assert [one.stages for one in plan.tied] == ([(0, stages - 1)] if tied else [])
     assert all(len(cut.points) == 1 for cut in plan.cuts)

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from cordee.core.errors import ModelError
-from cordee.split.tensor import check
+from cordee.split.named import check
 
 
 def test_patterns_name_every_layer_that_they_fit() -> None:

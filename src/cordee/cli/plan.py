@@ -57,7 +57,8 @@ def find_cut_of_job(file: Path, settings: list[str] | None, plan: Plan) -> Cut:
     from cordee.train.cutting import cut_of_job
     from cordee.train.jobfile import load_job
 
-    return cut_of_job(load_job(python_file(file), parse_settings(settings)), plan.tensor)
+    job = load_job(python_file(file), parse_settings(settings))
+    return cut_of_job(job, plan.tensor, sequence=plan.sequence)
 
 
 def show_keys() -> None:

@@ -123,6 +123,9 @@ class Plan:
     proportions: tuple[float, ...] = _key((), "feed", "each worker's part of a global batch, one number a worker")
 
     tensor: int = _key(1, "split", "workers over which the linear layers of a replica are cut", minimum=1)
+    sequence: bool = _key(
+        False, "split", "with tensor above 1: each worker holds some of the tokens where layers are not cut"
+    )
     pipeline: int = _key(1, "split", "stages of layers that a replica lies over, each on workers of its own", minimum=1)
     schedule: str = _key("1f1b", "split", "in which order the stages compute micro-batches", choices=SCHEDULES)
     micro_batches: int = _key(0, "split", "so many walk through a pipeline in a step; 0: two per stage", minimum=0)

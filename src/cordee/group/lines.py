@@ -98,8 +98,9 @@ class Lines:
         self._connect(self.sums, "sums" + column)
         self._connect(self.layers, f"layers {self.layers.members}" if column else "layers")
         self._connect_closely(column)
-        if self.shape.shards > 1:
-            self._share_memory([self.shards], f" shards {self.shards.members}")
+        for axis, comm in (("slices", self.slices), ("shards", self.shards)):
+            if self._backend == "auto" and comm.size > 1:  # for activations, and for parameters
+                self._share_memory([comm], f" {axis} {comm.members}")
         if who.broken:  # lost before all of these could be cut
             self.cut()
 

@@ -1,9 +1,9 @@
 """Tensors of which this worker holds a part: torch's DTensor along the axes `slice` and `shard` of the mesh.
 
-Slices are equal. A tensor of several blocks, such as query, key and value in one, is cut in each of them: a slice then
-lies at several places of the whole. A shard is some of the rows of a tensor, or of a slice: as many as of any other
-shard, or fewer at the end, or none. Whether a tensor is a part is asked without importing DTensor, which takes a second
-that only split runs pay for.
+Where a size cannot be divided, the last parts are smaller, or empty. A tensor of several blocks, such as query, key and
+value in one, is cut in each of them: a slice then lies at several places of the whole. A shard is some of the rows of a
+tensor, or of a slice. Whether a tensor is a part is asked without importing DTensor, which takes a second that only
+split runs pay for.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def slice_of(module: nn.Module, name: str, dim: int, mesh: DeviceMesh, blocks: i
 
 def local_of(tensor: Tensor) -> Tensor:
     """What this worker holds of it: the same memory."""
-    return cast(Tensor, cast(Any, tensor.detach()).to_local()) if hasattr(tensor, "placements") else tensor
+    held: Tensor = getattr(tensor, "_local_tensor", tensor)  # `to_local` takes 20 times as long
+    return held if held is tensor else held.detach()
 
 
 def like(pattern: Tensor, local: Tensor) -> Tensor:

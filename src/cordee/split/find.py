@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,22 +17,53 @@ from cordee.core.errors import ModelError
 from cordee.split.attention import why_whole
 from cordee.split.cut import Cut, LayerCut, Setting, Whole
 from cordee.split.layers import is_linear
+from cordee.split.named import check, corrects, words_of
+from cordee.split.sequence import find_streams
 from cordee.split.trace import Trace, as_in_evaluation, trace
 from cordee.split.trial import Group, Misfit, Uneven, alike, computing, narrowed, set_to, try_group
+from cordee.split.vocabulary import LARGE, find_vocabulary, is_embedding
 
 MIXING = {"scaled_dot_product_attention", "softmax", "bmm", "matmul", "__matmul__", "einsum", "baddbmm"}
 """Functions by which features of one head meet each other."""
 LEAKS = "the whole model gives another result with it, though the layer by itself does not"
 
 
-def find_cut(model: nn.Module, run: Callable[[], Any], slices: int) -> Cut:
+def choose_cut(
+    model: nn.Module, run: Callable[[], Any], plan: Mapping[str, Any] | None, slices: int, *, sequence: bool = False
+) -> Cut:
+    """How the layers of `model` are cut: as found, with what a job's plan corrects, or as it names them in words.
+
+    With `sequence`, also between which blocks each worker can hold some of the tokens; `ModelError` if it cannot.
+    """
+    if corrects(plan):
+        cut = find_cut(model, run, slices, words_of(model, plan or {}))
+    else:
+        cut = fit_cut(model, run, check(model, plan or {}, slices)[0])
+    if not sequence:
+        return cut
+    streams, reasons = find_streams(model, run, cut.layers, slices)
+    if not streams:
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "it has no list of blocks"
+        raise ModelError(
+            f"sequence=true lets each worker hold some of the tokens between the blocks of a model, but of this "
+            f"{type(model).__name__} no blocks can do so: {why}. Leave sequence=true out of the plan"
+        )
+    return replace(
+        cut, streams=streams, whole_streams=tuple(Whole(name, (), reason) for name, reason in reasons.items())
+    )
+
+
+def find_cut(
+    model: nn.Module, run: Callable[[], Any], slices: int, wishes: Mapping[str, str] = MappingProxyType({})
+) -> Cut:
     """How the layers of `model` can be cut over `slices` workers; the model stays as it is.
 
     `run()` calls the model with a few samples and returns its loss, or its output. It is called a few times, and parts
-    of the model are called by themselves, all in evaluation mode and without gradients.
+    of the model are called by themselves, all in evaluation mode and without gradients. `wishes` gives layers that
+    are to be cut by their `vocabulary`, or to stay `whole`.
     """
     seen = trace(model, run)
-    search = _Search(model, seen, slices, _tied(model))
+    search = _Search(model, seen, slices, _tied(model), wishes)
     search.look()
     while search.groups and not _fits(model, run, seen, search.groups, slices):
         search.retreat()
@@ -46,6 +78,9 @@ def fit_cut(model: nn.Module, run: Callable[[], Any], named: Cut) -> Cut:
     """
     seen = trace(model, run)
     cut = {one.layer: one for one in named.layers}
+    words = {name: "vocabulary" if name in cut and cut[name].how == "vocabulary" else "whole" for name in seen.calls}
+    found = find_vocabulary(model, seen, frozenset(), named.slices, words)
+    cut.update({name: replace(cut[name], reason=why) for name, why in found.layers.items()})
     settings: dict[Setting, None] = {}
     partial: list[str] = []
     for row in (name for name, one in cut.items() if one.how == "row"):
@@ -65,7 +100,9 @@ def fit_cut(model: nn.Module, run: Callable[[], Any], named: Cut) -> Cut:
             ) from misfit
         except Misfit as misfit:
             cut.update({one: replace(cut[one], group=number, reason=str(misfit)) for one in (*columns, row)})
-    return replace(named, layers=tuple(cut.values()), settings=tuple(settings), partial=tuple(partial))
+    layers = tuple(cut.values())
+    held = _held(model, layers, named.slices)
+    return replace(named, layers=layers, settings=tuple(settings), partial=tuple(partial), parameters=held)
 
 
 def calling(model: nn.Module, sample: Any) -> Callable[[], Any]:
@@ -84,6 +121,8 @@ class _Search:
     slices: int
     tied: dict[str, str]
     """Layers that share a weight, and with which parameter."""
+    wishes: Mapping[str, str]
+    """Layers that the job has named: `vocabulary` or `whole`."""
     groups: list[Group] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     """Why layers stay whole."""
@@ -108,6 +147,8 @@ class _Search:
     def _check(self, row: str, columns: Sequence[str]) -> None:
         """Refuse what cannot be a group, as far as the pass has shown."""
         for name in (*columns, row):
+            if name in self.wishes:
+                raise Misfit(f"tensor_plan has {name} cut otherwise, or whole")
             if name in self.tied:
                 raise Misfit(f"{name} shares its weight with {self.tied[name]}")
         for name in columns:
@@ -130,17 +171,31 @@ class _Search:
         layers = {name: module for name, module in self.model.named_modules() if _has_matrix(module)}
         attentions = {name: one for name, one in layers.items() if isinstance(one, nn.MultiheadAttention)}
         cut = {one.layer: one for one in (*self._linear(layers), *self._attentions(attentions))}
+        cut |= {one.layer: one for one in self._vocabulary(frozenset(cut))}
         order = [*self.seen.calls, *(name for name in layers if name not in self.seen.calls)]
         inside = tuple(f"{name}." for name in attentions)  # their projections are parts of them
         rest = [name for name in order if name in layers and name not in cut and not name.startswith(inside)]
         settings = dict.fromkeys(one for group in self.groups for one in group.settings)
+        found = tuple(cut[name] for name in order if name in cut)
         return Cut(
             self.slices,
-            tuple(cut[name] for name in order if name in cut),
+            found,
             tuple(Whole(name, _shape(layers[name]), self._why(name, layers[name])) for name in rest),
             tuple(settings),
-            tuple(name for group in self.groups for name in sorted(self.seen.weights[group.row])),
+            tuple(self._partial()),
+            _held(self.model, found, self.slices),
         )
+
+    def _partial(self) -> list[str]:
+        """Parameters that act on slices."""
+        return [name for group in self.groups for name in sorted(self.seen.weights[group.row])]
+
+    def _vocabulary(self, cut: frozenset[str]) -> Iterator[LayerCut]:
+        found = find_vocabulary(self.model, self.seen, cut.union(self._partial()), self.slices, self.wishes)
+        self.reasons.update(found.reasons)
+        modules = dict(self.model.named_modules())
+        for number, (name, why) in enumerate(found.layers.items(), start=len(cut)):
+            yield LayerCut(name, "vocabulary", _shape(modules[name]), number, 1, why)
 
     def _linear(self, layers: Mapping[str, nn.Module]) -> Iterator[LayerCut]:
         for number, group in enumerate(self.groups):
@@ -152,23 +207,28 @@ class _Search:
 
     def _attentions(self, attentions: Mapping[str, nn.MultiheadAttention]) -> Iterator[LayerCut]:
         for number, (name, one) in enumerate(attentions.items(), start=len(self.groups)):
-            if why := "" if self.tied.keys() & {name, f"{name}.out_proj"} else why_whole(one, self.slices):
+            free = not (self.tied.keys() | self.wishes.keys()) & {name, f"{name}.out_proj"}
+            if why := why_whole(one, self.slices) if free else "":
                 self.reasons[name] = why
-            elif name in self.seen.calls and not self.tied.keys() & {name, f"{name}.out_proj"}:
+            elif free and name in self.seen.calls:
                 told = f"{one.num_heads // self.slices} of its {one.num_heads} heads on each worker"
                 yield LayerCut(name, "heads", _shape(one), number, 3, told)
 
     def _why(self, name: str, layer: nn.Module) -> str:
+        if self.wishes.get(name) == "whole":
+            return "tensor_plan says so"
         if name in self.reasons:
             return self.reasons[name]
         if name in self.tied:
             return f"shares its weight with {self.tied[name]}"
+        if is_embedding(layer):
+            return f"it has fewer than {LARGE:,} rows"
         if not is_linear(layer):
             return f"layers of this kind ({type(layer).__name__}) are not cut"
         if name not in self.seen.calls:
             return "the forward pass does not call it as a layer"
         if name in self.seen.in_loss:
-            return "its output is the model's result"
+            return f"its output is the model's result, of fewer than {LARGE:,} numbers"
         return "its output reaches no other linear layer that is free"
 
 
@@ -207,6 +267,19 @@ def _tied(model: nn.Module) -> dict[str, str]:
     return {
         name.rpartition(".")[0]: next(other for other in group if other != name) for group in shared for name in group
     }
+
+
+def _held(model: nn.Module, layers: Sequence[LayerCut], slices: int) -> tuple[int, int]:
+    """How many numbers one worker holds of the parameters of a model, and how many there are."""
+    modules = dict(model.named_modules())
+    cut = {
+        id(parameter): parameter.numel()
+        for one in layers
+        for name, parameter in modules[one.layer].named_parameters()
+        if not (name.endswith("bias") and (one.how == "row" or "." in name))
+    }
+    whole = sum(one.numel() for one in model.parameters())
+    return whole - sum(cut.values()) + sum(-(-size // slices) for size in cut.values()), whole
 
 
 def _has_matrix(module: nn.Module) -> bool:

@@ -111,15 +111,69 @@ class _Leave(torch.autograd.Function):
         return _Enter.apply(gradients[0], ctx.team), None  # type: ignore[no-untyped-call]
 
 
+def share_of(size: int, place: int, slices: int) -> tuple[int, int]:
+    """Where the share of one of so many workers begins, and how long it is: equal, but for the last."""
+    most = -(-size // slices)
+    start = min(size, place * most)
+    return start, min(most, size - start)
+
+
+def gathered(part: Tensor, dim: int, size: int, team: Team) -> Tensor:
+    """The slices of all workers side by side, so many numbers of a dimension (-1: the last) in all."""
+    whole: Tensor = _Gather.apply(part, dim, size, team)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def own_slice(whole: Tensor, dim: int, team: Team) -> Tensor:
+    """The slice of this worker, of what all of them have."""
+    part: Tensor = _Own.apply(whole, dim, team)  # type: ignore[no-untyped-call]
+    return part
+
+
+class _Gather(torch.autograd.Function):
+    """The slices of one dimension, side by side; backward, each worker takes the gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, dim: int, size: int, team: Team) -> Tensor:
+        ctx.dim, ctx.team = dim, team
+        most = -(-size // team.slices.size)
+        padding = [0, 0] * (-dim - 1) + [0, most - part.shape[dim]]
+        even = nn.functional.pad(part.detach(), padding).contiguous()
+        parts = [even] * team.slices.size if _apart else team.slices.gather(even).wait()
+        if parts is None:
+            team.lines.leave_if_broken()  # if it was not a worker of ours, this step is void and done again
+            parts = [even] * team.slices.size
+        return torch.cat(parts, dim).narrow(dim, 0, size)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Own.apply(gradients[0], ctx.dim, ctx.team), None, None, None  # type: ignore[no-untyped-call]
+
+
+class _Own(torch.autograd.Function):
+    """This worker's slice of one dimension; backward, those of all are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, dim: int, team: Team) -> Tensor:
+        ctx.dim, ctx.size, ctx.team = dim, whole.shape[dim], team
+        own = whole.narrow(dim, *share_of(ctx.size, team.slices.rank, team.slices.size))
+        return own.clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _Gather.apply(gradients[0], ctx.dim, ctx.size, ctx.team), None, None  # type: ignore[no-untyped-call]
+
+
 def cut_linear(layer: nn.Module, how: str, meeting: Meeting, mesh: DeviceMesh, blocks: int = 1) -> None:
     """Keep this worker's slice of a linear layer, and let it compute with that; in place."""
     slice_of(layer, "weight", cut_dimension(layer, how), mesh, blocks)
     if how == "column" and layer.bias is not None:
         slice_of(layer, "bias", 0, mesh, blocks)
-    layer.forward = partial({"column": _column, "row": _row}[how], layer, meeting)
+    layer.forward = partial({"column": column_part, "row": _row}[how], layer, meeting)
 
 
-def _column(layer: Any, meeting: Meeting, input: Tensor) -> Tensor:
+def column_part(layer: Any, meeting: Meeting, input: Tensor) -> Tensor:
+    """Some of the outputs of a linear layer, those of this worker."""
     bias = None if layer.bias is None else local(layer.bias)
     return nn.functional.linear(meeting.enter(input), _weight(layer), bias)
 

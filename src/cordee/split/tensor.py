@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 import torch
 from torch import Tensor, nn
 
 from cordee.core.errors import ModelError, WorkersLost
-from cordee.core.words import did_you_mean
 from cordee.group.sliced import is_sliced
 from cordee.group.team import Team
 from cordee.split.attention import cut_attention
-from cordee.split.cut import WORDS, Cut, LayerCut
-from cordee.split.layers import Meeting, cut_linear, is_linear, size_of
+from cordee.split.cut import Cut
+from cordee.split.layers import Meeting, cut_linear
+from cordee.split.named import check
 from cordee.split.pipeline import Pipeline, Staging
 from cordee.split.seam import Split
+from cordee.split.tokens import share_tokens
+from cordee.split.vocabulary import cut_vocabulary
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 TensorPlan = Union[Mapping[str, Union[str, "ParallelStyle"]], Cut]  # noqa: UP007 - a name that is not there yet
-"""For names of layers, which may hold `*`: `"column"`, `"row"`, or a `ParallelStyle` of torch. Or what was found."""
+"""For names of layers, which may hold `*`: `"column"`, `"row"`, `"vocabulary"`, `"whole"`, or a `ParallelStyle`. Or
+what was found."""
 
 NOTICE_S = 2.0
 """How long after a failed collective the coordinator may take to say that a worker was lost."""
@@ -56,11 +58,15 @@ class TensorSlices(Split):
             layer, meeting = layers[one.layer], meetings.setdefault(one.group, Meeting(self._team))
             if isinstance(layer, nn.MultiheadAttention):
                 cut_attention(layer, meeting, mesh)
+            elif one.how == "vocabulary":
+                cut_vocabulary(model, layer, self._team, mesh)
             elif one.how != "style":
                 cut_linear(layer, one.how, meeting, mesh, one.blocks)
         for each in plan.settings:
             setattr(layers[each.module], each.name, each.value)
-        for name in plan.partial:
+        for stream in plan.streams:
+            share_tokens(model, stream, self._team)
+        for name in (*plan.partial, *(one for stream in plan.streams for one in stream.partial)):
             owner, _, attribute = name.rpartition(".")
             _add_up_gradient(model.get_submodule(owner), attribute, Meeting(self._team).leave)
         if styles:
@@ -102,6 +108,16 @@ def holding_together(team: Team) -> Iterator[None]:
         raise
 
 
+def check_found_tokens(plan: TensorPlan | None, *, sequence: bool) -> None:
+    """Refuse `sequence=true` for a cut that was not tried: nothing is known of the code between its layers."""
+    if sequence and not isinstance(plan, Cut):
+        raise ModelError(
+            "sequence=true needs a cut that is found, or named in words: which code computes with some of the tokens "
+            "is tried. Leave ParallelStyles out of tensor_plan, and in a loop of your own show the model a sample, "
+            "s.prepare(model, sample=x); or leave sequence=true out of the plan"
+        )
+
+
 def check_found(cut: Cut, model: nn.Module) -> None:
     """Refuse to start where nothing is cut: it would take several workers for what one computes."""
     if cut.layers:
@@ -113,66 +129,3 @@ def check_found(cut: Cut, model: nn.Module) -> None:
         'tensor_plan={"*.up": "column", "*.down": "row"}: of two linear layers after each other the first is cut by '
         "columns, the second by rows"
     )
-
-
-def check(model: nn.Module, plan: Mapping[str, str | ParallelStyle], slices: int) -> tuple[Cut, dict[str, Any]]:
-    """How each layer that the plan names is cut, and by which styles; a plan that does not fit the model is refused."""
-    layers = {name: module for name, module in model.named_modules() if name}
-    if not plan:
-        raise ModelError(
-            f"tensor={slices} cuts layers, but tensor_plan names no layer. A job without tensor_plan= gets a cut that "
-            "is found by itself, and so does a script that shows its model a sample: s.prepare(model, sample=x). Or "
-            'name layers, as in tensor_plan={"0": "column", "2": "row"}: of two linear layers after each other the '
-            f"first is cut by columns, the second by rows. {_linear(layers)}"
-        )
-    cuts: dict[str, LayerCut] = {}
-    styles: dict[str, Any] = {}
-    for pattern, how in plan.items():
-        if isinstance(how, str) and how not in WORDS:
-            hint = did_you_mean(how, list(WORDS), "{!r}")
-            raise ModelError(f"tensor_plan[{pattern!r}]={how!r}: expected column, row or a ParallelStyle.{hint}")
-        names = [name for name in layers if fnmatchcase(name, pattern)]
-        if not names:
-            hint = did_you_mean(pattern, list(layers), "{!r}")
-            raise ModelError(f"tensor_plan names {pattern!r}, but the model has no such layer.{hint} {_linear(layers)}")
-        for name in names:
-            word = WORDS[how] if isinstance(how, str) else "style"
-            styles.update({name: how} if word == "style" else {})
-            if word != "style":
-                styles.pop(name, None)
-                _check_layer(name, layers[name], how, slices)
-            cuts[name] = LayerCut(name, word, tuple(getattr(layers[name], "weight", torch.empty(0)).shape), len(cuts))
-    _refuse_tied(model, layers, list(cuts))
-    return Cut(slices, tuple(cuts.values())), styles
-
-
-def _refuse_tied(model: nn.Module, layers: Mapping[str, nn.Module], cut: list[str]) -> None:
-    """A parameter that two layers share would become two parameters, each trained by itself."""
-    places: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(name)
-    for name in cut:
-        for parameter in layers[name].parameters():
-            if len(shared := places[id(parameter)]) > 1:
-                raise ModelError(
-                    f"tensor_plan names {name!r}, whose weight is shared: {' and '.join(shared)} are one parameter; "
-                    "only whole parameters can be shared. Leave that layer out of tensor_plan"
-                )
-
-
-def _check_layer(name: str, layer: nn.Module, how: Any, slices: int) -> None:
-    if not is_linear(layer):
-        raise ModelError(
-            f"tensor_plan[{name!r}]={how!r}: that layer is a {type(layer).__name__}, and linear layers alone are cut "
-            "by these words. Name a linear layer, or give a ParallelStyle of torch"
-        )
-    size, what = size_of(layer, WORDS[how]), "outputs" if WORDS[how] == "column" else "inputs"
-    if size % slices:
-        raise ModelError(
-            f"tensor_plan[{name!r}]={how!r}: its {size} {what} cannot be cut into {slices} equal slices. Choose a "
-            f"multiple of {slices} for that size, or another tensor= in the plan"
-        )
-
-
-def _linear(layers: Mapping[str, nn.Module]) -> str:
-    return f"Its linear layers are: {', '.join(name for name, layer in layers.items() if is_linear(layer)) or 'none'}"

@@ -43,6 +43,8 @@ class Trace:
     """Whose outputs come into the loss with no other linear layer in between."""
     weights_in_loss: Names = frozenset()
     """The parameters that stand between these and the loss."""
+    users: dict[str, set[str]] = field(default_factory=dict)
+    """In whose forward passes each parameter is used, of the innermost module."""
     result: Any = None
     """What the pass returned."""
 
@@ -103,6 +105,8 @@ class _Watch(TorchFunctionMode):
         self._of: dict[int, tuple[Names, Names]] = {}
         self._held: list[Tensor] = []
         """All tensors with a note, so that no other one gets the place of one in memory."""
+        self._called = ["the loss"]
+        """The modules in whose forward passes we are, the innermost last."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -113,7 +117,13 @@ class _Watch(TorchFunctionMode):
                 self._seen.functions.setdefault(source, set()).add(getattr(func, "__name__", str(func)))
             changed = args[:1] if getattr(func, "__name__", "") == "__setitem__" else ()
             self._mark([result, *changed], sources, weights)
+            self._use((args, kwargs), result)
         return result
+
+    def _use(self, values: Any, result: Any) -> None:
+        for one in tree_leaves(values) if isinstance(result, Tensor) else ():
+            if (name := self._parameters.get(id(one))) is not None:
+                self._seen.users.setdefault(name, set()).add(self._called[-1])
 
     def _note(self, tensor: Tensor) -> tuple[Names, Names]:
         if (name := self._parameters.get(id(tensor))) is not None:
@@ -134,6 +144,7 @@ class _Watch(TorchFunctionMode):
 
     def begin(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is called."""
+        self._called.append(name)
         self._seen.calls.setdefault(name, Call(args, dict(kwargs)))
         if is_linear(module):
             sources, weights = self.notes_of((args, kwargs))
@@ -142,6 +153,7 @@ class _Watch(TorchFunctionMode):
 
     def end(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         """A module has returned; a linear layer's output comes from it alone."""
+        self._called.pop()
         if is_linear(module):
             self._seen.calls[name].results.append(result)
             self._mark(result, frozenset((name,)), frozenset())

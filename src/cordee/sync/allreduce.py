@@ -21,7 +21,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from cordee.core.errors import ModelError
 from cordee.core.record import SIZE, Record
@@ -32,6 +31,7 @@ from cordee.sync.gradients import treat
 from cordee.sync.lossy import Exact, Lossy
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.sparse import is_sparse
+from cordee.sync.stepping import is_torchs_own
 
 CPU_BUCKET_MB, SMALL_BUCKET_MB, BUCKET_MB = 4.0, 2.0, 25.0
 """Where the plan does not say: sums on CPUs, which take long, begin early in the backward pass; by a codec, in smaller
@@ -188,7 +188,7 @@ class AllReduce(Sync):
         if self.team.replicas == 1:
             optimizer.step()
             return
-        if _is_torchs_own(optimizer) and (optimizer is self._reader or (self._buckets.sets == 1 and self._all_have())):
+        if is_torchs_own(optimizer) and (optimizer is self._reader or (self._buckets.sets == 1 and self._all_have())):
             given = [bucket.flats[self._turn] for bucket in self._buckets]
         else:
             for parameter in self.parameters:
@@ -296,16 +296,3 @@ def _chosen_mb(parameters: Iterable[nn.Parameter], adds: Exact) -> float:
     if not all(parameter.is_cpu for parameter in parameters):
         return BUCKET_MB
     return SMALL_BUCKET_MB if isinstance(adds, Lossy) else CPU_BUCKET_MB
-
-
-def _is_torchs_own(optimizer: Optimizer) -> bool:
-    """Whether it is PyTorch's code alone that runs in a step, of which we know that version counters see its writes."""
-    if not f"{type(optimizer).__module__}.".startswith("torch.optim."):
-        return False
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optimizer._global_optimizer_pre_hooks,
-        torch_optimizer._global_optimizer_post_hooks,
-    )
-    return not any(hooks)

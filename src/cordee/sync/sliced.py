@@ -22,6 +22,7 @@ from cordee.group.team import Team
 from cordee.sync.buckets import grouped
 from cordee.sync.gradients import norm_of, shorten
 from cordee.sync.seam import Agreed, Recorded, Sync, Treatment
+from cordee.sync.stepping import step_on_slices
 
 
 class SlicedSums(Sync):
@@ -61,7 +62,7 @@ class SlicedSums(Sync):
 
     def update(self, optimizer: Optimizer) -> None:
         """Let the optimizer step; the first time, say how many bytes of its state lie on this worker."""
-        optimizer.step()
+        step_on_slices(optimizer)
         if not self._told:
             self._told = True
             gradients = [one.grad for one in self.parameters if one.grad is not None]

@@ -22,11 +22,11 @@ from cordee.group.lines import PART_LOST
 from cordee.group.sliced import aligned, cut_as, is_sliced, local_of
 from cordee.group.team import Team
 from cordee.split.cut import Cut
-from cordee.split.find import find_cut, fit_cut
+from cordee.split.find import choose_cut
 from cordee.split.pipeline import Pipeline
 from cordee.split.seam import Micro, Split
 from cordee.split.shard import Sharding, parameters_of, reshard, seeing_calls
-from cordee.split.tensor import TensorPlan, check
+from cordee.split.tensor import TensorPlan, check_found_tokens
 from cordee.sync.gradients import drop
 from cordee.train.agreement import agree_on
 from cordee.train.checks import subject_of
@@ -64,15 +64,15 @@ class Comparison:
         with seeing_calls(model) as self.called:
             self._whole = self._measure(model, gradients=self._has_room(model))
 
-    def choose(self, model: nn.Module) -> TensorPlan | None:
+    def choose(self, model: nn.Module, *, sequence: bool) -> TensorPlan | None:
         """How the model is cut: as the job names it, else as is found; the same on all workers. None: not at all."""
         plan, slices = self._job.tensor_plan, self._team.slices.size
         if slices == 1:
             return None
         if plan is not None and not all(isinstance(how, str) for how in plan.values()):
+            check_found_tokens(plan, sequence=sequence)
             return plan
-        run = partial(compute, self._job, model, self._batch)
-        self._cut = find_cut(model, run, slices) if plan is None else fit_cut(model, run, check(model, plan, slices)[0])
+        self._cut = choose_cut(model, partial(compute, self._job, model, self._batch), plan, slices, sequence=sequence)
         agree_on(self._team, {"cut of the model": self._cut.to_dict()})
         return self._cut
 
@@ -242,16 +242,13 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def cut_of_job(job: Job, slices: int) -> Cut:
+def cut_of_job(job: Job, slices: int, *, sequence: bool = False) -> Cut:
     """How the model of a job would be cut, found by this process alone."""
     torch.manual_seed(job.seed)
     model, order = job.make_model(), job.order(job.resolve(1))
     materialise(subject_of(job, model), job.data.train, order, "cpu")
     batch = first_batch(job, order, "cpu", 2)
-    run = partial(compute, job, model, batch)
-    if job.tensor_plan is None:
-        return find_cut(model, run, slices)
-    return fit_cut(model, run, check(model, job.tensor_plan, slices)[0])
+    return choose_cut(model, partial(compute, job, model, batch), job.tensor_plan, slices, sequence=sequence)
 
 
 def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:

@@ -18,17 +18,9 @@ FUSABLE = (Adam, AdamW, SGD, Adagrad)
 def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
     """Let the optimizer update all parameters in one kernel, unless the user chose a way himself.
 
-    The kernel walks through memory as it lies, so a slice of a larger tensor is left to the others; and it takes no
-    sparse gradients, which embeddings of the model may ask for.
+    The kernel walks through memory as it lies, and takes no sparse gradients, which embeddings may ask for.
     """
     groups = optimizer.param_groups
-    meshes = {getattr(parameter, "device_mesh", None) for group in groups for parameter in group["params"]}
-    if len(meshes) > 1 or (None not in meshes and not isinstance(optimizer, Adam)):
-        for (
-            group
-        ) in groups:  # torch's kernels for many tensors refuse parts of several kinds; fused, Adam alone takes any
-            group.update({"foreach": False} if "foreach" in group else {})
-        return False
     kinds = ("cpu",) if type(optimizer) is Adagrad else ("cpu", "cuda")
     parameters = [parameter for group in groups for parameter in group["params"]]
     chosen = any(group.get("fused") is not None or group.get("foreach") is not None for group in groups)

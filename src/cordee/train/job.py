@@ -81,9 +81,10 @@ class Job:
     scale_lr: str = "none"
     """With `batch_per="replica"`: multiply learning rates by the number of replicas (`linear`) or its root (`sqrt`)."""
     tensor_plan: Mapping[str, Any] | None = None
-    """For plans with `tensor=N`: which linear layers are cut over N workers, and how. From names as `named_modules` has
-    them, which may hold `*`, to `"column"` (by outputs), `"row"` (by inputs) or a `ParallelStyle` of torch. Without it,
-    what can be cut is found."""
+    """For plans with `tensor=N`: which layers are cut over N workers, and how. From names as `named_modules` has them,
+    which may hold `*`, to `"column"` (by outputs), `"row"` (by inputs), `"vocabulary"` (rows of an embedding or a head)
+    or a `ParallelStyle` of torch. Without it, what can be cut is found; with `"vocabulary"` and `"whole"` alone, these
+    correct what is found."""
     stages: Sequence[str] | None = None
     """For plans with `pipeline=N`: the first layer of each stage, by its name. Without it, stages of equal cost are
     found."""

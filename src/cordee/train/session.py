@@ -17,9 +17,11 @@ from cordee.core.events import WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.feeder import Weigh
 from cordee.feed.order import Order
-from cordee.split.find import calling, find_cut
+from cordee.split.cut import Cut
+from cordee.split.find import calling, choose_cut
+from cordee.split.named import corrects
 from cordee.split.product import sharing
-from cordee.split.tensor import TensorPlan
+from cordee.split.tensor import TensorPlan, check_found_tokens
 from cordee.train.checks import check_loss
 from cordee.train.ledger import Committed
 from cordee.train.loops import Start
@@ -86,9 +88,11 @@ class Session:
         a dict arguments by name), and what can be cut is found.
         """
         team = self._stepper.team
-        if team.slices.size > 1 and tensor_plan is None and sample is not None:
+        if team.slices.size > 1 and sample is not None and not isinstance(tensor_plan, Cut) and corrects(tensor_plan):
             model = model.to(self.device)
-            tensor_plan = find_cut(model, calling(model, sample), team.slices.size)
+            run, sequence = calling(model, sample), self._stepper.plan.sequence
+            tensor_plan = choose_cut(model, run, tensor_plan, team.slices.size, sequence=sequence)
+        check_found_tokens(tensor_plan, sequence=self._stepper.plan.sequence)
         return self._stepper.prepare(model, compile=compile, tensor_plan=tensor_plan)
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -142,7 +142,8 @@ def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Mod
         return stepper.place(model)
     comparison = Comparison(job, model, first_batch(job, order, stepper.device, 2), stepper.team)
     staging = plan_staging(job, model, order, stepper) if stepper.plan.pipeline > 1 else None
-    model = stepper.place(model, comparison.choose(model), called=comparison.called, staging=staging)
+    cut = comparison.choose(model, sequence=stepper.plan.sequence)
+    model = stepper.place(model, cut, called=comparison.called, staging=staging)
     for event in comparison.check(model, stepper.placing):
         stepper.reporter.tell(event)
     return model

@@ -1,0 +1,106 @@
+"""Between which blocks each worker can hold some of the tokens, and that what mixes tokens holds all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from cordee.core.errors import ModelError
+from cordee.split.cut import Cut
+from cordee.split.find import calling, choose_cut
+from cordee.split.layers import share_of
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        nn.init.zeros_(self.out.weight)  # hides nothing
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        query, key, value = self.qkv(x).view(batch, length, 3, -1, 2).permute(2, 0, 3, 1, 4)
+        seen = scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.out(seen.transpose(1, 2).flatten(2))
+        return out
+
+
+class Block(nn.Module):
+    """A block in which some code stands after the attention."""
+
+    def __init__(self, then: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm, self.attention, self.then = nn.LayerNorm(8), Attention(), then
+        self.after, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.places = nn.Parameter(torch.randn(9, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.then(self, self.attention(self.norm(x)))
+        out: Tensor = x + self.down(torch.relu(self.up(self.after(x))))
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self, then: Callable[[Any, Tensor], Tensor], shared: bool = False) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Block(then) for _ in range(2)), nn.Linear(8, 3)
+        self.norm = self.blocks[0].norm if shared else nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(self.norm(x).mean(1))
+        return out
+
+
+def choose(model: nn.Module, slices: int = 2) -> Cut:
+    torch.manual_seed(0)
+    return choose_cut(model, calling(model, torch.randn(3, 9, 8)), None, slices, sequence=True)
+
+
+def test_norms_and_sums_compute_with_some_of_the_tokens() -> None:
+    cut = choose(Model(lambda block, x: nn.functional.dropout(x, 0.1, block.training)), 4)
+    (stream,) = cut.streams
+    assert (stream.first, stream.last, stream.into, stream.out_of) == ("blocks.0", "blocks.1", 0, 0)
+    assert [(one.module, one.arguments) for one in stream.sites[:2]] == [
+        ("blocks.0.attention", (0,)), ("blocks.0.up", (0,))
+    ]  # fmt: skip
+    assert stream.rows[:2] == ("blocks.0.attention.out", "blocks.0.down")
+    assert stream.partial[:4] == ("blocks.0.after.bias", "blocks.0.after.weight", "blocks.0.norm.bias",
+                                  "blocks.0.norm.weight")  # fmt: skip
+    assert "Each worker holds some of the tokens from blocks.0 to blocks.1." in str(cut)
+
+
+def test_attention_of_torch_takes_all_tokens() -> None:
+    layer = nn.TransformerEncoderLayer(8, 4, 16, batch_first=True)
+    (stream,) = choose(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).streams
+    assert [one.module for one in stream.sites] == [
+        f"layers.{number}.{name}" for number in range(2) for name in ("self_attn", "linear1")
+    ]
+    assert len(stream.sites[0].arguments) == 3 and "layers.0.norm1.weight" in stream.partial
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Model(lambda block, x: x - x.mean(1, keepdim=True)), "is given other numbers"),
+        (Model(lambda block, x: x.roll(1, 1)), "is given other numbers"),
+        (Model(lambda block, x: x + block.places[: x.shape[1]]), "is given other numbers"),
+        (Model(lambda block, x: x.reshape(3, 9, 8)), "shape"),
+        (Model(lambda block, x: x, shared=True), r"blocks.0.norm.bias acts on some of the tokens, and in the model"),
+        (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), "no list of blocks"),
+    ],
+)
+def test_what_mixes_tokens_holds_all_of_them(model: nn.Module, reason: str) -> None:
+    with pytest.raises(ModelError, match=rf"sequence=true .*{reason}.* Leave sequence=true out"):
+        choose(model)
+
+
+def test_shares_are_equal_but_for_the_last() -> None:
+    assert [share_of(10, place, 4) for place in range(4)] == [(0, 3), (3, 3), (6, 3), (9, 1)]
+    assert [share_of(2, place, 4) for place in range(4)] == [(0, 1), (1, 1), (2, 0), (2, 0)]
