@@ -170,7 +170,10 @@ def _cut(event: events.CutEvent) -> str:
     near = f"the loss of two samples differs by {event.loss:.1e} from that of the whole model"
     if event.gradient is not None:
         near += f", gradients by {event.gradient:.1e} at most ({event.parameter})"
-    return f"{len(event.layers)} layers are cut over {event.slices} workers, {len(event.whole)} are whole; {near}"
+    said = [f"{len(event.layers)} layers are cut over {event.slices} workers, {len(event.whole)} are whole"]
+    if event.units:
+        said = [f"{1 + max(stage for _, stage, _ in event.units)} stages", *(said if event.slices > 1 else [])]
+    return "; ".join([*said, near])
 
 
 def speeds(links: Sequence[tuple[str, str, float, float]]) -> str:
