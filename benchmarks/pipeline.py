@@ -4,8 +4,9 @@ A GPT of 4.9 million parameters, cut at the same block on both sides, 1F1B with 
 (`torch.distributed.pipelining` by hand) are alive at once and take turns of a few steps, as in `overhead.py`; a pair
 gives one ratio, the peer's time over Cordée's. Above 1, Cordée is the faster one.
 
-The forecast is the simulated table, by the medians of what each stage took in more than 20 steps of the same run; beside
-it stands the median of more than 20 steps after those, from the first action of the table to the end of the last.
+The forecast is the simulated table, by the medians of what each stage took in more than 20 steps of the same run.
+Beside it stands the median of more than 20 steps after those, from the first action of the table to the end of the
+last.
 """
 
 from __future__ import annotations

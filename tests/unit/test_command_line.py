@@ -88,6 +88,9 @@ def test_the_cut_of_a_job_is_printed_below_the_plan(tmp_path: Path, capsys: Read
     assert Plan.parse(tmp_path / "plan.yaml") == Plan(tensor=2)
     assert main._run(["plan", "tensor=2", "--job", job, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cut"]["layers"][0]["how"] == "column"
+    assert main._run(["plan", "tensor=2,pipeline=2", "--job", job, "--set", "kind=blocks", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["cut"]["slices"] == 2 and {unit["stage"] for unit in told["stages"]} == {0, 1}
     assert "cuts no model" in refused(["plan", "auto", "--job", job], capsys, UsageError.code)
 
 

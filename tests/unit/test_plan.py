@@ -9,6 +9,7 @@ import pytest
 from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
 from cordee.core.refusals import REFUSALS
+from cordee.split.schedules import SCHEDULES
 
 TEXTS = [
     "sync=allreduce",
@@ -178,7 +179,8 @@ def test_plans_that_run() -> None:
     Plan().check(7)
     Plan.parse("proportions=5:3:2").check(3)
     Plan.parse("tensor=2").check(4)
-    Plan.parse("tensor=2,pipeline=2,schedule=zero-bubble,micro_batches=8").check(8)
+    for schedule in SCHEDULES:
+        Plan(tensor=2, pipeline=2, schedule=schedule, micro_batches=8).check(8)
     Plan.parse("shard=params,proportions=5:3:2").check(3)
     Plan.parse("shard=optimizer,shards=2,tensor=2").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)

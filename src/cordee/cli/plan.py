@@ -14,6 +14,7 @@ from cordee.core.plan import Plan, plan_keys, written
 
 if TYPE_CHECKING:
     from cordee.split.cut import Cut
+    from cordee.split.stages import Stages
 
 
 def plan(
@@ -24,7 +25,7 @@ def plan(
     workers: Annotated[int | None, typer.Option(help="Check it for so many workers.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of YAML.")] = False,
     job: Annotated[
-        Path | None, typer.Option(metavar="<file>", help="Print how the model of this job is cut under tensor=N.")
+        Path | None, typer.Option(metavar="<file>", help="Print how this job's model is cut by the plan.")
     ] = None,
     settings: Settings = None,
 ) -> None:
@@ -41,24 +42,28 @@ def plan(
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: at least 1 is needed")
     made.check(workers if workers is not None else max(1, len(made.proportions)) * made.tensor * made.pipeline)
-    cut = find_cut_of_job(job, settings, made) if job is not None else None
+    cuts = find_cuts_of_job(job, settings, made) if job is not None else {}
     if as_json:
-        print(json.dumps(made.to_dict() if cut is None else {"plan": made.to_dict(), "cut": cut.to_dict()}, indent=1))
+        told = {name: one.to_dict() for name, one in cuts.items()}
+        print(json.dumps({"plan": made.to_dict(), **told} if told else made.to_dict(), indent=1))
         return
     print(made.to_yaml().rstrip())
-    for line in str(cut).splitlines() if cut is not None else ():
+    for line in (line for one in cuts.values() for line in str(one).splitlines()):
         print(f"# {line}")  # so that all of it can be saved as a plan
 
 
-def find_cut_of_job(file: Path, settings: list[str] | None, plan: Plan) -> Cut:
-    """How the model of a job would be cut, by a few passes of two samples in this process."""
-    if plan.tensor == 1:
-        raise UsageError(f"--job {file}: plan {plan} cuts no model; give tensor=2 or more")
+def find_cuts_of_job(file: Path, settings: list[str] | None, plan: Plan) -> dict[str, Cut | Stages]:
+    """How the model of a job would be cut into slices and stages, by a few passes of two samples in this process."""
+    if plan.tensor * plan.pipeline == 1:
+        raise UsageError(f"--job {file}: plan {plan} cuts no model; give tensor=2 or pipeline=2, or more")
     from cordee.train.cutting import cut_of_job
     from cordee.train.jobfile import load_job
+    from cordee.train.staging import stages_of_job
 
     job = load_job(python_file(file), parse_settings(settings))
-    return cut_of_job(job, plan.tensor, sequence=plan.sequence)
+    cut = cut_of_job(job, plan.tensor, sequence=plan.sequence) if plan.tensor > 1 else None
+    cuts: dict[str, Cut | Stages] = {} if cut is None else {"cut": cut}
+    return cuts | ({"stages": stages_of_job(job, plan)} if plan.pipeline > 1 else {})
 
 
 def show_keys() -> None:

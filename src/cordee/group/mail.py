@@ -105,6 +105,9 @@ class Mail:
                 who.stuck = True  # gloo does not end this message: its group is left behind
                 break
             lost = who.broken
+            if time.perf_counter() - began > who.deadline_s:  # gloo has the same deadline, and may not keep it
+                message.error = RuntimeError(f"{message.what}: no message came")
+                break
         self._comm.meter.unblock(began)
         if message.error is not None and not who.broken:
             who.channel.at = f"{who.channel.at}, {message.what}"

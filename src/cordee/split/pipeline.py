@@ -72,19 +72,17 @@ class Pipeline(Split):
         self._rank, self._ranks = team.stages.rank, team.stages.size
         self._mail = Mail(team.stages)
         self._known: dict[Hashable, Shapes] = {}
-        self._last_shapes: dict[int, tuple[tuple[torch.Size, torch.dtype], ...]] = {}
-        """Of what each stage was last given."""
-        self._device = torch.device("cpu")
+        self._last: Micro | None = None
+        """The last micro-batch of the last step."""
         self._uses: dict[str, tuple[int, ...]] = {}
         """By name in a checkpoint, the ranks that have a parameter or buffer."""
         self._counts: dict[int, bool] = {}
         self.executed: Executed | None = None
-        """The last step."""
+        """The last step; None if its share was empty."""
 
     def place(self, model: nn.Module) -> nn.Module:
         """Cut the layers of all stages into slices, then keep those of this worker's stages."""
         model = self._sliced.place(model)
-        self._device = next((one.device for one in model.parameters()), self._device)
         stages = self.stages
         self.staged = Staged(model, stages, range(self._rank, len(stages), self._ranks))
         first = {name: tied.names[0] for tied in stages.tied for name in tied.names}
@@ -109,12 +107,14 @@ class Pipeline(Split):
     def run(self, share: Share) -> None:
         """Execute the table of so many micro-batches as the share has; an empty share computes nothing."""
         micros = share.micros(self._most)
+        self.executed = None
         if not micros:
             share.done([])
             return
         torch.manual_seed(torch.initial_seed() + self._rank)  # dropout of different stages draws different numbers
-        steps = table(self.schedule, self._ranks, len(micros))
-        losses = self._execute(steps, micros)
+        execution = self._execution(micros, learns=True)
+        losses = execution.run(self._rank)
+        self.executed, self._last = execution.executed, micros[-1]
         share.done(losses if losses is not None and self._add_tied() else None)
 
     def evaluate(self, cut: Callable[[int], Sequence[Micro]]) -> list[Any] | None:
@@ -123,12 +123,11 @@ class Pipeline(Split):
         if not micros:
             return []
         with torch.no_grad():
-            return self._execute(table(self.schedule, self._ranks, len(micros)), micros, learns=False)
+            return self._execution(micros, learns=False).run(self._rank)
 
-    def _execute(self, steps: Table, micros: Sequence[Micro], *, learns: bool = True) -> list[Any] | None:
-        execution = Execution(self.staged, self._mail, self._shapes, steps, micros, learns=learns)
-        results, self.executed = execution.run(self._rank), execution.executed
-        return results
+    def _execution(self, micros: Sequence[Micro], *, learns: bool) -> Execution:
+        steps = table(self.schedule, self._ranks, len(micros))
+        return Execution(self.staged, self._mail, self._shapes, steps, micros, learns=learns)
 
     def tell(self, result: Tensor | None) -> Tensor | None:
         """From the worker with the last stage to those before it."""
@@ -159,7 +158,8 @@ class Pipeline(Split):
 
     def _trip(self, rank: int) -> float:
         """Seconds of one message from `rank` to the next one and back."""
-        shapes, first = self._last_shapes[rank + 1], self._rank == rank
+        assert self._last is not None, "no step was executed"
+        shapes, first = self._shapes(rank + 1, self._last)[0], self._rank == rank
         other, began = rank + first, time.perf_counter()
         expected = self._mail.expect(shapes, other, TIMED_TAG, "waits for a message that is timed")
         if first:
@@ -176,33 +176,32 @@ class Pipeline(Split):
         if key not in self._known:
             specs = self.staged.specs(stage, micro.compute)
             self._known[key] = tuple((one.size, one.dtype) for one, _ in specs), tuple(back for _, back in specs)
-        self._last_shapes[stage] = self._known[key][0]
         return self._known[key]
 
     # ------------------------------------------------------------- parameters of several stages
 
     def _add_tied(self) -> bool:
-        """Add up the gradients of parameters that several workers have; False if one was lost.
+        """Add up the gradients of parameters that several workers have; False if one was lost."""
+        shared = enumerate(self._shared())
+        return all(one is None or self._add_up(one, ranks, number * self._ranks) for number, (one, ranks) in shared)
 
-        The first of them adds up and sends the sum to the others, so all have the same numbers.
-        """
-        for number, (parameter, ranks) in enumerate(self._shared()):
-            if self._rank not in ranks or parameter is None:
-                continue
-            own = local_of(parameter) if parameter.grad is None else local_of(parameter.grad)
-            total = torch.zeros_like(own) if parameter.grad is None else own
-            first, others = ranks[0], ranks[1:]
-            for other in others if self._rank == first else (first,):
-                if self._rank != first:
-                    self._mail.send([total], first, self._tied_tag(number, self._rank), "a gradient")
-                part = self._mail.expect([(own.shape, own.dtype)], other, self._tied_tag(number, other), "a gradient")
-                came = self._mail.take(part)
-                if came is None:
-                    return False
-                total = total + came[0].to(own.device) if self._rank == first else came[0].to(own.device)
-            for other in others if self._rank == first else ():
-                self._mail.send([total], other, self._tied_tag(number, first), "a gradient")
-            parameter.grad = like(parameter, total)
+    def _add_up(self, parameter: nn.Parameter, ranks: Sequence[int], tag: int) -> bool:
+        """The first of `ranks` adds up and sends the sum to the others, so that all have the same numbers."""
+        gradient = parameter.grad
+        total = torch.zeros_like(local_of(parameter)) if gradient is None else local_of(gradient)
+        is_first = self._rank == ranks[0]
+        if not is_first:
+            self._mail.send([total], ranks[0], tag + self._rank, "sends a gradient")
+        for other in ranks[1:] if is_first else ranks[:1]:
+            waits = f"waits for a gradient of the worker with stage {other}"
+            came = self._mail.take(self._mail.expect([(total.shape, total.dtype)], other, tag + other, waits))
+            if came is None:
+                return False
+            part = came[0].to(total.device)
+            total = total + part if is_first else part
+        for other in ranks[1:] if is_first else ():
+            self._mail.send([total], other, tag + self._rank, "sends a gradient")
+        parameter.grad = like(parameter, total)
         return True
 
     def _shared(self) -> Iterator[tuple[nn.Parameter | None, tuple[int, ...]]]:
@@ -210,9 +209,6 @@ class Pipeline(Split):
         own = dict(self.staged.model.named_parameters(remove_duplicate=False))
         for tied in self.stages.tied:
             ranks = self._uses[tied.names[0]]
-            found = next((own[name] for name in tied.names if name in own), None)
             if len(ranks) > 1:
+                found = next((own[name] for name in tied.names if name in own), None)
                 yield (found if found is not None and found.requires_grad else None), ranks
-
-    def _tied_tag(self, number: int, sender: int) -> int:
-        return number * self._ranks + sender

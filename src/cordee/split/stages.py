@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -83,6 +83,10 @@ class Stages:
     def stage_of(self, unit: int) -> int:
         """On which stage a unit lies."""
         return next(stage for stage, end in enumerate(accumulate(self.counts)) if unit < end)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The units with their stages, ready for JSON."""
+        return [{**asdict(unit), "stage": self.stage_of(place)} for place, unit in enumerate(self.units)]
 
     def __str__(self) -> str:
         """A table: unit, stage, parameters, cost."""

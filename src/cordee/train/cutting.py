@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -242,13 +242,18 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def cut_of_job(job: Job, slices: int, *, sequence: bool = False) -> Cut:
-    """How the model of a job would be cut, found by this process alone."""
+def model_of_job(job: Job) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """A model of the job, and what computes the loss of two samples with it; in this process alone."""
     torch.manual_seed(job.seed)
     model, order = job.make_model(), job.order(job.resolve(1))
     materialise(subject_of(job, model), job.data.train, order, "cpu")
-    batch = first_batch(job, order, "cpu", 2)
-    return choose_cut(model, partial(compute, job, model, batch), job.tensor_plan, slices, sequence=sequence)
+    return model, partial(compute, job, model, first_batch(job, order, "cpu", 2))
+
+
+def cut_of_job(job: Job, slices: int, *, sequence: bool = False) -> Cut:
+    """How the model of a job would be cut, found by this process alone."""
+    model, run = model_of_job(job)
+    return choose_cut(model, run, job.tensor_plan, slices, sequence=sequence)
 
 
 def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:

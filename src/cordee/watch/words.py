@@ -158,8 +158,8 @@ def tell(event: events.Event) -> str:
             return f"continuing with workers {_first_of(event.workers, 16)}"
         case events.LinksEvent():
             return f"links between hosts: {speeds(event.links)}"
-        case events.CutEvent(layers=layers, slices=slices, whole=whole):
-            return f"{len(layers)} layers are cut over {slices} workers, {len(whole)} are whole; {_nearness(event)}"
+        case events.CutEvent():
+            return f"{_cut(event)}; {_nearness(event)}"
         case events.ShardEvent(units=units):
             rest = f"in {len(units)} units and the rest" if units else "as one unit"
             return f"shard={event.shard} over {event.shards} workers, {rest}; {_nearness(event)}"
@@ -172,6 +172,15 @@ def tell(event: events.Event) -> str:
         case events.EndEvent():
             return f"ended: {event.reason} (exit code {event.code})" if event.code else event.reason
     return ""
+
+
+def _cut(event: events.CutEvent) -> str:
+    """How many layers are cut, and into how many stages."""
+    said = f"{len(event.layers)} layers are cut over {event.slices} workers, {len(event.whole)} are whole"
+    if not event.units:
+        return said
+    stages = f"{1 + max(stage for _, stage, _ in event.units)} stages"
+    return f"{stages}; {said}" if event.slices > 1 else stages
 
 
 def _nearness(event: events.CutEvent | events.ShardEvent) -> str:
