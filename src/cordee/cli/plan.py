@@ -40,7 +40,8 @@ def plan(
     made = Plan.parse(given or "auto")
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: at least 1 is needed")
-    made.check(workers if workers is not None else max(1, len(made.proportions)) * made.tensor)
+    least = len(made.proportions) or made.tensor * max(1, made.shards)
+    made.check(workers if workers is not None else least)
     cut = find_cut_of_job(job, settings, made) if job is not None else None
     if as_json:
         print(json.dumps(made.to_dict() if cut is None else {"plan": made.to_dict(), "cut": cut.to_dict()}, indent=1))

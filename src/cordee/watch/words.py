@@ -69,7 +69,7 @@ def percent(share: float) -> str:
 def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], str]]]:
     """The table of workers: where each runs, what it did, what it used. Name, kind and text of each column.
 
-    Where several workers hold the state together, `holds` is each one's part of parameters, gradients and optimizer state.
+    Where several workers hold the state together, `holds` is each one's part of parameters, gradients, optimizer state.
     """
     columns: dict[str, Callable[[Worker], str]] = {
         "worker": lambda one: f"{one.worker}{' ✕ lost' if one.lost else ''}",
