@@ -36,4 +36,9 @@ with cordee.session() as s:
             with torch.no_grad():  # gathered for a pass that no backward pass follows
                 head(body(batch.x.double()))
     outputs = cordee.predict(body, data.test.gather(range(20))["x"].double(), s)
-    Path(sys.argv[1], f"{s.size}-{s.rank}.json").write_text(json.dumps({"losses": losses, "outputs": outputs.tolist()}))
+    weights = {
+        name: (one.full_tensor() if s.size > 1 else one).tolist()  # type: ignore[operator]
+        for name, one in body.state_dict().items()
+    }
+    told = {"losses": losses, "outputs": outputs.tolist(), **weights}
+    Path(sys.argv[1], f"{s.size}-{s.rank}.json").write_text(json.dumps(told))

@@ -141,8 +141,15 @@ def test_an_own_loop_is_sharded_too(warm: int, tmp_path: Path, plan: str, worker
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("sparse", "'0' has sparse gradients"), ("weights", "cannot be sharded: whole, the loss")]
+    ("job", "settings", "told"),
+    [
+        ("unsharded", {"kind": "sparse"}, "'0' has sparse gradients"),
+        ("unsharded", {"kind": "weights"}, "cannot be sharded: whole, the loss"),
+        ("mlp", {"idle": "some"}, "workers computed different layers in one step"),
+    ],
 )
-def test_a_model_that_cannot_be_sharded_is_refused(warm: int, tmp_path: Path, kind: str, told: str) -> None:
+def test_a_model_that_cannot_be_sharded_is_refused(
+    warm: int, tmp_path: Path, job: str, settings: dict[str, Any], told: str
+) -> None:
     with pytest.raises(ModelError, match=told):
-        train("unsharded", tmp_path / "run", workers=2, plan="shard=params", kind=kind)
+        train(job, tmp_path / "run", workers=2, plan="shard=params", **settings)

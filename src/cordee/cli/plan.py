@@ -41,7 +41,8 @@ def plan(
     made = Plan.parse(given or "auto")
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: at least 1 is needed")
-    made.check(workers if workers is not None else max(1, len(made.proportions)) * made.tensor * made.pipeline)
+    least = len(made.proportions) or made.tensor * made.pipeline * max(1, made.shards)
+    made.check(workers if workers is not None else least)
     cuts = find_cuts_of_job(job, settings, made) if job is not None else {}
     if as_json:
         told = {name: one.to_dict() for name, one in cuts.items()}

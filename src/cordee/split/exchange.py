@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cordee.core.errors import CordeeError, ModelError
 from cordee.group.comm import Handle
 from cordee.group.team import Team
 
@@ -31,7 +32,16 @@ class _Exchange:
 
     def _await(self, handles: Sequence[Handle], result: Tensor) -> None:
         """The `result`; zeros if a worker was lost: of this replica, then it is left for good."""
-        ended = [handle.wait() for handle in handles]  # all of them, whatever the first says
+        try:
+            ended = [handle.wait() for handle in handles]  # all of them, whatever the first says
+        except CordeeError as error:
+            if "began another collective" in str(error):
+                raise ModelError(
+                    "workers computed different layers in one step, but shard= needs all of them to use the same: "
+                    "which layers are used must not depend on the samples of a share. Leave shard= out of the plan, or "
+                    f"let the loss depend on every layer, if only by 0.0 * layer(x).sum() ({error})"
+                ) from error
+            raise
         if not all(ended):
             self._team.lines.leave_if_broken()
             result.zero_()

@@ -69,7 +69,7 @@ def percent(share: float) -> str:
 def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], str]]]:
     """The table of workers: where each runs, what it did, what it used. Name, kind and text of each column.
 
-    Where several workers hold the state together, `holds` has bytes of parameters, gradients and optimizer state.
+    Where several workers hold the state together, `holds` is each one's part of parameters, gradients, optimizer state.
     """
     columns: dict[str, Callable[[Worker], str]] = {
         "worker": lambda one: f"{one.worker}{' ✕ lost' if one.lost else ''}",
@@ -83,7 +83,7 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         "cores": lambda one: "–" if one.cpu_cores is None else f"{one.cpu_cores:.2f}",
         "memory": lambda one: amount(one.memory_mb * 2**20),
         "GPU memory": lambda one: amount(one.gpu_mb * 2**20),
-        "holds": lambda one: " + ".join(map(amount, one.held.values())) or "–",
+        "holds": lambda one: amount(sum(one.held.values())) if one.held else "–",
         "sent": lambda one: amount(one.bytes_sent),
         "present": lambda one: duration(one.hours * 3600),
     }
