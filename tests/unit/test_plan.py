@@ -142,6 +142,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(tensor=2, compress="bf16"), 4, "tensor=2 does not work with compress=bf16 yet"),
         (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
         (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
+        (Plan(sequence=True), 2, "sequence=true shares the tokens out .* set tensor=2 or more"),
         (Plan(tensor=2, sync="local"), 4, "tensor=2 does not work with sync=local yet"),
         (Plan(tensor=2, compile=True), 4, "tensor=2 does not work with compile=true yet"),
         (Plan(tensor=2, precision="fp16"), 4, "tensor=2 does not work with precision=fp16 yet"),
@@ -165,7 +166,7 @@ def test_plans_that_run() -> None:
     Plan.parse("tensor=2").check(4)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 26
+    assert len(REFUSALS) == 27
 
 
 def test_faithfulness() -> None:
