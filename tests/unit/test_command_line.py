@@ -83,6 +83,7 @@ def test_the_cut_of_a_job_is_printed_below_the_plan(tmp_path: Path, capsys: Read
         ["#", "0", "32×64", "column"],
         ["#", "2", "16×32", "row"],
         ["#", "4", "10×16", "whole"],
+        ["#", "Each", "worker", "holds"],
     ]
     (tmp_path / "plan.yaml").write_text(said)
     assert Plan.parse(tmp_path / "plan.yaml") == Plan(tensor=2)

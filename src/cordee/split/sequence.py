@@ -113,10 +113,17 @@ class _Uses(TorchFunctionMode):
         self._seen, self._names, self.block = seen, names, ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for one in tree_leaves((args, kwargs or {})):
-            if (name := self._names.get(id(one))) is not None:
-                self._seen.users.setdefault(name, set()).add(self.block)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        for name in _used((args, kwargs), result, self._names):
+            self._seen.users.setdefault(name, set()).add(self.block)
+        return result
+
+
+def _used(given: Any, result: Any, names: Mapping[int, str]) -> set[str]:
+    """The parameters that a function was given, if it computes: one that asks for their size or place does not."""
+    if not any(isinstance(one, Tensor) for one in tree_leaves(result)):
+        return set()
+    return {names[id(one)] for one in tree_leaves(given) if id(one) in names}
 
 
 def _repeats(value: Any) -> bool:
@@ -261,7 +268,6 @@ class _Trial(TorchFunctionMode):
         return with_result(result, 0, self.kept(as_results(self._record.results[name][0])[0]))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for one in tree_leaves((args, kwargs or {})):
-            if (name := self._names.get(id(one))) is not None:
-                (self.on_all if self._all else self.on_tokens).add(name)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        (self.on_all if self._all else self.on_tokens).update(_used((args, kwargs), result, self._names))
+        return result
