@@ -25,6 +25,7 @@ from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
 from cordee.feed.order import Order
 from cordee.group.team import Team
+from cordee.split.recompute import recompute
 from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
@@ -131,6 +132,7 @@ class Stepper:
             warn_statistical(self.team, self.plan, why)
         self.split = split_of(self.team, tensor_plan)
         model = self.split.place(model)
+        recompute(model, self.plan.recompute, compiled=compiled)
         self.models.append(model)
         self.buffers.watch(model)
         return model
