@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from cordee.core.errors import PlanError
+
 if TYPE_CHECKING:
     from cordee.core.plan import Plan
 
@@ -106,6 +108,16 @@ REFUSALS = (
         "bf16, fp16, int8, onebit or topk, or sync=allreduce.",
     ),
     Refusal(
+        lambda plan, workers: plan.offload in ("optimizer", "all") and plan.sync != "allreduce",
+        "offload={offload} keeps the state of an optimizer in host memory, which works with sync=allreduce alone, not "
+        "with sync={sync}; leave one of them out.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.offload in ("activations", "all") and plan.compile,
+        "offload={offload} does not work with compile=true yet, which keeps activations by itself; use "
+        "offload=optimizer, or leave one of them out.",
+    ),
+    Refusal(
         lambda plan, workers: plan.replace and plan.tensor > 1,
         "replace=true works where every worker holds the whole model: not with tensor above 1.",
     ),
@@ -116,6 +128,17 @@ REFUSALS = (
     _refuse_sliced("sync={sync}", lambda plan: plan.sync != "allreduce"),
     _refuse_sliced("compile=true", lambda plan: plan.compile),
     _refuse_sliced("precision=fp16", lambda plan: plan.precision == "fp16"),
+    _refuse_sliced("offload={offload}", lambda plan: plan.offload in ("optimizer", "all")),
     _refuse_sliced("share=proportional", lambda plan: plan.share == "proportional"),
     _refuse_sliced("compress={compress}", lambda plan: plan.compress != "none"),
 )
+
+
+def refuse_on_cpu(offload: str, device: str) -> None:
+    """Say of a plan for GPUs that it means nothing here."""
+    if offload != "none" and device == "cpu":
+        raise PlanError(
+            f"plan key offload={offload} moves what a GPU holds to host memory, but this run computes on the CPU, "
+            "whose memory that is: leave offload out. What takes less memory on a CPU: recompute=block, accumulate=N "
+            "or tensor=N"
+        )

@@ -46,8 +46,9 @@ def recompute(model: nn.Module, how: str, *, compiled: bool = False) -> list[str
             "nn.Sequential, or leave recompute out of the plan"
         )
     for module in model.modules():  # a cache for generation would take the keys of a repetition for further ones
-        if getattr(getattr(module, "config", None), "use_cache", None) is True:
-            module.config.use_cache = False
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            config.use_cache = False
     for name, block in blocks.items():
         if compiled and any(hasattr(type(one).forward, "_torchdynamo_disable") for one in block.modules()):
             raise ModelError(
@@ -120,14 +121,12 @@ def _in_turn(layers: Sequence[nn.Module], value: Any) -> Any:
     return value
 
 
-def _again(
-    forward: Callable[..., Any], block: _Recomputed, layers: Sequence[nn.Module], args: Any, kwargs: Any
-) -> Any:
+def _again(forward: Callable[..., Any], block: _Recomputed, layers: Sequence[nn.Module], args: Any, kwargs: Any) -> Any:
     """Call `forward`, whose activations are computed again; `layers` have its buffers."""
     if not (torch.is_grad_enabled() and _switch.on):
         return forward(*args, **kwargs)
     if torch.compiler.is_compiling():  # a compiled pass has no side effects to be repeated
-        contexts = {"context_fn": _selective} if block.selective else {}
+        contexts: dict[str, Any] = {"context_fn": _selective} if block.selective else {}
     else:
         contexts = {"context_fn": partial(_contexts, block, layers)}
     return checkpoint(forward, *args, use_reentrant=False, **contexts, **kwargs)

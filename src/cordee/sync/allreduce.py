@@ -188,7 +188,7 @@ class AllReduce(Sync):
         if self.team.replicas == 1:
             optimizer.step()
             return
-        if _is_torchs_own(optimizer) and (optimizer is self._reader or (self._buckets.sets == 1 and self._all_have())):
+        if is_torchs_own(optimizer) and (optimizer is self._reader or (self._buckets.sets == 1 and self._all_have())):
             given = [bucket.flats[self._turn] for bucket in self._buckets]
         else:
             for parameter in self.parameters:
@@ -298,7 +298,7 @@ def _chosen_mb(parameters: Iterable[nn.Parameter], adds: Exact) -> float:
     return SMALL_BUCKET_MB if isinstance(adds, Lossy) else CPU_BUCKET_MB
 
 
-def _is_torchs_own(optimizer: Optimizer) -> bool:
+def is_torchs_own(optimizer: Optimizer) -> bool:
     """Whether it is PyTorch's code alone that runs in a step, of which we know that version counters see its writes."""
     if not f"{type(optimizer).__module__}.".startswith("torch.optim."):
         return False

@@ -265,7 +265,8 @@ class Training:
         """Continue where the snapshot was taken."""
         stepper, setup, kept = self.stepper, self.setup, snapshot.extra
         refuse_another(kept["trained_on"], self._trained_on())
-        restore(snapshot, setup.model, {"main": setup.optimizer}, setup.schedules)
+        on_host = stepper.plan.offload in ("optimizer", "all")
+        restore(snapshot, setup.model, {"main": setup.optimizer}, setup.schedules, on_host=on_host)
         self.next = tuple(kept["next"])
         self.saver.step = self.steps
         stepper.ledger = Ledger(**kept["ledger"])

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.plan import Plan
+from cordee.core.refusals import refuse_on_cpu
 from cordee.diagnose.diverged import explain_divergence
 from cordee.diagnose.statistical import by_micro_batch, warn_statistical
 from cordee.feed.batch import Batch
@@ -38,6 +40,7 @@ from cordee.train.devices import lay_out
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.loops import Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
+from cordee.train.offload import HostState, store_activations
 from cordee.train.precision import Precision
 from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
@@ -64,6 +67,7 @@ class Stepper:
         """`team` is None for one process alone."""
         self.team, self.plan = team or Team(), plan or Plan()
         self.seed, self.device = seed, device
+        refuse_on_cpu(self.plan.offload, device)
         self.ledger, self.reporter = Ledger(), Reporter(self.team)
         self.last: Committed | None = None
         """The step that was committed last; None before the first."""
@@ -83,6 +87,7 @@ class Stepper:
         self.reducers = Reducers(self.team, self.plan, self.models)
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
+        self._hosted: WeakKeyDictionary[Optimizer, HostState] = WeakKeyDictionary()
         self.loops = Loops()
         self.number = 0
         """Steps that were committed before the one in whose body we are, over all epochs."""
@@ -133,6 +138,8 @@ class Stepper:
         self.split = split_of(self.team, tensor_plan)
         model = self.split.place(model)
         recompute(model, self.plan.recompute, compiled=compiled)
+        if self.plan.offload in ("activations", "all"):
+            store_activations(model)
         self.models.append(model)
         self.buffers.watch(model)
         return model
@@ -236,6 +243,8 @@ class Stepper:
     def sync_of(self, optimizer: Optimizer, *, agree: bool = True) -> Sync:
         """What agrees on this optimizer's parameters. Without `agree`, a new one is not compared with the others'."""
         sync, sound = self.reducers.of(optimizer, agree=agree)
+        if self.plan.offload in ("optimizer", "all") and optimizer not in self._hosted:
+            self._hosted[optimizer] = HostState(optimizer)
         self._state.void |= not sound
         self._trail.least = self.reducers.least if self.updates is None else 1
         return sync
