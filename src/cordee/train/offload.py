@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -37,12 +38,13 @@ class HostState:
 
     def __init__(self, optimizer: Optimizer) -> None:
         """The state that is there already moves with the first update."""
-        self._optimizer = weakref.proxy(optimizer)
+        self._optimizer = optimizer
         self._step: Callable[..., Any] = optimizer.step
         self._up, self._down = _stream(), _stream()
         self._homes: dict[nn.Parameter, list[Tensor | None]] = {}
         """The host memory of each tensor of a parameter's state; None for one that stays where it is."""
-        optimizer.step = self._update  # type: ignore[method-assign]
+        # A method of the optimizer: schedules of torch wrap its `__func__`, and call that with the optimizer.
+        optimizer.step = MethodType(lambda _, *args, **kwargs: self._update(*args, **kwargs), optimizer)  # type: ignore[method-assign]
 
     def _update(self, *args: Any, **kwargs: Any) -> Any:
         """One update; afterwards all of the state is in host memory, complete."""
@@ -146,9 +148,10 @@ def pin(tensor: Tensor) -> Tensor:
     torch's own pinned memory comes in powers of two: up to twice of what a large state needs.
     """
     address = tensor.data_ptr()
-    if tensor.nbytes and address not in _pinned and not tensor.is_pinned():
-        if int(_runtime().cudaHostRegister(address, tensor.nbytes, 0)) == 0:
-            _pinned[address] = weakref.finalize(tensor, _unpin, address)
+    if not tensor.nbytes or address in _pinned or tensor.is_pinned():
+        return tensor
+    if int(_runtime().cudaHostRegister(address, tensor.nbytes, 0)) == 0:
+        _pinned[address] = weakref.finalize(tensor, _unpin, address)
     return tensor
 
 
