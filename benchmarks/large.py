@@ -1,8 +1,8 @@
 """A GPT that does not fit on one GPU, trained there with recomputed blocks and AdamW's state in host memory.
 
-`python benchmarks/large.py` looks for the deepest GPT of width 2,048 that a loop by hand trains whole (bf16, batch 32 of
-1,024 tokens), and then trains one of at least 2.5 times its parameters: by Cordée under a plan, and by a loop written by
-hand with the same means. Each is a process of its own, one after the other: the GPU holds one of them.
+`python benchmarks/large.py` looks for the deepest GPT of width 2,048 that a loop by hand trains whole (bf16, batch 32
+of 1,024 tokens). Then it trains one of at least 2.5 times its parameters: by Cordée under a plan, and by a loop written
+by hand with the same means. Each is a process of its own, one after the other: the GPU holds one of them.
 """
 
 from __future__ import annotations
