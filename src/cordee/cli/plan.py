@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from cordee.core.errors import PlanError, UsageError
 from cordee.core.plan import Plan, plan_keys, written
 
 if TYPE_CHECKING:
+    from cordee.diagnose.room import Needs, Room, Verdict
     from cordee.split.cut import Cut
 
 
@@ -24,7 +26,8 @@ def plan(
     workers: Annotated[int | None, typer.Option(help="Check it for so many workers.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of YAML.")] = False,
     job: Annotated[
-        Path | None, typer.Option(metavar="<file>", help="Print how the model of this job is cut under tensor=N.")
+        Path | None,
+        typer.Option(metavar="<file>", help="Print what this job needs of memory, and how its model is cut."),
     ] = None,
     settings: Settings = None,
 ) -> None:
@@ -34,30 +37,55 @@ def plan(
         return
     if given is not None and given.endswith(".py"):
         raise PlanError(
-            f"{given} is a Python file: expected auto, a YAML file, or key=value,... How a job's model is cut is told "
-            f"by `cordee plan tensor=2 --job {given}`; what it would cost is not built yet in this version"
+            f"{given} is a Python file: expected auto, a YAML file, or key=value,... What a job needs of memory, and "
+            f"how its model is cut, is told by `cordee plan tensor=2 --job {given}`; how long it takes is not built "
+            "yet in this version"
         )
     made = Plan.parse(given or "auto")
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: at least 1 is needed")
-    made.check(workers if workers is not None else max(1, len(made.proportions)) * made.tensor)
-    cut = find_cut_of_job(job, settings, made) if job is not None else None
+    workers = workers if workers is not None else max(1, len(made.proportions)) * made.tensor
+    made.check(workers)
+    found = look_at_job(job, settings, made, workers) if job is not None else None
     if as_json:
-        print(json.dumps(made.to_dict() if cut is None else {"plan": made.to_dict(), "cut": cut.to_dict()}, indent=1))
+        print(json.dumps(made.to_dict() if found is None else {"plan": made.to_dict(), **found.to_dict()}, indent=1))
         return
     print(made.to_yaml().rstrip())
-    for line in str(cut).splitlines() if cut is not None else ():
+    for line in found.lines() if found is not None else ():
         print(f"# {line}")  # so that all of it can be saved as a plan
 
 
-def find_cut_of_job(file: Path, settings: list[str] | None, plan: Plan) -> Cut:
-    """How the model of a job would be cut, by a few passes of two samples in this process."""
-    if plan.tensor == 1:
-        raise UsageError(f"--job {file}: plan {plan} cuts no model; give tensor=2 or more")
+@dataclass(frozen=True)
+class Found:
+    """What a plan means for a job."""
+
+    needs: Needs
+    room: Room
+    verdict: Verdict
+    cut: Cut | None
+
+    def lines(self) -> list[str]:
+        """In words."""
+        said = [one for one in (self.verdict.refusal, self.verdict.warning) if one]
+        return [f"memory per worker: {self.needs}", *said, *(str(self.cut).splitlines() if self.cut else ())]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; bytes."""
+        memory = {**asdict(self.needs), "total": self.needs.total, "free": self.room.device}
+        return {"memory": memory, **({"cut": self.cut.to_dict()} if self.cut else {})}
+
+
+def look_at_job(file: Path, settings: list[str] | None, plan: Plan, workers: int) -> Found:
+    """What a job needs and how its model would be cut, by a few passes of few samples in this process."""
+    from cordee.diagnose.room import judge
     from cordee.train.cutting import cut_of_job
+    from cordee.train.fitting import estimate_of_job
     from cordee.train.jobfile import load_job
 
-    return cut_of_job(load_job(python_file(file), parse_settings(settings)), plan.tensor)
+    job = load_job(python_file(file), parse_settings(settings))
+    cut = cut_of_job(job, plan.tensor) if plan.tensor > 1 else None
+    needs, room = estimate_of_job(job, plan, workers)
+    return Found(needs, room, judge(needs, room, plan), cut)
 
 
 def show_keys() -> None:

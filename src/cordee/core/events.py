@@ -10,12 +10,13 @@ import msgspec
 from msgspec import structs
 
 from cordee.core.event import Count, Event, Moment, Number
-from cordee.core.splitevents import PipelineEvent, PipelineStepEvent
+from cordee.core.splitevents import MemoryEvent, PipelineEvent, PipelineStepEvent
 from cordee.core.syncevents import DecisionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
 
 __all__ = [
     "DecisionEvent",
     "Event",
+    "MemoryEvent",
     "PipelineEvent",
     "PipelineStepEvent",
     "PushesEvent",

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from cordee.core.errors import ModelError
 from cordee.group.replay import Tape
 
-Key = tuple[nn.Module, str]
-"""A buffer: its module, and its name there."""
+Key = tuple[nn.Module, str, bool]
+"""A buffer: its module, its name there, and whether the module is in training mode."""
 KEPT = (
     *("mm", "addmm", "bmm", "baddbmm", "convolution"),
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
@@ -60,6 +60,12 @@ def recompute(model: nn.Module, how: str, *, compiled: bool = False) -> list[str
         kind = _RecomputedRow if rows else _Recomputed
         block.__class__ = type(type(block).__name__, (kind, type(block)), of_class)
     return list(blocks)
+
+
+def pieces(model: nn.Module) -> int:
+    """Into how many parts, computed again one after the other, a prepared model falls; 1 without `recompute`."""
+    blocks = [one for one in model.modules() if isinstance(one, _Recomputed)]
+    return sum(len(one.rows()) if isinstance(one, _RecomputedRow) else 1 for one in blocks) or 1
 
 
 def find_blocks(model: nn.Module) -> tuple[dict[str, nn.Module], bool]:
@@ -105,12 +111,15 @@ class _Recomputed(nn.Module):
 class _RecomputedRow(_Recomputed):
     """The same for a row of layers, in pieces: as many as the root of their number."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        (result,) = args
+    def rows(self) -> list[list[nn.Module]]:
+        """The pieces."""
         layers = list(self.children())
         size = math.ceil(len(layers) / math.isqrt(len(layers)))
-        for first in range(0, len(layers), size):
-            piece = layers[first : first + size]
+        return [layers[first : first + size] for first in range(0, len(layers), size)]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        (result,) = args
+        for piece in self.rows():
             result = _again(partial(_in_turn, piece), self, piece, (result,), kwargs)
         return result
 
@@ -217,8 +226,8 @@ class _Repeated:
     def __enter__(self) -> None:
         self._draws = random.getstate(), np.random.get_state()
         _set_draws(self._first.draws)
-        self._now = {(module, name): module._buffers.get(name) for module, name in self._first.buffers}
-        for (module, name), before in self._first.buffers.items():
+        self._now = {key: key[0]._buffers.get(key[1]) for key in self._first.buffers}
+        for (module, name, _), before in self._first.buffers.items():
             module._buffers[name] = before.clone()
         self._stack = ExitStack()
         self._stack.enter_context(self._first.tape.playing())
@@ -227,7 +236,7 @@ class _Repeated:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
-        for (module, name), buffer in self._now.items():
+        for (module, name, _), buffer in self._now.items():
             module._buffers[name] = buffer
         self._now = {}
         _set_draws(self._draws)
@@ -243,4 +252,4 @@ def _buffers_of(layers: Iterable[nn.Module]) -> Iterator[tuple[Key, Tensor]]:
         for module in layer.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    yield (module, name), buffer
+                    yield (module, name, module.training), buffer

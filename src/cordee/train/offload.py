@@ -189,10 +189,23 @@ class _Storing(nn.Module):
     host: HostActivations
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not self.host.on:
             return super().forward(*args, **kwargs)
         with torch.autograd.graph.saved_tensors_hooks(self.host.pack, self.host.unpack):
             return super().forward(*args, **kwargs)
+
+
+@contextmanager
+def leaving_activations(model: nn.Module) -> Iterator[None]:
+    """In here activations stay on the GPU, where they can be counted."""
+    hosts = [model.host] if isinstance(model, _Storing) else []
+    for host in hosts:
+        host.on = False
+    try:
+        yield
+    finally:
+        for host in hosts:
+            host.on = True
 
 
 class HostActivations:
@@ -200,6 +213,7 @@ class HostActivations:
 
     def __init__(self, model: nn.Module) -> None:
         """`model`'s parameters stay where they are."""
+        self.on = True
         self._model = weakref.ref(model)
         self._up, self._down = _stream(), _stream()
         self._leaving, self._coming = _Queue(), _Queue()

@@ -65,6 +65,8 @@ class Worker:
     memory_mb: float = 0.0
     """The most memory that it was seen with."""
     gpu_mb: float = 0.0
+    forecast_mb: float = 0.0
+    """What it was forecast to need on its device; 0 if that is not on record."""
     bytes_sent: int = 0
     bytes_near: int = 0
     """The part of `bytes_sent` that did not leave its host."""

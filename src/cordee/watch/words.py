@@ -80,6 +80,7 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         "cores": lambda one: "–" if one.cpu_cores is None else f"{one.cpu_cores:.2f}",
         "memory": lambda one: amount(one.memory_mb * 2**20),
         "GPU memory": lambda one: amount(one.gpu_mb * 2**20),
+        "forecast": lambda one: amount(one.forecast_mb * 2**20) if one.forecast_mb else "–",
         "sent": lambda one: amount(one.bytes_sent),
         "present": lambda one: duration(one.hours * 3600),
     }
@@ -87,6 +88,8 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         del columns["start"]
     if not any(worker.gpu_mb for worker in summary.workers):
         del columns["GPU memory"]
+    if not any(worker.forecast_mb for worker in summary.workers):
+        del columns["forecast"]
     return [(name, "" if name in ("worker", "host", "device") else "number", text) for name, text in columns.items()]
 
 

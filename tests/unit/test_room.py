@@ -1,0 +1,64 @@
+"""What a worker needs of memory, beside what there is: refused is what certainly does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from cordee.core.plan import Plan
+from cordee.diagnose.room import GIB, Kept, Room, Sizes, Verdict, estimate, judge, share_of
+from cordee.train.fitting import state_bytes
+
+SIZES = Sizes(4 * GIB, 4 * GIB, 8 * GIB, Kept(GIB, 2 * GIB), Kept(GIB / 4, GIB), blocks=5)
+"""Of one billion parameters: 1 GiB of activations per sample, a quarter with recompute."""
+
+
+def test_needs_by_plan() -> None:
+    needs = estimate(SIZES, Plan(), batch=8, replicas=2)
+    assert (needs.samples, needs.certain, needs.buckets) == (4, 16 * GIB, 25 * 2**20)
+    assert needs.activations == 2 * GIB + (6 - 2) * GIB // 5  # those that are kept, and one block's
+    offloaded = estimate(SIZES, Plan(offload="all"), batch=8, replicas=1)
+    assert (offloaded.state, offloaded.host) == (2 * GIB, (8 + 3) * GIB)
+    assert offloaded.activations == 2 * GIB + (10 - 3) * GIB // 5
+    plan = Plan(share="proportional", proportions=(3, 1), accumulate=2)
+    assert (share_of(8, plan, 2), share_of(7, Plan(accumulate=4), 2), share_of(1, Plan(), 4)) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "room", "refused", "warned"),
+    [
+        (Plan(), Room(40 * GIB, GIB, on_gpu=True), (), ()),
+        (
+            Plan(),
+            Room(15 * GIB, GIB, on_gpu=True),
+            ("at least 16.0 GiB of GPU", "15.0 GiB", "offload=opt"),
+            (),
+        ),
+        (Plan(), Room(15 * GIB, GIB), ("of host memory", "tensor=2", "fewer workers"), ()),
+        (Plan(), Room(17 * GIB, GIB, on_gpu=True), (), ("about", "recompute=block", "accumulate=2")),
+        (Plan(offload="optimizer"), Room(40 * GIB, GIB, on_gpu=True), ("keeps 8.0 GiB in host memory",), ()),
+    ],
+)
+def test_what_cannot_fit_is_refused(plan: Plan, room: Room, refused: tuple[str, ...], warned: tuple[str, ...]) -> None:
+    found = judge(estimate(SIZES, plan, batch=8, replicas=1), room, plan)
+    assert all(word in found.refusal for word in refused) and all(word in found.warning for word in warned)
+    assert (bool(found.refusal), bool(found.warning)) == (bool(refused), bool(warned))
+    assert (found == Verdict()) == (not refused and not warned)
+
+
+def test_the_state_of_optimizers_is_known_before_their_first_step() -> None:
+    parameters = [nn.Parameter(torch.zeros(10, 30)), nn.Parameter(torch.zeros(7))]
+    bytes_of = 4 * 307
+    for optimizer, times in (
+        (torch.optim.AdamW(parameters), 2),
+        (torch.optim.AdamW(parameters, amsgrad=True), 3),
+        (torch.optim.SGD(parameters, lr=0.1), 0),
+        (torch.optim.SGD(parameters, lr=0.1, momentum=0.9), 1),
+    ):
+        assert state_bytes(optimizer) == times * bytes_of
+
+    class Own(torch.optim.SGD):
+        """Not one of PyTorch's: it may keep anything."""
+
+    assert state_bytes(Own(parameters, lr=0.1)) is None
