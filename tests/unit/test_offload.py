@@ -27,7 +27,7 @@ def test_a_cpu_has_nothing_to_move() -> None:
     with pytest.raises(PlanError, match=r"offload=all moves what a GPU holds .* leave offload out"):
         refuse_on_cpu("all", "cpu")
     with pytest.raises(PlanError, match="leave offload out"):
-        Stepper(plan=Plan(offload="optimizer"))
+        Stepper(plan=Plan(offload="optimizer")).prepare(nn.Linear(2, 2))
 
 
 def test_only_the_buckets_parameters_are_stepped() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
+from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
 from cordee.diagnose.room import GIB, Kept, Room, Sizes, Verdict, estimate, judge, share_of
-from cordee.train.fitting import state_bytes
+from cordee.train import fitting
+from cordee.train.fitting import check_fits, state_bytes
+from cordee.train.jobfile import load_job
+from cordee.train.stepper import Stepper
+from harness import JOBS
 
 SIZES = Sizes(4 * GIB, 4 * GIB, 8 * GIB, Kept(GIB, 2 * GIB), Kept(GIB / 4, GIB), blocks=5)
 """Of one billion parameters: 1 GiB of activations per sample, a quarter with recompute."""
@@ -62,3 +69,16 @@ def test_the_state_of_optimizers_is_known_before_their_first_step() -> None:
         """Not one of PyTorch's: it may keep anything."""
 
     assert state_bytes(Own(parameters, lr=0.1)) is None
+
+
+def test_a_start_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = load_job(JOBS / "gpt.py", {})
+    model, stepper = job.make_model(), Stepper(plan=Plan(recompute="block"))
+    start = partial(
+        check_fits, job, stepper, job.order(job.resolve(1)), stepper.place(model), job.make_optimizer(model)
+    )
+    monkeypatch.setattr(fitting, "room_of", lambda model, device: Room(2**18, 2**18))
+    with pytest.raises(PlanError, match=r"recompute=block does not fit: a worker needs at least 1\.0 MiB of host"):
+        start()
+    monkeypatch.setattr(fitting, "room_of", lambda model, device: Room(2**40, 2**40))
+    start()

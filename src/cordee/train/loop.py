@@ -124,7 +124,9 @@ class Training:
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
         for batch in batches:
             stepper.split.run(partial(self._loss, loss_of, batch), stepper.backward)
-            self.saver.before_update()
+            if self.saver.live:
+                with stepper.reporter.aside("saving"):
+                    self.saver.before_update()
             if not stepper.step(setup.optimizer, clip=job.clip):
                 continue
             for done in stepper.news:

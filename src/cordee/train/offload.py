@@ -22,6 +22,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from cordee.core.plan import Plan
+from cordee.core.refusals import refuse_on_cpu
+from cordee.split.recompute import recompute
 from cordee.sync.allreduce import is_torchs_own
 
 BUCKET_BYTES = 256 * 2**20
@@ -31,6 +34,14 @@ LEAST_BYTES = 2**20
 LEAST_STATE_BYTES = 2**12
 UNDER_WAY_BYTES = 2 * 2**30
 """Activations that are being copied at once, in each direction."""
+
+
+def spare_memory(model: nn.Module, plan: Plan, device: str) -> None:
+    """Let a model that is placed keep no more than its plan says, in place: `recompute`, then `offload`."""
+    refuse_on_cpu(plan.offload, device)
+    recompute(model, plan.recompute, compiled=plan.compile)
+    if plan.offload in ("activations", "all"):
+        store_activations(model)
 
 
 class HostState:

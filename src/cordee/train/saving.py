@@ -59,7 +59,7 @@ class Saver:
         self.owners = Owners()
         """Which of several writers this worker is."""
         self._stall = Stall(0.0)
-        self._live = False
+        self.live = False
         """Whether the checkpoint under way reads tensors that the next update changes."""
         self.step = -1
         """The step of the last checkpoint that was begun; -1 if it has to be written again."""
@@ -96,8 +96,8 @@ class Saver:
         at = time.time() + self._channel.clock_offset_s
         self._checkpoints.close()
         snapshot = capture()
-        self._live = tensor_bytes(snapshot.tensors.values()) > COPIED_BYTES
-        if not self._live:
+        self.live = tensor_bytes(snapshot.tensors.values()) > COPIED_BYTES
+        if not self.live:
             snapshot = snapshot.copied()
         say = self._channel.post if self.owners.first else (lambda record: None)
         stall = self._stall = Stall(time.perf_counter() - began)
@@ -105,16 +105,16 @@ class Saver:
             snapshot,
             step=step,
             metrics=metrics,
-            live=self._live,
+            live=self.live,
             on_saved=lambda saved: say(CheckpointEvent(step, round(stall.seconds() * 1e3, 3), round(at, 6))),
         )
 
     def before_update(self) -> None:
         """Wait until the checkpoint under way has read all that the next update changes."""
-        if self._live:
+        if self.live:
             with self._stall.lasting():
                 self._checkpoints.await_read()
-            self._live = False
+            self.live = False
 
     def close(self) -> None:
         """Wait for the checkpoint under way, and raise its error."""

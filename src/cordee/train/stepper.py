@@ -12,14 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cordee.core.plan import Plan
-from cordee.core.refusals import refuse_on_cpu
 from cordee.diagnose.diverged import explain_divergence
 from cordee.diagnose.statistical import by_micro_batch, warn_statistical
 from cordee.feed.batch import Batch
@@ -27,7 +25,6 @@ from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
 from cordee.feed.order import Order
 from cordee.group.team import Team
-from cordee.split.recompute import recompute
 from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
@@ -40,7 +37,7 @@ from cordee.train.devices import lay_out
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.loops import Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
-from cordee.train.offload import HostState, store_activations
+from cordee.train.offload import spare_memory
 from cordee.train.precision import Precision
 from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
@@ -67,7 +64,6 @@ class Stepper:
         """`team` is None for one process alone."""
         self.team, self.plan = team or Team(), plan or Plan()
         self.seed, self.device = seed, device
-        refuse_on_cpu(self.plan.offload, device)
         self.ledger, self.reporter = Ledger(), Reporter(self.team)
         self.last: Committed | None = None
         """The step that was committed last; None before the first."""
@@ -83,12 +79,10 @@ class Stepper:
         """How many updates a step has, where that is known before: a job's has one. None: as many as the loop makes."""
         warn = partial(warn_statistical, self.team, self.plan)
         self.buffers = Buffers(self.team.layers, self._state, self.models, warn)
-        self._trail = Trail(self.buffers)
+        self._trail, self.loops = Trail(self.buffers), Loops()
         self.reducers = Reducers(self.team, self.plan, self.models)
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
-        self._hosted: WeakKeyDictionary[Optimizer, HostState] = WeakKeyDictionary()
-        self.loops = Loops()
         self.number = 0
         """Steps that were committed before the one in whose body we are, over all epochs."""
         self.team.on_regroup.append(self._regrouped)
@@ -137,9 +131,7 @@ class Stepper:
             warn_statistical(self.team, self.plan, why)
         self.split = split_of(self.team, tensor_plan)
         model = self.split.place(model)
-        recompute(model, self.plan.recompute, compiled=compiled)
-        if self.plan.offload in ("activations", "all"):
-            store_activations(model)
+        spare_memory(model, self.plan, self.device)
         self.models.append(model)
         self.buffers.watch(model)
         return model
@@ -243,8 +235,6 @@ class Stepper:
     def sync_of(self, optimizer: Optimizer, *, agree: bool = True) -> Sync:
         """What agrees on this optimizer's parameters. Without `agree`, a new one is not compared with the others'."""
         sync, sound = self.reducers.of(optimizer, agree=agree)
-        if self.plan.offload in ("optimizer", "all") and optimizer not in self._hosted:
-            self._hosted[optimizer] = HostState(optimizer)
         self._state.void |= not sound
         self._trail.least = self.reducers.least if self.updates is None else 1
         return sync
