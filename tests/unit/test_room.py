@@ -12,7 +12,8 @@ from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
 from cordee.diagnose.room import GIB, Kept, Room, Sizes, Verdict, estimate, judge, share_of
 from cordee.train import fitting
-from cordee.train.fitting import check_fits, state_bytes
+from cordee.train.cutting import first_batch
+from cordee.train.fitting import check_fits, saved_bytes, sizes_of, state_bytes, with_activations
 from cordee.train.jobfile import load_job
 from cordee.train.stepper import Stepper
 from harness import JOBS
@@ -28,6 +29,7 @@ def test_needs_by_plan() -> None:
     offloaded = estimate(SIZES, Plan(offload="all"), batch=8, replicas=1)
     assert (offloaded.state, offloaded.host) == (2 * GIB, (8 + 3) * GIB)
     assert offloaded.activations == 2 * GIB + (10 - 3) * GIB // 5
+    assert estimate(SIZES, Plan(sync="server"), batch=8, replicas=1).state == 0  # its servers have it
     plan = Plan(share="proportional", proportions=(3, 1), accumulate=2)
     assert (share_of(8, plan, 2), share_of(7, Plan(accumulate=4), 2), share_of(1, Plan(), 4)) == (3, 1, 1)
 
@@ -82,3 +84,11 @@ def test_a_start_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> Non
         start()
     monkeypatch.setattr(fitting, "room_of", lambda model, device: Room(2**40, 2**40))
     start()
+
+
+def test_activations_of_a_batch_follow_from_those_of_few_samples() -> None:
+    job, stepper = load_job(JOBS / "gpt.py", {}), Stepper()
+    model, order = job.make_model(), job.order(job.resolve(1))
+    sizes = with_activations(sizes_of(model, job.make_optimizer(model)), job, order, model, stepper)
+    measured = saved_bytes(model, lambda: job.compute(model, first_batch(job, order, "cpu", 101))[0])
+    assert sizes.kept is not None and sizes.kept.at(101) == pytest.approx(measured, rel=0.01)

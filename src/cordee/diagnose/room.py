@@ -107,7 +107,8 @@ def estimate(sizes: Sizes, plan: Plan, *, batch: int, replicas: int) -> Needs:
     samples = share_of(batch, plan, replicas)
     activations = peak_of(sizes, samples)
     buckets = bucket_bytes(plan, sizes.gradients) if replicas > 1 else 0
-    needs = Needs(sizes.parameters, sizes.gradients, sizes.state, buckets, activations, samples=samples)
+    state = 0 if plan.sync == "server" and not plan.merges else sizes.state  # then servers have it
+    needs = Needs(sizes.parameters, sizes.gradients, state, buckets, activations, samples=samples)
     host = 0
     if plan.offload in ("optimizer", "all") and needs.state is not None:
         host, needs = needs.state, replace(needs, state=min(needs.state, UNDER_WAY))
