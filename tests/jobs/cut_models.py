@@ -45,18 +45,18 @@ class Reader(nn.Module):
         return scores
 
 
-def make(kind: str, words: int) -> nn.Module:
+def make(kind: str, words: int, drop: float = 0.0) -> nn.Module:
     if kind in ("encoder", "reader"):
         return Encoder() if kind == "encoder" else Reader()
     import transformers as hf
 
     common: dict[str, Any] = {"vocab_size": words, "hidden_size": 32, "num_attention_heads": 4, "pad_token_id": 0}
     deep: dict[str, Any] = {**common, "num_hidden_layers": 2, "intermediate_size": 48}
-    no_drop = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    dropout = {"hidden_dropout_prob": drop, "attention_probs_dropout_prob": drop}
     if kind == "bert":
-        return hf.BertForSequenceClassification(hf.BertConfig(**deep, **no_drop, max_position_embeddings=16))
+        return hf.BertForSequenceClassification(hf.BertConfig(**deep, **dropout, max_position_embeddings=16))
     if kind == "vit":
-        config = hf.ViTConfig(**{**deep, **no_drop}, image_size=12, patch_size=4, num_channels=1)
+        config = hf.ViTConfig(**{**deep, **dropout}, image_size=12, patch_size=4, num_channels=1)
         return hf.ViTForImageClassification(config)
     if kind == "gpt2":
         drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
@@ -70,7 +70,12 @@ def make(kind: str, words: int) -> nn.Module:
 
 
 def job(
-    kind: str = "llama", steps: int = 20, clip: float = 0.5, save_steps: int | None = None, words: int = WORDS
+    kind: str = "llama",
+    steps: int = 20,
+    clip: float = 0.5,
+    save_steps: int | None = None,
+    words: int = WORDS,
+    drop: float = 0.0,
 ) -> cordee.Job:
     draw = torch.Generator().manual_seed(1)
     x = torch.randint(int(words == WORDS), words, (96, LENGTH), generator=draw)  # nought: what is padded
@@ -87,7 +92,7 @@ def job(
         return nn.functional.cross_entropy(logits.flatten(0, 1), batch.x[:, 1:].flatten())
 
     return cordee.Job(
-        model=lambda: make(kind, words).double(),
+        model=lambda: make(kind, words, drop).double(),
         objective=objective,
         optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
         data=data,

@@ -79,6 +79,7 @@ def test_the_cut_of_a_job_is_printed_below_the_plan(tmp_path: Path, capsys: Read
     assert main._run(["plan", "tensor=2", "--job", job, "--set", "kind=mlp", "--set", "cut=found"]) == 0
     said = capsys.readouterr().out
     assert [line.split()[:4] for line in said.splitlines() if line.startswith("# ")] == [
+        ["#", "memory", "per", "worker:"],
         ["#", "layer", "weight", "cut"],
         ["#", "0", "32×64", "column"],
         ["#", "2", "16×32", "row"],
@@ -92,7 +93,9 @@ def test_the_cut_of_a_job_is_printed_below_the_plan(tmp_path: Path, capsys: Read
     assert main._run(["plan", "tensor=2,pipeline=2", "--job", job, "--set", "kind=blocks", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["cut"]["slices"] == 2 and {unit["stage"] for unit in told["stages"]} == {0, 1}
-    assert "cuts no model" in refused(["plan", "auto", "--job", job], capsys, UsageError.code)
+    assert main._run(["plan", "recompute=block", "--job", job, "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert memory["state"] == 2 * memory["gradients"] and memory["total"] > memory["activations"] > 0
 
 
 def test_the_keys_of_a_plan_are_listed(capsys: Read) -> None:

@@ -140,6 +140,9 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(sync="server", compress="powersgd"), 2, "compress=powersgd needs a sum over all replicas"),
         (Plan(tensor=2, compress="bf16"), 4, "tensor=2 does not work with compress=bf16 yet"),
         (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
+        (Plan(offload="all", sync="local"), 2, "works with sync=allreduce alone, not with sync=local"),
+        (Plan(offload="activations", compile=True), 1, "offload=activations does not work with compile=true yet"),
+        (Plan(tensor=2, offload="optimizer"), 2, "tensor=2 does not work with offload=optimizer yet"),
         (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
         (Plan(tensor=2, pipeline=2), 6, "tensor=2,pipeline=2 puts each replica on 4 workers; start a multiple of 4"),
         (Plan(pipeline=2, compile=True), 2, "pipeline=2 does not work with compile=true yet"),
@@ -185,7 +188,7 @@ def test_plans_that_run() -> None:
     Plan.parse("shard=optimizer,shards=2,tensor=2").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 35
+    assert len(REFUSALS) == 39
 
 
 def test_the_shape_of_a_replica() -> None:

@@ -17,8 +17,9 @@ from cordee.group.channel import Channel
 from cordee.group.messages import Saving, Who
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.hub import Hub
-from cordee.state import checkpoint, layout
+from cordee.state import checkpoint, layout, staging
 from cordee.state.naming import Snapshot
+from cordee.train import saving
 from cordee.train.job import Save
 from cordee.train.saving import Saver
 from harness import DEADLINE_S
@@ -137,3 +138,22 @@ def test_what_is_left_to_do_is_done_once_and_awaited_by_all(channel: Channel) ->
     first.join(DEADLINE_S)
     other.join(DEADLINE_S)
     assert done == ["done", "other goes on"]
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["copied", "too little memory"])
+def test_the_next_update_waits_for_a_copy_not_for_the_disk(
+    tmp_path: Path, disk: Disk, hub: Hub, channel: Channel, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    monkeypatch.setattr(saving, "COPIED_BYTES", 0)
+    monkeypatch.setattr(staging, "available_memory", lambda: 2**40 if room else 0)
+    saver, weight = Saver(tmp_path, Save(), channel), torch.ones(1000)
+    saver.write(6, lambda: Snapshot({"w": weight}), {})
+    if not room:
+        threading.Timer(0.05, disk.go.set).start()
+    saver.before_update()
+    weight.zero_()
+    disk.go.set()
+    saver.close()
+    assert saver._checkpoints.read(6).tensors["w"].eq(1).all()
+    channel.send()
+    assert heard(hub, CheckpointEvent).ms > 0

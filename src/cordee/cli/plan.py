@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +15,7 @@ from cordee.core.errors import PlanError, UsageError
 from cordee.core.plan import Plan, plan_keys, written
 
 if TYPE_CHECKING:
+    from cordee.diagnose.room import Needs, Room, Verdict
     from cordee.split.cut import Cut
     from cordee.split.stages import Stages
 
@@ -25,7 +28,8 @@ def plan(
     workers: Annotated[int | None, typer.Option(help="Check it for so many workers.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of YAML.")] = False,
     job: Annotated[
-        Path | None, typer.Option(metavar="<file>", help="Print how this job's model is cut by the plan.")
+        Path | None,
+        typer.Option(metavar="<file>", help="Print what this job needs of memory, and how its model is cut."),
     ] = None,
     settings: Settings = None,
 ) -> None:
@@ -35,36 +39,61 @@ def plan(
         return
     if given is not None and given.endswith(".py"):
         raise PlanError(
-            f"{given} is a Python file: expected auto, a YAML file, or key=value,... How a job's model is cut is told "
-            f"by `cordee plan tensor=2 --job {given}`; what it would cost is not built yet in this version"
+            f"{given} is a Python file: expected auto, a YAML file, or key=value,... What a job needs of memory, and "
+            f"how its model is cut, is told by `cordee plan tensor=2 --job {given}`; how long it takes is not built "
+            "yet in this version"
         )
     made = Plan.parse(given or "auto")
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: at least 1 is needed")
     least = len(made.proportions) or made.tensor * made.pipeline * max(1, made.shards)
-    made.check(workers if workers is not None else least)
-    cuts = find_cuts_of_job(job, settings, made) if job is not None else {}
+    workers = workers if workers is not None else least
+    made.check(workers)
+    found = look_at_job(job, settings, made, workers) if job is not None else None
     if as_json:
-        told = {name: one.to_dict() for name, one in cuts.items()}
-        print(json.dumps({"plan": made.to_dict(), **told} if told else made.to_dict(), indent=1))
+        print(json.dumps(made.to_dict() if found is None else {"plan": made.to_dict(), **found.to_dict()}, indent=1))
         return
     print(made.to_yaml().rstrip())
-    for line in (line for one in cuts.values() for line in str(one).splitlines()):
+    for line in found.lines() if found is not None else ():
         print(f"# {line}")  # so that all of it can be saved as a plan
 
 
-def find_cuts_of_job(file: Path, settings: list[str] | None, plan: Plan) -> dict[str, Cut | Stages]:
-    """How the model of a job would be cut into slices and stages, by a few passes of two samples in this process."""
-    if plan.tensor * plan.pipeline == 1:
-        raise UsageError(f"--job {file}: plan {plan} cuts no model; give tensor=2 or pipeline=2, or more")
+@dataclass(frozen=True)
+class Found:
+    """What a plan means for a job."""
+
+    needs: Needs
+    room: Room
+    verdict: Verdict
+    cuts: Mapping[str, Cut | Stages]
+    """Its slices and its stages, where the plan has any."""
+
+    def lines(self) -> list[str]:
+        """In words."""
+        said = [one for one in (self.verdict.refusal, self.verdict.warning) if one]
+        cuts = [line for one in self.cuts.values() for line in str(one).splitlines()]
+        return [f"memory per worker: {self.needs}", *said, *cuts]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; bytes."""
+        memory = {**asdict(self.needs), "total": self.needs.total, "free": self.room.device}
+        return {"memory": memory, **{name: one.to_dict() for name, one in self.cuts.items()}}
+
+
+def look_at_job(file: Path, settings: list[str] | None, plan: Plan, workers: int) -> Found:
+    """What a job needs and how its model would be cut, by a few passes of few samples in this process."""
+    from cordee.diagnose.room import judge
     from cordee.train.cutting import cut_of_job
+    from cordee.train.fitting import estimate_of_job
     from cordee.train.jobfile import load_job
     from cordee.train.staging import stages_of_job
 
     job = load_job(python_file(file), parse_settings(settings))
     cut = cut_of_job(job, plan.tensor, sequence=plan.sequence) if plan.tensor > 1 else None
     cuts: dict[str, Cut | Stages] = {} if cut is None else {"cut": cut}
-    return cuts | ({"stages": stages_of_job(job, plan)} if plan.pipeline > 1 else {})
+    cuts |= {"stages": stages_of_job(job, plan)} if plan.pipeline > 1 else {}
+    needs, room = estimate_of_job(job, plan, workers)
+    return Found(needs, room, judge(needs, room, plan), cuts)
 
 
 def show_keys() -> None:

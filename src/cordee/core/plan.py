@@ -228,6 +228,12 @@ class Plan:
         "where the channels of images lie in memory; auto: last on GPUs",
         choices=("auto", "contiguous", "channels_last"),
     )
+    recompute: str = _key(
+        "none", "device", "which activations are computed again, not kept", choices=("none", "block", "selective")
+    )
+    offload: str = _key(
+        "none", "device", "what a GPU keeps in host memory", choices=("none", "optimizer", "activations", "all")
+    )
 
     def __post_init__(self) -> None:
         """Check every value by its row of the table; what is kept is of the field's own type."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from cordee.core.errors import PlanError
+
 if TYPE_CHECKING:
     from cordee.core.plan import Plan
 
@@ -107,6 +109,16 @@ REFUSALS = (
         "bf16, fp16, int8, onebit or topk, or sync=allreduce.",
     ),
     Refusal(
+        lambda plan, workers: plan.offload in ("optimizer", "all") and plan.sync != "allreduce",
+        "offload={offload} keeps the state of an optimizer in host memory, which works with sync=allreduce alone, not "
+        "with sync={sync}; leave one of them out.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.offload in ("activations", "all") and plan.compile,
+        "offload={offload} does not work with compile=true yet, which keeps activations by itself; use "
+        "offload=optimizer, or leave one of them out.",
+    ),
+    Refusal(
         lambda plan, workers: plan.replace and (plan.tensor * plan.pipeline > 1 or plan.shard != "none"),
         "replace=true works where every worker holds the whole model: not with tensor or pipeline above 1, nor with "
         "shard=.",
@@ -157,6 +169,20 @@ REFUSALS = (
     _refuse_cut("sync={sync}", lambda plan: plan.sync != "allreduce"),
     _refuse_cut("compile=true", lambda plan: plan.compile),
     _refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
+    _refuse_cut("offload={offload}", lambda plan: plan.offload != "none"),
+    _refuse_cut(
+        "recompute={recompute}", lambda plan: plan.recompute != "none" and (plan.pipeline, plan.shard) != (1, "none")
+    ),
     _refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
     _refuse_cut("share=proportional", lambda plan: plan.share == "proportional" and plan.tensor * plan.pipeline > 1),
 )
+
+
+def refuse_on_cpu(offload: str, device: str) -> None:
+    """Say of a plan for GPUs that it means nothing here."""
+    if offload != "none" and device == "cpu":
+        raise PlanError(
+            f"plan key offload={offload} moves what a GPU holds to host memory, but this run computes on the CPU, "
+            "whose memory that is: leave offload out. What takes less memory on a CPU: recompute=block, accumulate=N "
+            "or tensor=N"
+        )

@@ -1,4 +1,4 @@
-"""Events of how one replica lies over workers: what is sharded, and how a pipeline goes; see `events.py`."""
+"""Events of how one replica lies over workers: memory, what is sharded, how a pipeline goes; see `events.py`."""
 
 from __future__ import annotations
 
@@ -83,3 +83,30 @@ class HeldEvent(Event):
     """bytes of gradients"""
     optimizer: Count
     """bytes of the optimizer's state"""
+
+
+class MemoryEvent(Event):
+    """What a worker is forecast to need of memory, in bytes; `usage` has what it took."""
+
+    worker: Count
+    """the worker"""
+    parameters: Count
+    """of the model as this worker holds it, with buffers"""
+    gradients: Count
+    """of the parameters that are trained"""
+    state: Count | None
+    """of the optimizer, on the device; null: not known before its first step"""
+    buckets: Count
+    """copies of gradients that are being sent"""
+    activations: Count | None
+    """between forward and backward pass, at the most; null: not measured"""
+    total: Count
+    """of all these"""
+    host: Count
+    """what a GPU keeps in host memory beside that"""
+    free: Count
+    """what this worker may take on its device, with what its model holds already"""
+    host_free: Count
+    """the same in host memory"""
+    samples: Count
+    """that it computes at once"""

@@ -13,6 +13,7 @@ from pathlib import Path
 from cordee.core.errors import PlanError, UsageError
 from cordee.core.machine import available_memory, usable_cores
 from cordee.core.plan import Plan
+from cordee.core.refusals import refuse_on_cpu
 from cordee.diagnose.machine import find_compiler
 from cordee.diagnose.number_format import NOTABLE, recall_format, try_format
 from cordee.group.messages import Seat
@@ -154,6 +155,7 @@ class Launch:
                     f"compile=true needs a C++ compiler on a CPU, and there is no {wanted or 'g++ or clang++'}: "
                     "install one (on Debian and Ubuntu: g++), name it in the variable CXX, or leave compile out"
                 )
+        refuse_on_cpu(self.plan.offload, device)
         if precision == "tf32" and device == "cpu":
             raise PlanError(
                 "plan key precision=tf32 is a format of NVIDIA GPUs (Ampere and later), but this run computes on the "

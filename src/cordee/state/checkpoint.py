@@ -18,6 +18,7 @@ from cordee.core.locks import lock
 from cordee.state.files import need_space, storage_errors, sync
 from cordee.state.layout import Owners, read_folder, read_index, tensor_bytes, write_folder
 from cordee.state.naming import Snapshot
+from cordee.state.staging import Staging
 
 STEP = re.compile(r"step-(\d{8,})")
 _HIDDEN = re.compile(r"\.(step-\d{8,})\.(old|(?:new|gone)-.*)")
@@ -50,6 +51,7 @@ class Checkpoints:
         self._step = 0
         self._read = Event()
         """Set when the save under way needs no tensor of its snapshot any more."""
+        self._staging = Staging()
         if self.owners.first:
             sweep(self.folder)
 
@@ -60,19 +62,23 @@ class Checkpoints:
         step: int,
         metrics: Mapping[str, float] | None = None,
         wait: bool = False,
+        live: bool = False,
         on_saved: Callable[[Path], None] = lambda path: None,
     ) -> None:
         """Write a checkpoint in the background, after the one before it; an earlier save's error is raised here.
 
-        `on_saved` is called by the thread that writes, once the checkpoint stands. Tensors of a live snapshot must not
-        change before `await_read` returns.
+        `on_saved` is called by the thread that writes, once the checkpoint stands. Tensors of a `live` snapshot must
+        not change before `await_read` returns: they are copied first, if there is memory for it.
         """
         self.close()
         self._step, self._pending, self._read = step, Future(), Event()
 
         def work(future: Future[None], read: Event) -> None:
             try:
-                on_saved(self._write(snapshot, step, metrics or {}, read.set))
+                copy = self._staging.copied(snapshot) if live else None
+                if copy is not None:
+                    read.set()
+                on_saved(self._write(copy or snapshot, step, metrics or {}, read.set))
                 future.set_result(None)
             except BaseException as problem:
                 future.set_exception(problem)

@@ -137,10 +137,12 @@ def restore(
     *,
     partly: bool = False,
     called: Mapping[str, str] | None = None,
+    on_host: bool = False,
 ) -> None:
     """Put a snapshot back; what does not fit is named by a `CheckpointError`, raised before anything is changed.
 
     `partly`: the model here is a part of the one that was saved, and takes what is its own; `called` as in `capture`.
+    `on_host`: the state of optimizers stays in host memory.
     """
     parameters = {(called or {}).get(name, name): one for name, one in model.named_parameters()}
     kept, tensors = snapshot.meta, snapshot.tensors
@@ -153,7 +155,7 @@ def restore(
         values = decode(kept.get("model", {}), tensors)
         load_weights(model, {**under_all_names(snapshot.weights(), snapshot.aliases), **values}, partly=partly)
         for key, optimizer in optimizers.items():
-            _restore_optimizer(kept["optimizers"][key], optimizer, parameters, tensors)
+            _restore_optimizer(kept["optimizers"][key], optimizer, parameters, tensors, on_host=on_host)
         for key, schedule in schedules.items():
             schedule.load_state_dict(decode(kept["schedules"][key], tensors))
 
@@ -282,6 +284,8 @@ def _restore_optimizer(
     optimizer: Optimizer,
     parameters: Mapping[str, nn.Parameter],
     tensors: Mapping[str, torch.Tensor],
+    *,
+    on_host: bool,
 ) -> None:
     numbers = count()
     groups = []
@@ -298,7 +302,7 @@ def _restore_optimizer(
         for name in stored["params"]:
             if name in kept["state"] and name in parameters:
                 optimizer.state[parameters[name]] = {
-                    entry: _on_device(value, scalar) if entry == "step" else _beside(parameters[name], value)
+                    entry: _on_device(value, scalar) if entry == "step" else _beside(parameters[name], value, on_host)
                     for entry, value in decode(kept["state"][name], tensors).items()
                 }
 
@@ -309,14 +313,14 @@ def _scalar_device(group: Mapping[str, Any]) -> torch.device:
     return group["params"][0].device if on_device and group["params"] else torch.device("cpu")
 
 
-def _beside(parameter: torch.Tensor, value: Any) -> Any:
-    """A copy of a parameter's state on its device, and of its strides where it has its shape.
+def _beside(parameter: torch.Tensor, value: Any, on_host: bool) -> Any:
+    """A copy of a parameter's state on its device or `on_host`, and of its strides where it has its shape.
 
     Fused kernels walk through the memory of both side by side: in another layout (channels-last, transposed) they would
     update one number with the state of another.
     """
     if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-        local = torch.empty_like(local_of(parameter), dtype=value.dtype)
+        local = torch.empty_like(local_of(parameter), dtype=value.dtype, device="cpu" if on_host else None)
         return like(parameter, local.copy_(cut_as(parameter, value)))
     return _on_device(value, parameter.device)
 

@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cordee.core.errors import ModelError
 from cordee.group.comm import Comm
+from cordee.group.replay import once
 from cordee.sync.meeting_points import output_like
 
 _Statistics = tuple[Tensor, Tensor, float]
@@ -62,7 +63,14 @@ class _Bound(_BatchNorm):
 
     def _normalise_globally(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        statistics = mean, variance, count = _global_statistics(input.detach(), self.comm, self.step_state)
+        statistics = once(lambda: self._take_statistics(input.detach()))
+        affine = (self.weight, self.bias) if self.affine else (None, None)
+        result: Tensor = _Normalise.apply(input, *affine, statistics, self.eps, self.comm, self.step_state)  # type: ignore[no-untyped-call]
+        return result
+
+    def _take_statistics(self, input: Tensor) -> _Statistics:
+        """Those of the global batch, which the running ones follow."""
+        statistics = mean, variance, count = _global_statistics(input, self.comm, self.step_state)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None
             with torch.no_grad():
@@ -71,9 +79,7 @@ class _Bound(_BatchNorm):
                 unbiased = variance * (count / max(count - 1.0, 1.0))
                 self.running_mean.lerp_(mean.to(self.running_mean), factor)
                 self.running_var.lerp_(unbiased.to(self.running_var), factor)
-        affine = (self.weight, self.bias) if self.affine else (None, None)
-        result: Tensor = _Normalise.apply(input, *affine, statistics, self.eps, self.comm, self.step_state)  # type: ignore[no-untyped-call]
-        return result
+        return statistics
 
 
 def bind(

@@ -127,7 +127,9 @@ class Training:
         piping = Piping(stepper.team, stepper.split, stepper.reporter)
         for batch in batches:
             stepper.split.run(Computed(stepper, batch, partial(self._loss, loss_of), job.weigh))
-            self.saver.before_update()
+            if self.saver.live:
+                with stepper.reporter.aside("saving"):
+                    self.saver.before_update()
             if not stepper.step(setup.optimizer, clip=job.clip):
                 continue
             for done in stepper.news:
@@ -272,7 +274,15 @@ class Training:
         stepper, setup, kept = self.stepper, self.setup, snapshot.extra
         refuse_another(kept["trained_on"], self._trained_on())
         split, optimizers = stepper.split, {"main": setup.optimizer}
-        restore(snapshot, setup.model, optimizers, setup.schedules, partly=split.partly, called=split.aliases)
+        restore(
+            snapshot,
+            setup.model,
+            optimizers,
+            setup.schedules,
+            partly=split.partly,
+            called=split.aliases,
+            on_host=stepper.plan.offload in ("optimizer", "all"),
+        )
         self.next = tuple(kept["next"])
         self.saver.step = self.steps
         stepper.ledger = Ledger(**kept["ledger"])

@@ -15,14 +15,15 @@ from cordee.split.shard import Sharding
 from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
 from cordee.train.devices import lay_out
+from cordee.train.offload import spare_memory
 
 
 class Placing:
     """Applies a plan to models that are the same on every worker already."""
 
-    def __init__(self, team: Team, plan: Plan, state: StepState) -> None:
+    def __init__(self, team: Team, plan: Plan, state: StepState, device: str) -> None:
         """Nothing is placed yet."""
-        self._team, self._plan, self._state = team, plan, state
+        self._team, self._plan, self._state, self._device = team, plan, state, device
         self.split = Split()
         """How the model that was placed last is cut."""
         self.sharding = Sharding(team, plan.shard) if team.lines.shape.shards > 1 else None
@@ -35,7 +36,7 @@ class Placing:
         called: AbstractSet[nn.Module] | None = None,
         staging: Staging | None = None,
     ) -> nn.Module:
-        """What this worker holds of a model: norms over the global batch, then tensor and stages, then shard.
+        """What this worker holds of a model: norms over the global batch, tensor, stages, recompute, shard.
 
         Replicas come last, with the optimizer. `called`: the modules that the model calls, where that is known.
         """
@@ -47,6 +48,7 @@ class Placing:
             warn_statistical(team, plan, why)
         self.split = split_of(team, tensor_plan, staging)
         model = self.split.place(model)
+        spare_memory(model, plan, self._device)
         if self.sharding is not None:
             self.sharding.place(model, called)
         return model

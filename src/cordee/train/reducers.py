@@ -34,6 +34,7 @@ from cordee.sync.sliced import SlicedSums
 from cordee.sync.ways import WAYS
 from cordee.train.agreement import agree_on, of_optimizer
 from cordee.train.gathering import count_calls
+from cordee.train.offload import HostState
 from cordee.train.placing import Placing
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -61,6 +62,7 @@ class Reducers:
         self._passing = False
         """Whether a backward pass is under way."""
         self._of: dict[Optimizer, Sync] = {}
+        self._hosted: dict[Optimizer, HostState] = {}
         if plan.replace:
             team.on_regroup.append(self._renew)
 
@@ -169,6 +171,8 @@ class Reducers:
             agree_on(self._team, {**of_optimizer(optimizer, counts=self._plan.pipeline == 1), **self.loop})
             self._check_strays(optimizer)
         self._of[optimizer] = reducer
+        if self._plan.offload in ("optimizer", "all") and optimizer not in self._hosted:
+            self._hosted[optimizer] = HostState(optimizer)
         given = {one for each in self._of.values() for one in each.parameters}
         self.least = 2 if any(one.requires_grad and one not in given for one in self.all_parameters()) else 1
         return reducer

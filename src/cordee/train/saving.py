@@ -6,6 +6,7 @@ import functools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,6 +29,27 @@ WORD_AFTER_S = 2.0
 """After so long the user wants to know what the run waits for."""
 
 
+class Stall:
+    """How long the training has stood still for one checkpoint: to begin it, and before the next update."""
+
+    def __init__(self, seconds: float) -> None:
+        """So long until now."""
+        self._seconds, self._since = seconds, 0.0
+
+    def seconds(self) -> float:
+        """Until now; the thread that writes asks, and the training may just be waiting for it."""
+        return self._seconds + (time.perf_counter() - self._since if self._since else 0.0)
+
+    @contextmanager
+    def lasting(self) -> Iterator[None]:
+        """The training stands still in here."""
+        self._since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds, self._since = self.seconds(), 0.0
+
+
 class Saver:
     """Writes checkpoints into a folder, by a rule, and says so in the record when they stand."""
 
@@ -36,7 +58,8 @@ class Saver:
         self._folder, self._rule, self._channel = folder, rule, channel
         self.owners = Owners()
         """Which of several writers this worker is."""
-        self._live = False
+        self._stall = Stall(0.0)
+        self.live = False
         """Whether the checkpoint under way reads tensors that the next update changes."""
         self.step = -1
         """The step of the last checkpoint that was begun; -1 if it has to be written again."""
@@ -73,18 +96,25 @@ class Saver:
         at = time.time() + self._channel.clock_offset_s
         self._checkpoints.close()
         snapshot = capture()
-        self._live = tensor_bytes(snapshot.tensors.values()) > COPIED_BYTES
-        if not self._live:
+        self.live = tensor_bytes(snapshot.tensors.values()) > COPIED_BYTES
+        if not self.live:
             snapshot = snapshot.copied()
-        record = CheckpointEvent(step, round((time.perf_counter() - began) * 1e3, 3), round(at, 6))
         say = self._channel.post if self.owners.first else (lambda record: None)
-        self._checkpoints.save(snapshot, step=step, metrics=metrics, on_saved=lambda saved: say(record))
+        stall = self._stall = Stall(time.perf_counter() - began)
+        self._checkpoints.save(
+            snapshot,
+            step=step,
+            metrics=metrics,
+            live=self.live,
+            on_saved=lambda saved: say(CheckpointEvent(step, round(stall.seconds() * 1e3, 3), round(at, 6))),
+        )
 
     def before_update(self) -> None:
         """Wait until the checkpoint under way has read all that the next update changes."""
-        if self._live:
-            self._checkpoints.await_read()
-            self._live = False
+        if self.live:
+            with self._stall.lasting():
+                self._checkpoints.await_read()
+            self.live = False
 
     def close(self) -> None:
         """Wait for the checkpoint under way, and raise its error."""

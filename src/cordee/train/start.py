@@ -27,6 +27,7 @@ from cordee.train.agreement import agree_on, in_json, of_job, of_optimizer, shar
 from cordee.train.checks import subject_of
 from cordee.train.cutting import Comparison, first_batch
 from cordee.train.devices import fuse
+from cordee.train.fitting import check_fits
 from cordee.train.job import Job, Resolved
 from cordee.train.saving import Saver, owners_of
 from cordee.train.staging import plan_staging
@@ -85,7 +86,9 @@ def set_up(job: Job, stepper: Stepper, saver: Saver, *, resume: bool) -> tuple[S
     share_model(model, team, stepper.plan)
     if job.start_from is not None and snapshot is None and team.membership.members[0] != first:
         raise CheckpointError("the worker that read start_from was lost before all workers had it: start again")
-    return _make_optimizer(job, stepper, order, model, snapshot), snapshot
+    setup = _make_optimizer(job, stepper, order, model, snapshot)
+    check_fits(job, stepper, order, setup.model, setup.optimizer)
+    return setup, snapshot
 
 
 def set_up_from(job: Job, stepper: Stepper, receive: Callable[[], Snapshot]) -> tuple[Setup, Snapshot]:

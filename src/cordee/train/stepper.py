@@ -77,18 +77,17 @@ class Stepper:
         self.wish = Wishes()
         self.state = StepState()
         """Of the open step."""
-        self.placing = Placing(self.team, self.plan, self.state)
+        self.placing = Placing(self.team, self.plan, self.state, device)
         self.models: list[nn.Module] = []
         """What `prepare` was given, in that order."""
         self.updates: int | None = None
         """How many updates a step has, where that is known before: a job's has one. None: as many as the loop makes."""
         warn = partial(warn_statistical, self.team, self.plan)
         self.buffers = Buffers(self.team.layers, self.state, self.models, warn)
-        self._trail = Trail(self.buffers)
+        self._trail, self.loops = Trail(self.buffers), Loops()
         self.reducers = Reducers(self.team, self.plan, self.models, self.placing)
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
-        self.loops = Loops()
         self.number = 0
         """Steps that were committed before the one in whose body we are, over all epochs."""
         self.team.on_regroup.append(self._regrouped)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from cordee.core.events import FailureEvent, HeldEvent, StepEvent, UsageEvent, WorkerEvent
+from cordee.core.events import FailureEvent, HeldEvent, MemoryEvent, StepEvent, UsageEvent, WorkerEvent
 from cordee.core.times import COSTS, MOST_OPEN, PARTS, Block
 from cordee.core.usage import BYTES
 from cordee.watch.summary import Curve, StepParts, Worker
@@ -127,6 +127,11 @@ class Members:
                 for name in _COLUMNS:
                     row.note_all((number, name), getattr(block, name)[begin:until])
             begin = until
+
+    def on_memory(self, event: MemoryEvent, now: float) -> None:
+        """What a worker is forecast to need."""
+        worker, _ = self._of(event.worker)
+        worker.forecast_mb = event.total / 2**20
 
     def on_usage(self, event: UsageEvent, now: float) -> None:
         """What a worker has used since it was started."""

@@ -67,6 +67,8 @@ class Worker:
     gpu_mb: float = 0.0
     held: dict[str, int] = field(default_factory=dict)
     """Bytes of the state that it holds, where several hold it together: `parameters`, `gradients`, `optimizer`."""
+    forecast_mb: float = 0.0
+    """What it was forecast to need on its device; 0 if that is not on record."""
     bytes_sent: int = 0
     bytes_near: int = 0
     """The part of `bytes_sent` that did not leave its host."""

@@ -84,6 +84,7 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         "memory": lambda one: amount(one.memory_mb * 2**20),
         "GPU memory": lambda one: amount(one.gpu_mb * 2**20),
         "holds": lambda one: amount(sum(one.held.values())) if one.held else "–",
+        "forecast": lambda one: amount(one.forecast_mb * 2**20) if one.forecast_mb else "–",
         "sent": lambda one: amount(one.bytes_sent),
         "present": lambda one: duration(one.hours * 3600),
     }
@@ -93,6 +94,8 @@ def worker_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], 
         del columns["GPU memory"]
     if not any(worker.held for worker in summary.workers):
         del columns["holds"]
+    if not any(worker.forecast_mb for worker in summary.workers):
+        del columns["forecast"]
     return [(name, "" if name in ("worker", "host", "device") else "number", text) for name, text in columns.items()]
 
 

@@ -1,0 +1,94 @@
+"""What a worker needs of memory, beside what there is: refused is what certainly does not fit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from cordee.core.errors import PlanError
+from cordee.core.plan import Plan
+from cordee.diagnose.room import GIB, Kept, Room, Sizes, Verdict, estimate, judge, share_of
+from cordee.train import fitting
+from cordee.train.cutting import first_batch
+from cordee.train.fitting import check_fits, saved_bytes, sizes_of, state_bytes, with_activations
+from cordee.train.jobfile import load_job
+from cordee.train.stepper import Stepper
+from harness import JOBS
+
+SIZES = Sizes(4 * GIB, 4 * GIB, 8 * GIB, Kept(GIB, 2 * GIB), Kept(GIB / 4, GIB), blocks=5)
+"""Of one billion parameters: 1 GiB of activations per sample, a quarter with recompute."""
+
+
+def test_needs_by_plan() -> None:
+    needs = estimate(SIZES, Plan(), batch=8, replicas=2)
+    assert (needs.samples, needs.certain, needs.buckets) == (4, 16 * GIB, 25 * 2**20)
+    assert needs.activations == 2 * GIB + (6 - 2) * GIB // 5  # those that are kept, and one block's
+    offloaded = estimate(SIZES, Plan(offload="all"), batch=8, replicas=1)
+    assert (offloaded.state, offloaded.host) == (2 * GIB, (8 + 3) * GIB)
+    assert offloaded.activations == 2 * GIB + (10 - 3) * GIB // 5
+    assert estimate(SIZES, Plan(sync="server"), batch=8, replicas=1).state == 0  # its servers have it
+    plan = Plan(share="proportional", proportions=(3, 1), accumulate=2)
+    assert (share_of(8, plan, 2), share_of(7, Plan(accumulate=4), 2), share_of(1, Plan(), 4)) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "room", "refused", "warned"),
+    [
+        (Plan(), Room(40 * GIB, GIB, on_gpu=True), (), ()),
+        (
+            Plan(),
+            Room(15 * GIB, GIB, on_gpu=True),
+            ("at least 16.0 GiB of GPU", "15.0 GiB", "offload=opt"),
+            (),
+        ),
+        (Plan(), Room(15 * GIB, GIB), ("of host memory", "tensor=2", "fewer workers"), ()),
+        (Plan(), Room(17 * GIB, GIB, on_gpu=True), (), ("about", "recompute=block", "accumulate=2")),
+        (Plan(offload="optimizer"), Room(40 * GIB, GIB, on_gpu=True), ("keeps 8.0 GiB in host memory",), ()),
+    ],
+)
+def test_what_cannot_fit_is_refused(plan: Plan, room: Room, refused: tuple[str, ...], warned: tuple[str, ...]) -> None:
+    found = judge(estimate(SIZES, plan, batch=8, replicas=1), room, plan)
+    assert all(word in found.refusal for word in refused) and all(word in found.warning for word in warned)
+    assert (bool(found.refusal), bool(found.warning)) == (bool(refused), bool(warned))
+    assert (found == Verdict()) == (not refused and not warned)
+
+
+def test_the_state_of_optimizers_is_known_before_their_first_step() -> None:
+    parameters = [nn.Parameter(torch.zeros(10, 30)), nn.Parameter(torch.zeros(7))]
+    bytes_of = 4 * 307
+    for optimizer, times in (
+        (torch.optim.AdamW(parameters), 2),
+        (torch.optim.AdamW(parameters, amsgrad=True), 3),
+        (torch.optim.SGD(parameters, lr=0.1), 0),
+        (torch.optim.SGD(parameters, lr=0.1, momentum=0.9), 1),
+    ):
+        assert state_bytes(optimizer) == times * bytes_of
+
+    class Own(torch.optim.SGD):
+        """Not one of PyTorch's: it may keep anything."""
+
+    assert state_bytes(Own(parameters, lr=0.1)) is None
+
+
+def test_a_start_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = load_job(JOBS / "gpt.py", {})
+    model, stepper = job.make_model(), Stepper(plan=Plan(recompute="block"))
+    start = partial(
+        check_fits, job, stepper, job.order(job.resolve(1)), stepper.place(model), job.make_optimizer(model)
+    )
+    monkeypatch.setattr(fitting, "room_of", lambda model, device: Room(2**18, 2**18))
+    with pytest.raises(PlanError, match=r"recompute=block does not fit: a worker needs at least 1\.0 MiB of host"):
+        start()
+    monkeypatch.setattr(fitting, "room_of", lambda model, device: Room(2**40, 2**40))
+    start()
+
+
+def test_activations_of_a_batch_follow_from_those_of_few_samples() -> None:
+    job, stepper = load_job(JOBS / "gpt.py", {}), Stepper()
+    model, order = job.make_model(), job.order(job.resolve(1))
+    sizes = with_activations(sizes_of(model, job.make_optimizer(model)), job, order, model, stepper)
+    measured = saved_bytes(model, lambda: job.compute(model, first_batch(job, order, "cpu", 101))[0])
+    assert sizes.kept is not None and sizes.kept.at(101) == pytest.approx(measured, rel=0.01)
