@@ -43,3 +43,13 @@ class Placing:
         if self.sharding is not None:
             self.sharding.place(model, called)
         return model
+
+    def begin_backward(self, *, last: bool) -> None:
+        """A backward pass follows; `last`: of its step."""
+        if self.sharding is not None:
+            self.sharding.begin(last=last)
+
+    def regrouped(self) -> None:
+        """Workers were lost: what was gathered with them is not used any more."""
+        if self.sharding is not None:
+            self.sharding.reshard()

@@ -177,8 +177,7 @@ class Stepper:
         met = meeting_points(loss) if weight and not batch.weight and not batch.borrowed else []
         loop.backwards += 1
         loop.open = True
-        if self.placing.sharding is not None:
-            self.placing.sharding.begin(last=batch.last)
+        self.placing.begin_backward(last=batch.last)
         early = self.reducers.only() if batch.last and not self._state.void else None
         if loop.backwards > 1 and batch.last:
             self._state.void |= not self.reducers.hold_back()
@@ -301,8 +300,7 @@ class Stepper:
 
     def _regrouped(self) -> None:
         self._state.void = True  # what is left of this step was cut for other members
-        if self.placing.sharding is not None:
-            self.placing.sharding.reshard()
+        self.placing.regrouped()
         self.reporter.repeat()
         for loop in self.loops.open:
             loop.feeder.forget()
