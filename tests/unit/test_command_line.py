@@ -11,7 +11,8 @@ from cordee.cli import main
 from cordee.cli.usage import find_misspelt
 from cordee.core.errors import JobError, PlanError, UsageError
 from cordee.core.events import StartEvent, StepEvent
-from cordee.core.plan import Plan, plan_keys, written
+from cordee.core.plan import Plan, plan_keys
+from cordee.core.plantext import written
 from cordee.watch.report import Reported
 from harness import JOBS
 

@@ -12,7 +12,8 @@ import typer
 
 from cordee.cli.options import Settings, parse_settings, python_file
 from cordee.core.errors import PlanError, UsageError
-from cordee.core.plan import Plan, plan_keys, written
+from cordee.core.plan import Plan, plan_keys
+from cordee.core.plantext import written
 
 if TYPE_CHECKING:
     from cordee.diagnose.room import Needs, Room, Verdict

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from cordee.core.damage import DAMAGE
 from cordee.core.errors import PlanError
 from cordee.core.mesh import Shape
+from cordee.core.plantext import read_pairs, read_yaml, shown, written
 from cordee.core.refusals import REFUSALS
 from cordee.core.window import Rule
 from cordee.core.words import did_you_mean
@@ -64,7 +63,7 @@ class Key:
             fits = False
         if not fits:
             hint = did_you_mean(given, self.choices, f"{self.name}={{}}") if isinstance(given, str) else ""
-            raise PlanError(f"plan key {self.name} was given {_shown(given)}; expected {self.allowed}.{hint}")
+            raise PlanError(f"plan key {self.name} was given {shown(given)}; expected {self.allowed}.{hint}")
         if self.built and value not in self.built:
             works = " or ".join(f"{self.name}={written(one)}" for one in self.built)
             raise PlanError(
@@ -88,20 +87,6 @@ def _converted(given: Any, kind: type) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError
     return value
-
-
-def written(value: Any) -> str:
-    """The text that `Key.read` reads as `value`."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (tuple, list)):
-        return ":".join(written(one) for one in value)
-    return f"{value!r}".removesuffix(".0") if isinstance(value, float) else str(value)
-
-
-def _shown(given: Any) -> str:
-    """What was given, for a message: cut where it is long, nested deeply or holds itself."""
-    return repr(written(given)) if isinstance(given, (bool, float)) else reprlib.repr(given)
 
 
 def _key(default: Any, part: str, help: str, **more: Any) -> Any:
@@ -249,8 +234,8 @@ class Plan:
         if text == "auto":
             return cls()
         if text.endswith((".yaml", ".yml")):
-            return cls.from_dict(_read_yaml(Path(text)))
-        return cls.from_dict(_read_pairs(text))
+            return cls.from_dict(read_yaml(Path(text)))
+        return cls.from_dict(read_pairs(text))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
@@ -259,7 +244,7 @@ class Plan:
         for name in values:
             if name not in known:
                 hint = did_you_mean(name, known, "{!r}") if isinstance(name, str) else ""
-                raise PlanError(f"plan key {_shown(name)} is not known.{hint} Allowed keys: {', '.join(known)}.")
+                raise PlanError(f"plan key {shown(name)} is not known.{hint} Allowed keys: {', '.join(known)}.")
         implied = {"share": "proportional"} if values.get("proportions") else {}
         return cls(**{**implied, **values})
 
@@ -327,33 +312,3 @@ class Plan:
 def plan_keys() -> tuple[Key, ...]:
     """The table of keys, in the order in which a plan prints them."""
     return tuple(Key(name=one.name, default=one.default, **one.metadata) for one in fields(Plan))
-
-
-def _read_pairs(text: str) -> dict[str, str]:
-    """The pairs of `key=value,...`."""
-    values: dict[str, str] = {}
-    for item in text.split(","):
-        name, equals, value = (part.strip() for part in item.partition("="))
-        if not name or not equals or not value:
-            raise PlanError(f"plan {text!r}: {item!r} is not key=value. Expected auto, a .yaml file, or key=value,...")
-        if name in values:
-            raise PlanError(f"plan {text!r} gives {name!r} twice: {values[name]!r} and {value!r}. Keep one of them.")
-        values[name] = value
-    return values
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a plan's file."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(f"plan file {path.absolute()} could not be read: {error.strerror}.") from None
-    except (yaml.YAMLError, *DAMAGE) as error:
-        raise PlanError(f"plan file {path.absolute()} is not YAML: {str(error)[:500]}") from None
-    if not isinstance(values, dict):
-        raise PlanError(
-            f"plan file {path.absolute()} holds {_shown(values)}; expected a mapping of keys, such as share: equal."
-        )
-    return values

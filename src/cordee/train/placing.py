@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from torch import nn
 
@@ -18,6 +19,18 @@ from cordee.train.devices import lay_out
 from cordee.train.offload import spare_memory
 
 
+class Layout(NamedTuple):
+    """How one model lies over the workers of a replica, as far as that was found for it."""
+
+    tensor_plan: TensorPlan | None = None
+    called: AbstractSet[nn.Module] | None = None
+    """The modules that the model calls, where that is known: only these can be gathered when they are needed."""
+    staging: Staging | None = None
+
+
+WHOLE = Layout()
+
+
 class Placing:
     """Applies a plan to models that are the same on every worker already."""
 
@@ -28,27 +41,30 @@ class Placing:
         """How the model that was placed last is cut."""
         self.sharding = Sharding(team, plan.shard) if team.lines.shape.shards > 1 else None
 
-    def place(
-        self,
-        model: nn.Module,
-        tensor_plan: TensorPlan | None = None,
-        *,
-        called: AbstractSet[nn.Module] | None = None,
-        staging: Staging | None = None,
-    ) -> nn.Module:
+    def place(self, model: nn.Module, layout: Layout) -> nn.Module:
         """What this worker holds of a model: norms over the global batch, tensor, stages, recompute, shard.
 
-        Replicas come last, with the optimizer. `called`: the modules that the model calls, where that is known.
+        Replicas come last, with the optimizer.
         """
         team, plan = self._team, self._plan
-        refuse_unstaged(plan, staging)
+        refuse_unstaged(plan, layout.staging)
         lay_out(model, plan.layout)
         bind(model, plan.statistics, team.layers, self._state, compiled=plan.compile, grows=team.grows)
         if (why := by_micro_batch(model, plan)) and team.speaks:
             warn_statistical(team, plan, why)
-        self.split = split_of(team, tensor_plan, staging)
+        self.split = split_of(team, layout.tensor_plan, layout.staging)
         model = self.split.place(model)
         spare_memory(model, plan, self._device)
         if self.sharding is not None:
-            self.sharding.place(model, called)
+            self.sharding.place(model, layout.called)
         return model
+
+    def begin_backward(self, *, last: bool) -> None:
+        """A backward pass follows; `last`: of its step."""
+        if self.sharding is not None:
+            self.sharding.begin(last=last)
+
+    def regrouped(self) -> None:
+        """Workers were lost: what was gathered with them is not used any more."""
+        if self.sharding is not None:
+            self.sharding.reshard()

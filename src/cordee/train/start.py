@@ -29,6 +29,7 @@ from cordee.train.cutting import Comparison, first_batch
 from cordee.train.devices import fuse
 from cordee.train.fitting import check_fits
 from cordee.train.job import Job, Resolved
+from cordee.train.placing import Layout
 from cordee.train.saving import Saver, owners_of
 from cordee.train.staging import plan_staging
 from cordee.train.stepper import Stepper
@@ -146,7 +147,7 @@ def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Mod
     comparison = Comparison(job, model, first_batch(job, order, stepper.device, 2), stepper.team)
     staging = plan_staging(job, model, order, stepper) if stepper.plan.pipeline > 1 else None
     cut = comparison.choose(model, sequence=stepper.plan.sequence)
-    model = stepper.place(model, cut, called=comparison.called, staging=staging)
+    model = stepper.place(model, Layout(cut, comparison.called, staging))
     for event in comparison.check(model, stepper.placing):
         stepper.reporter.tell(event)
     return model

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +25,6 @@ from cordee.feed.data import as_source
 from cordee.feed.feeder import Slot, Weigh
 from cordee.feed.order import Order
 from cordee.group.team import Team
-from cordee.split.pipeline import Staging
 from cordee.split.seam import Split
 from cordee.split.tensor import TensorPlan
 from cordee.sync.batchnorm import StepState
@@ -39,7 +37,7 @@ from cordee.train.committing import Told, do_part, enter, record_of
 from cordee.train.ledger import Committed, Ledger
 from cordee.train.loops import Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
-from cordee.train.placing import Placing
+from cordee.train.placing import WHOLE, Layout, Placing
 from cordee.train.precision import Precision
 from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
@@ -127,21 +125,14 @@ class Stepper:
         """Make `model` ready: on the device, the same on every worker, BatchNorm over the global batch."""
         model = model.to(self.device)
         share_model(model, self.team, self.plan)
-        model = self.place(model, tensor_plan)
+        model = self.place(model, Layout(tensor_plan))
         if self.plan.compile and compile:
             model.compile()
         return model
 
-    def place(
-        self,
-        model: nn.Module,
-        tensor_plan: TensorPlan | None = None,
-        *,
-        called: AbstractSet[nn.Module] | None = None,
-        staging: Staging | None = None,
-    ) -> nn.Module:
+    def place(self, model: nn.Module, layout: Layout = WHOLE) -> nn.Module:
         """The local part of `prepare`, for a model that is the same on every worker already; see `Placing.place`."""
-        model = self.placing.place(model, tensor_plan, called=called, staging=staging)
+        model = self.placing.place(model, layout)
         self.models.append(model)
         self.buffers.watch(model)
         return model
@@ -185,8 +176,7 @@ class Stepper:
         loop, batch = self.loops.current()
         weight = begin_passes(self, loop)
         met = meeting_points(loss) if weight and not batch.weight and not batch.borrowed else []
-        if self.placing.sharding is not None:
-            self.placing.sharding.begin(last=batch.last)
+        self.placing.begin_backward(last=batch.last)
         early = self.reducers.only() if batch.last and not self.state.void else None
         if loop.backwards > 1 and batch.last:
             self.state.void |= not self.reducers.hold_back()
@@ -309,8 +299,7 @@ class Stepper:
 
     def _regrouped(self) -> None:
         self.state.void = True  # what is left of this step was cut for other members
-        if self.placing.sharding is not None:
-            self.placing.sharding.reshard()
+        self.placing.regrouped()
         self.reporter.repeat()
         for loop in self.loops.open:
             loop.feeder.forget()
