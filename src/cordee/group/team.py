@@ -131,15 +131,6 @@ class Team:
                 tensor.zero_()
         return self.settle([self.world.sum(tensor) for tensor in tensors], tensors)
 
-    def agree_along(self, tensors: Sequence[Tensor]) -> bool:
-        """Add these up over the shares, stage by stage and slice by slice, as one agreement; all call this."""
-        if not self.sliced:
-            return self.agree(tensors)
-        ended = [one.wait() for one in [self.layers.sum(tensor) for tensor in tensors]]
-        complete = all(ended)
-        # Behind it all workers have their sums: when this one is complete, nothing is left to hand over.
-        return self.settle([self.world.sum(torch.zeros(1))] if complete else [], (), void=not complete)
-
     def share_from_first(self, tensors: Sequence[Tensor]) -> bool:
         """Give all members the first member's tensors, of whatever type and layout, in place, some at a time.
 

@@ -29,7 +29,7 @@ def average(buffers: Sequence[Tensor], seen: int, team: Team) -> None:
     while (floating or team.stages.size > 1) and team.shares > 1:  # another stage may have some
         weight = torch.tensor([float(seen)], dtype=torch.float64)
         sums = [buffer.to(torch.complex128 if buffer.is_complex() else torch.double) * seen for buffer in floating]
-        if team.agree_along([weight, *sums]):
+        if _agree([weight, *sums], team):
             for buffer, total in zip(floating, sums, strict=True):
                 buffer.copy_(total / weight.item() if weight else buffer)  # 0: nothing was trained since
             return
@@ -51,3 +51,13 @@ def add_counts(buffers: Sequence[tuple[Tensor, Tensor, int]], team: Team) -> Non
             counted = before.to(torch.double) + total / max(parts, 1)
             now.copy_(counted.clamp(0, 1) if now.dtype == torch.bool else counted.round())
         return
+
+
+def _agree(tensors: Sequence[Tensor], team: Team) -> bool:
+    """Add these up over the shares, stage by stage and slice by slice, as one agreement; all workers call this."""
+    if not team.sliced:
+        return team.agree(tensors)
+    ended = [one.wait() for one in [team.layers.sum(tensor) for tensor in tensors]]
+    complete = all(ended)
+    # Behind it all workers have their sums: when this one is complete, nothing is left to hand over.
+    return team.settle([team.world.sum(torch.zeros(1))] if complete else [], (), void=not complete)
