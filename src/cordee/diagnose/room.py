@@ -157,15 +157,18 @@ def judge(needs: Needs, room: Room, plan: Plan) -> Verdict:
 def _remedies(needs: Needs, room: Room, plan: Plan, *, certain: bool) -> str:
     """What to change, what helps most first."""
     found = []
-    if room.on_gpu and plan.offload in ("none", "activations") and needs.state and plan.tensor == 1:
+    one_worker = (plan.tensor, plan.pipeline, plan.shard) == (1, 1, "none")
+    if room.on_gpu and plan.offload in ("none", "activations") and needs.state and one_worker:
         moved = "optimizer" if plan.offload == "none" else "all"
         found.append(f"offload={moved} (moves {in_words(needs.state)} of optimizer state to host memory)")
-    if not certain and plan.recompute == "none":
+    if not certain and plan.recompute == "none" and (plan.pipeline, plan.shard) == (1, "none") and not plan.sequence:
         found.append("recompute=block (computes activations again instead of keeping them)")
-    if not certain and room.on_gpu and plan.offload in ("none", "optimizer") and not plan.compile:
+    if not certain and room.on_gpu and plan.offload in ("none", "optimizer") and one_worker and not plan.compile:
         found.append(f"offload={'activations' if plan.offload == 'none' else 'all'}")
-    if not certain and needs.samples > 1:
+    if not certain and needs.samples > 1 and plan.pipeline == 1:
         found.append(f"accumulate={2 * plan.accumulate} (half as many samples at once), or a smaller batch")
+    if one_worker and plan.sync == "allreduce":
+        found.append("shard=params (spreads parameters, gradients and optimizer state over the workers)")
     found.append(f"tensor={2 * plan.tensor} (cuts the linear layers over {2 * plan.tensor} workers)")
     if not room.on_gpu:
         found.append("fewer workers per host")

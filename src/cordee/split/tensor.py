@@ -87,7 +87,7 @@ def _add_up_gradient(module: nn.Module, name: str, add_up: Callable[[Tensor], Te
 
     def hook(*_: object) -> None:
         parameter = getattr(module, name)
-        if not any(parameter is one for one in hooked):
+        if parameter.requires_grad and not any(parameter is one for one in hooked):
             hooked.append(parameter)
             parameter.register_hook(add_up)
 

@@ -67,13 +67,14 @@ def told(layer: nn.Module, slices: int) -> str:
 
 def cut_vocabulary(model: nn.Module, layer: nn.Module, team: Team, mesh: DeviceMesh) -> None:
     """Keep this worker's rows of a layer, and of those that share its weight; in place."""
+    words = _words(layer)
     for name, whole in list(layer._parameters.items()):
         if whole is not None and not is_sliced(whole):
             slice_of(layer, name, _dimension(layer) if name == "weight" else 0, mesh)
             for module in model.modules():
                 for other in [other for other, one in module._parameters.items() if one is whole]:
                     setattr(module, other, getattr(layer, name))
-    layer.forward = partial(_look_up if is_embedding(layer) else _head, layer, team)
+    layer.forward = partial(_look_up, layer, team) if is_embedding(layer) else partial(_head, layer, team, words)
 
 
 def _look_up(layer: Any, team: Team, input: Tensor) -> Tensor:
@@ -87,8 +88,8 @@ def _look_up(layer: Any, team: Team, input: Tensor) -> Tensor:
     return Meeting(team).leave(part.masked_fill(foreign[..., None], 0.0))
 
 
-def _head(layer: Any, team: Team, input: Tensor) -> Tensor:
-    return gathered(column_part(layer, Meeting(team), input), -1, _words(layer), team)
+def _head(layer: Any, team: Team, words: int, input: Tensor) -> Tensor:
+    return gathered(column_part(layer, Meeting(team), input), -1, words, team)
 
 
 class Found(NamedTuple):

@@ -50,7 +50,7 @@ class SlicedSums(Sync):
                 parameter.grad = aligned(parameter.grad, parameter)
         complete = not void and self._add_up_shards()
         if complete and team.replicas > 1:
-            complete = self._add_up(team.sums, self.parameters, counts=True)
+            complete = self._add_up(team.sums, self.parameters)
         norm = norm_of(self._counted()).to("cpu", torch.float64).square() * (team.replica == 0)
         numbers = torch.tensor([*self._spoken(own).numbers(), norm], dtype=torch.float64)
         if not team.settle([team.world.sum(numbers)] if complete else [], [numbers], void=not complete):
@@ -76,11 +76,11 @@ class SlicedSums(Sync):
         if self._team.lines.shape.shards == 1:
             return True
         whole = [parameter for parameter in self.parameters if not is_sliced(parameter, "shard")]
-        return not whole or self._add_up(self._team.inside, whole, counts=self._team.slices.rank == 0)
+        return not whole or self._add_up(self._team.lines.shards, whole)
 
-    def _add_up(self, comm: Comm, parameters: list[nn.Parameter], *, counts: bool) -> bool:
-        """The gradients of these over the members of `comm`, of which some do not count; None where none has any."""
-        present = torch.tensor([counts and p.grad is not None for p in parameters], dtype=torch.float32)
+    def _add_up(self, comm: Comm, parameters: list[nn.Parameter]) -> bool:
+        """The gradients of these over the members of `comm`; None where none has any."""
+        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
         complete = comm.sum(present).wait()
         for group in grouped(parameters, self._bucket_mb) if complete else ():
             held = [local_of(parameter) for parameter in group]
@@ -89,7 +89,7 @@ class SlicedSums(Sync):
                 for p, one in zip(group, held, strict=True)
             ]
             flat = torch.cat([part.reshape(-1) for part in parts])
-            complete = comm.sum(flat if counts else flat.zero_()).wait() and complete
+            complete = comm.sum(flat).wait() and complete
             for parameter, window in zip(group, torch.split(flat, [one.numel() for one in held]), strict=True):
                 parameter.grad = like(parameter, window.view(local_of(parameter).shape))
         for parameter, count in zip(parameters, present.tolist(), strict=True):

@@ -69,7 +69,7 @@ def _any(team: Team, wish: bool) -> bool:
     """Whether a worker wishes it; every one of them calls this."""
     while True:
         votes = torch.tensor([float(wish)])
-        if team.agree([votes]):
+        if team.settle([team.world.sum(votes)], [votes]):
             return float(votes) > 0
 
 

@@ -63,7 +63,8 @@ def run_job(
             tell, batch = stepper.reporter.tell, setup.resolved.batch
             tell(setup.describe(job, training.steps))
             if (idle := stepper.team.shares - batch) > 0:
-                tell(WarningEvent(f"a step has {batch} samples: {idle} workers have nothing to do"))
+                each = stepper.team.membership.size // stepper.team.shares
+                tell(WarningEvent(f"a step has {batch} samples: {idle * each} workers have nothing to do"))
         else:  # no checkpoint of this moment was written
             saver.step, stepper.team.channel.joining = -1, False
         training.train()

@@ -101,6 +101,9 @@ class HostState:
                     continue
                 leaves, form = pytree.tree_flatten(dict(state[parameter]))
                 homes = [one if _travels(one) and one.is_cpu else None for one in leaves]
+                small = [isinstance(one, Tensor) and one.dim() and one.is_cpu and not _travels(one) for one in leaves]
+                for place, is_small in enumerate(small):  # restored to host memory, and from now on where it is used
+                    leaves[place] = leaves[place].to(parameter.device) if is_small else leaves[place]
                 for place, home in enumerate(homes):
                     if home is not None:
                         leaves[place] = pin(home).to(parameter.device, non_blocking=True)
