@@ -19,6 +19,7 @@ from cordee.sync.batchnorm import StepState, bind
 from cordee.sync.gradients import drop
 from cordee.sync.lossy import Exact
 from cordee.sync.seam import Treatment
+from cordee.train.placing import Placing
 from cordee.train.reducers import Reducers
 
 RECORD = Record(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2**40 + 3)
@@ -291,9 +292,13 @@ def hooks(parameter: nn.Parameter) -> int:
     return len(parameter._post_accumulate_grad_hooks or ())
 
 
+def reducers_of(team: Any, models: list[nn.Module]) -> Reducers:
+    return Reducers(team, Plan(), models, Placing(team, Plan(), StepState(), "cpu"))
+
+
 def test_an_optimizer_made_anew_takes_the_reducer_over() -> None:
     model = two_layers()
-    reducers = Reducers(Echo(), Plan(), [model])
+    reducers = reducers_of(Echo(), [model])
     head = reducers.of(torch.optim.SGD(model[2].parameters(), lr=0.1))
     assert head == (reducers.only(), True) and hooks(model[2].weight) == 1
     whole, _ = reducers.of(torch.optim.SGD(model.parameters(), lr=0.1))  # the next stage trains all layers
@@ -308,7 +313,7 @@ def test_an_optimizer_made_anew_takes_the_reducer_over() -> None:
 
 def test_optimizers_of_different_parameters_stay_side_by_side() -> None:
     model = two_layers()
-    reducers = Reducers(Echo(), Plan(), [model])
+    reducers = reducers_of(Echo(), [model])
     parts = [torch.optim.SGD(model[place].parameters(), lr=0.1) for place in (0, 2)]
     found = [reducers.of(part)[0] for part in parts]
     assert reducers.only() is None and found[0] is not found[1]
@@ -320,7 +325,7 @@ def test_optimizers_of_different_parameters_stay_side_by_side() -> None:
 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     with pytest.raises(UsageError, match="LBFGS cannot be used here: its step\\(\\) needs closure"):
-        Reducers(Team(), Plan(), []).of(torch.optim.LBFGS(two_layers().parameters()))
+        reducers_of(Team(), []).of(torch.optim.LBFGS(two_layers().parameters()))
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -64,12 +64,6 @@ class Part(SimpleNamespace):
     def dim(self) -> int:
         return len(self.shape)
 
-    def detach(self) -> Part:
-        return self
-
-    def to_local(self) -> Tensor:
-        return torch.empty(self.local)
-
 
 def part(
     shape: tuple[int, ...], ranks: dict[str, tuple[int, int]], placements: list[Any], local: tuple[int, ...]
@@ -80,7 +74,7 @@ def part(
         get_local_rank=lambda axis: list(ranks.values())[axis][0],
         size=lambda axis: list(ranks.values())[axis][1],
     )
-    return Part(shape=shape, device_mesh=mesh, placements=tuple(placements), local=local)
+    return Part(shape=shape, device_mesh=mesh, placements=tuple(placements), _local_tensor=torch.empty(local))
 
 
 def cut(dim: int, **more: int) -> Any:

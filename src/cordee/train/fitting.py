@@ -1,8 +1,8 @@
 """Whether a plan fits into memory: sizes of a job's model measured before the first step, and told beside what is free.
 
 Activations are counted in forward passes of two and of four samples, by the memory that autograd keeps for the backward
-pass. They are counted where memory could be short: on GPUs, where the plan recomputes, and where the rest takes a good
-part of what is free. Other starts are not delayed by it.
+pass. They are counted where memory could be short: for large models on GPUs or where the rest takes a good part of what
+is free, and where the plan recomputes or offloads. Other starts are not delayed by it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from cordee.train.job import Job
 from cordee.train.offload import leaving_activations
 from cordee.train.stepper import Stepper
 
+LARGE = 16 * 2**20
+"""Bytes of a model from which on workers look whether memory could be short; so no other start waits for a vote."""
 NOTABLE = 0.1
 """Of what is free: from here on activations are counted on a CPU too."""
 COUNTED = (2, 4)
@@ -54,7 +56,9 @@ def check_fits(job: Job, stepper: Stepper, order: Order, model: nn.Module, optim
     sizes = sizes_of(model, optimizer)
     short = room.on_gpu or plan.recompute != "none" or sizes.parameters + sizes.gradients > NOTABLE * room.device
     whole = not stepper.split.partly and stepper.placing.sharding is None
-    if whole and _any(stepper.team, short):  # its passes may ask other workers: all do them, or none
+    large = sum(one.numel() * one.element_size() for one in model.parameters()) >= LARGE
+    asks = whole and (large or (plan.recompute, plan.offload) != ("none", "none"))  # the same on all workers
+    if asks and _any(stepper.team, short):  # its passes may ask other workers: all do them, or none
         sizes = with_activations(sizes, job, order, model, stepper)
     needs = estimate(sizes, plan, batch=order.batch, replicas=stepper.team.shares)
     stepper.team.channel.post(event_of(stepper.team.channel.worker, needs, room))
@@ -128,7 +132,7 @@ def sizes_of(model: nn.Module, optimizer: Optimizer) -> Sizes:
 
 
 def state_bytes(optimizer: Optimizer) -> int | None:
-    """What the optimizer will keep, by a step of one of its kind over a tiny parameter; None: not one of PyTorch's."""
+    """What the optimizer will keep, by a step of one of its kind over a tiny parameter; None: it cannot be told so."""
     if not is_torchs_own(optimizer):
         return None
     total = 0.0
@@ -142,7 +146,10 @@ def state_bytes(optimizer: Optimizer) -> int | None:
         settings = {name: ways.get(name, value) for name, value in group.items() if name != "params"}
         kind: Any = type(optimizer)
         same = kind([{**settings, "params": [tiny]}])
-        same.step()
+        try:
+            same.step()
+        except (RuntimeError, TypeError):  # it takes sparse gradients alone, or needs a closure
+            return None
         tensors = [one for one in same.state[tiny].values() if isinstance(one, Tensor) and one.shape == tiny.shape]
         total += sum(one.nbytes for one in tensors) / tiny.nbytes * sum(one.nbytes for one in trained)
     return round(total)
