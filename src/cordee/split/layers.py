@@ -8,12 +8,13 @@ is local. The weights are DTensors, which know their place in the whole; the ari
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cordee.group.sliced import slice_of
 from cordee.group.team import Team
@@ -95,14 +96,22 @@ class _Enter(torch.autograd.Function):
         return _Leave.apply(gradients[0], ctx.team), None  # type: ignore[no-untyped-call]
 
 
+def _unseen() -> AbstractContextManager[Any]:
+    """Around an exchange: `recompute=selective` counts operations, and how many an exchange takes differs."""
+    unseen: AbstractContextManager[Any] = _disable_current_modes()
+    return unseen
+
+
 class _Leave(torch.autograd.Function):
     """The sum over all slices; backward, each slice has the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, team: Team) -> Tensor:
         ctx.team = team
-        whole = part.detach().clone(memory_format=torch.contiguous_format)
-        if not team.slices.sum(whole).wait():
+        with _unseen():
+            whole = part.detach().clone(memory_format=torch.contiguous_format)
+            complete = team.slices.sum(whole).wait()
+        if not complete:
             team.lines.leave_if_broken()  # if it was not a worker of ours, this step is void and done again
         return whole
 
@@ -139,7 +148,8 @@ class _Gather(torch.autograd.Function):
         most = -(-size // team.slices.size)
         padding = [0, 0] * (-dim - 1) + [0, most - part.shape[dim]]
         even = nn.functional.pad(part.detach(), padding).contiguous()
-        parts = [even] * team.slices.size if _apart else team.slices.gather(even).wait()
+        with _unseen():
+            parts = [even] * team.slices.size if _apart else team.slices.gather(even).wait()
         if parts is None:
             team.lines.leave_if_broken()  # if it was not a worker of ours, this step is void and done again
             parts = [even] * team.slices.size
