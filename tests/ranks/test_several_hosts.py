@@ -114,10 +114,6 @@ def storing(tmp_path: Path, workers: dict[str, int], job: str, *more: str | Path
     return hosts
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="a known defect: under load, about one time in six, a worker waits for a holder until its deadline",
-)
 def test_a_host_that_only_stores_is_lost(warm: int, tmp_path: Path) -> None:
     """It holds both shards; the backups on the other hosts take over, with nothing lost."""
     struck = tmp_path / "struck"

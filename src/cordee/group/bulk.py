@@ -140,10 +140,18 @@ class Link:
             found += part
         return bytes(found)
 
-    def close(self) -> None:
-        """Hang up; a thread that waits in here is woken."""
+    def cut(self) -> None:
+        """From another thread: wake the one that waits in here. It gets `Gone`, and closes the link.
+
+        The descriptor stays open until then. If it were closed here, the next connection of the process could get its
+        number, and the thread that is about to wait would wait for that one.
+        """
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # an SSLSocket's own would end decryption too
+
+    def close(self) -> None:
+        """Hang up, from the thread that sends and receives."""
+        self.cut()
         self._sock.close()
 
 

@@ -50,9 +50,8 @@ class Shard:
         self.pieces = pieces([one.nbytes for one in self.parameters], [(p.dtype, p.device) for p in self.parameters])
         self._forms = [rules.form_of(one) for one in self.parameters]
         self._thread = ThreadPoolExecutor(1, f"cordee-shard-{number}")
-        self._link: Link | None = None
-        self._at: Place | None = None
-        """The server at the other end."""
+        self._reached: tuple[Place, Link] | None = None
+        """The server that it talks to."""
         self._sent: set[int] = set()
         """The pieces of the open attempt that went over this connection."""
         self._attempt: tuple[int, Attempt, said.Item | None] | None = None
@@ -65,9 +64,9 @@ class Shard:
         channel.on_holders.append(self.see)
 
     def see(self) -> None:
-        """Hang up on a server that is not the first holder any more: one that was cut off would never answer."""
-        if (link := self._link) is not None and self._at != self._first():
-            link.close()
+        """Give up a server that is not the first holder any more: one that was cut off would never answer."""
+        if (reached := self._reached) is not None and reached[0] != self._first():
+            reached[1].cut()
 
     def close(self) -> None:
         """Hang up."""
@@ -159,19 +158,19 @@ class Shard:
         return view.shards[self.number].first if view is not None else None
 
     def _link_to(self, place: Place) -> Link:
-        if self._link is None or self._at != place:
+        if self._reached is None or self._reached[0] != place:
             self._hang_up()
             known = self._channel.address
             who = Who("worker", self._channel.name, self._channel.worker)
             address = Address(place.interface, place.port, known.token, known.tls)
-            self._link = dial(address, who, self._deadline_s, self.tally)
-            self._at = place
-        return self._link
+            self._reached = place, dial(address, who, self._deadline_s, self.tally)
+            self.see()  # the view may have changed while this thread was dialling
+        return self._reached[1]
 
     def _hang_up(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._link = self._at = None
+        if self._reached is not None:
+            self._reached[1].close()
+        self._reached = None
         self._sent.clear()
 
     def _ask(self, link: Link, kind: type[T], message: Said, tensors: Sequence[Tensor] = ()) -> T:
@@ -189,11 +188,10 @@ class Shard:
         return answer
 
     def _push_early(self, step: int, attempt: Attempt, piece: int) -> None:
-        place = self._first()
-        if place is None or self._at != place or self._link is None:
+        if self._reached is None or self._reached[0] != self._first():
             return
         try:
-            self._push(self._link, step, attempt, piece)
+            self._push(self._reached[1], step, attempt, piece)
         except Gone:
             self._hang_up()
 

@@ -87,8 +87,7 @@ class Copying:
                 return
             try:
                 if not self.has(there):
-                    self._drop()
-                    self._copy = there.number, self._reach(there)
+                    self._connect(there)
                 self._give(message, tensors)
                 return
             except Gone:
@@ -101,22 +100,26 @@ class Copying:
         return there is not None and self._copy is not None and self._copy[0] == there.number
 
     def see(self) -> None:
-        """Hang up on a server that is not the backup any more: one that was cut off would never answer."""
+        """Give up a server that is not the backup any more: one that was cut off would never answer."""
         copy, holding = self._copy, self._views.holding()[1]
         if copy is not None and holding is not None and copy[0] not in _numbers(holding):
-            copy[1].close()
+            copy[1].cut()
 
     def fill(self, there: Place, content: Iterable[Entry]) -> bool:
         """Give a new server all that there is; False if it is lost."""
-        self._drop()
         try:
-            self._copy = there.number, self._reach(there)
+            self._connect(there)
             for message, tensors in content:
                 self._give(message, tensors)
         except Gone:  # the coordinator sees it, and names another one
             self._drop()
             return False
         return True
+
+    def _connect(self, there: Place) -> None:
+        self._drop()
+        self._copy = there.number, self._reach(there)
+        self.see()  # the view may have changed meanwhile
 
     def _give(self, message: said.Said, tensors: Sequence[Tensor]) -> None:
         assert self._copy is not None

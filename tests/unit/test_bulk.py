@@ -1,0 +1,83 @@
+"""Connections that carry tensors."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from serving import Serving
+
+from cordee.group.bulk import Gone, Link, Tally
+from cordee.group.messages import Holders, Holding, Place, decode_message
+
+SILENCE_S = 20.0
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Threads that take turns at every instruction: what can happen between two of them, does."""
+    before, over = sys.getswitchinterval(), threading.Event()
+
+    def spin() -> None:
+        while not over.is_set():
+            pass
+
+    spinning = [threading.Thread(target=spin, daemon=True) for _ in range(3)]
+    sys.setswitchinterval(1e-6)
+    for one in spinning:
+        one.start()
+    yield
+    over.set()
+    sys.setswitchinterval(before)
+    for one in spinning:
+        one.join()
+
+
+def test_a_cut_link_wakes_the_thread_that_waits(busy: None) -> None:
+    """Also one that is just about to wait, while other connections are opened, which take over free descriptors."""
+    for _ in range(100):
+        sock, other = socket.socketpair()
+        link, gone = Link(sock, SILENCE_S, Tally()), threading.Event()
+
+        def wait(link: Link = link, gone: threading.Event = gone) -> None:
+            with pytest.raises(Gone):
+                link.receive(decode_message)
+            gone.set()
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        link.cut()
+        opened = [socket.socketpair() for _ in range(2)]
+        assert gone.wait(SILENCE_S / 2), "it waits for a connection that is not its own"
+        waiting.join()
+        link.close()
+        for one in (other, *(end for pair in opened for end in pair)):
+            one.close()
+
+
+def test_a_view_that_changes_while_a_worker_dials() -> None:
+    """The server that it reaches is no holder any more, and cut off: it answers nothing."""
+    serving = Serving()
+    first = serving.channel.holders
+    old = Place(7, "there", "127.0.0.1", 1)
+    sock, silent = socket.socketpair()
+
+    def dial(*_: object) -> Link:
+        serving.channel.holders = first  # the coordinator has named another one meanwhile
+        return Link(sock, SILENCE_S, Tally())
+
+    shard = serving.shard
+    serving.channel.holders = Holders(2, [Holding(old)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cordee.sync.server.shards.dial", dial)
+        began = time.monotonic()
+        with pytest.raises(Gone):
+            shard._thread.submit(lambda: shard._link_to(old).receive(decode_message)).result()
+    assert time.monotonic() - began < SILENCE_S / 2, "it waited for a server that is cut off"
+    serving.train()
+    shard.close()
+    silent.close()
