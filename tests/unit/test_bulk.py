@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from serving import Serving
 
 from cordee.group.bulk import Gone, Link, Tally
 from cordee.group.messages import Holders, Holding, Place, decode_message
+from serving import Serving
 
 SILENCE_S = 20.0
 

@@ -37,9 +37,13 @@ def default_token_file() -> Path:
 def write_token(path: Path) -> None:
     """A fresh token that only this user can read; an existing file stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    making = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        os.link(making, path)  # whole or not at all: another launcher may look for it now
     except FileExistsError:
         raise UsageError(f"{path} exists already: remove it first if you want a new token") from None
-    with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_hex(32) + "\n")
+    finally:
+        making.unlink()

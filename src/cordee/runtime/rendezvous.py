@@ -5,6 +5,7 @@ The host that has the address coordinates. The others find it there, and are num
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import queue
@@ -83,7 +84,8 @@ class Rendezvous:
             )
         path = self.token_file or default_token_file()
         if not path.exists() and loopback and self.token_file is None:
-            write_token(path)
+            with contextlib.suppress(UsageError):  # another launcher on this machine was quicker
+                write_token(path)
         return Address(str(ip), self.port, read_token(path), tls=not loopback)
 
 
