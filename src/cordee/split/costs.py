@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from cordee.split.record import Call, patched, unchanged
 from cordee.split.units import Segment
 
-PASSES = 3
-"""The fastest of so many counts, after one that warms up."""
+PASSES, ENOUGH_S = 3, 0.1
+"""The fastest of so many counts, after one that warms up; of more, if they take less time than this together."""
 
 
 def measure(model: nn.Module, run: Callable[[], Any], segments: Sequence[Segment]) -> tuple[float, ...]:
@@ -25,7 +25,10 @@ def measure(model: nn.Module, run: Callable[[], Any], segments: Sequence[Segment
     """
     ends = [segment.calls[-1] for segment in segments[:-1]]
     with unchanged(model):
-        passes = [_time(model, run, ends) for _ in range(PASSES + 1)][1:]
+        _time(model, run, ends)
+        passes, until = [], time.perf_counter() + ENOUGH_S
+        while len(passes) < PASSES or time.perf_counter() < until:
+            passes.append(_time(model, run, ends))
     return tuple(1000 * min(times) for times in zip(*passes, strict=True))
 
 
