@@ -26,7 +26,8 @@ def measure(model: nn.Module, run: Callable[[], Any], segments: Sequence[Segment
     ends = [segment.calls[-1] for segment in segments[:-1]]
     with unchanged(model):
         _time(model, run, ends)
-        passes, until = [], time.perf_counter() + ENOUGH_S
+        passes: list[list[float]] = []
+        until = time.perf_counter() + ENOUGH_S
         while len(passes) < PASSES or time.perf_counter() < until:
             passes.append(_time(model, run, ends))
     return tuple(1000 * min(times) for times in zip(*passes, strict=True))
