@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,8 @@ GRADIENT_TOLERANCE = {torch.float16: 0.2, torch.bfloat16: 0.2}
 """By how much a gradient may differ, beside its largest number; 0.01 for other formats. A wrong one is far off."""
 NOISE = 1e-3
 """Of the largest gradient: less than this is rounding where the true gradient is nought."""
+LOOKED_AT = 64
+"""Samples among which two are chosen that weigh something."""
 ROOM = 4
 """Times the parameters: the memory that must be free for a comparison of gradients."""
 
@@ -247,7 +250,7 @@ def model_of_job(job: Job) -> tuple[nn.Module, Callable[[], Tensor]]:
     torch.manual_seed(job.seed)
     model, order = job.make_model(), job.order(job.resolve(1))
     materialise(subject_of(job, model), job.data.train, order, "cpu")
-    return model, partial(compute, job, model, first_batch(job, order, "cpu", 2))
+    return model, partial(compute, job, model, two_that_count(job, order, "cpu"))
 
 
 def cut_of_job(job: Job, slices: int, *, sequence: bool = False) -> Cut:
@@ -259,6 +262,16 @@ def cut_of_job(job: Job, slices: int, *, sequence: bool = False) -> Cut:
 def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
     """The first samples of a run, at most `count` of them."""
     ids = order.ids(0, 0)[:count]
+    return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
+
+
+def two_that_count(job: Job, order: Order, device: str) -> Batch:
+    """Two of the first samples, such as weigh something if there are any: the loss of others is a mean over nothing."""
+    first = first_batch(job, order, device, LOOKED_AT if job.weigh else 2)
+    if job.weigh is None:
+        return first
+    heavy = [one for one in cut_rows(first, len(first)) if job.weigh(one) > 0][:2]
+    ids = np.concatenate([one.ids for one in heavy]) if heavy else first.ids[:2]
     return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
 
 

@@ -25,7 +25,7 @@ from cordee.state.load import read_weights, take_weights
 from cordee.state.naming import Snapshot
 from cordee.train.agreement import agree_on, in_json, of_job, of_optimizer, share_model
 from cordee.train.checks import subject_of
-from cordee.train.cutting import Comparison, first_batch
+from cordee.train.cutting import Comparison, two_that_count
 from cordee.train.devices import fuse
 from cordee.train.fitting import check_fits
 from cordee.train.job import Job, Resolved
@@ -144,7 +144,7 @@ def _place(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> nn.Mod
     """What this worker holds of the model; all workers that hold a replica together call this."""
     if not stepper.team.sliced:
         return stepper.place(model)
-    comparison = Comparison(job, model, first_batch(job, order, stepper.device, 2), stepper.team)
+    comparison = Comparison(job, model, two_that_count(job, order, stepper.device), stepper.team)
     staging = plan_staging(job, model, order, stepper) if stepper.plan.pipeline > 1 else None
     cut = comparison.choose(model, sequence=stepper.plan.sequence)
     model = stepper.place(model, Layout(cut, comparison.called, staging))
