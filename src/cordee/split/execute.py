@@ -50,7 +50,7 @@ class Execution:
         micros: Sequence[Micro],
         *,
         learns: bool,
-        around: Callable[[Action], AbstractContextManager[None]] = nullcontext,
+        around: Callable[[Action], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """`shapes` tells what a stage receives for a micro-batch; `learns`: with backwards; `around` each action.
 

@@ -32,14 +32,14 @@ class GatheredStages:
         self._team, self._word, self._staged = team, word, staged
         self._root, *blocks = units_of(staged.model)
         self._state: Any = self._root._get_fsdp_state()
-        names = {module: name for name, module in staged.model.named_modules()}
-        places = staged.stages.parameters
-        self._blocks = [
-            (unit, {stage for name, _ in unit.named_parameters(names[unit]) for stage in places[name]})
-            for unit in blocks
-        ]
+        uses: dict[nn.Parameter, set[int]] = {}
+        for name, one in staged.model.named_parameters(remove_duplicate=False):  # one that is tied has several names
+            uses.setdefault(one, set()).update(staged.stages.parameters[name])
+        self._blocks = [(unit, set().union(*(uses[one] for one in unit.parameters()))) for unit in blocks]
         """Each with the stages that use it."""
-        self._sharded = {name for name, one in parameters_of(staged.model).items() if is_sliced(one, "shard")}
+        held = parameters_of(staged.model).items()
+        self._sharded = {name: uses[one] for name, one in held if is_sliced(one, "shard")}
+        """By name, the stages that use a parameter."""
         self._used: set[str] = set()
         """What has a gradient in this step, on this worker."""
         for unit in (self._root, *blocks):
@@ -97,8 +97,9 @@ class GatheredStages:
 
     def _add_up(self, stage: int | None = None) -> None:
         """The gradients of one stage, or of all, over the workers that hold it: zeros where this one has none."""
-        for name, parameter in self._staged.owned(stage).items():
-            if parameter.requires_grad and name in self._sharded:
+        for name, parameter in self._staged.model.named_parameters():
+            here = stage is None or stage in self._sharded.get(name, ())
+            if here and name in self._sharded and parameter.requires_grad:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 else:
