@@ -18,6 +18,7 @@ from strike import striking
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("staged", {"stop_steps": 20}),
+    "idle": ("mlp", {"idle": "all", "stop_steps": 20, "batch": 33}),  # a layer without gradients: no weight decay
     "group": ("staged", {"kind": "group", "stop_steps": 20}),
     "gpt": ("gpt", {"stop_steps": 20, "clip": 0.5, "epochs": 3}),  # its head has the weight of its embedding
     "llama": ("cut_models", {"kind": "llama"}),
@@ -28,6 +29,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 WORDS = ("optimizer", "gradients", "params")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 FAST = [
+    ("idle", "pipeline=2,shard=optimizer", 4),
     ("gpt", "pipeline=2,shard=gradients", 4),
     ("llama", "pipeline=2,shard=params,schedule=interleaved", 4),
     ("mlp", "pipeline=2,shard=params,schedule=zero-bubble,shards=2", 8),
