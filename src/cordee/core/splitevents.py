@@ -61,7 +61,7 @@ class ShardEvent(Event):
     shards: Count
     """workers that hold the same layers together, each of which computes a share of the batch"""
     units: list[str]
-    """the blocks that are gathered one by one, of a pipeline those of the first worker; the rest is gathered together"""
+    """the blocks that are gathered one by one (of a pipeline, those of the first worker); the rest comes together"""
     whole: list[str]
     """parameters that every worker holds whole; of a pipeline, those of the first worker"""
     loss: Number
