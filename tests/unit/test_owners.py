@@ -18,6 +18,7 @@ from cordee.state.naming import Slice, Snapshot, capture, restore
 
 WHOLE = torch.arange(24.0).reshape(4, 6)
 BIAS = torch.arange(3.0)
+SLICE = frozenset({"slice"})
 
 
 def snapshot(number: int, count: int) -> Snapshot:
@@ -26,11 +27,12 @@ def snapshot(number: int, count: int) -> Snapshot:
     part = WHOLE[:, number * width : (number + 1) * width].contiguous()
     tensors = {"model.w": part, "model.b": BIAS}
     place = Place([0, number * width], [0, 0], list(part.shape))
-    return Snapshot(tensors, {"aliases": {}, "model": {}}, {"model.w": Slice([place], [4, 6])})
+    return Snapshot(tensors, {"aliases": {}, "model": {}}, {"model.w": Slice([place], [4, 6], SLICE)})
 
 
 def owner(folder: Path, number: int, count: int, **more: float) -> Checkpoints:
-    return Checkpoints(folder, owners=Owners(number, count, "run"), **more)  # type: ignore[arg-type]
+    owners = Owners(number, count, "run", copied=SLICE if number else frozenset())
+    return Checkpoints(folder, owners=owners, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -57,7 +59,7 @@ def test_slices_of_any_form_are_put_together_and_a_missing_one_is_seen(tmp_path:
         for number, cut in enumerate(cuts):
             part = WHOLE[cut].contiguous()
             place = Place([one.start for one in cut], [0, 0], list(part.shape))
-            held = Snapshot({"w": part}, {}, {"w": Slice([place], [4, 6])})
+            held = Snapshot({"w": part}, {}, {"w": Slice([place], [4, 6], SLICE)})
             pool.submit(owner(tmp_path, number, 3).save, held, step=1, wait=True)
     checkpoints = Checkpoints(tmp_path)
     assert torch.equal(checkpoints.read(1).tensors["w"], WHOLE)
@@ -108,7 +110,7 @@ def test_stages_that_hold_different_layers_make_the_whole(tmp_path: Path) -> Non
     stages = [staged(True), staged(False)]
     with ThreadPoolExecutor() as pool:
         for number, (model, optimizer) in enumerate(stages):
-            owners = Owners(number, 2, "run", whole=lambda name: name.startswith(("model.", "optim.")))
+            owners = Owners(number, 2, "run", writes=lambda name: name.startswith(("model.", "optim.")))
             taken = capture(model, {"main": optimizer})
             pool.submit(Checkpoints(tmp_path, owners=owners).save, taken, step=1, wait=True)
     found = Checkpoints(tmp_path).read(1)

@@ -169,7 +169,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(tensor=2, pipeline=2, sequence=True), 4, "sequence=true does not work with pipeline= or shard= yet"),
         (Plan(tensor=2, recompute="block", sequence=True), 2, "does not work with recompute=block yet: what is"),
         (Plan(tensor=2, shard="params", sequence=True), 4, "sequence=true does not work with pipeline= or shard= yet"),
-        (Plan(shard="params", pipeline=2), 4, "shard=params does not work with pipeline=2 yet"),
+        (Plan(shard="params", shards=3, pipeline=2), 8, "pipeline=2 puts each .* of which 8 is no multiple"),
     ],
 )
 def test_refusals(plan: Plan, workers: int, reason: str) -> None:
@@ -187,9 +187,11 @@ def test_plans_that_run() -> None:
         Plan(tensor=2, pipeline=2, schedule=schedule, micro_batches=8).check(8)
     Plan.parse("shard=params,proportions=5:3:2").check(3)
     Plan.parse("shard=optimizer,shards=2,tensor=2").check(8)
+    for word in ("optimizer", "gradients", "params"):
+        Plan(tensor=2, pipeline=2, shard=word, schedule="zero-bubble").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 40
+    assert len(REFUSALS) == 39
 
 
 def test_the_shape_of_a_replica() -> None:
@@ -198,6 +200,7 @@ def test_the_shape_of_a_replica() -> None:
     assert Plan(shard="params").shape(6) == (1, 6, 1)
     assert Plan(shard="params", tensor=2).shape(6) == (1, 3, 2)
     assert Plan(shard="params", shards=2, tensor=2).shape(8) == (1, 2, 2)
+    assert Plan(shard="params", pipeline=2, tensor=2).shape(8) == (2, 2, 2)
 
 
 def test_faithfulness() -> None:

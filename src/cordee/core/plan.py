@@ -121,7 +121,7 @@ class Plan:
         choices=("none", "optimizer", "gradients", "params"),
     )
     shards: int = _key(
-        0, "split", "workers over which shard= spreads one replica; 0: all that tensor= leaves", minimum=0
+        0, "split", "workers over which shard= spreads one replica; 0: all that tensor= and pipeline= leave", minimum=0
     )
 
     sync: str = _key(

@@ -141,14 +141,9 @@ REFUSALS = (
         "its first pass; leave one of them out.",
     ),
     Refusal(
-        lambda plan, workers: plan.shards > 0 and plan.shard != "none" and workers % (plan.shards * plan.tensor) > 0,
-        "shards={shards},tensor={tensor} puts each replica on their product of workers, of which {workers} is no "
-        "multiple; start such a number of workers, or leave shards out.",
-    ),
-    Refusal(
-        lambda plan, workers: plan.shard != "none" and plan.pipeline > 1,
-        "shard={shard} does not work with pipeline={pipeline} yet: a stage that is gathered for each micro-batch would "
-        "hold up the others; leave one of them out.",
+        lambda plan, workers: plan.shard != "none" and plan.shards > 0 and workers % plan.shape(workers).size > 0,
+        "shards={shards},tensor={tensor},pipeline={pipeline} puts each replica on their product of workers, of which "
+        "{workers} is no multiple; start such a number of workers, or leave shards out.",
     ),
     Refusal(
         lambda plan, workers: plan.shard != "none" and plan.layout == "channels_last",

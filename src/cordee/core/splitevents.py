@@ -59,11 +59,11 @@ class ShardEvent(Event):
     shard: str
     """what is sharded, as the plan has it"""
     shards: Count
-    """workers that hold one replica together, each of which computes a share of the batch"""
+    """workers that hold the same layers together, each of which computes a share of the batch"""
     units: list[str]
-    """the blocks that are gathered one by one; the rest of the model is gathered together"""
+    """the blocks that are gathered one by one (of a pipeline, those of the first worker); the rest comes together"""
     whole: list[str]
-    """parameters that every worker holds whole"""
+    """parameters that every worker holds whole; of a pipeline, those of the first worker"""
     loss: Number
     """by how much the loss of two samples differs from that of the whole model"""
     gradient: Number | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,10 +50,14 @@ class Execution:
         micros: Sequence[Micro],
         *,
         learns: bool,
+        around: Callable[[Action], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """`shapes` tells what a stage receives for a micro-batch; `learns`: with backwards."""
+        """`shapes` tells what a stage receives for a micro-batch; `learns`: with backwards; `around` each action.
+
+        The table may have more micro-batches than there are here: nothing is computed for these.
+        """
         self._staged, self._mail, self._shapes, self._table, self._micros = staged, mail, shapes, table, micros
-        self._learns = learns
+        self._learns, self._around = learns, around
         self._passed: dict[tuple[int, int], Passed] = {}
         """By stage and micro-batch: what a backward needs."""
         self._results: dict[int, Any] = {}
@@ -62,24 +67,32 @@ class Execution:
     def run(self, rank: int) -> list[Any] | None:
         """What each micro-batch gave, on the rank with the last stage, else nothing; None: a worker was lost."""
         row = [one for one in self._table.rows[rank] if self._learns or one.kind == "F"]
-        ahead = deque(one for one in row if self._table.arrives_from(one) is not None)
+        ahead = deque(one for one in row if self._arrives(one))
         device = next((one.device for one in self._staged.model.parameters()), torch.device("cpu"))
         for action in row:
             received: Sequence[Tensor] = ()
             while ahead and len(self._expected) < AHEAD:
                 self._expected.append(self._expect(ahead.popleft()))
-            if self._table.arrives_from(action) is not None:
+            if self._arrives(action):
                 taken = self._mail.take(self._expected.popleft())
                 if taken is None:
                     return None
                 received = [one.to(device) for one in taken]
             began = time.perf_counter()
-            made = self._do(action, received)
+            with self._around(action):
+                made = self._do(action, received) if self._is_here(action) else ()
             spent = (1e3 * (moment - self.executed.began) for moment in (began, time.perf_counter()))
             self.executed.spans.append((next(spent), next(spent)))
-            if (target := self._table.goes_to(action)) is not None:
+            if (target := self._table.goes_to(action)) is not None and self._is_here(action):
                 self._send(made, action, target)
         return [self._results[place] for place in sorted(self._results)]
+
+    def _is_here(self, action: Action) -> bool:
+        """Whether its micro-batch is one of this worker's share."""
+        return action.micro < len(self._micros)
+
+    def _arrives(self, action: Action) -> bool:
+        return self._is_here(action) and self._table.arrives_from(action) is not None
 
     def _expect(self, action: Action) -> Expected:
         """Ask for what an action of this rank needs."""

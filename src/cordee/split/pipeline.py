@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,9 +21,11 @@ from cordee.group.mail import Mail
 from cordee.group.sliced import like, local_of
 from cordee.group.team import Team
 from cordee.split.execute import FIRST_TAG, Executed, Execution, Shapes
+from cordee.split.gathered import GatheredStages
 from cordee.split.schedules import table_of
 from cordee.split.schedules.table import Table
 from cordee.split.seam import Micro, Share, Split
+from cordee.split.shard import parameters_of
 from cordee.split.staged import Staged
 from cordee.split.stages import Stages
 
@@ -77,6 +80,8 @@ class Pipeline(Split):
         self._uses: dict[str, tuple[int, ...]] = {}
         """By name in a checkpoint, the ranks that have a parameter or buffer."""
         self._counts: dict[int, bool] = {}
+        self._gathered: GatheredStages | None = None
+        """Where the state of the stages is sharded."""
         self.executed: Executed | None = None
         """The last step; None if its share was empty."""
 
@@ -90,44 +95,57 @@ class Pipeline(Split):
         tied = {one.names[0]: one.stages for one in stages.tied}
         places = {**stages.parameters, **stages.buffers, **tied}
         self._uses = {name: tuple(sorted({one % self._ranks for one in uses})) for name, uses in places.items()}
-        for name, parameter in model.named_parameters():
-            self._counts[id(parameter)] = self._uses[first.get(name, name)][0] == self._rank
         return model
+
+    def shard(self, word: str) -> None:
+        """The state of the model lies over shards now, as this word of the plan says."""
+        self._gathered = GatheredStages(self._team, word, self.staged)
 
     def counts(self, parameter: nn.Parameter) -> bool:
         """On the first worker that has it, as far as that is the slice which counts."""
+        if not self._counts:  # not before the model is sharded: its parameters are others then
+            held = parameters_of(self.staged.model).items()
+            self._counts = {id(one): self.writes(self.aliases.get(name, name)) for name, one in held}
         return self._counts[id(parameter)] and self._sliced.counts(parameter)
 
     def writes(self, name: str) -> bool:
-        """What the workers before do not have; of slices, the first."""
-        return self._team.slices.rank == 0 and self._uses.get(name, (0,))[0] == self._rank > 0
+        """What the stages of the workers before do not have."""
+        return self._uses.get(name, (0,))[0] == self._rank
 
     # ------------------------------------------------------------- steps
 
     def run(self, share: Share) -> None:
         """Execute the table of so many micro-batches as the share has; an empty share computes nothing."""
-        micros = share.micros(self._most)
+        micros, gathered = share.micros(self._most), self._gathered
         self.executed = None
-        if not micros:
+        if not micros and gathered is None:
             share.done([])
             return
-        torch.manual_seed(torch.initial_seed() + self._rank)  # dropout of different stages draws different numbers
-        execution = self._execution(micros, learns=True)
-        losses = execution.run(self._rank)
-        self.executed, self._last = execution.executed, micros[-1]
-        share.done(losses if losses is not None and self._add_tied() else None)
+        count = len(micros) if gathered is None else gathered.begin(len(micros))
+        losses: list[Any] | None = None if count is None else []
+        if count:
+            torch.manual_seed(torch.initial_seed() + self._rank)  # dropout of different stages draws different numbers
+            execution = self._execution(micros, count, learns=True)
+            losses = execution.run(self._rank)
+            self.executed, self._last = (execution.executed, micros[-1]) if micros else (None, self._last)
+        sound = losses is not None if gathered is None else gathered.end(lost=losses is None)
+        share.done(losses if sound and self._add_tied() else None)
 
     def evaluate(self, cut: Callable[[int], Sequence[Micro]]) -> list[Any] | None:
         """The forwards of the table alone; the worker with the last stage has what they give."""
         micros = cut(self._most)
+        if self._gathered is not None:  # until the evaluation is over
+            self._gathered.gather()
         if not micros:
             return []
         with torch.no_grad():
-            return self._execution(micros, learns=False).run(self._rank)
+            return self._execution(micros, len(micros), learns=False).run(self._rank)
 
-    def _execution(self, micros: Sequence[Micro], *, learns: bool) -> Execution:
-        steps = table(self.schedule, self._ranks, len(micros))
-        return Execution(self.staged, self._mail, self._shapes, steps, micros, learns=learns)
+    def _execution(self, micros: Sequence[Micro], count: int, *, learns: bool) -> Execution:
+        """Of a table of `count` micro-batches."""
+        steps = table(self.schedule, self._ranks, count)
+        around = self._gathered.around if self._gathered is not None and learns else nullcontext
+        return Execution(self.staged, self._mail, self._shapes, steps, micros, learns=learns, around=around)
 
     def tell(self, result: Tensor | None) -> Tensor | None:
         """From the worker with the last stage to those before it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from cordee.core.errors import ModelError
-from cordee.group.sliced import local_of
+from cordee.group.sliced import is_sliced, local_of
 from cordee.split.layers import apart
 from cordee.split.record import unchanged
 
@@ -46,9 +47,12 @@ class _Same:
 class StandIns:
     """Results of layers that are not here, by the shapes of what they are given."""
 
-    def __init__(self, *, written: bool) -> None:
-        """`written`: code between the layers writes into their results."""
-        self._written = written
+    def __init__(self, shapes: Mapping[tuple[nn.Module, str], Shape], *, written: bool) -> None:
+        """`shapes`: of parameters that are here, by module and name; they may be sharded later on.
+
+        `written`: code between the layers writes into their results.
+        """
+        self._shapes, self._written = shapes, written
         self._known: dict[Hashable, tuple[list[Any], pytree.TreeSpec]] = {}
 
     def result(self, name: str, module: nn.Module, forward: Callable[..., Any], given: Any) -> Any:
@@ -56,9 +60,23 @@ class StandIns:
         leaves, tree = pytree.tree_flatten(given)
         key = (name, module.training, _casts(), str(tree), tuple(map(_described, leaves)))
         if key not in self._known:
-            self._known[key] = _infer(name, module, forward, given)
+            with self._gathered(module):
+                self._known[key] = _infer(name, module, forward, given)
         shapes, tree = self._known[key]
         return pytree.tree_unflatten([self._made(one, leaves) for one in shapes], tree)
+
+    @contextmanager
+    def _gathered(self, module: nn.Module) -> Iterator[None]:
+        """In here placeholders stand in for those of its parameters that are sharded."""
+        parts = [(part, name, one) for part in module.modules() for name, one in part._parameters.items()]
+        sharded = [(part, name, one) for part, name, one in parts if one is not None and is_sliced(one, "shard")]
+        for part, name, _ in sharded:
+            part._parameters[name] = nn.Parameter(self._shapes[part, name].placeholder(), requires_grad=False)
+        try:
+            yield
+        finally:
+            for part, name, one in sharded:
+                part._parameters[name] = one
 
     def _made(self, one: Any, leaves: list[Any]) -> Any:
         if isinstance(one, _Same):

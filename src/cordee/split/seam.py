@@ -78,5 +78,5 @@ class Split:
         return True
 
     def writes(self, name: str) -> bool:
-        """Whether this worker writes a parameter, or buffer, that is whole here, if it is not the first."""
-        return False
+        """Whether this worker's stage saves a parameter or buffer; of slices and shards of it, each its own."""
+        return True

@@ -70,12 +70,13 @@ class Sharding:
         for name in units:
             fully_shard(model.get_submodule(name), reshard_after_forward=self.word == "params", **settings)
         root: Any = fully_shard(model, reshard_after_forward=False, **settings)
-        for unit in _units(model):
+        for unit in units_of(model):
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
             unit.set_custom_all_gather(Gather(self._team))
             unit.set_custom_reduce_scatter(ScatterSum(self._team))
-        root.register_forward_hook(self._gave)
+        if self._team.stages.size == 1:
+            root.register_forward_hook(self._gave)
         _held[root] = dict(root.named_parameters())
         self.of[root] = Sharded(units, tuple(whole))
 
@@ -137,11 +138,12 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def reshard(model: nn.Module) -> None:
     """Let go of what a sharded model has gathered for a forward pass that no backward pass follows."""
-    for unit in _units(model) if model in _held else ():
+    for unit in units_of(model) if model in _held else ():
         unit.reshard()
 
 
-def _units(model: nn.Module) -> list[Any]:
+def units_of(model: nn.Module) -> list[Any]:
+    """What is gathered together of a sharded model: the rest of it, which is the model itself, then its blocks."""
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]

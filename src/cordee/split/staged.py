@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from cordee.core.errors import ModelError, UsageError
 from cordee.core.words import plural
+from cordee.group.sliced import local_of
 from cordee.split.placeholders import Shape, StandIns, drop
 from cordee.split.record import random_state, set_random_state
 from cordee.split.stages import Key, Point, Stages, slots
@@ -103,11 +104,12 @@ class Staged:
         self.model, self.stages, self.mine = model, stages, tuple(mine)
         self.run: _Run | None = None
         self._own = random_state(model)
-        self._stand_ins = StandIns(written=stages.writes)
         for buffers, places in ((False, stages.parameters), (True, stages.buffers)):
             for name, part, last, _ in list(slots(model, buffers=buffers)):
                 if name in places and not set(self.mine).intersection(places[name]):
                     drop(part, last)
+        shapes = {(part, last): Shape.of(local_of(one)) for _, part, last, one in slots(model)}
+        self._stand_ins = StandIns(shapes, written=stages.writes)
         modules = dict(model.named_modules())
         points = [point.call for cut in stages.cuts for point in cut.points]
         for name in {name for name, _ in (*stages.calls, *points, *(cut.after for cut in stages.cuts))}:

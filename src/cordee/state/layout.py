@@ -180,8 +180,8 @@ class Owners:
     token: str = ""
     """The same for all owners, and for no others: by it they find the folder of a checkpoint under way."""
 
-    whole: Callable[[str], bool] = field(default=lambda name: False, compare=False)
-    """Of an owner that does not commit: which tensors that are whole here it writes, because no other has them."""
+    writes: Callable[[str], bool] = field(default=lambda name: True, compare=False)
+    """Of an owner that does not commit: which tensors it writes, as far as no other is before it by `copied`."""
 
     copied: frozenset[str] = frozenset()
     """Axes of the mesh along which another owner comes before this one, and writes what is not cut along them."""
@@ -197,7 +197,7 @@ class Owners:
     def write(self, snapshot: Snapshot, folder: Path, deadline_s: float, on_read: Callable[[], None]) -> None:
         """Of an owner that does not commit: its slices, into the folder that the first owner has made."""
         self._await(folder, "which the first owner makes", deadline_s)
-        part = write_part(folder, snapshot.only(self.whole, self.copied), self.number, on_read)
+        part = write_part(folder, snapshot.only(self.writes, self.copied), self.number, on_read)
         part["meta"] = {name: snapshot.meta.get(name, {}) for name in ("aliases", "model", "optimizers")}
         write_whole(folder / f"part-{self.number:05d}.json", json.dumps(part))
 

@@ -61,13 +61,13 @@ class Snapshot:
         added = {name: encode(value, f"extra.{name}", tensors) for name, value in values.items()}
         return replace(self, tensors=tensors, meta={**self.meta, "extra": {**self.meta.get("extra", {}), **added}})
 
-    def only(self, whole: Callable[[str], bool], copied: AbstractSet[str] = frozenset()) -> Snapshot:
-        """Its slices, and of the tensors that are whole here some: of several owners, another one writes the rest.
+    def only(self, writes: Callable[[str], bool], copied: AbstractSet[str] = frozenset()) -> Snapshot:
+        """The tensors that one of several owners writes: those of `writes` that it alone has, or a slice of them.
 
         `copied`: axes along which another owner comes first, so that it writes what is not cut along them.
         """
-        cut = {name for name, one in self.slices.items() if copied <= one.axes}
-        names = [name for name in self.tensors if name in cut or (name not in self.slices and whole(name))]
+        axes = {name: one.axes for name, one in self.slices.items()}
+        names = [name for name in self.tensors if copied <= axes.get(name, frozenset()) and writes(name)]
         return replace(self, tensors={name: self.tensors[name] for name in names})
 
     def copied(self) -> Snapshot:

@@ -116,13 +116,13 @@ class Comparison:
 
     def _in_stages(self, model: nn.Module, split: Split) -> Measured:
         """The same by the stages of a pipeline, in two micro-batches; gradients are computed in any case."""
-        trial = _Trial(self._job, model, self._batch)
+        trial = _Trial(self._job, model, self._batch, self._shards)
         with _evaluating(model):
             split.run(trial)
         loss = None if trial.lost else split.tell(trial.loss)
         if loss is None:
             raise WorkersLost(PART_LOST)
-        here = {split.aliases.get(name, name): one for name, one in model.named_parameters()}
+        here = {split.aliases.get(name, name): one for name, one in parameters_of(model).items()}
         found = {name: None if one.grad is None else _kept(one.grad) for name, one in here.items() if one.requires_grad}
         drop(here.values())
         return Measured(float(loss), found)
@@ -152,7 +152,7 @@ class Comparison:
         return (float(worst[place]), list(sizes)[place]) if len(worst) else (None, "")
 
     def _misfit(self, found: str) -> ModelError:
-        if self._shards > 1 and self._team.slices.size == 1:
+        if self._shards > 1 and self._team.slices.size == self._team.stages.size == 1:
             return ModelError(
                 f"the model cannot be sharded: whole, the loss of two samples was {self._whole.loss:g}; sharded, "
                 f"{found} The parameters of a block are there while it is called: call model(x) and layer(x) rather "
@@ -206,8 +206,8 @@ class Comparison:
 class _Trial:
     """Two samples as a share; see `split/seam.py`, `Share`."""
 
-    def __init__(self, job: Job, model: nn.Module, batch: Batch) -> None:
-        self._job, self._model, self._batch = job, model, batch
+    def __init__(self, job: Job, model: nn.Module, batch: Batch, shards: int) -> None:
+        self._job, self._model, self._batch, self._shards = job, model, batch, shards
         self._factors: list[float] = []
         self.loss: Tensor | None = None
         """On the worker that has it."""
@@ -221,7 +221,7 @@ class _Trial:
         weights = [float(self._job.weigh(part) if self._job.weigh else len(part)) for part in parts]
         self._factors = [weight / (sum(weights) or 1.0) for weight in weights]
         return [
-            Micro(partial(compute, self._job, self._model, part), factor, kind_of(part, "trial"))
+            Micro(partial(compute, self._job, self._model, part), factor / self._shards, kind_of(part, "trial"))
             for part, factor in zip(parts, self._factors, strict=True)
         ]
 

@@ -47,7 +47,7 @@ SHARDED = {
     "gradients": ("params", "gradients"),
     "state": ("params", "gradients", "optimizer"),
 }
-"""Which words of `Plan.shard` spread what."""
+"""Which words of `Plan.shard` spread what; of a pipeline, the parameters of a stage are gathered to compute it."""
 
 
 def check_fits(job: Job, stepper: Stepper, order: Order, model: nn.Module, optimizer: Optimizer) -> None:
@@ -93,7 +93,9 @@ def estimate_of_job(job: Job, plan: Plan, workers: int) -> tuple[Needs, Room]:
     model, order = stepper.place(job.make_model()), job.order(job.resolve(workers))
     sizes = with_activations(sizes_of(model, job.make_optimizer(model)), job, order, model, stepper)
     stages, shards, slices = plan.shape(workers)
-    over = {name: stages * slices * (shards if plan.shard in words else 1) for name, words in SHARDED.items()}
+    gathered = {"parameters"} if stages > 1 else ()
+    spread = {name for name, words in SHARDED.items() if plan.shard in words and name not in gathered}
+    over = {name: stages * slices * (shards if name in spread else 1) for name in SHARDED}
     state = None if sizes.state is None else sizes.state // over["state"]
     sizes = replace(
         sizes,

@@ -55,7 +55,7 @@ class Piping:
 
     def _tell(self, executed: Executed, number: int) -> None:
         team = self._team
-        if team.slices.rank == 0:
+        if team.slices.rank == 0 and team.lines.shards.rank == 0:
             began = team.membership.clock() - (time.perf_counter() - executed.began)
             spans = [(round(begin, 4), round(end, 4)) for begin, end in executed.spans]
             team.channel.post(

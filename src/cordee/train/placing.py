@@ -10,7 +10,7 @@ from torch import nn
 from cordee.core.plan import Plan
 from cordee.diagnose.statistical import by_micro_batch, refuse_unstaged, warn_statistical
 from cordee.group.team import Team
-from cordee.split.pipeline import Staging
+from cordee.split.pipeline import Pipeline, Staging
 from cordee.split.seam import Split
 from cordee.split.shard import Sharding
 from cordee.split.tensor import TensorPlan, split_of
@@ -57,6 +57,8 @@ class Placing:
         spare_memory(model, plan, self._device)
         if self.sharding is not None:
             self.sharding.place(model, layout.called)
+            if isinstance(self.split, Pipeline):
+                self.split.shard(plan.shard)
         return model
 
     def begin_backward(self, *, last: bool) -> None:

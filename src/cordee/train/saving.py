@@ -154,10 +154,10 @@ def owners_of(team: Team, writes: Callable[[str], bool]) -> Owners:
     lost = lambda: not team.channel.lost.isdisjoint(team.inside.members)  # noqa: E731
     worker = team.membership.worker
     copied = frozenset(axis for axis in ("shard", "slice") if team.lines.mesh.along(axis, worker)[0] != worker)
-    whole = lambda name: any(map(writes, names_in(name)))  # noqa: E731
+    of_stage = lambda name: any(map(writes, names_in(name)))  # noqa: E731
     # Each replica has its own: one that takes over may write the checkpoint that another one has left half-written.
     token_of_replica = f"{int(token):x}-{team.replica}"
-    return Owners(team.inside.rank, team.inside.size, token_of_replica, copied=copied, whole=whole, lost=lost)
+    return Owners(team.inside.rank, team.inside.size, token_of_replica, copied=copied, writes=of_stage, lost=lost)
 
 
 def names_in(name: str) -> Iterator[str]:

@@ -81,7 +81,7 @@ class Computed:
         if not whole or not any(self._weights):
             return []
         factors = [weight / whole for weight in self._weights]
-        draws = random_bits(len(parts), "micro", stepper.seed, batch.epoch, batch.step, stepper.team.replica)
+        draws = random_bits(len(parts), "micro", stepper.seed, batch.epoch, batch.step, stepper.team.share)
         return [
             Micro(partial(self._loss_of, part), factor, kind_of(part, "training"), draw >> 1)
             for part, factor, draw in zip(parts, factors, draws, strict=True)

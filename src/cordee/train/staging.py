@@ -41,8 +41,8 @@ def plan_staging(job: Job, model: nn.Module, order: Order, stepper: Stepper) -> 
     """Cut the model into the stages of the plan, by costs that one worker measures; all workers call this."""
     plan, team = stepper.plan, stepper.team
     number, micros = _number_of_stages(job, plan), plan.micro_batches or 2 * plan.pipeline
-    refuse_batchnorm(model, plan, micros, team.replicas)
-    samples = max(2, order.batch // (micros * team.replicas))
+    refuse_batchnorm(model, plan, micros, team.shares)
+    samples = max(2, order.batch // (micros * team.shares))
     run = partial(compute, job, model, first_batch(job, order, stepper.device, samples))
     calls = count_calls()
     stages = plan_stages(model, run, job.stages or number, costs="parameters")
