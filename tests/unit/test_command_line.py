@@ -115,11 +115,17 @@ def test_a_plan_is_printed_with_all_keys(tmp_path: Path, capsys: Read) -> None:
     assert Plan.from_dict(json.loads(capsys.readouterr().out)) == Plan.parse(given)
 
 
+def test_without_workers_a_plan_is_checked_for_as_many_as_its_proportions_need(capsys: Read) -> None:
+    for given in ("proportions=5:3:2", "tensor=2,pipeline=2,proportions=5:3:2", "shard=params,shards=2"):
+        assert main._run(["plan", given]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["precison=bf16"], "'precision'"),
         (["proportions=5:3:2", "--workers", "2"], "2 start"),
+        (["tensor=2,proportions=5:3:2", "--workers", "4"], "4 workers under tensor=2 are 2 replicas"),
         (["graphs=true"], "compile=true"),
         (["digits.py"], "digits.py is a Python file"),
     ],

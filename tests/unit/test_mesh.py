@@ -52,6 +52,18 @@ def test_shards_of_a_replica_compute_shares_of_their_own() -> None:
     assert left.leaders == (0, 2) and left.spares == (5, 6, 7)
 
 
+def test_a_share_keeps_its_number_when_others_are_lost() -> None:
+    mesh = lay_out(range(6), hosts_of(3, 3), slices=2)
+    assert mesh.leaders == (0, 2, 3) and mesh.numbers == (0, 1, 2)
+    left = mesh.among({2, 3, 4, 5})
+    assert left.leaders == (2, 3) and left.numbers == (1, 2)
+    assert left.among({3, 4}).numbers == (2,) and left.among({2}).numbers == ()
+    sharded = lay_out(range(8), hosts_of(8), shards=2, slices=2)
+    assert sharded.numbers == (0, 1, 2, 3) and sharded.among(range(4, 8)).numbers == (2, 3)
+    for alone in (lay_out((3, 5, 9), {3: "a", 5: "b", 9: "a"}), lay_out((3, 5), {3: "a", 5: "a"}, shards=2)):
+        assert alone.numbers == alone.leaders, "where a worker computes a share by itself, its own number"
+
+
 def test_slices_lie_within_a_host_and_what_is_left_over_together() -> None:
     mesh = lay_out(range(6), hosts_of(3, 3), slices=2)
     assert mesh.replicas == (((0, 1),), ((2, 5),), ((3, 4),))

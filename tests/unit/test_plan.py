@@ -154,10 +154,12 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(tensor=2, compile=True), 4, "tensor=2 does not work with compile=true yet"),
         (Plan(tensor=2, precision="fp16"), 4, "tensor=2 does not work with precision=fp16 yet"),
         (
-            Plan(tensor=2, share="proportional", proportions=(1, 1, 1, 1)),
+            Plan(tensor=2, share="proportional", proportions=(5, 3, 2)),
             4,
-            "does not work with share=proportional yet",
+            r"5:3:2 has 3 number\(s\), but 4 workers under tensor=2 are 2 replicas: give one number for each",
         ),
+        (Plan(shard="params", tensor=2, share="sampled", proportions=(1, 1)), 8, "tensor=2,shard=params are 4 shards"),
+        (Plan(pipeline=2, share="proportional", proportions=(1, 1)), 3, "start a multiple of 2 workers"),
         (Plan(shard="params", replace=True), 2, "replace=true works where every worker holds the whole model"),
         (Plan(shards=2), 2, "shards=2 means nothing under shard=none; set shard=optimizer, gradients or params"),
         (Plan(shard="params", shards=2, tensor=2), 6, "of which 6 is no multiple"),
@@ -186,6 +188,8 @@ def test_plans_that_run() -> None:
     for schedule in SCHEDULES:
         Plan(tensor=2, pipeline=2, schedule=schedule, micro_batches=8).check(8)
     Plan.parse("shard=params,proportions=5:3:2").check(3)
+    Plan.parse("tensor=2,pipeline=2,proportions=5:3").check(8)
+    Plan.parse("shard=params,shards=2,tensor=2,proportions=5:3:2:1").check(8)
     Plan.parse("shard=optimizer,shards=2,tensor=2").check(8)
     for word in ("optimizer", "gradients", "params"):
         Plan(tensor=2, pipeline=2, shard=word, schedule="zero-bubble").check(8)

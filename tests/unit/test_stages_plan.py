@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cordee.core.errors import ModelError, PlanError
-from cordee.split.balance import balance
+from cordee.split.balance import balance, speeds_of
+from cordee.split.costs import pass_ms
 from cordee.split.stages import Stages, plan_stages
 
 F = nn.functional
@@ -37,26 +38,46 @@ def test_balance(costs: list[float], stages: int, speeds: list[float] | None, co
     assert balance(costs, stages, speeds) == counts
 
 
+def _slowest(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
+    ends = list(itertools.accumulate(counts))
+    return max(sum(costs[end - count : end]) / speed for count, end, speed in zip(counts, ends, speeds, strict=True))
+
+
+def _is_best(costs: Sequence[float], speeds: Sequence[float]) -> bool:
+    """Whether no cut into stages of these speeds has a faster slowest stage than the balanced one."""
+    units, stages = len(costs), len(speeds)
+    every = [
+        [end - start for start, end in zip((0, *cuts), (*cuts, units), strict=True)]
+        for cuts in itertools.combinations(range(1, units), stages - 1)
+    ]
+    best = min(_slowest(counts, costs, speeds) for counts in every)
+    return _slowest(balance(costs, stages, speeds), costs, speeds) == pytest.approx(best)
+
+
 def test_no_other_cut_has_a_faster_slowest_stage() -> None:
     draw = random.Random(0)
-
-    def slowest(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
-        ends = list(itertools.accumulate(counts))
-        return max(
-            sum(costs[end - count : end]) / speed for count, end, speed in zip(counts, ends, speeds, strict=True)
-        )
-
     for _ in range(50):
         units = draw.randint(1, 8)
-        stages = draw.randint(1, units)
         costs = [draw.choice([0, 1, draw.random(), 10 * draw.random()]) for _ in range(units)]
-        speeds = [draw.choice([1, 0.5, 3]) for _ in range(stages)]
-        every = [
-            [end - start for start, end in zip((0, *cuts), (*cuts, units), strict=True)]
-            for cuts in itertools.combinations(range(1, units), stages - 1)
-        ]
-        best = min(slowest(counts, costs, speeds) for counts in every)
-        assert slowest(balance(costs, stages, speeds), costs, speeds) == pytest.approx(best)
+        assert _is_best(costs, [draw.choice([1, 0.5, 3]) for _ in range(draw.randint(1, units))])
+    for units, stages in ((3, 2), (4, 3), (5, 2)):
+        for costs in itertools.product((1, 2, 5), repeat=units):
+            assert all(_is_best(costs, speeds) for speeds in itertools.product((1, 0.8, 0.5), repeat=stages))
+
+
+def test_speeds_of_about_equal_workers_are_equal() -> None:
+    assert speeds_of([7.0]) == [1.0] and speeds_of([4.9, 4.1, 4.0]) == [1.0, 1.0, 1.0]
+    assert speeds_of([4.0, 8.0, 16.1]) == [1.0, pytest.approx(1.25**-3), pytest.approx(1.25**-6)]
+    assert speeds_of([1.0, 1.3]) == speeds_of([100.0, 130.0]) == [1.0, 0.8]
+    for costs, stages in (([1, 2, 3, 4, 5], 2), ([5, 1, 1, 1, 1, 1], 3), ([0.1] * 12, 4)):
+        noisy = [1 + 0.05 * stage for stage in range(stages)]
+        assert balance(costs, stages, speeds_of(noisy)) == balance(costs, stages)
+
+
+def test_a_quota_for_the_processor_makes_a_worker_slower() -> None:
+    model, x = mlp(), torch.randn(4, 6)
+    whole, hardly = (pass_ms(model, lambda: model(x).sum(), *cores) for cores in ((), (1e-4,)))
+    assert hardly > 100 * whole > 0
 
 
 def test_balance_refuses() -> None:

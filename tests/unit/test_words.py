@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from cordee.core.events import CutEvent
 from cordee.watch.summary import Worker
-from cordee.watch.words import amount, duration, figure, milliseconds, verdict
+from cordee.watch.words import amount, duration, figure, milliseconds, tell, verdict
 
 
 def made_worker(
@@ -120,3 +121,10 @@ def test_it_is_the_start_with_the_most_steps_that_is_judged() -> None:
 )
 def test_numbers_as_people_read_them(made: str, words: str) -> None:
     assert made == words
+
+
+def test_a_cut_for_unequal_workers_says_so() -> None:
+    units = [("0", 0, 1.0), ("1", 0, 1.0), ("2", 1, 1.0)]
+    said = [tell(CutEvent(1, [], [], 0.0, units=units, speeds=speeds)) for speeds in ([], [1.0, 1.0], [1.0, 0.512])]
+    assert said[0] == said[1] and said[0].startswith("2 stages; the loss")
+    assert said[2].startswith("2 stages for workers of unequal speed, 1:0.51; the loss")

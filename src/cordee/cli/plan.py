@@ -47,7 +47,7 @@ def plan(
     made = Plan.parse(given or "auto")
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: at least 1 is needed")
-    least = len(made.proportions) or made.tensor * made.pipeline * max(1, made.shards)
+    least = made.tensor * made.pipeline * (len(made.proportions) or max(1, made.shards))
     workers = workers if workers is not None else least
     made.check(workers)
     found = look_at_job(job, settings, made, workers) if job is not None else None

@@ -262,6 +262,8 @@ class CutEvent(Event):
     """whose gradient that is"""
     units: list[tuple[str, Count, Number]] = []
     """of a pipeline, each part of the model that stays together: its first layer, its stage, and its cost (ms)"""
+    speeds: list[Number] = []
+    """of the stages, how fast their slowest workers are beside the fastest, in steps of a quarter; empty: not known"""
 
 
 class FaultEvent(Event):

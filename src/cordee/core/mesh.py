@@ -34,11 +34,24 @@ class Mesh:
     """`replicas[replica][stage][place]` is a worker's number; a stage has the slices of each shard side by side."""
     spares: tuple[int, ...] = ()
     shards: int = 1
+    first: tuple[int, ...] = ()
+    """The `leaders` before replicas were lost; empty: none was."""
 
     @property
     def leaders(self) -> tuple[int, ...]:
         """The first worker of each shard of each replica, after which its share of a batch is reckoned."""
         return tuple(one for stages in self.replicas for one in stages[0][:: self._slices(stages[0])])
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """For each share of a batch the number by which proportions name it, which it keeps when others are lost.
+
+        That of the worker which computes it; where several do so together, its place among the first replicas.
+        """
+        leaders = self.leaders
+        if len(leaders) == sum(map(len, chain.from_iterable(self.replicas))):
+            return leaders
+        return tuple(map((self.first or leaders).index, leaders))
 
     def _slices(self, places: tuple[int, ...]) -> int:
         return len(places) // self.shards
@@ -73,7 +86,7 @@ class Mesh:
         left = set(members)
         whole = tuple(one for one in self.replicas if left.issuperset(chain.from_iterable(one)))
         used = set(chain.from_iterable(chain.from_iterable(whole)))
-        return Mesh(whole, tuple(sorted(left - used)), self.shards)
+        return Mesh(whole, tuple(sorted(left - used)), self.shards, self.first or self.leaders)
 
 
 def lay_out(

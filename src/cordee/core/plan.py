@@ -20,7 +20,7 @@ from cordee.core.mesh import Shape
 from cordee.core.plantext import read_pairs, read_yaml, shown, written
 from cordee.core.refusals import REFUSALS
 from cordee.core.window import Rule
-from cordee.core.words import did_you_mean
+from cordee.core.words import did_you_mean, plural
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 ASYNC_STEPS = 20
@@ -105,7 +105,9 @@ class Plan:
         choices=("equal", "proportional", "sampled", "balanced"),
         built=("equal", "proportional", "sampled"),
     )
-    proportions: tuple[float, ...] = _key((), "feed", "each worker's part of a global batch, one number a worker")
+    proportions: tuple[float, ...] = _key(
+        (), "feed", "parts of a global batch: one number per worker; per replica with tensor or pipeline above 1"
+    )
 
     tensor: int = _key(1, "split", "workers over which the linear layers of a replica are cut", minimum=1)
     sequence: bool = _key(
@@ -300,7 +302,9 @@ class Plan:
         words = {name: written(value) for name, value in self.to_dict().items()}
         cut = {"tensor": "1", "pipeline": "1", "shard": "none"}
         words["cut"] = ",".join(f"{name}={words[name]}" for name, whole in cut.items() if words[name] != whole)
-        more = {"workers": workers, "named": len(self.proportions), "each": self.tensor * self.pipeline}
+        each = self.tensor * self.pipeline
+        shares = plural(workers // each, "replica" if self.shard == "none" else "shard")
+        more = {"workers": workers, "named": len(self.proportions), "each": each, "shares": shares}
         return [rule.reason.format(**more, **words) for rule in REFUSALS if rule.applies(self, workers)]
 
     def check(self, workers: int) -> None:

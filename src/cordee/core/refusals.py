@@ -18,7 +18,8 @@ class Refusal(NamedTuple):
     """Whether a plan cannot run on a number of workers by this rule."""
     reason: str
     """With the plan's keys in braces; `workers` is the number of workers, `named` that of the proportions, `cut` what
-    of `tensor`, `pipeline` and `shard` it sets, `each` the workers of a replica without shards."""
+    of `tensor`, `pipeline` and `shard` it sets, `each` the workers that compute a share of the batch together, `shares`
+    how many replicas, or shards of them, that makes."""
 
 
 def _refuse_cut(text: str, applies: Callable[[Plan], bool]) -> Refusal:
@@ -36,11 +37,21 @@ REFUSALS = (
     ),
     Refusal(
         lambda plan, workers: not plan.proportions and plan.share == "proportional",
-        "share=proportional needs proportions, one number a worker, such as proportions=5:3:2.",
+        "share=proportional needs proportions, one number per worker (per replica under tensor= or pipeline=), such as "
+        "proportions=5:3:2.",
     ),
     Refusal(
-        lambda plan, workers: len(plan.proportions) not in (0, workers),
+        lambda plan, workers: plan.tensor * plan.pipeline == 1 and len(plan.proportions) not in (0, workers),
         "proportions={proportions} name {named} worker(s), but {workers} start.",
+    ),
+    Refusal(
+        lambda plan, workers: (
+            plan.tensor * plan.pipeline > 1
+            and workers % (plan.tensor * plan.pipeline) == 0
+            and len(plan.proportions) not in (0, workers // (plan.tensor * plan.pipeline))
+        ),
+        "proportions={proportions} has {named} number(s), but {workers} workers under {cut} are {shares}: give one "
+        "number for each of them.",
     ),
     Refusal(
         lambda plan, workers: plan.graphs == "true" and not plan.compile,
@@ -174,7 +185,6 @@ REFUSALS = (
         "recompute={recompute}", lambda plan: plan.recompute != "none" and (plan.pipeline, plan.shard) != (1, "none")
     ),
     _refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
-    _refuse_cut("share=proportional", lambda plan: plan.share == "proportional" and plan.tensor * plan.pipeline > 1),
 )
 
 

@@ -194,7 +194,7 @@ class Feeder:
         share = self.shares.at(slot.epoch * self.order.steps + slot.step)
         cut: range | Ids | None = self._cuts.get((share, len(whole), slot.part))
         if cut is None:
-            own = self.team.lines.mesh.leaders, self.team.share
+            own = self.team.lines.mesh.numbers, self.team.share
             owners, part = own if slot.part < 0 else (self.owners, slot.part)
             cut = share.positions(len(whole), owners, part, slot[:3])
             if isinstance(cut, range):

@@ -19,7 +19,8 @@ class Share:
 
     `equal`: sizes differ by at most one. `proportional`: sizes by largest remainder. `sampled`: every sample goes to a
     worker drawn at random. `proportions` belong to worker ids, so that they still fit when some workers are gone; a
-    worker without one counts as the mean of those given. `sampled` draws by them if there are any.
+    worker without one counts as the mean of those given. `sampled` draws by them if there are any. Where several
+    workers compute a share together, their `Mesh.numbers` stand for worker ids.
     """
 
     rule: str = "equal"

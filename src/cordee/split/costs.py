@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +34,31 @@ def measure(model: nn.Module, run: Callable[[], Any], segments: Sequence[Segment
         while len(passes) < PASSES or time.perf_counter() < until:
             passes.append(_time(model, run, ends))
     return tuple(1000 * min(times) for times in zip(*passes, strict=True))
+
+
+def pass_ms(model: nn.Module, run: Callable[[], Any], cores: float = math.inf) -> float:
+    """Milliseconds of a forward and backward pass, by which workers that compute the same are compared.
+
+    While other processes have the core, it does not count. `cores` is how many a quota leaves this worker: the kernel
+    lets it use more for a moment, so short passes do not show it.
+    """
+    passes: list[float] = []
+    with unchanged(model):
+        _time(model, run, ())
+        while len(passes) < PASSES or sum(passes) < ENOUGH_S:
+            # Clocks are read in such an order that what happens between two of them makes a pass longer, not shorter.
+            began, waited, worked = time.perf_counter(), _waited_for_core(), time.process_time()
+            _time(model, run, ())
+            worked, waited = time.process_time() - worked, _waited_for_core() - waited
+            passes.append(max(time.perf_counter() - began - waited, worked / cores))
+    return 1000 * min(passes)
+
+
+def _waited_for_core() -> float:
+    """Seconds for which the main thread could have run, but had no core; 0 where the system does not tell."""
+    with suppress(OSError, IndexError):
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 def _time(model: nn.Module, run: Callable[[], Any], ends: Sequence[Call]) -> list[float]:

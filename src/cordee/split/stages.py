@@ -59,7 +59,7 @@ class Tied:
 
 @dataclass(frozen=True)
 class Stages:
-    """A model in stages. Equal on all ranks if model, pass and `counts` are, except for measured costs."""
+    """A model in stages. Equal on all ranks if model, pass, costs and speeds are."""
 
     units: tuple[Unit, ...]
     counts: tuple[int, ...]
@@ -76,6 +76,8 @@ class Stages:
     """Code between the layers writes into their results."""
     draws: bool
     """Code between the layers draws random numbers, which must be the same on all stages."""
+    speeds: tuple[float, ...] = ()
+    """Of the workers of each stage, beside the fastest; empty: taken as equal."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -116,7 +118,7 @@ def plan_stages(
     `stages` is how many, balanced by cost; or how many units each has; or the name of the first unit of each, where
     that of the first stage may be any. `costs` are those of the units: `"time"`, measured here, `"parameters"`, or
     numbers. `speeds` are those of the stages' devices.
-    Measured costs differ between ranks: one rank decides, and hands its `counts` to the others.
+    Measured costs differ between ranks: one rank measures, and hands its costs to the others.
     The model must have its device and number format already, and be in training mode; it is not changed.
     """
     units = find_units(record(model, run))
@@ -130,7 +132,8 @@ def plan_stages(
         raise PlanError(f"{plural(len(costs), 'cost')} for {plural(len(names), 'unit')}: {', '.join(names)}")
     counts = _counts(stages, names, units.reasons, lambda number: balance(costs, number, speeds))
     rows = zip(names, sizes, costs, strict=True)
-    return _stages(units, tuple(Unit(name, size, float(cost)) for name, size, cost in rows), counts)
+    made = tuple(Unit(name, size, float(cost)) for name, size, cost in rows)
+    return _stages(units, made, counts, tuple(speeds or ()))
 
 
 def _names(units: Units) -> list[str]:
@@ -192,7 +195,7 @@ def _counts(
     return tuple(end - start for start, end in zip(starts, [*starts[1:], len(names)], strict=True))
 
 
-def _stages(units: Units, rows: tuple[Unit, ...], counts: tuple[int, ...]) -> Stages:
+def _stages(units: Units, rows: tuple[Unit, ...], counts: tuple[int, ...], speeds: tuple[float, ...]) -> Stages:
     """The value: which call, parameter and buffer lies where."""
     keys = dict(_keys(units.calls))
     ends = [units.segments[end - 1] for end in accumulate(counts)][:-1]
@@ -213,6 +216,7 @@ def _stages(units: Units, rows: tuple[Unit, ...], counts: tuple[int, ...]) -> St
         tied=_tied(units.trace.model, parameters),
         writes=any(op.writes for op in outside),
         draws=any(op.draws for op in outside),
+        speeds=speeds,
     )
     _check_shared_state(units, buffers)
     return stages

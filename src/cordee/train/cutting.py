@@ -105,7 +105,8 @@ class Comparison:
         left = [(one.layer, one.reason) for one in self._cut.whole] if self._cut is not None else []
         stages = split.stages if isinstance(split, Pipeline) else None
         units = [(one.name, stages.stage_of(at), one.cost) for at, one in enumerate(stages.units)] if stages else []
-        yield CutEvent(self._team.slices.size, layers, left, *differences, units)
+        speeds = [round(one, 3) for one in stages.speeds] if stages else []
+        yield CutEvent(self._team.slices.size, layers, left, *differences, units, speeds)
 
     def _shard_event(
         self, model: nn.Module, sharding: Sharding | None, differences: tuple[float, float | None, str]

@@ -183,6 +183,8 @@ def _cut(event: events.CutEvent) -> str:
     if not event.units:
         return said
     stages = f"{1 + max(stage for _, stage, _ in event.units)} stages"
+    if min(event.speeds, default=1.0) < 1:
+        stages += f" for workers of unequal speed, {':'.join(f'{one:.2g}' for one in event.speeds)}"
     return f"{stages}; {said}" if event.slices > 1 else stages
 
 
