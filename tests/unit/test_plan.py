@@ -186,7 +186,7 @@ def test_plans_that_run() -> None:
     for schedule in SCHEDULES:
         Plan(tensor=2, pipeline=2, schedule=schedule, micro_batches=8).check(8)
     Plan.parse("shard=params,proportions=5:3:2").check(3)
-    Plan.parse("shard=optimizer,shards=2,tensor=2").check(8)
+    Plan.parse("shard=optimizer,shards=2,tensor=2,recompute=block").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
     assert len(REFUSALS) == 40

@@ -175,9 +175,7 @@ REFUSALS = (
     _refuse_cut("compile=true", lambda plan: plan.compile),
     _refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
     _refuse_cut("offload={offload}", lambda plan: plan.offload != "none"),
-    _refuse_cut(
-        "recompute={recompute}", lambda plan: plan.recompute != "none" and (plan.pipeline, plan.shard) != (1, "none")
-    ),
+    _refuse_cut("recompute={recompute}", lambda plan: plan.recompute != "none" and plan.pipeline > 1),
     _refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
     _refuse_cut("share=proportional", lambda plan: plan.share == "proportional" and plan.tensor * plan.pipeline > 1),
 )
