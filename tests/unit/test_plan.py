@@ -169,6 +169,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(tensor=2, pipeline=2, sequence=True), 4, "sequence=true does not work with pipeline= or shard= yet"),
         (Plan(tensor=2, recompute="block", sequence=True), 2, "does not work with recompute=block yet: what is"),
         (Plan(tensor=2, shard="params", sequence=True), 4, "sequence=true does not work with pipeline= or shard= yet"),
+        (Plan(pipeline=2, schedule="zero-bubble", recompute="block"), 2, "in pieces: .* use schedule=1f1b"),
         (Plan(shard="params", pipeline=2), 4, "shard=params does not work with pipeline=2 yet"),
     ],
 )
@@ -185,6 +186,7 @@ def test_plans_that_run() -> None:
     Plan.parse("tensor=2").check(4)
     for schedule in SCHEDULES:
         Plan(tensor=2, pipeline=2, schedule=schedule, micro_batches=8).check(8)
+    Plan(pipeline=2, recompute="block").check(2)
     Plan.parse("shard=params,proportions=5:3:2").check(3)
     Plan.parse("shard=optimizer,shards=2,tensor=2,recompute=block").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)

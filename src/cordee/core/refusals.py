@@ -171,11 +171,15 @@ REFUSALS = (
         "pipeline={pipeline} computes a step in micro-batches anyway: leave accumulate={accumulate} out, and set "
         "micro_batches={accumulate}.",
     ),
+    Refusal(
+        lambda plan, workers: plan.recompute != "none" and plan.schedule == "zero-bubble" and plan.pipeline > 1,
+        "recompute={recompute} does not work with schedule=zero-bubble, which computes a backward pass in pieces: for "
+        "each of them a block would be computed again, that of a transformer four times; use schedule=1f1b.",
+    ),
     _refuse_cut("sync={sync}", lambda plan: plan.sync != "allreduce"),
     _refuse_cut("compile=true", lambda plan: plan.compile),
     _refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
     _refuse_cut("offload={offload}", lambda plan: plan.offload != "none"),
-    _refuse_cut("recompute={recompute}", lambda plan: plan.recompute != "none" and plan.pipeline > 1),
     _refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
     _refuse_cut("share=proportional", lambda plan: plan.share == "proportional" and plan.tensor * plan.pipeline > 1),
 )

@@ -81,8 +81,11 @@ class Pipeline(Split):
         """The last step; None if its share was empty."""
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Cut the layers of all stages into slices, then keep those of this worker's stages."""
-        model = self._sliced.place(model)
+        """Cut the layers of all stages into slices."""
+        return self._sliced.place(model)
+
+    def keep_stages(self, model: nn.Module) -> None:
+        """Keep the layers of this worker's stages."""
         stages = self.stages
         self.staged = Staged(model, stages, range(self._rank, len(stages), self._ranks))
         first = {name: tied.names[0] for tied in stages.tied for name in tied.names}
@@ -92,7 +95,6 @@ class Pipeline(Split):
         self._uses = {name: tuple(sorted({one % self._ranks for one in uses})) for name, uses in places.items()}
         for name, parameter in model.named_parameters():
             self._counts[id(parameter)] = self._uses[first.get(name, name)][0] == self._rank
-        return model
 
     def counts(self, parameter: nn.Parameter) -> bool:
         """On the first worker that has it, as far as that is the slice which counts."""

@@ -109,8 +109,7 @@ class Staged:
                 if name in places and not set(self.mine).intersection(places[name]):
                     drop(part, last)
         modules = dict(model.named_modules())
-        points = [point.call for cut in stages.cuts for point in cut.points]
-        for name in {name for name, _ in (*stages.calls, *points, *(cut.after for cut in stages.cuts))}:
+        for name in stages.gates:
             module = modules[name]
             module.forward = _Gate(self, name, module, module.forward)
 
