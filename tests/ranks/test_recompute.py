@@ -49,6 +49,7 @@ CUT = [
     ("gpt", "recompute=block,pipeline=2", 2),
     ("llama", "recompute=selective,pipeline=2,schedule=interleaved", 2),
     ("vit", "recompute=block,tensor=2,pipeline=2,schedule=gpipe", 4),
+    ("gpt2", "recompute=block,tensor=2,sequence=true", 2),
 ]
 CUT_SLOW = [
     ("gpt", "recompute=selective,shard=optimizer,accumulate=3", 2),
@@ -58,6 +59,7 @@ CUT_SLOW = [
     ("bert", "recompute=selective,pipeline=2,schedule=gpipe,micro_batches=3", 4),
     ("gpt", "recompute=block,pipeline=2,schedule=interleaved", 2),
     ("gpt2", "recompute=selective,tensor=2,pipeline=2", 4),
+    ("llama", "recompute=selective,tensor=2,sequence=true", 4),
 ]
 
 
@@ -84,7 +86,7 @@ def activations(job: str, plan: Plan, workers: int, settings: dict[str, Any]) ->
     return needs.activations
 
 
-@pytest.mark.parametrize("cut", ["shard=none", "shard=params", "pipeline=2"])
+@pytest.mark.parametrize("cut", ["shard=none", "shard=params", "pipeline=2", "tensor=2,sequence=true"])
 def test_dropout_draws_the_same_again(warm: int, tmp_path: Path, cut: str) -> None:
     runs = [
         train("cut_models", tmp_path / how, workers=2, plan=f"recompute={how},{cut}", kind="bert", drop=0.2, steps=5)

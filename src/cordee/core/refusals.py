@@ -136,11 +136,6 @@ REFUSALS = (
         "sequence=true does not work with pipeline= or shard= yet; leave one of them out.",
     ),
     Refusal(
-        lambda plan, workers: plan.sequence and plan.recompute != "none",
-        "sequence=true does not work with recompute={recompute} yet: what is computed again must know the tokens of "
-        "its first pass; leave one of them out.",
-    ),
-    Refusal(
         lambda plan, workers: plan.shards > 0 and plan.shard != "none" and workers % (plan.shards * plan.tensor) > 0,
         "shards={shards},tensor={tensor} puts each replica on their product of workers, of which {workers} is no "
         "multiple; start such a number of workers, or leave shards out.",
