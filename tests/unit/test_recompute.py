@@ -14,7 +14,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from cordee.core.errors import ModelError
 from cordee.split.recompute import find_blocks, keeping_all, pieces, recompute
+from cordee.split.staged import Passed, Staged
+from cordee.split.stages import plan_stages
 from cordee.train.fitting import saved_bytes
+from staging import compare_state, run_stages
 
 WIDTH, ROWS, DEPTH = 16, 4, 6
 ONE = ROWS * WIDTH * 8
@@ -44,6 +47,30 @@ def test_what_is_kept_is_what_is_computed() -> None:
         counts.append(saved_bytes(model, partial(model, x)))
     outside = 2 * ONE  # the inputs of the first and of the last layer
     assert counts == [outside + DEPTH * 5 * ONE, outside + DEPTH * ONE]  # a block keeps its input, and four times that
+
+
+@pytest.mark.parametrize("how", ["none", "block"])
+def test_what_the_stages_of_a_pipeline_keep(how: str) -> None:
+    x = torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    run = lambda model, x: model(x).square().sum()  # noqa: E731
+    whole = make()
+    stages = plan_stages(whole, partial(run, whole, x), [4, 4], costs="parameters")
+    staged: list[Staged] = []
+    outputs: tuple[Tensor, ...] = ()
+    for stage in range(2):
+        model = make()
+        assert len(recompute(model, how, gates=stages.gates)) == (DEPTH if how == "block" else 0)
+        staged.append(Staged(model, stages, [stage]))
+        passed: list[Passed] = []
+        kept = saved_bytes(model, lambda: passed.append(staged[-1].forward(stage, partial(run, model, x), outputs)))  # noqa: B023
+        outputs = passed[0].outputs
+        ends = ONE + (ROWS * 8 if stage else 0)  # the input of the first or last layer, and what the loss keeps
+        assert kept == ends + (DEPTH // 2) * (5 * ONE if how == "none" else ONE)
+    run(whole, x).backward()
+    for one in staged:
+        one.model.zero_grad()
+    run_stages(staged, run, x)
+    compare_state(whole, staged)
 
 
 def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -114,6 +141,16 @@ def test_blocks_are_found() -> None:
     assert (pieces(row), pieces(make()), type(row).__name__) == (3, 1, "Sequential")
     with pytest.raises(ModelError, match="recompute=block computes blocks of layers again, but this Linear has none"):
         recompute(nn.Linear(2, 2), "block")
+
+
+def test_blocks_lie_between_the_gates_of_stages() -> None:
+    row = nn.Sequential(*(nn.Linear(2, 2) for _ in range(9)))
+    with pytest.raises(ModelError, match="expected layers of the pipeline that hold several layers"):
+        recompute(row, "block", gates=[str(place) for place in range(9)])
+    assert list(find_blocks(nn.Sequential(row, Block()), ["0", "1"])[0]) == ["0"]  # a row within one stage, in pieces
+    opened = nn.Sequential(nn.Sequential(Block(), nn.Linear(2, 2)), nn.Sequential(Block(), nn.Linear(2, 2)))
+    assert list(find_blocks(opened)[0]) == ["0", "1"]
+    assert list(find_blocks(opened, ["0.0", "0.1", "1.0", "1.1"])[0]) == ["0.0", "1.0"]
 
 
 def test_everything_is_kept_where_it_is_counted() -> None:

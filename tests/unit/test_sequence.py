@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from cordee.core.errors import ModelError
+from cordee.group.team import Team
 from cordee.split.cut import Cut
 from cordee.split.find import calling, choose_cut
 from cordee.split.layers import share_of
+from cordee.split.recompute import recompute
+from cordee.split.tokens import share_tokens
+from cordee.train.fitting import saved_bytes
 
 
 class Attention(nn.Module):
@@ -104,3 +109,25 @@ def test_what_mixes_tokens_holds_all_of_them(model: nn.Module, reason: str) -> N
 def test_shares_are_equal_but_for_the_last() -> None:
     assert [share_of(10, place, 4) for place in range(4)] == [(0, 3), (3, 3), (6, 3), (9, 1)]
     assert [share_of(2, place, 4) for place in range(4)] == [(0, 1), (1, 1), (2, 0), (2, 0)]
+
+
+def test_a_pass_that_is_computed_again_knows_its_tokens_and_draws() -> None:
+    """Two passes of different lengths, and only then their backward passes."""
+    gradients, kept = [], []
+    for how in ("none", "block", "selective"):
+        torch.manual_seed(0)
+        model = Model(lambda block, x: nn.functional.dropout(x, 0.5, block.training)).double()
+        for block in model.blocks:
+            nn.init.ones_(block.attention.out.weight)
+        (stream,) = choose_cut(model, calling(model, torch.randn(3, 9, 8).double()), None, 2, sequence=True).streams
+        share_tokens(model, stream, Team())
+        recompute(model, how)
+        torch.manual_seed(1)
+        losses = [model(torch.randn(3, length, 8).double()).square().sum() for length in (9, 5)]
+        for loss in losses:
+            loss.backward()
+        gradients.append([one.grad for one in model.parameters() if one.grad is not None])
+        kept.append(saved_bytes(model, partial(model, torch.randn(3, 9, 8).double())))
+    for other in gradients[1:]:
+        assert all(torch.equal(*pair) for pair in zip(gradients[0], other, strict=True))
+    assert kept[1] < 0.3 * kept[0], "of two blocks their inputs, and what stands behind them"

@@ -147,11 +147,6 @@ REFUSALS = (
         "sequence=true does not work with pipeline= or shard= yet; leave one of them out.",
     ),
     Refusal(
-        lambda plan, workers: plan.sequence and plan.recompute != "none",
-        "sequence=true does not work with recompute={recompute} yet: what is computed again must know the tokens of "
-        "its first pass; leave one of them out.",
-    ),
-    Refusal(
         lambda plan, workers: plan.shard != "none" and plan.shards > 0 and workers % plan.shape(workers).size > 0,
         "shards={shards},tensor={tensor},pipeline={pipeline} puts each replica on their product of workers, of which "
         "{workers} is no multiple; start such a number of workers, or leave shards out.",
@@ -177,13 +172,15 @@ REFUSALS = (
         "pipeline={pipeline} computes a step in micro-batches anyway: leave accumulate={accumulate} out, and set "
         "micro_batches={accumulate}.",
     ),
+    Refusal(
+        lambda plan, workers: plan.recompute != "none" and plan.schedule == "zero-bubble" and plan.pipeline > 1,
+        "recompute={recompute} does not work with schedule=zero-bubble, which computes a backward pass in pieces: for "
+        "each of them a block would be computed again, that of a transformer four times; use schedule=1f1b.",
+    ),
     _refuse_cut("sync={sync}", lambda plan: plan.sync != "allreduce"),
     _refuse_cut("compile=true", lambda plan: plan.compile),
     _refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
     _refuse_cut("offload={offload}", lambda plan: plan.offload != "none"),
-    _refuse_cut(
-        "recompute={recompute}", lambda plan: plan.recompute != "none" and (plan.pipeline, plan.shard) != (1, "none")
-    ),
     _refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
 )
 

@@ -161,7 +161,7 @@ def _remedies(needs: Needs, room: Room, plan: Plan, *, certain: bool) -> str:
     if room.on_gpu and plan.offload in ("none", "activations") and needs.state and one_worker:
         moved = "optimizer" if plan.offload == "none" else "all"
         found.append(f"offload={moved} (moves {in_words(needs.state)} of optimizer state to host memory)")
-    if not certain and plan.recompute == "none" and (plan.pipeline, plan.shard) == (1, "none") and not plan.sequence:
+    if not certain and plan.recompute == "none" and plan.schedule != "zero-bubble":
         found.append("recompute=block (computes activations again instead of keeping them)")
     if not certain and room.on_gpu and plan.offload in ("none", "optimizer") and one_worker and not plan.compile:
         found.append(f"offload={'activations' if plan.offload == 'none' else 'all'}")

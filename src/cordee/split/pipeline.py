@@ -86,8 +86,11 @@ class Pipeline(Split):
         """The last step; None if its share was empty."""
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Cut the layers of all stages into slices, then keep those of this worker's stages."""
-        model = self._sliced.place(model)
+        """Cut the layers of all stages into slices."""
+        return self._sliced.place(model)
+
+    def keep_stages(self, model: nn.Module) -> None:
+        """Keep the layers of this worker's stages."""
         stages = self.stages
         self.staged = Staged(model, stages, range(self._rank, len(stages), self._ranks))
         first = {name: tied.names[0] for tied in stages.tied for name in tied.names}
@@ -95,7 +98,6 @@ class Pipeline(Split):
         tied = {one.names[0]: one.stages for one in stages.tied}
         places = {**stages.parameters, **stages.buffers, **tied}
         self._uses = {name: tuple(sorted({one % self._ranks for one in uses})) for name, uses in places.items()}
-        return model
 
     def shard(self, word: str) -> None:
         """The state of the model lies over shards now, as this word of the plan says."""

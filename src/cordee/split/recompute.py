@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -34,16 +34,23 @@ KEPT = (
 """Operations whose results `selective` keeps: they take most of the time of a block."""
 
 
-def recompute(model: nn.Module, how: str, *, compiled: bool = False) -> list[str]:
-    """Let the blocks of a model compute their activations again, in place; `how` is the plan's. Names the blocks."""
+def recompute(model: nn.Module, how: str, *, compiled: bool = False, gates: Collection[str] = ()) -> list[str]:
+    """Let the blocks of a model compute their activations again, in place; `how` is the plan's. Names the blocks.
+
+    `gates` are modules between which stages may end: a block lies within one of them, or is one.
+    """
     if how == "none":
         return []
-    blocks, rows = find_blocks(model)
+    blocks, rows = find_blocks(model, gates)
     if not blocks:
+        expected = "an nn.ModuleList or nn.Sequential of several layers, or modules that hold layers"
+        todo = "Put its layers into an nn.Sequential"
+        if gates:
+            expected = "layers of the pipeline that hold several layers"
+            todo = "Put layers that belong together into a module with a forward of its own"
         raise ModelError(
-            f"recompute={how} computes blocks of layers again, but this {type(model).__name__} has none: expected an "
-            "nn.ModuleList or nn.Sequential of several layers, or modules that hold layers. Put its layers into an "
-            "nn.Sequential, or leave recompute out of the plan"
+            f"recompute={how} computes blocks of layers again, but this {type(model).__name__} has none: expected "
+            f"{expected}. {todo}, or leave recompute out of the plan"
         )
     for module in model.modules():  # a cache for generation would take the keys of a repetition for further ones
         config: Any = getattr(module, "config", None)
@@ -68,8 +75,10 @@ def pieces(model: nn.Module) -> int:
     return sum(len(one.rows()) if isinstance(one, _RecomputedRow) else 1 for one in blocks) or 1
 
 
-def find_blocks(model: nn.Module) -> tuple[dict[str, nn.Module], bool]:
+def find_blocks(model: nn.Module, gates: Collection[str] = ()) -> tuple[dict[str, nn.Module], bool]:
     """By name: layers of one kind that are members of one list; without such lists, rows of layers; else parts.
+
+    None of them holds one of `gates`; where nothing else is left, these are the blocks.
 
     True, if they are rows (`nn.Sequential`), which are computed again in pieces. A single layer is no block: all that
     it keeps is its input.
@@ -79,10 +88,18 @@ def find_blocks(model: nn.Module) -> tuple[dict[str, nn.Module], bool]:
     members = [member for one in lists for member in _repeated(one)]
     rows = [one for one in lists if type(one) is nn.Sequential and len(one) > 2]
     parts = [one for one in model.children() if _holds_layers(one)]
-    chosen = next((some for some in (members, rows, parts) if some), [])
+    gated = [one for one, name in names.items() if name in gates]
+    last = [one for one in gated if _holds_layers(one)]
+    found = [_closed(some, set(gated)) for some in (members, rows, parts, last)]
+    chosen = next((some for some in found if some), [])
     inside = {part for one in chosen for part in one.modules() if part is not one}
     blocks = [one for one in chosen if one not in inside and any(p.requires_grad for p in one.parameters())]
-    return {names[one]: one for one in blocks if "forward" not in vars(one)}, chosen is rows
+    return {names[one]: one for one in blocks if "forward" not in vars(one)}, chosen is found[1]
+
+
+def _closed(modules: Iterable[nn.Module], gated: Set[nn.Module]) -> list[nn.Module]:
+    """Those inside of which no stage may end."""
+    return [one for one in modules if not any(part in gated for part in one.modules() if part is not one)]
 
 
 def _repeated(layers: nn.ModuleList | nn.Sequential) -> list[nn.Module]:

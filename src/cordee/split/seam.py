@@ -58,6 +58,9 @@ class Split:
         """
         return model
 
+    def keep_stages(self, model: nn.Module) -> None:
+        """Keep of a placed model the layers that lie here, if a worker holds some alone; in place."""
+
     def run(self, share: Share) -> None:
         """Forward and backward pass of a share; called by all workers of a replica."""
         share.compute()

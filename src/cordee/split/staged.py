@@ -111,8 +111,7 @@ class Staged:
         shapes = {(part, last): Shape.of(local_of(one)) for _, part, last, one in slots(model)}
         self._stand_ins = StandIns(shapes, written=stages.writes)
         modules = dict(model.named_modules())
-        points = [point.call for cut in stages.cuts for point in cut.points]
-        for name in {name for name, _ in (*stages.calls, *points, *(cut.after for cut in stages.cuts))}:
+        for name in stages.gates:
             module = modules[name]
             module.forward = _Gate(self, name, module, module.forward)
 

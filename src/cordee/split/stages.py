@@ -82,6 +82,12 @@ class Stages:
     def __len__(self) -> int:
         return len(self.counts)
 
+    @property
+    def gates(self) -> set[str]:
+        """The modules whose calls are computed, stood in for, or exchanged with another stage."""
+        points = [point.call for cut in self.cuts for point in cut.points]
+        return {name for name, _ in (*self.calls, *points, *(cut.after for cut in self.cuts))}
+
     def stage_of(self, unit: int) -> int:
         """On which stage a unit lies."""
         return next(stage for stage, end in enumerate(accumulate(self.counts)) if unit < end)

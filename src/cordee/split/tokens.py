@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cordee.group.replay import once
 from cordee.group.team import Team
 from cordee.split.cut import Stream
 from cordee.split.layers import gathered, own_slice
@@ -50,6 +51,7 @@ class _Tokens:
     def gather(self, number: int, keys: tuple[int | str, ...], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A site gets all tokens; layers that take the same tensor share one gather."""
         given = by_key(args, kwargs)
+        self._recall()
         for key in keys:
             part = given[key]
             if self._gathered is None or self._gathered[0] is not part:
@@ -61,6 +63,7 @@ class _Tokens:
     def keep(self, number: int, module: nn.Module, args: Any, result: Any) -> Any:
         """After a row layer each worker goes on with its tokens."""
         self._gathered = None
+        self._recall()
         self._draw(module, number, own=True)
         return with_result(result, 0, self._own(as_results(result)[0]))
 
@@ -68,6 +71,10 @@ class _Tokens:
         """The last block gives all tokens."""
         self._draw(module, 0, own=False)
         return with_result(result, at, gathered(as_results(result)[at], TOKENS, self._count, self._team))
+
+    def _recall(self) -> None:
+        """In a block that is computed again, go on with what its first pass knew: another may have come since."""
+        self._count, self._seed = once(lambda: (self._count, self._seed))
 
     def _own(self, whole: Tensor) -> Tensor:
         return own_slice(whole, TOKENS, self._team)

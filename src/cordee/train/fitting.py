@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,6 +31,7 @@ from cordee.group.sliced import local_of
 from cordee.group.team import Team
 from cordee.split.recompute import KEPT, keeping_all, pieces
 from cordee.split.record import unchanged
+from cordee.split.shard import reshard
 from cordee.sync.stepping import is_torchs_own
 from cordee.train.cutting import first_batch
 from cordee.train.job import Job
@@ -55,9 +57,9 @@ def check_fits(job: Job, stepper: Stepper, order: Order, model: nn.Module, optim
     plan, room = stepper.plan, room_of(model, stepper.device)
     sizes = sizes_of(model, optimizer)
     short = room.on_gpu or plan.recompute != "none" or sizes.parameters + sizes.gradients > NOTABLE * room.device
-    whole = not stepper.split.partly and stepper.placing.sharding is None
     large = sum(one.numel() * one.element_size() for one in model.parameters()) >= LARGE
-    asks = whole and (large or (plan.recompute, plan.offload) != ("none", "none"))  # the same on all workers
+    spares = (plan.recompute, plan.offload) != ("none", "none")
+    asks = not stepper.split.partly and (large or spares)  # the same on all workers
     if asks and _any(stepper.team, short):  # its passes may ask other workers: all do them, or none
         sizes = with_activations(sizes, job, order, model, stepper)
     needs = estimate(sizes, plan, batch=order.batch, replicas=stepper.team.shares)
@@ -193,25 +195,36 @@ def _count(model: nn.Module, run: Callable[[int], Tensor], how: str) -> tuple[li
             planned = [saved_bytes(model, partial(run, place)) for place in range(2)] if how != "none" else plain
             return plain, [one + more.bytes for one, more in zip(planned, products, strict=True)], pieces(model)
     finally:
+        reshard(model)  # no backward pass follows
         for module, training in modes.items():
             module.training = training
 
 
 def saved_bytes(model: nn.Module, run: Callable[[], Any]) -> int:
     """What autograd keeps of a pass for its backward pass, beside parameters and buffers."""
-    own = {one.untyped_storage().data_ptr() for one in map(local_of, (*model.parameters(), *model.buffers()))}
+    own = {_memory(one) for one in (*model.parameters(), *model.buffers())}
     kept: dict[int, int] = {}
 
+    def see(module: nn.Module, *_: object) -> None:  # parameters that are sharded are whole while a layer is called
+        own.update(_memory(one) for one in module.parameters(recurse=False))
+
     def pack(tensor: Tensor) -> Tensor:
-        storage = local_of(tensor).untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        kept[_memory(tensor)] = local_of(tensor).untyped_storage().nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = run()  # alive until all is counted: no address is used twice
+    seeing = register_module_forward_hook(see)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = run()  # alive until all is counted: no memory is used twice
+    finally:
+        seeing.remove()
     del result
-    return sum(kept.values())
+    return sum(size for memory, size in kept.items() if memory not in own)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Which memory a tensor lies in, also after that was let go."""
+    return int(local_of(tensor).untyped_storage()._cdata)
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]

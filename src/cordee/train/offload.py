@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -36,10 +36,10 @@ UNDER_WAY_BYTES = 2 * 2**30
 """Activations that are being copied at once, in each direction."""
 
 
-def spare_memory(model: nn.Module, plan: Plan, device: str) -> None:
-    """Let a model that is placed keep no more than its plan says, in place: `recompute`, then `offload`."""
+def spare_memory(model: nn.Module, plan: Plan, device: str, gates: Collection[str] = ()) -> None:
+    """Let a model keep no more than its plan says, in place: `recompute`, then `offload`; `gates` are its stages'."""
     refuse_on_cpu(plan.offload, device)
-    recompute(model, plan.recompute, compiled=plan.compile)
+    recompute(model, plan.recompute, compiled=plan.compile, gates=gates)
     if plan.offload in ("activations", "all"):
         store_activations(model)
 

@@ -42,7 +42,7 @@ class Placing:
         self.sharding = Sharding(team, plan.shard) if team.lines.shape.shards > 1 else None
 
     def place(self, model: nn.Module, layout: Layout) -> nn.Module:
-        """What this worker holds of a model: norms over the global batch, tensor, stages, recompute, shard.
+        """What this worker holds of a model: norms over the global batch, tensor, recompute, stages, shard.
 
         Replicas come last, with the optimizer.
         """
@@ -54,7 +54,8 @@ class Placing:
             warn_statistical(team, plan, why)
         self.split = split_of(team, layout.tensor_plan, layout.staging)
         model = self.split.place(model)
-        spare_memory(model, plan, self._device)
+        spare_memory(model, plan, self._device, layout.staging.stages.gates if layout.staging else ())
+        self.split.keep_stages(model)
         if self.sharding is not None:
             self.sharding.place(model, layout.called)
             if isinstance(self.split, Pipeline):
