@@ -113,7 +113,6 @@ class Pipeline(Split):
         if not micros:
             share.done([])
             return
-        torch.manual_seed(torch.initial_seed() + self._rank)  # dropout of different stages draws different numbers
         execution = self._execution(micros, learns=True)
         losses = execution.run(self._rank)
         self.executed, self._last = execution.executed, micros[-1]
