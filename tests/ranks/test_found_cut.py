@@ -98,6 +98,19 @@ def test_some_of_the_tokens_on_each_worker(warm: int, tmp_path: Path, kind: str,
     check_cut(run, kind)
 
 
+PRODUCTS = [
+    ("llama", "tensor=2,sequence=true,shard=params"),
+    ("bert", "tensor=2,sequence=true,pipeline=2"),
+    ("gpt2", "tensor=2,sequence=true,pipeline=2,schedule=zero-bubble"),
+]
+
+
+@pytest.mark.parametrize(("kind", "plan"), PRODUCTS)
+def test_some_of_the_tokens_where_stages_or_state_are_cut_too(warm: int, tmp_path: Path, kind: str, plan: str) -> None:
+    run = train("cut_models", tmp_path / "run", workers=4, plan=plan, kind=kind)
+    assert_same(run, train("cut_models", tmp_path / "alone", kind=kind), loss=1e-10, tensor=1e-8)
+
+
 @pytest.mark.parametrize("kind", ["gpt-words", *slow("mlp", "gpt", "llama-words", "bert-words", "encoder", "qwen3")])
 def test_two_replicas_of_two_workers_equal_one_process(warm: int, tmp_path: Path, kind: str) -> None:
     # Norms of Qwen3 compute in float32, whose rounding depends on the number of samples (6e-10 in the loss, also

@@ -168,8 +168,6 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(shard="params", compile=True), 2, "shard=params does not work with compile=true yet"),
         (Plan(shard="params", precision="fp16"), 2, "shard=params does not work with precision=fp16 yet"),
         (Plan(shard="params", compress="bf16"), 2, "shard=params does not work with compress=bf16 yet"),
-        (Plan(tensor=2, pipeline=2, sequence=True), 4, "sequence=true does not work with pipeline= or shard= yet"),
-        (Plan(tensor=2, shard="params", sequence=True), 4, "sequence=true does not work with pipeline= or shard= yet"),
         (Plan(shard="params", shards=3, pipeline=2), 8, "pipeline=2 puts each .* of which 8 is no multiple"),
         (Plan(pipeline=2, schedule="zero-bubble", recompute="block"), 2, "in pieces: .* use schedule=1f1b"),
     ],
@@ -189,6 +187,8 @@ def test_plans_that_run() -> None:
         Plan(tensor=2, pipeline=2, schedule=schedule, micro_batches=8).check(8)
     Plan(pipeline=2, recompute="block").check(2)
     Plan(tensor=2, sequence=True, recompute="block").check(2)
+    Plan(tensor=2, sequence=True, pipeline=2).check(4)
+    Plan(tensor=2, sequence=True, shard="params").check(4)
     Plan.parse("shard=params,proportions=5:3:2").check(3)
     Plan.parse("tensor=2,pipeline=2,proportions=5:3").check(8)
     Plan.parse("shard=params,shards=2,tensor=2,proportions=5:3:2:1").check(8)
@@ -198,7 +198,7 @@ def test_plans_that_run() -> None:
     Plan.parse("shard=optimizer,shards=2,tensor=2,recompute=block").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 38
+    assert len(REFUSALS) == 37
 
 
 def test_the_shape_of_a_replica() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from cordee.core.errors import ModelError
 from cordee.group.team import Team
 from cordee.split.cut import Cut
 from cordee.split.find import calling, choose_cut
-from cordee.split.layers import share_of
+from cordee.split.layers import apart, share_of
 from cordee.split.recompute import recompute
+from cordee.split.staged import Staged
+from cordee.split.stages import plan_stages
 from cordee.split.tokens import share_tokens
 from cordee.train.fitting import saved_bytes
 
@@ -131,3 +134,61 @@ def test_a_pass_that_is_computed_again_knows_its_tokens_and_draws() -> None:
     for other in gradients[1:]:
         assert all(torch.equal(*pair) for pair in zip(gradients[0], other, strict=True))
     assert kept[1] < 0.3 * kept[0], "of two blocks their inputs, and what stands behind them"
+
+
+class Dropping(nn.Module):
+    """A layer that drops within."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x @ self.weight, 0.5, self.training)
+
+
+class Slices:
+    """One of two workers, which meet only as far as shapes go."""
+
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_slices_of_a_stage_draw_the_same_where_they_hold_all_tokens(between: bool) -> None:
+    """Also in the second micro-batch: the first left the blocks in the middle, or while each slice drew its own."""
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.body, self.head = Dropping(8), Model(dropped), Dropping(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            out: Tensor = self.head(self.body(nn.functional.dropout(x, 0.5) if between else x))
+            return out
+
+    def dropped(block: Block, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, block.training)
+
+    x, drawn = torch.randn(3, 9, 8), []
+    for rank in range(2):
+        torch.manual_seed(0)
+        model = Noisy()
+        run = partial(lambda model: model(x).sum(), model)
+        (stream,) = choose_cut(model, calling(model, x), None, 2, sequence=True).streams
+        stages = plan_stages(model, run, ["stem", "body.blocks.1"], costs="parameters")
+        assert stages.draws == between
+        share_tokens(model, stream, SimpleNamespace(slices=Slices(rank)))  # type: ignore[arg-type]
+        staged, seen = Staged(model, stages, [0, 1]), []
+        for layer in (model.stem, model.head):
+            layer.register_forward_hook(lambda layer, args, out, seen=seen: seen.append(out == 0))
+        for draw in (5, 6):
+            with apart():
+                outputs = staged.forward(0, run, draw=draw).outputs
+                staged.forward(1, run, outputs, draw=draw)
+        drawn.append(seen)
+    assert all(torch.equal(*pair) for pair in zip(*drawn, strict=True))
+    assert not torch.equal(drawn[0][0], drawn[0][-3])

@@ -143,10 +143,6 @@ REFUSALS = (
         "sequence=true shares the tokens out over the workers of a replica; set tensor=2 or more.",
     ),
     Refusal(
-        lambda plan, workers: plan.sequence and (plan.pipeline > 1 or plan.shard != "none"),
-        "sequence=true does not work with pipeline= or shard= yet; leave one of them out.",
-    ),
-    Refusal(
         lambda plan, workers: plan.shard != "none" and plan.shards > 0 and workers % plan.shape(workers).size > 0,
         "shards={shards},tensor={tensor},pipeline={pipeline} puts each replica on their product of workers, of which "
         "{workers} is no multiple; start such a number of workers, or leave shards out.",

@@ -153,7 +153,8 @@ class _Gather(torch.autograd.Function):
         if parts is None:
             team.lines.leave_if_broken()  # if it was not a worker of ours, this step is void and done again
             parts = [even] * team.slices.size
-        return torch.cat(parts, dim).narrow(dim, 0, size)
+        lengths = [share_of(size, place, len(parts))[1] for place in range(len(parts))]
+        return torch.cat([one.narrow(dim, 0, length) for one, length in zip(parts, lengths, strict=True)], dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:

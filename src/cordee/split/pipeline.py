@@ -126,7 +126,6 @@ class Pipeline(Split):
         count = len(micros) if gathered is None else gathered.begin(len(micros))
         losses: list[Any] | None = None if count is None else []
         if count:
-            torch.manual_seed(torch.initial_seed() + self._rank)  # dropout of different stages draws different numbers
             execution = self._execution(micros, count, learns=True)
             losses = execution.run(self._rank)
             self.executed, self._last = (execution.executed, micros[-1]) if micros else (None, self._last)

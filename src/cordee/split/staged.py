@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from cordee.core.errors import ModelError, UsageError
 from cordee.core.words import plural
 from cordee.group.sliced import local_of
+from cordee.split.layers import apart
 from cordee.split.placeholders import Shape, StandIns, drop
 from cordee.split.record import random_state, set_random_state
 from cordee.split.stages import Key, Point, Stages, slots
@@ -68,6 +69,8 @@ class _Run:
     entering: dict[Key, dict[int, Tensor]]
     leaving: dict[Key, list[tuple[int, Point]]]
     after: Key | None
+    seed: int | None = None
+    """Of what is drawn in the pass; None: as the process goes on."""
     taken: dict[int, Tensor] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     inside: bool = False
@@ -103,7 +106,6 @@ class Staged:
         """`mine` are the numbers of this process's stages; several for interleaved schedules."""
         self.model, self.stages, self.mine = model, stages, tuple(mine)
         self.run: _Run | None = None
-        self._own = random_state(model)
         for buffers, places in ((False, stages.parameters), (True, stages.buffers)):
             for name, part, last, _ in list(slots(model, buffers=buffers)):
                 if name in places and not set(self.mine).intersection(places[name]):
@@ -138,8 +140,8 @@ class Staged:
     ) -> Passed:
         """One micro-batch on one stage: `run` computes the loss with the model, as it would in one process.
 
-        `received` are the outputs of the stage before. If `stages.draws`, `draw` seeds what is drawn between layers;
-        it is the same on all stages of a micro-batch, and another one for each micro-batch.
+        `received` are the outputs of the stage before. `draw` seeds what is drawn: between layers the same on all
+        stages, inside of layers on each its own. It is another one for each micro-batch.
         """
         assert stage in self.mine, f"stage {stage} is not one of {self.mine}"
         assert draw is not None or not self.stages.draws, "code between the layers draws: give `draw`"
@@ -154,8 +156,10 @@ class Staged:
         for point, leaf in zip(points, inputs, strict=True):
             entering.setdefault(point.call, {})[point.leaf] = leaf
         cut = self.stages.cuts[stage] if stage + 1 < len(self.stages) else None
-        way = _Run(stage, entering, _by_call(cut.points if cut else ()), cut.after if cut else None)
-        result = self._go(way, run, draw or 0)
+        if not self.stages.draws:  # nothing has to be the same on other stages
+            draw = draw + 1 + stage if draw else None
+        way = _Run(stage, entering, _by_call(cut.points if cut else ()), cut.after if cut else None, draw)
+        result = self._go(way, run)
         if way.entering:
             raise self._not_called(next(iter(way.entering)))
         if cut is None:
@@ -175,17 +179,17 @@ class Staged:
         if not stage:
             return ()
         cut = self.stages.cuts[stage - 1]
-        way = _Run(None, {}, _by_call(cut.points), cut.after)
-        with torch.no_grad():
-            self._go(way, run, 0)
+        way = _Run(None, {}, _by_call(cut.points), cut.after, 0)
+        with torch.no_grad(), apart():
+            self._go(way, run)
         return tuple((Shape.of(way.taken[place]), point.requires_grad) for place, point in enumerate(cut.points))
 
-    def _go(self, way: _Run, run: Callable[[], Any], draw: int) -> Any:
+    def _go(self, way: _Run, run: Callable[[], Any]) -> Any:
         """Run the user's code up to the end of the stage; what it returned, if that was reached."""
         assert self.run is None, "one pass at a time"
         self.run = way
         try:
-            with self._drawing(draw):
+            with self._drawing(way.seed):
                 result = run()
         except _Left:
             return None
@@ -210,7 +214,8 @@ class Staged:
             if stage is None:
                 result = gate.forward(*given[0], **given[1])
             elif stage == run.stage:
-                with self._drawing(None):
+                seed = run.seed + sum(run.seen.values()) if self.stages.draws and run.seed is not None else None
+                with self._drawing(seed):  # of each layer: slices draw the same there, whatever the one before drew
                     result = gate.forward(*given[0], **given[1])
             else:
                 result = self._stand_ins.result(gate.name, gate.module, gate.forward, given)
@@ -243,27 +248,16 @@ class Staged:
 
     @contextmanager
     def _drawing(self, seed: int | None) -> Iterator[None]:
-        """Where code between the layers draws: all stages draw the same there, and each its own inside of layers.
-
-        With a `seed` around the whole pass, without one around a layer.
-        """
-        if not self.stages.draws:
+        """Draw by a seed in here, and afterwards as before; None: as before in here too."""
+        if seed is None:
             yield
             return
         outer = random_state(self.model)
-        if seed is None:
-            set_random_state(self.model, self._own)
-        else:
-            self._own = outer
-            torch.manual_seed(seed)
+        torch.manual_seed(seed)
         try:
             yield
         finally:
-            if seed is None:
-                self._own = random_state(self.model)
-                set_random_state(self.model, outer)
-            else:
-                set_random_state(self.model, self._own)
+            set_random_state(self.model, outer)
 
     def _not_called(self, key: Key) -> ModelError:
         return ModelError(
