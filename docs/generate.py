@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
+PRODUCTS = REFERENCE.parents[1] / "benchmarks" / "results" / "products.json"
 NOTE = "<!-- Written by docs/generate.py from the code: change it there. -->"
 WIDE = 88
 """A signature that is longer gets a line for each parameter."""
@@ -477,6 +480,52 @@ def exit_codes() -> list[str]:
     ]
 
 
+def models() -> list[str]:
+    """Which model trains under which plan: as `benchmarks/products.py` has recorded it."""
+    recorded: dict[str, Any] = json.loads(PRODUCTS.read_text(encoding="utf-8"))
+    known = {name: words for part in recorded.values() for name, words in part["models"].items()}
+    parts = [
+        "# Which model trains under which plan",
+        "Each of these models, as it is, was trained under each plan for 20 steps of AdamW with clipping, in fp64, and "
+        "compared with one process on the same device:",
+        table(("model", "what it is"), ([f"`{name}`", words] for name, words in known.items())),
+        "**same**: every loss within 1e-10 (relative), every parameter and buffer within 1e-8 of one process, the same "
+        "samples in every step. **differs**: the largest differences of a loss (relative) and of a parameter. "
+        "**refused**: before the first step; the number leads to the reason below the table. `data=2` stands for two "
+        "replicas: it is no key of a plan, but follows from the number of workers. What differs under `data=2` alone, "
+        "where every worker has the whole model, does not come from a split. A model with BatchNorm has "
+        "`micro_batches=1` under `pipeline=2`, where there is one replica.",
+        "[`benchmarks/products.py`](../../benchmarks/products.py) trains them; "
+        "[its record](../../benchmarks/results/products.json) has the figures of every cell.",
+    ]
+    titles = {"cpu": "On CPUs", "cuda": "On one GPU that all workers share"}
+    for device, part in recorded.items():
+        parts += [f"## {titles[device]}", *_products(part)]
+    return parts
+
+
+def _products(part: dict[str, Any]) -> Iterator[str]:
+    """One device: when and where, the table, and the reasons that its cells name by number."""
+    for run in part["runs"]:
+        yield f"Recorded {', '.join(run.values())}."
+    rows, reasons = part["cells"], dict[str, int]()
+    plans = {plan: cell["workers"] for row in rows.values() for plan, cell in row.items()}
+
+    def said(cell: dict[str, Any] | None) -> str:
+        if cell is None:
+            return ""
+        if "reason" in cell:
+            plain = re.sub(r"^plan \S+ cannot run on \d+ worker\(s\): ", "", cell["reason"])
+            return f"{cell['verdict']} ({reasons.setdefault(plain, len(reasons) + 1)})"
+        return "same" if cell["verdict"] == "same" else f"differs: {cell['loss']:.0e}, {cell['parameter']:.0e}"
+
+    lines = [
+        [f"`{plan}`", str(workers), *(said(row.get(plan)) for row in rows.values())] for plan, workers in plans.items()
+    ]
+    yield table(("plan", "workers", *(f"`{name}`" for name in rows)), lines)
+    yield "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
+
+
 PAGES: dict[str, Callable[[], list[str]]] = {
     "cli.md": cli,
     "plan.md": plan,
@@ -488,6 +537,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "python.md": python,
     "events.md": events,
     "exit-codes.md": exit_codes,
+    "models.md": models,
 }
 
 

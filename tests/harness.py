@@ -75,12 +75,14 @@ def train(
     resume: bool = False,
     listen: Listener = lambda event: None,
     deadline_s: float = DEADLINE_S,
+    device: str = "auto",
     **settings: Any,
 ) -> Run:
     """What `cordee train JOB --workers N --plan P --set name=value ...` does, in this process."""
     target = Target("job", str(job_file(job)), {name: str(value) for name, value in settings.items()})
     # One thread: several tests' threads on few cores would wait for each other more than they compute.
-    run(Launch(target, workers, Plan.parse(plan), out, resume=resume, threads=1, deadline_s=deadline_s), listen)
+    more: dict[str, Any] = {"resume": resume, "threads": 1, "deadline_s": deadline_s, "device": device}
+    run(Launch(target, workers, Plan.parse(plan), out, **more), listen)
     return Run(out)
 
 

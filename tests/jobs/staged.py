@@ -37,6 +37,9 @@ class Cnn(nn.Module):
 def model(kind: str) -> nn.Module:
     if kind in ("group", "batch"):
         return Cnn(kind)
+    if kind == "deep":
+        inner = [layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.Tanh())]
+        return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), *inner, nn.Linear(32, 10))
     drop = nn.Dropout(0.1 if kind == "drops" else 0.0)
     return nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 24), drop, nn.Tanh(), nn.Linear(24, 10))
 
