@@ -294,6 +294,9 @@ class Staged:
 
         def add_weights() -> None:
             stage_backward_weight(iter(own), groups)
+            for one in own:  # autograd lays a gradient out as its parameter lies, these functions do not
+                if one.grad is not None and one.grad.stride() != one.stride():
+                    one.grad = torch.empty_like(one).copy_(one.grad)
 
         passed.weights = add_weights
         return _gradients(passed)
