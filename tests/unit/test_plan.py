@@ -169,6 +169,7 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(shard="params", precision="fp16"), 2, "shard=params does not work with precision=fp16 yet"),
         (Plan(shard="params", compress="bf16"), 2, "shard=params does not work with compress=bf16 yet"),
         (Plan(shard="params", shards=3, pipeline=2), 8, "pipeline=2 puts each .* of which 8 is no multiple"),
+        (Plan(pipeline=2, schedule="zero-bubble", layout="channels_last"), 2, "torch crashes on CPUs .* schedule=1f1b"),
         (Plan(pipeline=2, schedule="zero-bubble", recompute="block"), 2, "in pieces: .* use schedule=1f1b"),
     ],
 )
@@ -198,7 +199,7 @@ def test_plans_that_run() -> None:
     Plan.parse("shard=optimizer,shards=2,tensor=2,recompute=block").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 37
+    assert len(REFUSALS) == 38
 
 
 def test_the_shape_of_a_replica() -> None:

@@ -160,6 +160,11 @@ REFUSALS = (
         "schedule={schedule} means nothing without stages; set pipeline=2 or more.",
     ),
     Refusal(
+        lambda plan, workers: plan.schedule == "zero-bubble" and plan.layout == "channels_last",
+        "schedule=zero-bubble does not work with layout=channels_last: torch crashes on CPUs when it computes the "
+        "gradients of such weights by themselves; leave layout out, or use schedule=1f1b.",
+    ),
+    Refusal(
         lambda plan, workers: plan.pipeline == 1 and plan.micro_batches > 0,
         "micro_batches={micro_batches} means nothing without stages; set pipeline=2 or more, or use accumulate.",
     ),

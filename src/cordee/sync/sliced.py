@@ -91,7 +91,11 @@ class SlicedSums(Sync):
             flat = torch.cat([part.reshape(-1) for part in parts])
             complete = comm.sum(flat).wait() and complete
             for parameter, window in zip(group, torch.split(flat, [one.numel() for one in held]), strict=True):
-                parameter.grad = like(parameter, window.view(local_of(parameter).shape))
+                one = local_of(parameter)
+                part = window.view(one.shape)
+                if part.stride() != one.stride():  # with channels last
+                    part = torch.empty_like(one).copy_(part)
+                parameter.grad = like(parameter, part)
         for parameter, count in zip(parameters, present.tolist(), strict=True):
             if count == 0.0:
                 parameter.grad = None
