@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,12 +82,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest rows come first, the rest in the order of the collection."""
+    """The longest rows come first, the rest in the order of the collection; of thinned tests most are slow."""
 
     def place(item: pytest.Item) -> int:
         return next((at for at, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
 
     items.sort(key=place)
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if (mark := item.get_closest_marker("thinned")) is not None and seen[name] % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+        seen[name] += 1
 
 
 # ------------------------------------------------------------- runs

@@ -30,6 +30,7 @@ def struck(seed: int, out: Path) -> Run:
     return run
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_instants(seed: int, reference: Reference, tmp_path: Path) -> None:
     assert_same(struck(seed, tmp_path), reference("steady"))
@@ -41,6 +42,7 @@ def test_forty_random_instants(seed: int, reference: Reference, tmp_path: Path) 
     assert_same(struck(seed, tmp_path), reference("steady"))
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("number", [65, 68, 72], ids=["first piece", "middle", "last piece"])
 @pytest.mark.parametrize("place", ["ending", "ended"])
 @pytest.mark.parametrize("worker", [0, 2, 3])

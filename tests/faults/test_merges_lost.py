@@ -50,6 +50,7 @@ def struck(acts: Acts, folder: Path, *, workers: int = 3, plan: str = PLAN, **se
     return train("behind", folder / "run", workers=workers, plan=plan, acts=json.dumps(acts), words=words, **settings)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("act", ["die", "halt"])
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ def test_several_are_lost(acts: Acts, reference: Reference, tmp_path: Path) -> N
     assert_right(run, reference("behind"))
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("agreement", [6, 7, 8])
 def test_lost_while_buffers_are_merged(agreement: int, workers: int, reference: Reference, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ KILLS = ["0:push:13", "1:close:5", "1:close:6", "2:apply:5", "0:apply:6"]
 VICTIMS = [("first 0",), ("backup 1",), ("first 0", "backup 0"), ("first 0", "first 1", "backup 0", "backup 1")]
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("victims", VICTIMS, ids=["first", "backup", "both", "all"])
 @pytest.mark.parametrize("kills", KILLS)
 def test_servers_die_within_a_merge(kills: str, victims: tuple[str, ...], reference: Reference, tmp_path: Path) -> None:
@@ -49,6 +50,7 @@ def test_servers_die_within_a_merge(kills: str, victims: tuple[str, ...], refere
     assert_replayed(run, "pushing", **OUTER)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize("dies", ["1:push:11", "1:push:14", "1:close:5", "1:close:6", "1:apply:5", "1:apply:6"])
 def test_a_worker_dies_within_a_merge(dies: str, outer: bool, reference: Reference, tmp_path: Path) -> None:
@@ -62,6 +64,7 @@ def test_a_worker_dies_within_a_merge(dies: str, outer: bool, reference: Referen
     assert_replayed(run, "pushing", **(OUTER if outer else {}))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("dies", ["1:apply:5", "1:apply:6"])
 def test_the_only_worker_that_knows_of_a_merge_dies(

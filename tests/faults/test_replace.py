@@ -61,6 +61,7 @@ def last_workers(run: Run) -> list[int]:
     return found
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
 @pytest.mark.parametrize(("workers", "victim"), [(2, 1), (2, 0), (3, 1), (3, 0)])
 def test_the_run_is_as_undisturbed(alone: Run, tmp_path: Path, workers: int, victim: int, signal: str) -> None:

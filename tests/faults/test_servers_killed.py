@@ -71,6 +71,7 @@ MORE = ["2:forward:0", "0:backward:10:SIGSTOP", "1:backward:20", "1:validation:1
 """After steps at which a window ends: a worker does not know of others."""
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("fate", [*FATES, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
 @pytest.mark.parametrize(
     "plan",

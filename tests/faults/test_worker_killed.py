@@ -31,6 +31,7 @@ def test_a_dataset_that_draws_and_is_for_one_thread_at_a_time(reference: Referen
     assert_same(run, reference("noisy"))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "fate",
     [
@@ -114,6 +115,7 @@ def test_fifty_random_instants(seed: int, reference: Reference, tmp_path: Path) 
     assert_same(struck_at_random(seed, tmp_path), reference("steady"))
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("fate", ["0:forward:9", "1:backward:9", "2:update:14"])
 @pytest.mark.parametrize(
     ("plan", "settings"),

@@ -22,6 +22,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train("uneven", tmp_path_factory.mktemp("alone") / "run")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("workers", "plan", "settings"),
     [
