@@ -1,0 +1,1 @@
+"""Readers of raw files: one module per form of data."""

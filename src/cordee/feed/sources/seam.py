@@ -1,0 +1,58 @@
+"""What reads one form of raw data: the interface that every reader has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from cordee.feed.columns import Columns, Schema
+from cordee.feed.places import Place
+
+ON_ERROR = ("stop", "skip")
+"""What becomes of a row that cannot be read: the error that names it, or it is left out and counted."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row that cannot be read."""
+
+    file: str
+    row: int
+    """Counted from 1, as an editor shows lines; of files without lines, from 1 too."""
+    reason: str
+
+    def __str__(self) -> str:
+        """File, row, reason."""
+        return f"{self.file}, row {self.row}: {self.reason}"
+
+
+class Chunk(NamedTuple):
+    """Some rows of a file."""
+
+    columns: Columns
+    rows: int
+    next: int
+    """Where the chunk after it begins, in the reader's own count: `chunks` goes on there if it is given as `start`."""
+    faults: tuple[Fault, ...] = ()
+    """Rows of it that were left out."""
+
+
+class Reader(Protocol):
+    """Reads files of one form in chunks of rows. A frozen value: processes of a build are sent it."""
+
+    @property
+    def key(self) -> str:
+        """A text that differs between two readers that would make different rows of the same bytes."""
+        ...
+
+    def schema(self, places: Sequence[Place]) -> Schema:
+        """The columns that all of these files give, found by looking at as little of them as is needed."""
+        ...
+
+    def chunks(self, place: Place, schema: Schema, start: int = 0) -> Iterator[Chunk]:
+        """The rows of a file from `start` on, in chunks of some MiB; columns and types are those of `schema`.
+
+        The same file gives the same chunks every time. The last `next` is the end; from there on nothing comes.
+        """
+        ...
