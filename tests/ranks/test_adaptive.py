@@ -99,8 +99,8 @@ def come_together(models: dict[int, nn.Module], optimizers: dict[int, Any], left
     [("none", "momentum", "none"), ("int8", "momentum", "int8:3"), ("topk", "adamw", "topk:2")],
 )
 def test_local_steps_and_back(codec: str, optimizer: str, begins: str, tmp_path: Path) -> None:
-    """A gentler way is decided on twice: before the link is probed, and after."""
-    choices = f"none {codec}:2 {codec}:3 none none none {codec}:2 {codec}:2"
+    """After local steps another way is decided on twice: before the link is probed, and after."""
+    choices = f"none {codec}:2 {codec}:3 {codec}:3 none none none {codec}:2 {codec}:2"
     choices = choices if begins == "none" else choices.removeprefix("none ")
     settings = {"choices": choices, "optimizer": optimizer, "epochs": 2, "begins": begins}
     plan = "sync=auto,proportions=5:3:2"
@@ -117,7 +117,7 @@ def test_local_steps_and_back(codec: str, optimizer: str, begins: str, tmp_path:
 
 def test_a_worker_is_lost_in_local_steps(tmp_path: Path) -> None:
     """After three parts of its own, at least one of each window; others follow, however slow it is."""
-    settings = {"choices": "none:2" + 6 * " none:3", "optimizer": "sgd", "epochs": 2}
+    settings = {"choices": "none:2" + 8 * " none:3", "optimizer": "sgd", "epochs": 2}
     run = train("switching", tmp_path / "run", workers=3, plan="sync=auto", dies=1, **settings)
     assert [event["worker"] for event in run.of("failure")] == [1]
     assert run.of("window")[-1]["workers"] == [0, 2]

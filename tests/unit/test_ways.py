@@ -103,3 +103,11 @@ def test_the_first_step_counts_neither_alone_nor_in_a_window(monkeypatch: pytest
 def test_costs_are_extrapolated_from_some_parameters() -> None:
     many = [nn.Parameter(torch.zeros(1000, 500)) for _ in range(12)]
     assert costs_of(many, ["none", "int8"], 2, 2)["int8"].sent == pytest.approx(6e6 * (1 + 4 / 256), rel=1e-3)
+
+
+def test_the_first_steps_by_a_new_way_do_not_make_it_slow() -> None:
+    """They do much for the first time; a way that was in use before is as slow as measured."""
+    way = Way("int8", 8)  # 0.5 s of computing, and 0.28 s in 8 steps
+    new = Measured(0.5, 0.5, 0.7, 60 * MBIT, is_new=True)
+    assert decide(new, COSTS, WAYS, way, {}).choice == way
+    assert decide(new._replace(is_new=False), COSTS, WAYS, way, {}).choice != way

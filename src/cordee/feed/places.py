@@ -13,6 +13,8 @@ class Place:
 
     url: str
     """An absolute path, or a URL such as `s3://bucket/key`."""
+    key: str
+    """Its path below what the user named: the same on each host, wherever that has the data."""
     size: int
     """In bytes."""
     mark: str

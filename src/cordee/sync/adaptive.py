@@ -79,6 +79,8 @@ class Adaptive(Sync):
         """Bytes per second, when it was last measured."""
         self._tried: dict[Way, tuple[float, float]] = {}
         self._costs: dict[str, Cost] = {}
+        self._is_new = False
+        """Whether the way in use was taken by the last decision."""
         self._done, self._next = 0, FIRST
         """Steps since this was made, on all replicas at the same time, and after which of them to decide."""
 
@@ -170,7 +172,8 @@ class Adaptive(Sync):
     def _decide(self, steps: int) -> None:
         """After so many steps: all replicas measure, agree and decide; until they do, whoever is lost meanwhile.
 
-        Between local steps the link is as fast as the last merge was. It is probed before a gentler way is taken.
+        Between local steps the link is as fast as the last merge was, or seems slower: a merge by a way that is new
+        does much for the first time, and one that sends little tells little. It is probed before another way is taken.
         """
         merges = self._settings.merges()
         ways = [way for way in self._settings.ways if merges or not way.every or way == self.way]
@@ -187,11 +190,11 @@ class Adaptive(Sync):
                 continue
             (compute_s, _, step_s, *_), seconds = table[:, :5].amax(dim=0).tolist(), table[:, 5:].amax(dim=0).tolist()
             shared_s = self.team.replicas / float(table[:, 1].sum())
-            measured = self._seen(Measured(compute_s, shared_s, step_s, float(table[:, 3].min())))
+            measured = self._seen(Measured(compute_s, shared_s, step_s, float(table[:, 3].min()), self._is_new))
             ways = ways[: int(table[:, 4].min())]  # local steps are the last: the others are the same on all replicas
             costs = {name: self._costs[name]._replace(seconds=most) for name, most in zip(names, seconds, strict=True)}
             decision = decide(measured, costs, ways, self.way, self._tried)
-            if probes or ways.index(decision.choice) >= ways.index(self.way):
+            if probes or decision.choice == self.way:
                 self._take(steps, measured, decision)
                 return
             probes = True
@@ -208,7 +211,8 @@ class Adaptive(Sync):
         self._compute_s, self._link = measured.compute_s, measured.link
         self._tried[before] = measured.link, measured.step_s / measured.compute_s
         self._sums.overlap = self._overlap
-        self._next = self._done + (EVERY if before == self.way else SOON)
+        self._is_new = before != self.way
+        self._next = self._done + (SOON if self._is_new else EVERY)
         self._tell(steps + 1, before, decision.reason, measured, decision.forecast_s)
         self._clock = Clock(self.team)
 

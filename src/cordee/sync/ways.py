@@ -77,6 +77,8 @@ class Measured(NamedTuple):
     """Of a step by the way in use, all in all."""
     link: float
     """Bytes per second that each replica can send while all do."""
+    is_new: bool = False
+    """The way in use was not used before: `step_s` has in it what is done for the first time."""
 
 
 class Decision(NamedTuple):
@@ -113,7 +115,7 @@ def decide(measured: Measured, costs: Mapping[str, Cost], ways: Sequence[Way], n
     for place, way in enumerate(ways):
         back = place < ways.index(now)
         steps[way] = forecast(way, measured, costs, measured.link * (BACK if back else 1.0))
-        if way == now and measured.step_s > WRONG * steps[way]:
+        if way == now and not measured.is_new and measured.step_s > WRONG * steps[way]:
             steps[way] = measured.step_s
         elif back and way in tried and measured.link < LIKE * tried[way][0]:
             steps[way] = max(steps[way], tried[way][1] * measured.compute_s)

@@ -1,0 +1,1 @@
+"""What a chain does to rows, one small value per step."""
