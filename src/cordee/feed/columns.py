@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +27,8 @@ class Kind:
     """Of one entry, where all have the same."""
     ragged: bool = False
     """Whether entries are lists of numbers of any length. Texts are so too, of bytes."""
+    raw: str = field(default="", compare=False, repr=False)
+    """For the reader that gave it: what its files hold where that is not plain from the type (`timestamp[s]`)."""
 
     def __str__(self) -> str:
         """As people read it: `float32`, `uint8 (28, 28)`, `int64 (any length)`."""

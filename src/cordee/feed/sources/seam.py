@@ -46,6 +46,19 @@ class Reader(Protocol):
         """A text that differs between two readers that would make different rows of the same bytes."""
         ...
 
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """How names of its files end (`.csv`, `.csv.gz`): what it takes of a directory. Empty: all files there."""
+        ...
+
+    @property
+    def in_process(self) -> bool:
+        """Whether its rows lie in this process (a frame, a generator, a connection): only here can they be read.
+
+        A build then calls `chunks` in the calling process. Its places name no files: their `mark` tells the content.
+        """
+        ...
+
     def schema(self, places: Sequence[Place]) -> Schema:
         """The columns that all of these files give, found by looking at as little of them as is needed."""
         ...
