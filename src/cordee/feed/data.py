@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,14 @@ class Data:
             given = getattr(self, name)
             if given is not None or name == "train":
                 object.__setattr__(self, name, as_source(given))
+
+
+class MakesData(ABC):
+    """What makes the sets of a job when they are needed, from raw files for instance."""
+
+    @abstractmethod
+    def data(self) -> Data:
+        """The sets."""
 
 
 def arrays(
@@ -140,6 +149,8 @@ def as_data(given: Any) -> Data:
     """What a job was given as data: a `Data`, a dict of sets, or what `as_source` takes."""
     if isinstance(given, Data):
         return given
+    if isinstance(given, MakesData):
+        return given.data()
     if isinstance(given, Mapping) and "train" in given and set(given) <= {"train", "validation", "test"}:
         return Data(**given)
     return Data(given)
@@ -149,6 +160,11 @@ def as_source(given: Any) -> Source:
     """One set of samples: a source, a dataset, an array, (x, y), a dict of arrays or a list of samples."""
     if isinstance(given, Source):
         return given
+    if isinstance(given, MakesData):
+        data = given.data()
+        if data.validation is not None or data.test is not None:
+            raise DataError("this chain is split into several sets: give one of them, chain.data().validation say")
+        return data.train
     if is_frame(given):
         raise refuse_frame(given)
     if isinstance(given, np.ndarray | torch.Tensor) or is_series(given):
