@@ -41,7 +41,7 @@ class Chain(MakesData, OnRows):
     def split(
         self, train: float = 0.8, validation: float = 0.1, test: float = 0.1, *, seed: int = 0, by: Any = "row"
     ) -> Chain:
-        """Deal the rows to sets: `by="row"` each by itself, `"path"` whole files, or a column: its equal values together.
+        """Deal the rows to sets: `by="row"` each by itself, `"path"` whole files, or a column: equal values together.
 
         A row's set depends on seed, file and place in the file alone, so appended rows or files leave the others where
         they are. `by=("path", {"validation": "val/*"})` goes by names of files. Statistics of all steps, also of those
