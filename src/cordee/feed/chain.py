@@ -16,14 +16,15 @@ from cordee.feed.places import Place
 from cordee.feed.sources.seam import Reader
 from cordee.feed.steps.fit import Steps, applied, fit, schema_of
 from cordee.feed.steps.inprocess import first_rows, joined_rows, raw_rows, statistics_of
-from cordee.feed.steps.methods import OnRows
+from cordee.feed.steps.methods import OnColumns, OnRows
+from cordee.feed.steps.pack import Finish
 from cordee.feed.steps.rows import chosen_rows
 from cordee.feed.steps.seam import Fitting, Rows, Step
 from cordee.feed.steps.split import NAMES, Split, make_split
 
 
 @dataclass(frozen=True)
-class Chain(MakesData, OnRows):
+class Chain(MakesData, OnRows, OnColumns):
     """Raw data and what is done to it; every method gives a new chain, and nothing is read before it is needed."""
 
     reader: Reader
@@ -37,6 +38,11 @@ class Chain(MakesData, OnRows):
     def then(self, step: Step | Fitting) -> Chain:
         """The same chain with this step behind the others."""
         return replace(self, steps=(*self.steps, step))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns that a model is to predict."""
+        return () if self.label is None else (self.label,) if isinstance(self.label, str) else tuple(self.label)
 
     def split(
         self, train: float = 0.8, validation: float = 0.1, test: float = 0.1, *, seed: int = 0, by: Any = "row"
@@ -69,7 +75,7 @@ class Chain(MakesData, OnRows):
         """The sets, ready for training."""
         self.parts.check(self.raw)
         steps = fit(
-            self.steps,
+            (*self.steps, Finish(self.labels)),
             self.raw,
             lambda count: first_rows(self._raw_rows(), self.raw, count),
             lambda before, fittings: statistics_of(self._raw_rows(), before, fittings),

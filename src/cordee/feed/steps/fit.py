@@ -70,6 +70,10 @@ def fit(steps: Sequence[Step | Fitting], schema: Schema, sample: Sample, gather:
             after = follows.schema(after)
             left.pop(0)
         for one, statistics in zip(group, gather(tuple(done), tuple(group)), strict=True):
+            if statistics is None:
+                raise DataError(
+                    f"{_names([one])}: there is no row in the training set to go by: check split and filter"
+                )
             fitted = one.fitted(statistics)
             schema = fitted.schema(schema)
             looked.append(fitted)
