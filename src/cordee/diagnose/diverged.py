@@ -5,6 +5,7 @@ from __future__ import annotations
 from cordee.core.errors import DivergedError
 from cordee.feed.batch import Batch, named_tensors
 from cordee.feed.feeder import Feeder
+from cordee.feed.late import read
 from cordee.feed.permute import Ids
 from cordee.feed.source import Source
 
@@ -41,7 +42,7 @@ def find_odd_samples(source: Source, ids: Ids) -> str:
     odd: dict[str, list[int]] = {}
     for first in range(0, len(ids), AT_ONCE):
         part = ids[first : first + AT_ONCE]
-        for name, tensor in named_tensors(source.gather(part)):
+        for name, tensor in named_tensors(read(source, part).fields):
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(part):
                 bad = ~tensor.isfinite().reshape(len(part), -1).all(1)
                 odd.setdefault(name, []).extend((part if rows is None else rows[part])[bad.cpu().numpy()].tolist())

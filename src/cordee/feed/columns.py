@@ -123,7 +123,7 @@ def joined(columns: Sequence[Column]) -> Column:
     if len(columns) == 1:
         return columns[0]
     if not isinstance(columns[0], Ragged):
-        return np.concatenate([np.asarray(one) for one in columns])  # type: ignore[arg-type]
+        return np.concatenate([np.asarray(one) for one in columns])
     ragged = [one for one in columns if isinstance(one, Ragged)]
     lengths = np.concatenate([np.diff(one.offsets) for one in ragged])
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,15 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from cordee.core.errors import DataError
 from cordee.feed.arrays import ArraySource, is_frame, is_rows, is_series, refuse_frame
+from cordee.feed.batch import Batch
 from cordee.feed.dataset import Collate, DatasetSource
 from cordee.feed.files import existing, read_idx, read_npy, read_npz
+from cordee.feed.late import Late, Transformed
 from cordee.feed.permute import permutation
-from cordee.feed.source import Source, Subset
+from cordee.feed.source import Fields, Source, Subset
 from cordee.feed.text import TextSource, cut
 
+SETS = ("train", "validation", "test")
 Held = float | tuple[Any, Any] | Mapping[str, Any] | None
 """A set that is held out: a ratio of the training data, arrays (x, y) or by name of its own, or none."""
 
@@ -34,10 +37,30 @@ class Data:
 
     def __post_init__(self) -> None:
         """Make sources of what was given."""
-        for name in ("train", "validation", "test"):
+        for name in SETS:
             given = getattr(self, name)
             if given is not None or name == "train":
                 object.__setattr__(self, name, as_source(given))
+
+    @property
+    def sets(self) -> dict[str, Source]:
+        """Those that are there, by name."""
+        return {name: source for name in SETS if (source := getattr(self, name)) is not None}
+
+    def transform(self, function: Callable[[Batch], Fields]) -> Data:
+        """Change the batches of all sets on their device, after the copy there, so that small numbers travel.
+
+        `function` takes a batch and gives its fields. A row must become the same whatever rows are beside it.
+        """
+        late = Late(function)
+        return replace(self, **{name: Transformed(source, late) for name, source in self.sets.items()})
+
+    def augment(self, function: Callable[[Batch], Fields]) -> Data:
+        """As `transform`, for training alone; what is random is made of `cordee.data.draws(batch, count)`.
+
+        These numbers depend on epoch and sample alone, so that training is the same on any number of workers.
+        """
+        return replace(self, train=Transformed(self.train, Late(function, augments=True)))
 
 
 class MakesData(ABC):
@@ -151,7 +174,7 @@ def as_data(given: Any) -> Data:
         return given
     if isinstance(given, MakesData):
         return given.data()
-    if isinstance(given, Mapping) and "train" in given and set(given) <= {"train", "validation", "test"}:
+    if isinstance(given, Mapping) and "train" in given and set(given) <= set(SETS):
         return Data(**given)
     return Data(given)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cordee.feed.batch import Batch
+from cordee.feed.late import change, late_of
 from cordee.feed.loader import Loader, Request
 from cordee.feed.order import Order, delivered_each, delivered_shares
 from cordee.feed.permute import Ids
@@ -63,9 +64,11 @@ class Feeder:
         *,
         accumulate: int = 1,
         device: str = "cpu",
+        training: bool = True,
     ) -> None:
-        """Nothing is read before the first `take`."""
+        """Nothing is read before the first `take`; batches are augmented only in training."""
         self.source = source
+        self._late = late_of(source, training=training)
         self.order = order
         self.lookahead = Lookahead(order)
         self.shares = shares
@@ -105,7 +108,7 @@ class Feeder:
         found = self._strip.pop(slot, None) or (self._from_strip(slot) if strips else None)
         if found is not None:
             self.batch = found
-            return found
+            return change(found, self._late) if self._late else found
         if self._requested and slot not in self._requested:
             self.forget()
         if self._loader.ahead:  # also if nothing is ready: the thread may still read what was cancelled
@@ -125,7 +128,7 @@ class Feeder:
             self._at_once = steps_at_once(batch.fields) if small else 0
         if ahead and self._loader.ahead and (not self.in_parts or slot.micro + 1 < self.micros(slot.step)):
             self._request(self._after(slot))
-        return batch
+        return change(batch, self._late) if self._late else batch
 
     def cut_for(self, owners: tuple[int, ...]) -> None:
         """Cut slots into parts for these workers from now on."""

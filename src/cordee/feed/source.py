@@ -29,6 +29,8 @@ class Traits:
     """The `ArraySource` of which batches are rows: a GPU may hold it, and its columns can be looked through."""
     rows: Ids | None = None
     """Which rows of the table the samples are; None for all of them, in their order."""
+    late: tuple[Any, ...] = ()
+    """What is done to batches on their device, as `feed/late.py` has it."""
 
 
 @runtime_checkable

@@ -68,7 +68,7 @@ def gather_bytes(comm: Comm, raw: bytes) -> list[bytes] | None:
 def of_job(job: Job, *, resume: bool) -> dict[str, Any]:
     """What a job asks for, as far as it can be told by looking at it: of functions, whether there are any."""
     aside = ("data", "name", "callbacks", "tensor_plan")
-    parts = {f"{part} data": of_data(source) for part, source in vars(job.data).items() if source is not None}
+    parts = {f"{part} data": of_data(source) for part, source in job.data.sets.items()}
     return {
         "--resume": resume,
         **{name: callable(value) or value for name, value in vars(job).items() if name not in aside},

@@ -17,8 +17,8 @@ from cordee.core.errors import ModelError, WorkersLost
 from cordee.core.events import CutEvent, ShardEvent
 from cordee.diagnose.preflight.check import materialise
 from cordee.feed.batch import Batch
+from cordee.feed.late import read
 from cordee.feed.order import Order
-from cordee.feed.source import map_tensors
 from cordee.group.lines import PART_LOST
 from cordee.group.sliced import aligned, cut_as, is_sliced, local_of
 from cordee.group.team import Team
@@ -263,7 +263,7 @@ def cut_of_job(job: Job, slices: int, *, sequence: bool = False) -> Cut:
 def first_batch(job: Job, order: Order, device: str, count: int) -> Batch:
     """The first samples of a run, at most `count` of them."""
     ids = order.ids(0, 0)[:count]
-    return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
+    return read(job.data.train, ids, device)
 
 
 def two_that_count(job: Job, order: Order, device: str) -> Batch:
@@ -273,7 +273,7 @@ def two_that_count(job: Job, order: Order, device: str) -> Batch:
         return first
     heavy = [one for one in cut_rows(first, len(first)) if job.weigh(one) > 0][:2]
     ids = np.concatenate([one.ids for one in heavy]) if heavy else first.ids[:2]
-    return Batch(ids, map_tensors(lambda tensor: tensor.to(device), job.data.train.gather(ids)))
+    return read(job.data.train, ids, device)
 
 
 def compute(job: Job, model: nn.Module, batch: Batch) -> Tensor:

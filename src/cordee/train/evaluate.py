@@ -156,7 +156,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _feeder(model: nn.Module, source: Source, order: Order, team: Team) -> Feeder:
     """Of equal shares, to where the model's first parameter lies."""
     device = next((str(parameter.device) for parameter in model.parameters()), "cpu")
-    return Feeder(source, order, Shares(), team, device=device)
+    return Feeder(source, order, Shares(), team, device=device, training=False)
 
 
 def _agree(team: Team, tensors: Sequence[Tensor], *, void: bool) -> bool:

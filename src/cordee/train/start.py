@@ -63,7 +63,7 @@ class Setup:
             self.order.steps,
             steps,
             parameters=self.parameters,
-            samples={part: len(source) for part, source in vars(job.data).items() if source is not None},
+            samples={part: len(source) for part, source in job.data.sets.items()},
             last_step=job.last_step(self.order.steps),
             settings={
                 **{name: getattr(job, name) for name in ("batch_per", "seed", "shuffle")},

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from cordee.core.errors import CordeeError, ModelError, UsageError
 from cordee.diagnose.misfit import explain_misfit
+from cordee.diagnose.preflight.late import check_late
 from cordee.diagnose.preflight.memory import fingerprint, is_remembered, make_key, remember
 from cordee.diagnose.preflight.passes import Pass, Passes, Subject
 from cordee.diagnose.preflight.samples import Samples, choose, digest_samples
@@ -68,12 +69,14 @@ Test = Callable[[], Finding]
 def before_training(subject: Subject, source: Source, order: Order, team: Team, device: str) -> list[str]:
     """Look at a job's model, objective and data; returns what the user should know, raises what must not go on."""
     key = None
-    code = fingerprint([*subject.functions, subject.weigh, subject.try_output, *subject.models])
+    late = [one.function for one in source.traits.late]
+    code = fingerprint([*subject.functions, subject.weigh, subject.try_output, *subject.models, *late])
     if code is not None:
         pool = digest_samples(source, choose(source, _first_ids(order, 2 * SAMPLES)))
         key = make_key([code, source.fingerprint, pool, str(order.batch), torch.device(device).type])
     if is_remembered(key, team):
         return []
+    check_late(source, _first_ids(order, SAMPLES), device)
     gathers = subject.count_gathers()
     warnings = preflight(subject, source, partial(_first_ids, order), device, team=team, largest=order.batch)
     if len({digest_samples(source, _first_ids(order, SAMPLES)) for _ in range(2)}) > 1:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from cordee.feed.batch import Batch, named_tensors
+from cordee.feed.late import read
 from cordee.feed.permute import Ids
 from cordee.feed.source import Source, digest_of, map_tensors
 
@@ -60,8 +61,7 @@ class Samples:
 
     def _gather(self, ids: Ids) -> Batch:
         assert self._source is not None
-        fields = self._source.gather(np.asarray(ids, dtype=np.int64))
-        return Batch(ids, map_tensors(lambda tensor: tensor.to(self.device), fields))
+        return read(self._source, ids, self.device)
 
 
 def choose(source: Source, usual: Ids, telling: Iterable[int] = ()) -> Ids:
