@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from cordee.core.events import CutEvent
+from cordee.core.words import amount
 from cordee.watch.summary import Worker
-from cordee.watch.words import amount, duration, figure, milliseconds, tell, verdict
+from cordee.watch.words import duration, figure, milliseconds, tell, verdict
 
 
 def made_worker(

@@ -15,7 +15,7 @@ import typer
 from cordee.core import damage
 from cordee.core.errors import UsageError
 from cordee.core.text import plain
-from cordee.core.words import plural
+from cordee.core.words import amount, plural
 from cordee.watch import byte_words, words
 from cordee.watch.summary import Summary
 
@@ -137,8 +137,8 @@ def _traffic(summary: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[Se
         [
             f"server {number}",
             one["host"],
-            words.amount(one["bytes_sent"]),
-            words.amount(one["bytes_sent"] - one["bytes_near"]),
+            amount(one["bytes_sent"]),
+            amount(one["bytes_sent"] - one["bytes_near"]),
         ]
         for number, one in carried.servers.items()
     ]
@@ -186,7 +186,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "checkpoints", str(summary.checkpoints)
     yield "start / evaluation / saving", " / ".join(words.duration(seconds) for seconds in summary.other_s.values())
     used = summary.resources
-    yield "processor time, sent", f"{words.duration(used['cpu_s'])}, {words.amount(used['bytes_sent'])}"
+    yield "processor time, sent", f"{words.duration(used['cpu_s'])}, {amount(used['bytes_sent'])}"
     yield "worker-hours", f"{used['worker_hours']:.3g}"
     if "order_sha256" in summary.result:
         lost, twice = summary.result["samples_lost"], summary.result["samples_repeated"]

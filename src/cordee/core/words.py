@@ -23,3 +23,12 @@ def did_you_mean(given: str, known: Iterable[str], form: str = "{}") -> str:
 def nearest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """The one of the `known` words that `given` nearly is; empty if there is none."""
     return next(iter(difflib.get_close_matches(given[:_LONGEST], sorted(known), n=1, cutoff=cutoff)), "")
+
+
+def amount(count: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Connections that carry tensors beside messages: a head in JSON, then their bytes as they lie in memory.
+"""Connections that carry bytes beside messages: a head in JSON, then tensors or buffers as they lie in memory.
 
 The same handshake as with the coordinator, so the same token, and TLS where the run has it. Nothing is pickled, and no
 length is taken from the other end: who receives knows the shapes before the bytes come. Every wait has a limit: the
@@ -8,19 +8,22 @@ time in which no byte comes or goes.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar
 
 from cordee.core.errors import CordeeError
 from cordee.group.messages import Hello, Welcome, Who, decode_message
 from cordee.group.tls import ServerTls, make_server_tls
 from cordee.group.wire import HEADER, Address, connect, length_of, nonce, pack, proof, proven, unpack
+
+if TYPE_CHECKING:  # torch takes seconds to import, and files travel without it
+    from torch import Tensor
+
+    Buffer = Tensor | memoryview
 
 T = TypeVar("T")
 CHUNK = 1 << 20
@@ -40,10 +43,17 @@ class Gone(ConnectionError):
     """The other end has gone, is silent, or does not speak as it should."""
 
 
-def bytes_of(tensors: Sequence[Tensor]) -> list[memoryview]:
-    """Their memory, without a copy; they are on the CPU and contiguous."""
-    flat = (one.detach().reshape(-1).view(torch.uint8) for one in tensors if one.numel())
-    return [one.numpy().data for one in flat]
+def bytes_of(buffers: Sequence[Buffer]) -> list[memoryview]:
+    """Their memory, without a copy; tensors are on the CPU and contiguous."""
+    return [part for part in map(_memory, buffers) if len(part)]
+
+
+def _memory(one: Buffer) -> memoryview:
+    if isinstance(one, memoryview):
+        return one.cast("B")
+    import torch
+
+    return one.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 class Tally:
@@ -80,8 +90,8 @@ class Link:
         self._plain = not isinstance(sock, ssl.SSLSocket)
         sock.settimeout(silence_s)
 
-    def send(self, message: object, tensors: Sequence[Tensor] = ()) -> None:
-        """A message, and the bytes of tensors."""
+    def send(self, message: object, tensors: Sequence[Buffer] = ()) -> None:
+        """A message, and the bytes of tensors or buffers."""
         parts = [memoryview(pack(message)), *bytes_of(tensors)]
         self._tally.count(sent=sum(map(len, parts)), near=self._near)
         try:
@@ -112,8 +122,16 @@ class Link:
         except (OSError, ValueError, RecursionError) as error:
             raise Gone(str(error)) from error
 
-    def receive_into(self, tensors: Sequence[Tensor]) -> None:
-        """The bytes of tensors, in place; if this fails, some of them may be new."""
+    def ready(self) -> bool:
+        """Whether something of the other end is here already, so that `receive` gives it, or its end, at once."""
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            return True
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def receive_into(self, tensors: Sequence[Buffer]) -> None:
+        """The bytes of tensors or buffers, in place; if this fails, some of them may be new."""
         parts = bytes_of(tensors)
         self._tally.count(received=sum(map(len, parts)), near=self._near)
         try:
@@ -149,6 +167,11 @@ class Link:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # an SSLSocket's own would end decryption too
 
+    def stop_receiving(self) -> None:
+        """From another thread: wake the one that waits for a message. It gets `Gone`, but may still send."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RD)
+
     def close(self) -> None:
         """Hang up, from the thread that sends and receives."""
         self.cut()
@@ -175,14 +198,14 @@ def dial(address: Address, who: Who, silence_s: float, tally: Tally | None = Non
 class Listener:
     """Lets peers in that know the token, each served by a thread of its own."""
 
-    def __init__(self, interface: str, token: str, *, tls: bool, silence_s: float) -> None:
-        """Listen on a port that is free."""
+    def __init__(self, interface: str, token: str, *, tls: bool, silence_s: float, port: int = 0) -> None:
+        """Listen on `port`, or on one that is free."""
         self._token, self._silence_s = token, silence_s
         self.tally = Tally()
         """Of all its connections."""
         self._tls: ServerTls | None = make_server_tls() if tls else None
         family = socket.AF_INET6 if ":" in interface else socket.AF_INET
-        self._socket = socket.create_server((interface, 0), family=family, backlog=128)
+        self._socket = socket.create_server((interface, port), family=family, backlog=128)
         self.port: int = self._socket.getsockname()[1]
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cordee.core.words import amount
 from cordee.watch.summary import Summary, Worker
-from cordee.watch.words import amount, milliseconds, number, percent, worker_columns
+from cordee.watch.words import milliseconds, number, percent, worker_columns
 
 
 def byte_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], str]]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cordee.core import events
 from cordee.core.times import PARTS
-from cordee.core.words import plural
+from cordee.core.words import amount, plural
 from cordee.watch.summary import Summary, Worker
 
 NOTICEABLE = 0.10
@@ -50,15 +50,6 @@ def number(value: float) -> str:
     if 0 < value < 0.1:
         return f"{value:.2g}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def amount(count: float) -> str:
-    """A number of bytes."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
 
 
 def percent(share: float) -> str:
