@@ -32,5 +32,6 @@ MANY_PARAMETERS: dict[str, tuple[int, str]] = {
 # (module, what could unpickle): why the bytes cannot come from elsewhere
 UNPICKLING: dict[tuple[str, str], str] = {
     ("cordee.diagnose.preflight.memory", "pickle"): "takes a digest of what pickle writes, and reads none of it",
+    ("cordee.feed.taskwire", "cloudpickle"): "the other end of its socket is the process that started it",
     ("cordee.runtime.sent", "cloudpickle"): "a worker reads what its launcher put into memory of the user's own",
 }

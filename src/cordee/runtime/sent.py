@@ -1,6 +1,6 @@
 """A job that was made in a process, not in a file: packed for its workers, over memory of the user's own.
 
-The only place where anything is pickled or unpickled.
+Only this and the tasks of `feed` are ever pickled, and neither leaves the processes of one user on one host.
 """
 
 from __future__ import annotations

@@ -1,27 +1,35 @@
 """What a store's folder holds, as values: `manifest.json`, and one folder per shard with a file for each column.
 
     manifest.json
-    train-000000/x.npy           rows of one shape: an ordinary npy file whose head is 4096 bytes long, so that its
-                                 rows can be mapped behind those of other shards
-    train-000000/words.0.npy     rows of any length: their offsets (int64, one more than rows)
-    train-000000/words.1.npy     and their values
+    .lock                            held by whoever builds here, and shared by those who have the store open
+    train-000000-000/x.npy           rows of one shape: an ordinary npy file whose head is 4096 bytes long, so that its
+                                     rows can be mapped behind those of other shards
+    train-000000-000/words.0.npy     rows of any length: their offsets (int64, one more than rows)
+    train-000000-000/words.1.npy     and their values
+    building/                        how far a build has come; gone when it is done
 
 Rows are numbered by their place: set by set, shard by shard, in the order of the manifest. It is written last, so a
-folder that has one is whole.
+folder that has one is whole. A shard is named after the part of the files that it was made of, and counted within that.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from cordee.feed.columns import Kind, Schema
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"
+BUILDING = "building"
 FORM = 1
 HEAD = 4096
 """Bytes of a column's file before its rows: a page."""
+_LONGEST = 120
+"""Letters of a file's name: file systems allow 255 bytes."""
 SETS = ("train", "validation", "test")
 """Names of sets, by the number that rows carry. A chain that is not split has `train` alone."""
 
@@ -64,6 +72,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """By column, over all sets: count, missing, and for numbers least, most, mean and standard deviation."""
     skipped: int = 0
     """Rows that could not be read and were left out."""
+    faults: tuple[str, ...] = ()
+    """The first few of them: file, row, reason."""
     fitted: tuple[Any, ...] = ()
     """The steps that made the rows, as `steps` writes them: what predicts on new rows applies them again."""
     classes: dict[str, tuple[str, ...]] = {}
@@ -74,6 +84,12 @@ class Manifest(msgspec.Struct, frozen=True):
         """Its columns."""
         return {name: Kind(one.dtype, tuple(one.shape), one.ragged) for name, one in self.columns.items()}
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the bytes of all rows: equal on every host that made the same rows of copies of the same files."""
+        whole = hashlib.sha256(msgspec.json.encode([sorted(self.columns.items()), self.sets], order="deterministic"))
+        return whole.hexdigest()[:16]
+
     def rows(self, name: str) -> int:
         """How many rows a set has; 0 if it is not there."""
         return sum(shard.rows for shard in self.sets.get(name, ()))
@@ -82,3 +98,11 @@ class Manifest(msgspec.Struct, frozen=True):
 def kinds_of(schema: Schema) -> dict[str, ColumnKind]:
     """A schema as a manifest has it."""
     return {name: ColumnKind(kind.dtype, kind.shape, kind.ragged) for name, kind in schema.items()}
+
+
+def file_names(name: str, kind: Kind) -> tuple[str, ...]:
+    """The files of a column in each shard, whatever it is called: one, or offsets and values."""
+    plain = quote(name, safe="", errors="surrogatepass").replace(".", "%2E") or "%"
+    if len(plain) > _LONGEST:
+        plain = f"{plain[:_LONGEST]}~{hashlib.sha256(plain.encode()).hexdigest()[:16]}"
+    return (f"{plain}.0.npy", f"{plain}.1.npy") if kind.ragged else (f"{plain}.npy",)

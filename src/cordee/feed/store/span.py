@@ -1,0 +1,192 @@
+"""The part of a build that one process does without the others: some files in a row, from their bytes to shards."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cordee.core.damage import write_whole
+from cordee.feed.columns import Columns, Schema, rows_of, taken
+from cordee.feed.places import Place
+from cordee.feed.steps.seam import Rows
+from cordee.feed.store.layout import BUILDING, SETS, Shard
+from cordee.feed.store.recipe import RowMaker
+from cordee.feed.store.statistics import Summary, merged, summary_of
+from cordee.feed.store.write import nbytes_of, storage_errors, write_shard
+from cordee.feed.taskwire import report
+
+MOST_FAULTS = 5
+"""So many are named; all are counted."""
+_SMALLEST, _LARGEST, _PARTS = 2**20, 64 * 2**20, 16
+"""Bytes of the small files that are one span: a part of them all, within bounds."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Files that follow one another: one large one, or many small ones whose rows share shards."""
+
+    number: int
+    places: tuple[Place, ...]
+
+    def __str__(self) -> str:
+        """The first file, and how many others there are."""
+        more = f" and {len(self.places) - 1} more files" if len(self.places) > 1 else ""
+        return f"{self.places[0].url}{more}"
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What a process tells of its progress, since it last did."""
+
+    rows: int = 0
+    nbytes: int = 0
+    """Of rows."""
+    read: int = 0
+    """Bytes of files that are finished."""
+
+
+class Cut(msgspec.Struct):
+    """The shards that were written at once, one of each set that has rows; and where to go on after them."""
+
+    shards: dict[str, Shard]
+    place: int
+    """In the span, from 0."""
+    start: int
+    """Of that file, in its reader's count."""
+    row: int
+    """How many rows came before in that file."""
+    statistics: dict[str, Summary]
+    """Of all rows of the span so far."""
+    skipped: int = 0
+    faults: tuple[str, ...] = ()
+    done: bool = False
+
+
+def spans_of(places: Sequence[Place]) -> list[Span]:
+    """All files in their order. Sizes alone decide how they are cut, so that any number of processes makes the same."""
+    enough = min(_LARGEST, max(_SMALLEST, sum(place.size for place in places) // _PARTS))
+    spans: list[Span] = []
+    group: list[Place] = []
+    size = 0
+    for place in places:
+        if group and size + place.size > enough:
+            spans.append(Span(len(spans), tuple(group)))
+            group, size = [], 0
+        group.append(place)
+        size += place.size
+    return [*spans, Span(len(spans), tuple(group))] if group else spans
+
+
+def cuts_of(out: Path, number: int) -> list[Cut]:
+    """What was written of a span so far."""
+    found: list[Cut] = []
+    for count in itertools.count():
+        try:
+            found.append(msgspec.json.decode(_record(out, number, count).read_bytes(), type=Cut))
+        except (OSError, msgspec.MsgspecError):
+            return found
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class SpanBuilder:
+    """Builds spans, in whichever process it is sent to."""
+
+    out: Path
+    maker: RowMaker
+    schema: Schema
+    shard_bytes: int
+
+    def __call__(self, span: Span) -> int:
+        """Write what is missing of a span; how many cuts it has."""
+        cuts = cuts_of(self.out, span.number)
+        if cuts and cuts[-1].done:
+            return len(cuts)
+        at = cuts[-1] if cuts else Cut({}, 0, 0, 0, {name: Summary() for name in self.schema})
+        count = len(cuts)
+        pending = _Pending(self.schema, at.statistics)
+        skipped, faults, row, start = at.skipped, list(at.faults), at.row, at.start
+        for index in range(at.place, len(span.places)):
+            place = span.places[index]
+            for rows, chunk in self.maker.rows(place, start, row):
+                row, start = row + chunk.rows, chunk.next
+                skipped += len(chunk.faults)
+                faults += [str(one) for one in chunk.faults[: max(0, MOST_FAULTS - len(faults))]]
+                if len(rows):
+                    pending.add(rows)
+                report(Done(chunk.rows, nbytes_of(rows.columns)))
+                if pending.nbytes >= self.shard_bytes:
+                    cut = Cut({}, index, start, row, pending.statistics, skipped, tuple(faults))
+                    self._write(span.number, count, pending, cut)
+                    count += 1
+            report(Done(read=place.size))
+            row = start = 0
+        cut = Cut({}, len(span.places), 0, 0, pending.statistics, skipped, tuple(faults), done=True)
+        self._write(span.number, count, pending, cut)
+        return count + 1
+
+    def _write(self, number: int, count: int, pending: _Pending, cut: Cut) -> None:
+        """Shards first, then the record that counts them: without it they are written again."""
+        for name, parts in pending.take().items():
+            if rows := sum(map(rows_of, parts)):
+                folder = f"{name}-{number:06}-{count:03}"
+                cut.shards[name] = write_shard(self.out, folder, self.schema, parts, rows)
+        path = _record(self.out, number, count)
+        with storage_errors(path, 4096):
+            write_whole(path, msgspec.json.encode(cut).decode())
+
+
+class _Pending:
+    """Rows that wait to be written, by set."""
+
+    def __init__(self, schema: Schema, statistics: dict[str, Summary]) -> None:
+        self._names = list(schema)
+        self.statistics = statistics
+        self.nbytes = 0
+        self._parts: dict[str, list[Columns]] = {name: [] for name in SETS}
+
+    def add(self, rows: Rows) -> None:
+        for name in self._names:
+            self.statistics[name] = merged(self.statistics[name], summary_of(rows.columns[name], rows.origins))
+        self.nbytes += nbytes_of(rows.columns)
+        counts = np.bincount(rows.sets, minlength=len(SETS))
+        for number, name in enumerate(SETS):
+            if counts[number] == len(rows):
+                self._parts[name].append(rows.columns)
+            elif counts[number]:
+                ids = np.flatnonzero(rows.sets == number)
+                self._parts[name].append({each: taken(column, ids) for each, column in rows.columns.items()})
+
+    def take(self) -> dict[str, list[Columns]]:
+        parts, self._parts, self.nbytes = self._parts, {name: [] for name in SETS}, 0
+        return parts
+
+
+def _record(out: Path, number: int, count: int) -> Path:
+    return out / BUILDING / f"{number:06}-{count:03}.json"
+
+
+def forget_span(out: Path, number: int, cuts: Sequence[Cut]) -> None:
+    """Take back what was written of a span: its shards are not as they were."""
+    for count in range(len(cuts)):
+        with contextlib.suppress(OSError):
+            _record(out, number, count).unlink()
+
+
+def whole(out: Path, cuts: Sequence[Any]) -> bool:
+    """Whether all files of these shards are there, each as long as it was."""
+    try:
+        return all(
+            (out / shard.folder / file.name).stat().st_size == file.size
+            for cut in cuts
+            for shard in cut.shards.values()
+            for file in shard.files
+        )
+    except OSError:
+        return False

@@ -1,0 +1,147 @@
+"""What a column holds, in a few numbers: gathered in parts, while rows are written, and put together."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cordee.feed.columns import Column, Ragged, taken
+
+MOST_DISTINCT = 1_000
+"""Up to so many different texts are counted."""
+_LOOKED_AT = 256
+"""Bytes of texts that are compared, on average."""
+_PIECE = 32_768
+"""Numbers at a time: they stay in a core's cache."""
+_WIDE, _ONE_IN = 16, np.uint64(16)
+"""Of entries with more numbers than that, one in so many is looked at."""
+
+
+class Summary(msgspec.Struct):
+    """Of one column."""
+
+    count: int = 0
+    """Entries."""
+    missing: int = 0
+    """NaN, or empty texts."""
+    infinite: int = 0
+    seen: int = 0
+    """Finite numbers that the following are of."""
+    least: float | int | None = None
+    most: float | int | None = None
+    mean: float = 0.0
+    squares: float = 0.0
+    """Of the distances to the mean, added up."""
+    longest: int | None = None
+    """Numbers or bytes of the longest entry, where entries are of any length."""
+    texts: tuple[bytes, ...] | None = ()
+    """Different texts; None: too many."""
+
+    def describe(self) -> dict[str, Any]:
+        """As the manifest has it."""
+        told: dict[str, Any] = {"count": self.count, "missing": self.missing}
+        if self.infinite:
+            told["infinite"] = self.infinite
+        if self.seen:
+            std = (max(0.0, self.squares) / self.seen) ** 0.5
+            told |= {"least": self.least, "most": self.most, "mean": self.mean, "std": std}
+        if self.longest is not None:
+            told["longest"] = self.longest
+        if self.texts is None or self.texts:
+            told["distinct"] = f"more than {MOST_DISTINCT}" if self.texts is None else len(self.texts)
+        return told
+
+
+def summary_of(column: Column, origins: NDArray[np.uint64]) -> Summary:
+    """Of some rows; of long entries a part is looked at, which ones depends on their origin alone."""
+    if isinstance(column, Ragged):
+        lengths = np.diff(column.offsets)
+        longest = int(lengths.max()) if len(lengths) else 0
+        if column.text:
+            return Summary(len(column), int((lengths == 0).sum()), longest=longest, texts=_texts(column))
+        values = column.values[int(column.offsets[0]) : int(column.offsets[-1])]
+        summary = _of_numbers(values)
+        summary.count, summary.longest = len(column), longest
+        return summary
+    if column.size > _WIDE * len(column):
+        some = np.flatnonzero(origins % _ONE_IN == 0) if len(origins) == len(column) else np.arange(1)
+        rows = taken(column, some if len(some) else np.arange(1))
+        assert not isinstance(rows, Ragged)
+        summary = _of_numbers(rows)
+    else:
+        summary = _of_numbers(column)
+    summary.count = len(column)
+    return summary
+
+
+def merged(one: Summary, other: Summary) -> Summary:
+    """Of the rows of both."""
+    seen = one.seen + other.seen
+    lists = [side.texts for side in (one, other)]
+    texts = None if None in lists else tuple(dict.fromkeys([*(lists[0] or ()), *(lists[1] or ())]))
+    both = Summary(one.count + other.count, one.missing + other.missing, one.infinite + other.infinite, seen)
+    both.texts = None if texts is None or len(texts) > MOST_DISTINCT else texts
+    both.longest = max((side.longest for side in (one, other) if side.longest is not None), default=None)
+    both.least = min((side.least for side in (one, other) if side.least is not None), default=None)
+    both.most = max((side.most for side in (one, other) if side.most is not None), default=None)
+    if seen:
+        apart = other.mean - one.mean
+        both.mean = one.mean + apart * (other.seen / seen)
+        both.squares = one.squares + other.squares + apart * apart * (one.seen * (other.seen / seen))
+    return both
+
+
+def _of_numbers(column: NDArray[Any]) -> Summary:
+    flat = column.reshape(-1)
+    if flat.dtype.kind == "c":
+        return Summary()
+    if flat.dtype.kind == "b":
+        flat = flat.view(np.uint8)
+    whole = Summary()
+    for at in range(0, len(flat), _PIECE):
+        whole = merged(whole, _of_piece(flat[at : at + _PIECE]))
+    return whole
+
+
+def _of_piece(piece: NDArray[Any]) -> Summary:
+    least, most = piece.min(), piece.max()
+    infinite = missing = 0
+    if piece.dtype.kind == "f" and not (np.isfinite(least) and np.isfinite(most)):
+        finite = piece[np.isfinite(piece)]
+        missing = int(np.isnan(piece).sum())
+        infinite = len(piece) - len(finite) - missing
+        if not len(finite):
+            return Summary(missing=missing, infinite=infinite)
+        piece, least, most = finite, finite.min(), finite.max()
+    numbers = piece.astype(np.float64, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = numbers.mean()
+        apart = numbers - mean
+        squares = apart @ apart
+    if not np.isfinite(squares):  # of numbers near the largest that there are
+        mean, squares = np.float64(0.0), np.float64(0.0)
+    return Summary(0, missing, infinite, len(piece), least.item(), most.item(), float(mean), float(squares))
+
+
+def _texts(column: Ragged) -> tuple[bytes, ...] | None:
+    """The different ones, in the order in which they come; None: more than are counted."""
+    first, last = int(column.offsets[0]), int(column.offsets[-1])
+    if last - first > _LOOKED_AT * max(1, len(column)):
+        return None
+    arrow = sys.modules.get("pyarrow")  # ten times as fast as what follows, where a reader has it loaded already
+    if arrow is not None:
+        buffers = [None, *(arrow.py_buffer(np.ascontiguousarray(one)) for one in (column.offsets, column.values))]
+        found = arrow.LargeBinaryArray.from_buffers(arrow.large_binary(), len(column), buffers).unique()
+        return None if len(found) > MOST_DISTINCT else tuple(one for one in found.to_pylist() if one)
+    whole, edges = column.values[first:last].tobytes(), (column.offsets - first).tolist()
+    texts: dict[bytes, None] = {}
+    for start, stop in pairwise(edges):
+        texts[whole[start:stop]] = None
+        if len(texts) > MOST_DISTINCT:
+            return None
+    return tuple(one for one in texts if one)

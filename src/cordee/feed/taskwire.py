@@ -1,0 +1,84 @@
+"""What a process that runs tasks and the one that started it say to each other, over a socket of their own.
+
+Pickled, for tasks are functions and objects of the user's; both ends were made by the same user's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+
+from cordee.core.errors import DataError
+
+_LENGTH = struct.Struct("<Q")
+DONE, FAILED, NOTICE = "done", "failed", "notice"
+"""What a message to the caller is: a task's result, its exception, or what it reported meanwhile."""
+
+Hear = Callable[[Any], None]
+_hear: Hear | None = None
+"""What becomes of reports in this process."""
+
+
+def report(value: Any) -> None:
+    """Send a value to the caller of `run_tasks` from within a task; nothing happens outside of one."""
+    if _hear is not None:
+        _hear(value)
+
+
+@contextlib.contextmanager
+def heard(hear: Hear | None) -> Iterator[None]:
+    """What is reported in here goes to `hear`."""
+    global _hear
+    before, _hear = _hear, hear
+    try:
+        yield
+    finally:
+        _hear = before
+
+
+def packed(value: Any, what: str) -> bytes:
+    """A value in a form that `unpacked` gives back; functions without a module to import them from go by value."""
+    try:
+        raw: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # whatever a user's object raises when it is asked for its state
+        raise DataError(
+            f"{what} cannot be sent to another process: {error}. It uses an object that this process alone can have "
+            "(a lock, an open file, a connection): make it inside the function, or use processes=0"
+        ) from error
+    return raw
+
+
+def unpacked(raw: bytes) -> Any:
+    """The value that `packed` made bytes of."""
+    return cloudpickle.loads(raw)
+
+
+def send(sock: socket.socket, raw: bytes) -> None:
+    """One message."""
+    sock.sendall(_LENGTH.pack(len(raw)))
+    sock.sendall(raw)
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """One message; None if the other end is gone."""
+    head = _exactly(sock, _LENGTH.size)
+    return None if head is None else _exactly(sock, _LENGTH.unpack(head)[0])
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes | None:
+    raw = bytearray(count)
+    rest = memoryview(raw)
+    while rest:
+        try:
+            came = sock.recv_into(rest)
+        except ConnectionError:
+            return None
+        if not came:
+            return None
+        rest = rest[came:]
+    return bytes(raw)
