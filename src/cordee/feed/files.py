@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from cordee.core.errors import DataError
 
-_IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+"""By the third byte of an IDX file."""
 
 
 def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
@@ -42,9 +43,9 @@ def read_idx(path: str | Path) -> NDArray[Any]:
     place = existing(path, "an IDX file")
     with _naming(place):
         raw = gzip.decompress(place.read_bytes()) if place.suffix == ".gz" else place.read_bytes()
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _IDX_TYPES:
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in IDX_TYPES:
         raise DataError(f"{place} does not begin like an IDX file (it begins with {raw[:4].hex()}); fetch it again")
-    dtype, dimensions = np.dtype(_IDX_TYPES[raw[2]]), raw[3]
+    dtype, dimensions = np.dtype(IDX_TYPES[raw[2]]), raw[3]
     start = 4 + 4 * dimensions
     shape = tuple(int(length) for length in np.frombuffer(raw[4:start], dtype=">u4"))
     expected = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
