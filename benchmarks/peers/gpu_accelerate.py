@@ -22,12 +22,13 @@ def main() -> None:
     if any(isinstance(module, nn.Conv2d) for module in plain.modules()):
         plain = plain.to(memory_format=torch.channels_last)
     model, optimizer, batches = accelerator.prepare(plain, task.optimizer(plain.parameters()), loader(task))
+    augmented = torch.compile(task.augmented) if task.augment is not None else task.augmented
     pace = Pace(path, system, 0, settle=torch.cuda.synchronize)
     while not pace.ended:
         for x, y in batches:
             optimizer.zero_grad()
             with accelerator.autocast():
-                loss = task.loss(model(x), y)
+                loss = task.loss(model(augmented(x)), y)
             accelerator.backward(loss)
             optimizer.step()
             pace.step()

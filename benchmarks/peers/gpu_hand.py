@@ -34,7 +34,8 @@ def main() -> None:
     optimizer = task.optimizer(model.parameters())
     x, y = (tensor.cuda() for tensor in task.data())
 
-    loss_of = torch.compile(lambda x, y: task.compute(model, x, y), mode="reduce-overhead" if graphs else None)
+    mode = "reduce-overhead" if graphs else None
+    loss_of = torch.compile(lambda x, y: task.compute(model, task.augmented(x), y), mode=mode)
     pace = Pace(path, system, 0, settle=torch.cuda.synchronize)
     for ids in batches(len(x), task.batch):
         if pace.ended:

@@ -26,7 +26,7 @@ class Module(lightning.LightningModule):
         self.task, self.model = task, task.model()
         if any(isinstance(module, nn.Conv2d) for module in self.model.modules()):
             self.model = self.model.to(memory_format=torch.channels_last)
-        self.loss_of = torch.compile(lambda x, y: self.task.loss(self.model(x), y))
+        self.loss_of = torch.compile(lambda x, y: self.task.loss(self.model(self.task.augmented(x)), y))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of a batch."""

@@ -2,7 +2,7 @@
 
 GPT-2 (124 million parameters) with its loss apart and with its loss in the objective; a masked language model whose
 loss is the mean over its masked tokens; ResNet-18 and a vision transformer on CIFAR's images, the latter flipped at
-random in the objective.
+random in the objective. `resnet18_bytes` has images of uint8, which are cropped, flipped and scaled on the GPU.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ class GpuTask:
     """The loss of a model, an input and a target, where it is more than a function of output and target."""
     weigh: Callable[[Tensor], Tensor] | None = None
     """What a target weighs, where the loss is not the mean over its samples."""
+    augment: Callable[[Tensor, Tensor], Tensor] | None = None
+    """What is done to inputs on the device, with three random numbers in [0, 1) for each."""
+
+    def augmented(self, x: Tensor) -> Tensor:
+        """Inputs as the model gets them, by random numbers of the device's own; Cordée draws its own per sample."""
+        return x if self.augment is None else self.augment(x, torch.rand(len(x), 3, device=x.device))
 
     def compute(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The loss of one batch."""
@@ -150,6 +156,29 @@ def _images() -> tuple[Tensor, Tensor]:
     return torch.randn(50_000, 3, 32, 32), torch.randint(10, (50_000,))
 
 
+def _byte_images() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randint(256, (50_000, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (50_000,))
+
+
+def cropped_and_flipped(x: Tensor, draws: Tensor) -> Tensor:
+    """As is usual for CIFAR: 4 pixels of black around, a window of 32 x 32 of that, flipped or not, scaled."""
+    size = x.shape[-1]
+    places = torch.arange(size, device=x.device)
+    moved = (draws * 9).long()
+    rows = places + moved[:, :1]
+    columns = torch.where(draws[:, 2:] < 0.5, places, size - 1 - places) + moved[:, 1:2]
+    padded = functional.pad(x, (4, 4, 4, 4))
+    samples = torch.arange(len(x), device=x.device)
+    chosen = padded[
+        samples[:, None, None, None],
+        torch.arange(x.shape[1], device=x.device)[None, :, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+    return (chosen.float() - 127.5) / 64
+
+
 def _next_token(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
@@ -185,6 +214,9 @@ TASKS = {
     "masked": GpuTask(
         partial(Gpt2, causal=False), None, _masked_texts, _adamw, 32, 15, "tokens", 32 * LENGTH, _of_tokens,
         weigh=lambda target: (target != -100).sum(),
+    ),
+    "resnet18_bytes": GpuTask(
+        resnet18, functional.cross_entropy, _byte_images, _sgd, 512, 90, "images", 512, augment=cropped_and_flipped
     ),
     "vit_flip": GpuTask(Vit, None, _images, _adamw, 512, 30, "images", 512, _of_flipped),
 }  # fmt: skip
