@@ -24,13 +24,17 @@ def job(task: str, turns: str, side: str = "cordee") -> cordee.Job:
     chosen = TASKS[task]
     callback = GpuTurns(turns, side, settle=torch.cuda.synchronize)
     own, weigh = chosen.objective, chosen.weigh
+    data = cordee.data.arrays(*chosen.data())
+    if chosen.augment is not None:
+        augment = torch.compile(chosen.augment)
+        data = data.augment(lambda batch: {"x": augment(batch.x, cordee.data.draws(batch, 3)), "y": batch.y})
     return cordee.Job(
         model=chosen.model,
         loss=chosen.loss,
         objective=None if own is None else lambda model, batch: own(model, batch.x, batch.y),
         weigh=None if weigh is None else lambda batch: weigh(batch.y),
         optimizer=chosen.optimizer,
-        data=cordee.data.arrays(*chosen.data()),
+        data=data,
         batch=chosen.batch,
         drop_last=True,
         epochs=None,
