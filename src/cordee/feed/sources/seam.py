@@ -6,11 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from cordee.core.errors import DataError
 from cordee.feed.columns import Columns, Schema
 from cordee.feed.places import Place
 
 ON_ERROR = ("stop", "skip")
 """What becomes of a row that cannot be read: the error that names it, or it is left out and counted."""
+
+
+def check_on_error(given: str) -> None:
+    """`DataError` for anything but these words."""
+    if given not in ON_ERROR:
+        raise DataError(f"on_error={given!r} is not known: {' or '.join(map(repr, ON_ERROR))}")
 
 
 @dataclass(frozen=True)
