@@ -2,42 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cordee.core.errors import DataError
-from cordee.feed.arrays import ArraySource
-from cordee.feed.columns import Ragged, Schema
+from cordee.core.words import plural
+from cordee.feed.batch import Batch
+from cordee.feed.columns import Schema
 from cordee.feed.data import Data, MakesData
+from cordee.feed.late import Late
+from cordee.feed.making import Making
 from cordee.feed.places import Place
+from cordee.feed.source import Fields, Source
 from cordee.feed.sources.seam import Reader
-from cordee.feed.steps.fit import Steps, applied, fit, schema_of
-from cordee.feed.steps.inprocess import first_rows, joined_rows, raw_rows, statistics_of
+from cordee.feed.sources.stored import Stored, first_of, places_in
+from cordee.feed.steps.base import shown
+from cordee.feed.steps.carried import Enter, Leave
+from cordee.feed.steps.fit import Steps
 from cordee.feed.steps.methods import OnColumns, OnRows
 from cordee.feed.steps.pack import Finish
-from cordee.feed.steps.rows import chosen_rows
-from cordee.feed.steps.seam import Fitting, Rows, Step
-from cordee.feed.steps.split import NAMES, Split, make_split
+from cordee.feed.steps.seam import Fitting, Step
+from cordee.feed.steps.split import GIVEN, Split, make_split
+from cordee.feed.store.opened import Store, StoreSource
+from cordee.feed.view import View, Viewed, batches_of, in_view, rows_of_set
 
 
 @dataclass(frozen=True)
-class Chain(MakesData, OnRows, OnColumns):
-    """Raw data and what is done to it; every method gives a new chain, and nothing is read before it is needed."""
+class Chain(MakesData, OnRows, OnColumns, Viewed):
+    """Raw data and what is done to it; every method gives a new chain, and nothing is read before it is needed.
+
+    `Job(data=chain)` trains on it: a store of the rows behind all steps is built once into a cache. A chain can be gone
+    through by itself, too: `for row in chain`, `for batch in chain.shuffle(0).batch(128)`; of one that is split, the
+    training set.
+    """
 
     reader: Reader
     what: Any
-    """Paths, patterns or URLs; of a reader whose rows lie in this process, its places."""
+    """Paths, patterns or URLs; of a reader whose rows lie in this process, its places; or the chain that it goes on."""
     steps: Steps = ()
     label: str | Sequence[str] | None = None
     """The column, or columns, that a model is to predict."""
     parts: Split = field(default_factory=Split)
+    late: tuple[Late, ...] = ()
+    view: View = field(default_factory=View)
+
+    # ------------------------------------------------------------- other chains
 
     def then(self, step: Step | Fitting) -> Chain:
         """The same chain with this step behind the others."""
+        if self.view.batch is not None or self.view.seed is not None:
+            raise DataError(
+                f"{getattr(step, 'called', type(step).__name__)}: batch and shuffle come last, behind all steps; steps "
+                "take many rows at once anyway"
+            )
+        if self.view.cuts:
+            below = replace(self, late=())
+            return Chain(Stored(), below, (step,), self.label, Split(by=GIVEN), self.late)
         return replace(self, steps=(*self.steps, step))
+
+    def labelled(self, *columns: str) -> Chain:
+        """With this column, or these, as what a model is to predict."""
+        return replace(self, label=columns or None)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -53,11 +81,46 @@ class Chain(MakesData, OnRows, OnColumns):
         they are. `by=("path", {"validation": "val/*"})` goes by names of files. Statistics of all steps, also of those
         before this one, are of the training set alone.
         """
-        return replace(self, parts=make_split(train, validation, test, seed, by))
+        parts = make_split(train, validation, test, seed, by)
+        if not isinstance(self.what, Chain):
+            return replace(self, parts=parts)
+        if parts.by in ("row", "path") or parts.by in self.what.columns:
+            return replace(self, what=self.what.split(train, validation, test, seed=seed, by=by))
+        fitted = [one for one in self.what.steps if isinstance(one, Fitting)]
+        if fitted or self.what.parts != Split():
+            named = getattr(fitted[0], "called", "") if fitted else "split"
+            raise DataError(
+                f"split(by={parts.by!r}) goes by a column that a step makes, but {named} comes before: what it does "
+                "depends on which rows are training rows. Put it behind the split"
+            )
+        return replace(self, parts=parts)
+
+    def transform(self, function: Callable[[Batch], Fields]) -> Chain:
+        """Change batches of all sets on their device, after the copy there; see `Data.transform`."""
+        return replace(self, late=(*self.late, Late(function)))
+
+    def augment(self, function: Callable[[Batch], Fields]) -> Chain:
+        """Change batches of the training on their device, by `cordee.data.draws`; see `Data.augment`."""
+        return replace(self, late=(*self.late, Late(function, augments=True)))
+
+    def viewed(self, view: View) -> Chain:
+        """The same rows in another view."""
+        if view.seed is not None and (view.most, view.times) != (self.view.most, self.view.times):
+            raise DataError("take and repeat come before shuffle; sample(fraction) draws rows at random")
+        return replace(self, view=view)
+
+    def looked(self) -> View:
+        """The view."""
+        return self.view
+
+    # ------------------------------------------------------------- what it reads
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """The files."""
+        if isinstance(self.what, Chain):
+            below = self.what
+            return places_in(below._making((Leave(),)).store(), below.view.most, below.view.times)
         if isinstance(self.what, tuple) and all(isinstance(one, Place) for one in self.what):
             return self.what
         path = Path(self.what).absolute()
@@ -69,24 +132,83 @@ class Chain(MakesData, OnRows, OnColumns):
     @cached_property
     def raw(self) -> Schema:
         """The columns of the files."""
-        return self.reader.schema(self.places)
+        return self._making(()).raw
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of columns as they are in the files, before any step."""
+        return self.what.columns if isinstance(self.what, Chain) else tuple(self.raw)
+
+    def fitted_steps(self) -> tuple[Step, ...]:
+        """The steps with what was found in the training rows."""
+        return self._making(()).fitted
+
+    # ------------------------------------------------------------- what comes out
 
     def data(self) -> Data:
-        """The sets, ready for training."""
-        self.parts.check(self.raw)
-        steps = fit(
-            (*self.steps, Finish(self.labels)),
-            self.raw,
-            lambda count: first_rows(self._raw_rows(), self.raw, count),
-            lambda before, fittings: statistics_of(self._raw_rows(), before, fittings),
-        )
-        rows = joined_rows([applied(steps, one) for one in self._raw_rows()], schema_of(steps, self.raw))
-        return Data(**{name: _source(chosen_rows(rows, rows.sets == NAMES[name])) for name in self.parts.used})
+        """The sets, ready for training: x, y and other fields, from a store in the cache."""
+        store = self._making((Finish(self.labels),)).store()
+        data = Data(**self._sets(store))
+        for late in self.late:
+            data = data.augment(late.function) if late.augments else data.transform(late.function)
+        return data
 
-    def _raw_rows(self) -> Any:
-        return raw_rows(self.reader, self.places, self.raw, self.parts)
+    def build(self, out: str | Path, *, processes: int | None = None) -> Path:
+        """Write the store that a training reads to a folder of its own; another store there is replaced."""
+        self._making((Finish(self.labels),)).build(Path(out), processes)
+        return Path(out)
+
+    def show(self, rows: int = 5) -> None:
+        """Print columns, numbers of rows, and the first rows."""
+        store = self._making(()).store()
+        counts = ", ".join(f"{name} {plural(len(one), 'row')}" for name, one in store.sets.items())
+        lines = [shown(store.manifest.schema), counts]
+        for number, row in enumerate(self):
+            if number == rows:
+                break
+            lines.append(", ".join(f"{name}={_short(value)}" for name, value in row.items()))
+        print("\n".join(lines))  # noqa: T201
+
+    def __iter__(self) -> Iterator[Any]:
+        """Rows as dicts, or the batches that `batch` asked for; of the training set."""
+        if self.view.batch is not None:
+            train = self.data().train
+            nbytes = train.traits.table.nbytes if train.traits.table is not None else 0
+            yield from batches_of(train, self.view, self.view.batch, nbytes)
+            return
+        store = self._making(()).store()
+        source = self._set(store, "train")
+        yield from rows_of_set(source, self.view, self._counts(store)["train"], self.view.times)
+
+    def _making(self, ending: Steps) -> Making:
+        beginning = (Enter(),) if isinstance(self.what, Chain) else ()
+        return Making(self.reader, self.places, (*beginning, *self.steps, *ending), self.parts)
+
+    @property
+    def _used(self) -> tuple[str, ...]:
+        """Which sets there should be."""
+        return self.what._used if self.parts.by == GIVEN and isinstance(self.what, Chain) else self.parts.used
+
+    def _counts(self, store: Store) -> dict[str, int]:
+        return first_of({name: len(source) for name, source in store.sets.items()}, self.view.most)
+
+    def _set(self, store: Store, name: str) -> StoreSource:
+        if name not in store.sets:
+            total = sum(len(one) for one in store.sets.values())
+            raise DataError(
+                f"split left no row for {name}, of {plural(total, 'row')} in all: choose another seed, a larger ratio, "
+                "or more data"
+            )
+        return store.sets[name]
+
+    def _sets(self, store: Store) -> dict[str, Source]:
+        counts = self._counts(store)
+        sets = {name: self._set(store, name) for name in self._used}
+        return {
+            name: in_view(one, counts[name], self.view.times if name == "train" else 1) for name, one in sets.items()
+        }
 
 
-def _source(rows: Rows) -> ArraySource:
-    arrays = {name: column for name, column in rows.columns.items() if not isinstance(column, Ragged)}
-    return ArraySource(arrays)
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 40 else f"{text[:37]}..."

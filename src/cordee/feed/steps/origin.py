@@ -15,11 +15,6 @@ _ONE = np.uint64(1)
 _PLACE = np.uint64(256)
 
 
-def origins_of(key: str, start: int, count: int) -> Words:
-    """Of the rows `start` to `start + count` of the file with this key."""
-    return mix((np.arange(start, start + count, dtype=np.uint64) + _ONE) * SPREAD ^ np.uint64(word_of(key)))
-
-
 def children_of(origins: Words, number: NDArray[np.int64]) -> Words:
     """Of rows made of rows: the first one made of a row has its origin, others have their own."""
     other = mix(origins + number.astype(np.uint64) * SPREAD)

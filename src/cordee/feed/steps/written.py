@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Union, get_args
 
 import msgspec
 
 from cordee.core.errors import DataError
+from cordee.feed.steps.carried import Enter, Leave
 from cordee.feed.steps.categories import Classes, ClassesOf, Hash, OneHot, OneHotOf
 from cordee.feed.steps.numbers import Affine, Fill, Filled, Scale, Standardize
 from cordee.feed.steps.pack import Finish, Finished, Pack
@@ -18,8 +19,9 @@ from cordee.feed.steps.words import Bytes, Pad, Tokenized, Words, WordsOf
 
 Known = Union[  # noqa: UP007 (of types that are values, not annotations)
     Map, FlatMap, Filter, Sample, Select, Drop, Rename, Affine, Standardize, Scale, Fill, Filled, OneHot, OneHotOf,
-    Classes, ClassesOf, Hash, Words, WordsOf, Bytes, Tokenized, Pad, Pack, Finish, Finished
+    Classes, ClassesOf, Hash, Words, WordsOf, Bytes, Tokenized, Pad, Pack, Finish, Finished, Leave, Enter
 ]  # fmt: skip
+KINDS: tuple[type, ...] = get_args(Known)
 Functions = Mapping[str, Callable[..., Any]]
 
 

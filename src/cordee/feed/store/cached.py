@@ -66,7 +66,7 @@ def cached_store(
     if isinstance(lock, Store):
         return lock
     try:
-        return _built(root, entry, recipe, processes, tell or _Say(f"building the store {entry}"))
+        return _built(root, entry, recipe, processes, tell or Say(f"building the store {entry}"))
     finally:
         os.close(lock)
 
@@ -116,7 +116,7 @@ def _opened(entry: Path) -> Store | None:
 
 def _await(root: Path, recipe: Recipe, deadline_s: float) -> int | Store:
     """The lock of a build; or the store, where another process has built it."""
-    path, entry, say = root / f"{recipe.key}.lock", root / recipe.key, _Say("")
+    path, entry, say = root / f"{recipe.key}.lock", root / recipe.key, Say("")
     part = root / f"{recipe.key}.{_host()}.part"
     seen, since = -1.0, time.monotonic()
     while True:
@@ -265,13 +265,15 @@ def _host() -> str:
     return re.sub(r"[^\w-]", "_", socket.gethostname()) or "host"
 
 
-class _Say:
+class Say:
     """Lines on standard error while something takes long."""
 
     def __init__(self, what: str) -> None:
+        """Say what it is that takes long."""
         self._what, self._last = what, time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
+        """How far it has come."""
         self.line(f"{self._what}: {shown(progress)}")
 
     def line(self, text: str) -> None:

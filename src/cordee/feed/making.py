@@ -1,0 +1,76 @@
+"""From raw files to a store, through the steps of a chain: fitted once, built once, both kept in the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cordee.core.errors import DataError
+from cordee.feed.columns import Schema
+from cordee.feed.places import Place
+from cordee.feed.sources.seam import Reader
+from cordee.feed.steps.fit import Steps, fit
+from cordee.feed.steps.inprocess import first_rows, raw_rows
+from cordee.feed.steps.remembered import remembered
+from cordee.feed.steps.seam import Fitting, Rows, Step
+from cordee.feed.steps.split import Split
+from cordee.feed.steps.written import classes_of, written
+from cordee.feed.store.aggregate import aggregate
+from cordee.feed.store.build import build
+from cordee.feed.store.cached import Say, cached_store
+from cordee.feed.store.opened import Store
+from cordee.feed.store.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Making:
+    """All that decides which rows there are: files, their reader, steps that may still be fitted, and the split."""
+
+    reader: Reader
+    places: tuple[Place, ...]
+    steps: Steps
+    split: Split
+
+    @cached_property
+    def raw(self) -> Schema:
+        """The columns of the files."""
+        schema = self.reader.schema(self.places)
+        self.split.check(schema)
+        return schema
+
+    @cached_property
+    def fitted(self) -> tuple[Step, ...]:
+        """The steps as they are applied."""
+        places = [f"{place.key}\0{place.size}\0{place.mark}" for place in self.places]
+        return remembered([self.reader.key, self.split.key, *places], self.steps, self._fit)
+
+    @property
+    def recipe(self) -> Recipe:
+        """For a store of all rows behind the last step."""
+        classes = {name: tuple(map(str, known)) for name, known in classes_of(self.fitted).items()}
+        return self._recipe(self.fitted, written(self.fitted), classes)
+
+    def store(self) -> Store:
+        """In the cache."""
+        return cached_store(self.recipe)
+
+    def build(self, out: Path, processes: int | None) -> None:
+        """In a folder of the user's."""
+        build(self.recipe, out, processes=processes, tell=Say(f"building the store {out}"), replace=True)
+
+    def _fit(self) -> tuple[Step, ...]:
+        return fit(self.steps, self.raw, self._sample, self._gather)
+
+    def _sample(self, count: int) -> Rows:
+        return first_rows(raw_rows(self.reader, self.places, self.raw, self.split), self.raw, count)
+
+    def _gather(self, before: tuple[Step, ...], fittings: tuple[Fitting, ...]) -> list[Any]:
+        names = ", ".join(str(getattr(one, "called", type(one).__name__)) for one in fittings)
+        return aggregate(self._recipe(before), fittings, tell=Say(f"looking through the training rows for {names}"))
+
+    def _recipe(self, steps: tuple[Step, ...], *more: Any) -> Recipe:
+        if not self.places:
+            raise DataError("there are no files to read: check the path, and what the names of the files end with")
+        return Recipe(self.reader, self.places, steps, self.split, *more)
