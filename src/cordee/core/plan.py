@@ -102,8 +102,8 @@ class Plan:
         "equal",
         "feed",
         "who computes which samples of a global batch",
-        choices=("equal", "proportional", "sampled", "balanced"),
-        built=("equal", "proportional", "sampled"),
+        choices=("equal", "proportional", "sampled", "local", "balanced"),
+        built=("equal", "proportional", "sampled", "local"),
     )
     proportions: tuple[float, ...] = _key(
         (), "feed", "parts of a global batch: one number per worker; per replica with tensor or pipeline above 1"

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from cordee.feed.batch import Batch
+from cordee.feed.coming import Coming, Expected, Expecting, cut_of, micros_of
 from cordee.feed.late import change, late_of
 from cordee.feed.loader import Loader, Request
+from cordee.feed.locality import Near
 from cordee.feed.order import Order, delivered_each, delivered_shares
 from cordee.feed.permute import Ids
 from cordee.feed.share import Share, Shares
@@ -94,12 +96,18 @@ class Feeder:
         """Where a part, or my share, of a micro-batch of so many samples lies, as long as the members stay."""
         self._strip: dict[Slot, Batch] = {}
         """Small batches of the next steps."""
+        self._traits = source.traits
+        self._far: Expecting | None = self._traits.far
+        self._expected: Expected | None = None
+        self._next: Slot | None = None
+        """The slot that a far source expects to be gathered next."""
+        self._near: Near | None = None
         self._at_once = -1
         """How many of them are gathered at once, if they are small and quick to read; -1: not known yet."""
 
     def micros(self, step: int) -> int:
         """How many micro-batches a step is computed in; none of them is empty."""
-        return 1 if self.accumulate == 1 else max(1, min(self.accumulate, self.order.size(step)))
+        return micros_of(self.order, self.accumulate, step)
 
     def take(self, slot: Slot, *, ahead: bool = True) -> Batch:
         """My share of this slot's samples; an empty share borrows the first sample of the micro-batch."""
@@ -118,6 +126,7 @@ class Feeder:
             batch = self._loader.take(request)
         else:
             mine = self._mine(slot)
+            self._expect(slot)
             batch = self._loader.take_now(mine.ids, slot.epoch)
         batch.epoch, batch.step, batch.positions = slot.epoch, slot.step, mine.positions
         batch.borrowed = mine.borrowed
@@ -143,6 +152,8 @@ class Feeder:
         self._requested.clear()
         self._cuts.clear()
         self._strip.clear()
+        self._near = None
+        self._expect_no_more()
 
     def reshare(self, shares: Shares) -> None:
         """Cut batches by another value of shares, from those on that were not taken yet."""
@@ -172,6 +183,7 @@ class Feeder:
     def _request(self, slot: Slot) -> None:
         if slot not in self._requested:
             mine = self._mine(slot)
+            self._expect(slot)
             self._requested[slot] = mine, self._loader.request(mine.ids, slot.epoch)
 
     def _from_strip(self, slot: Slot) -> Batch | None:
@@ -184,6 +196,7 @@ class Feeder:
         if whole is None:
             return None
         shares = np.ascontiguousarray(whole[:, cut.start : cut.stop])
+        self._expect(slot, len(shares))
         began = time.perf_counter()
         self._strip = {Slot(one.epoch, one.step): one for one in _strip(self.source, shares, cut, slot)}
         if time.perf_counter() - began > LONGEST_S:  # a step in so many would be held up by it
@@ -199,7 +212,7 @@ class Feeder:
         if cut is None:
             own = self.team.lines.mesh.numbers, self.team.share
             owners, part = own if slot.part < 0 else (self.owners, slot.part)
-            cut = share.positions(len(whole), owners, part, slot[:3])
+            cut = cut_of(share, whole, owners, part, slot[:3], self._homes())
             if isinstance(cut, range):
                 self._cuts[share, len(whole), slot.part] = cut
         if not len(cut):
@@ -208,6 +221,36 @@ class Feeder:
             return _Mine(cut + start, whole[cut])
         # A copy: it is the user's, and the next steps' ids must stay as they are.
         return _Mine(range(start + cut.start, start + cut.stop), whole[cut.start : cut.stop].copy())
+
+    def _homes(self) -> Near | None:
+        """Who holds which samples, and where the workers of this generation are; None if that makes no difference."""
+        traits, lines = self._traits, self.team.lines
+        if self._near is None and traits.holders is not None:
+            homes = zip(lines.mesh.numbers, (lines.hosts[one] for one in lines.mesh.leaders), strict=True)
+            self._near = Near(traits.holders, tuple(homes), traits.rows)
+        return self._near
+
+    def _expect(self, slot: Slot, steps: int = 1) -> None:
+        """Tell a far source what is going to be gathered from this slot on, if that is not what it was told."""
+        if self._far is None:
+            return
+        if slot.part >= 0:  # which parts a window brings is not known before
+            self._expect_no_more()
+            return
+        if slot != self._next:
+            self._expect_no_more()
+            own = self.team.lines.mesh.numbers, self.team.share
+            near, rows = self._homes(), self._traits.rows
+            coming = Coming(self.order, self.shares, *own, self.accumulate, slot[:3], near, rows)
+            self._expected = self._far.expect(coming)
+        self._next = self._after(slot)
+        if steps > 1:
+            self._next = self._after(slot._replace(step=slot.step + steps - 1))
+
+    def _expect_no_more(self) -> None:
+        if self._expected is not None:
+            self._expected.close()
+        self._expected = self._next = None
 
 
 class Lookahead:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cordee.feed.locality import Held, local_owners
 from cordee.feed.permute import Ids, mix, random_bits
 
 
@@ -18,24 +19,34 @@ class Share:
     """How a batch is cut over workers; a share may be empty. The plan has checked rule and proportions.
 
     `equal`: sizes differ by at most one. `proportional`: sizes by largest remainder. `sampled`: every sample goes to a
-    worker drawn at random. `proportions` belong to worker ids, so that they still fit when some workers are gone; a
-    worker without one counts as the mean of those given. `sampled` draws by them if there are any. Where several
-    workers compute a share together, their `Mesh.numbers` stand for worker ids.
+    worker drawn at random. `local`: sizes as above, and each worker prefers samples that its host holds. `proportions`
+    belong to worker ids, so that they still fit when some workers are gone; a worker without one counts as the mean of
+    those given. `sampled` draws by them if there are any. Where several workers compute a share together, their
+    `Mesh.numbers` stand for worker ids.
     """
 
     rule: str = "equal"
     proportions: tuple[float, ...] = ()
     seed: int = 0
 
-    def positions(self, size: int, workers: Sequence[int], index: int, key: tuple[int, ...] = ()) -> range | Ids:
+    @property
+    def in_runs(self) -> bool:
+        """Whether each worker computes consecutive positions, the same ones in all batches of one size."""
+        return self.rule in ("equal", "proportional")
+
+    def positions(
+        self, size: int, workers: Sequence[int], index: int, key: tuple[int, ...] = (), held: Held | None = None
+    ) -> range | Ids:
         """The positions of a batch of `size` samples that the worker at `index` of `workers` computes.
 
-        `workers` are the ids of those that are there, `key` says which batch it is (epoch, step, ...). Over all workers
-        every position comes exactly once.
+        `workers` are the ids of those that are there, `key` says which batch it is (epoch, step, ...), `held` which
+        hosts hold its samples, where that is known. Over all workers every position comes exactly once.
         """
         if self.rule == "sampled":
             return np.flatnonzero(self._owners(size, workers, key) == index).astype(np.int64, copy=False)
         sizes = _largest_remainder(size, self._weights(workers))
+        if self.rule == "local" and held is not None:
+            return np.flatnonzero(local_owners(held, sizes) == index).astype(np.int64, copy=False)
         start = sum(sizes[:index])
         return range(start, start + sizes[index])
 

@@ -28,9 +28,14 @@ class Traits:
     table: Any = None
     """The `ArraySource` of which batches are rows: a GPU may hold it, and its columns can be looked through."""
     rows: Ids | None = None
-    """Which rows of the table the samples are; None for all of them, in their order."""
+    """Which rows of the table, or of the source that is far or has holders, the samples are; None for all of them, in
+    their order."""
     late: tuple[Any, ...] = ()
     """What is done to batches on their device, as `feed/late.py` has it."""
+    far: Any = None
+    """The `Expecting` that wants to know beforehand what is read: the samples come from elsewhere."""
+    holders: Any = None
+    """`Holders`: which hosts hold which samples, where that makes a difference."""
 
 
 @runtime_checkable

@@ -120,6 +120,11 @@ class Lines:
         if who.worker in left.spares and isinstance(who.channel, Channel):
             who.channel.give_way(LEAVES)
 
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The address of each member's host; alone, or on loopback, all are on the same."""
+        return {self._membership.worker: "", **self._hosts}
+
     def device_mesh(self) -> DeviceMesh:
         """The mesh as torch has it, over groups that a lost member releases; all members call this.
 

@@ -1,0 +1,260 @@
+"""Blocks on their way from a far origin to the batches: looked up near to far, and kept where they are needed soonest.
+
+A block is immutable: whoever changes rows changes a copy, and nothing is ever written to the origin. What memory gives
+up goes to the disk, if it is needed sooner than something there; so both levels together hold what one level of their
+size would. A block in memory may stay on the disk too, as long as nothing else wants the room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from cordee.core.errors import WaitedTooLong
+from cordee.feed.cache.disk import Disk
+from cordee.feed.cache.future import Future as Foresight
+from cordee.feed.cache.future import Past, Ranks, Stream
+from cordee.feed.cache.policy import Shelf
+from cordee.feed.cache.pool import Buffer, Pool
+from cordee.feed.cache.settings import Cache
+
+_COPY = 2**61
+"""What a block on the disk ranks higher while memory holds it too."""
+
+
+class Origin(Protocol):
+    """Where blocks come from in the end."""
+
+    @property
+    def key(self) -> str:
+        """A word for what all blocks hold: it differs where a block does. Part of a file's name."""
+        ...
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are, numbered from 0."""
+        ...
+
+    def nbytes(self, block: int) -> int:
+        """The size of a block."""
+        ...
+
+    def fetch(self, block: int, into: Buffer) -> None:
+        """Get a block, which takes long; `DataError` if it cannot be had. Several threads call this."""
+        ...
+
+
+@dataclass
+class Counters:
+    """What came from where, so far."""
+
+    memory_hits: int = 0
+    memory_bytes: int = 0
+    disk_hits: int = 0
+    disk_bytes: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+    evicted: int = 0
+    """From memory."""
+    demoted: int = 0
+    """Of those, how many were written to the disk then: the others were there, or not worth it."""
+    damaged: int = 0
+    """Blocks on the disk that were not whole, and were fetched again."""
+
+    @property
+    def reads(self) -> int:
+        """Blocks that gathers asked for."""
+        return self.memory_hits + self.disk_hits + self.fetched
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of the reads that needed no fetch."""
+        return (self.memory_hits + self.disk_hits) / self.reads if self.reads else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """By name, with the rates."""
+        return {**asdict(self), "reads": self.reads, "hit_rate": self.hit_rate}
+
+
+class Block:
+    """The bytes of a block in memory; they go back to the pool when nothing refers to it any more."""
+
+    __slots__ = ("__weakref__", "buffer", "number", "ready")
+
+    def __init__(self, number: int, nbytes: int, pool: Pool) -> None:
+        """Not filled yet."""
+        self.number, self.buffer = number, pool.take(nbytes)
+        self.ready: Future[None] = Future()
+        """Done when `buffer` holds the block's bytes."""
+        weakref.finalize(self, pool.give, self.buffer).atexit = False
+
+    def wait(self, deadline_s: float) -> Buffer:
+        """The bytes, to be read only, as long as the block is held."""
+        try:
+            self.ready.result(deadline_s)
+        except FutureTimeout as error:
+            if self.ready.done():  # an error of the origin's own
+                raise
+            raise WaitedTooLong(
+                f"waited {deadline_s:g} s for block {self.number} of the store: the connection hangs or is slow; look "
+                "at it, or allow more time: Cache(deadline_s=...)"
+            ) from error
+        return self.buffer
+
+
+class Levels:
+    """The levels of one cache over one origin, in one process."""
+
+    def __init__(self, cache: Cache, origin: Origin) -> None:
+        """Nothing is held in memory; what the folder holds of this origin is used."""
+        self.cache, self.origin = cache, origin
+        self.counters = Counters()
+        self.pool = Pool(threshold=max(cache.ahead_bytes, cache.memory_bytes // 16))
+        self._ranks: Ranks = Foresight() if cache.policy == "belady" else Past()
+        self._memory: dict[int, Block] = {}
+        self._shelf = Shelf(cache.memory_bytes - cache.ahead_bytes)
+        self._lock = threading.RLock()
+        self._counting = threading.Lock()
+        self.moving = 0
+        """Blocks that are fetched just now, with what makes room for them: their memory is taken."""
+        self._disk: Disk | None = None
+        if cache.disk_bytes:
+            self._disk = Disk(
+                cache.place, cache.disk_bytes, origin.key, self._rank_on_disk, deadline_s=cache.deadline_s
+            )
+
+    def open(self, stream: Stream) -> None:
+        """A reader says what it is going to read."""
+        with self._lock:
+            self._ranks.open(stream)
+
+    def read(self, number: int, upcoming: Callable[[], None] = lambda: None, pool: Executor | None = None) -> Block:
+        """A block, on its way to memory or there; `pool` fetches it if given, else the caller waits.
+
+        `upcoming` is called before memory is taken for it, and may wait until there is some.
+        """
+        with self._lock:
+            self._refresh()
+            rank = self._ranks.use(number)
+            block = self._memory.get(number)
+            if block is not None:
+                self._shelf.rank(number, rank)
+                self.counters.memory_hits += 1
+                self.counters.memory_bytes += len(block.buffer)
+                return block
+            nbytes = self.origin.nbytes(number)
+            verdict = self._shelf.decide(number, nbytes, rank)
+            victims = [self._evict(victim) for victim in verdict.evict]
+            if verdict.admit:
+                self._shelf.put(number, nbytes, rank)
+        upcoming()
+        block = Block(number, nbytes, self.pool)
+        with self._lock:
+            if number in self._shelf:  # it may have been evicted meanwhile
+                self._memory[number] = block
+        if pool is None:
+            self._load(block, victims)
+            return block
+        self._move(1)
+        try:
+            task = pool.submit(self._load, block, victims)
+        except RuntimeError as error:  # the reader was closed
+            self._move(-1)
+            self._abandon(block, error)
+        else:
+            task.add_done_callback(lambda task: self._finish(block, task))
+        return block
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters, and what the levels hold now."""
+        on_disk = {"disk_used": self._disk.used} if self._disk is not None else {}
+        self.counters.damaged = self._disk.damaged if self._disk is not None else 0
+        return {**self.counters.to_dict(), "memory_used": self.pool.in_use, **on_disk, "pool": self.pool.statistics()}
+
+    def _refresh(self) -> None:
+        """More is known of what comes: rank all blocks anew."""
+        if self._ranks.changed():
+            for one in list(self._shelf):
+                self._shelf.rank(one, self._ranks.rank(one))
+            if self._disk is not None:
+                self._disk.rerank()
+
+    def _evict(self, number: int) -> Block | None:
+        """Give a block up in memory."""
+        self._shelf.drop(number)
+        self.counters.evicted += 1
+        return self._memory.pop(number, None)
+
+    def _demote(self, victims: list[Block | None]) -> None:
+        """The disk may want what memory gave up."""
+        while victims:
+            block, disk = victims.pop(0), self._disk
+            if block is None or disk is None:
+                continue
+            with contextlib.suppress(Exception):  # whoever waits for it is told
+                buffer = block.wait(self.cache.deadline_s)
+                if (claim := disk.claim(block.number, len(buffer))) is None:
+                    disk.rerank(block.number)
+                elif claim.write(buffer):
+                    with self._counting:
+                        self.counters.demoted += 1
+
+    def _load(self, block: Block, victims: list[Block | None]) -> None:
+        """Fill a block, from the nearest place that has it; then its place there is free for what memory gave up."""
+        try:
+            self._fill(block)
+        except Exception as error:
+            self._abandon(block, error)
+        else:
+            block.ready.set_result(None)
+        self._demote(victims)
+
+    def _finish(self, block: Block, task: Future[None]) -> None:
+        self._move(-1)
+        if task.cancelled():
+            self._abandon(block, RuntimeError("its reader was closed"))
+
+    def _move(self, count: int) -> None:
+        with self._counting:
+            self.moving += count
+
+    def _abandon(self, block: Block, error: Exception) -> None:
+        """It cannot be had: whoever waits for it is told, and the next one who asks tries again."""
+        block.ready.set_exception(error)
+        with self._lock:
+            if self._memory.get(block.number) is block:
+                del self._memory[block.number]
+                self._shelf.drop(block.number)
+
+    def _fill(self, block: Block) -> None:
+        buffer, number, disk = block.buffer, block.number, self._disk
+        claim = None
+        if disk is not None:
+            if disk.read(number, buffer):
+                disk.rerank(number)
+                with self._counting:
+                    self.counters.disk_hits += 1
+                    self.counters.disk_bytes += len(buffer)
+                return
+            claim = disk.claim(number, len(buffer))  # before it is fetched: other processes then wait for it
+        try:
+            self.origin.fetch(number, buffer)
+        except BaseException:
+            if claim is not None:
+                claim.give_up()
+            raise
+        if claim is not None:
+            claim.write(buffer)
+        with self._counting:
+            self.counters.fetched += 1
+            self.counters.fetched_bytes += len(buffer)
+
+    def _rank_on_disk(self, number: int) -> int:
+        """Above all others while memory has it: then it is the first to go."""
+        return self._ranks.rank(number) + (_COPY if number in self._memory else 0)
