@@ -11,3 +11,4 @@ from cordee.feed.data import idx as idx
 from cordee.feed.data import npy as npy
 from cordee.feed.data import npz as npz
 from cordee.feed.data import text as text
+from cordee.feed.stream import stream as stream

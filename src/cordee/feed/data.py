@@ -86,13 +86,18 @@ def arrays(
     Types of NumPy arrays and tensors stay, unless `scale` asks for x as uint8 / 255 in float32. Lists, and frames and
     series of pandas, become tensors: a frame float32 (rows, columns), floats float32, whole numbers int64.
     """
-    own = {
+    own = held_out(validation, test, scale)
+    ratios = _ratios(None if "validation" in own else validation, None if "test" in own else test)
+    return replace(_divide(_named({"x": x, "y": y, **more}, scale), ratios, seed), **own)
+
+
+def held_out(validation: Held, test: Held, scale: bool = False) -> dict[str, Source]:
+    """The sets for validation and test that were given as arrays of their own."""
+    return {
         name: _named(held if isinstance(held, Mapping) else {"x": held[0], "y": held[1]}, scale)
         for name, held in (("validation", validation), ("test", test))
         if isinstance(held, tuple | Mapping)
     }
-    ratios = _ratios(None if "validation" in own else validation, None if "test" in own else test)
-    return replace(_divide(_named({"x": x, "y": y, **more}, scale), ratios, seed), **own)
 
 
 def npz(

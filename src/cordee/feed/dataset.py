@@ -35,7 +35,10 @@ class DatasetSource:
         if isinstance(dataset, IterableDataset) or not by_number:
             raise DataError(
                 f"{kind} can only be iterated: samples are asked for by number here, so that any worker can take any "
-                "of them; give a map-style dataset, with __len__ and __getitem__"
+                "of them. Its rows can be written to a store once:\n"
+                "    data=cordee.data.rows(dataset)\n"
+                "or read as an endless stream, whose order is that in which they come:\n"
+                "    data=cordee.data.stream(dataset), steps_per_epoch=1000, shuffle='none'"
             )
         if len(dataset) < 1:
             raise DataError(f"the dataset {kind} is empty: at least 1 sample is needed")
@@ -84,22 +87,10 @@ class DatasetSource:
         draws = SampleDraws(others=bool(self._others))
         samples = self._samples(ids.tolist(), draws)
         if self._collate is default_collate:
-            return self._stacked(samples, ids)
+            return stacked(samples, ids, type(self.dataset).__name__)
         draws.turn_to(-1 - int(ids[0]))  # no sample's own
         with draws:
             return self._collate(samples)
-
-    def _stacked(self, samples: list[Any], ids: Ids) -> Fields:
-        try:
-            batch: Fields = default_collate(samples)
-            return batch
-        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
-            forms = {_form(sample): place for sample, place in zip(samples[::-1], ids[::-1].tolist(), strict=True)}
-            seen = ", ".join(f"sample {place} is {form}" for form, place in list(forms.items())[:-3:-1])
-            raise DataError(
-                f"samples of {type(self.dataset).__name__} cannot be stacked to a batch: {seen}. Give a function that "
-                "makes a batch of a list of samples, by padding for instance: cordee.data.dataset(..., collate=...)"
-            ) from error
 
     def _samples(self, ids: list[int], draws: SampleDraws) -> list[Any]:
         if self._get_many is not None and not self._draws and not self._others:
@@ -121,6 +112,20 @@ class DatasetSource:
             # As `add_note` does, which Python has since 3.11.
             vars(error).setdefault("__notes__", []).append(f"in sample {place} of {type(self.dataset).__name__}")
             raise
+
+
+def stacked(samples: list[Any], ids: Ids, kind: str, how: str = "dataset") -> Fields:
+    """A batch of samples as PyTorch makes it; the error names two that differ."""
+    try:
+        batch: Fields = default_collate(samples)
+        return batch
+    except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+        forms = {_form(sample): place for sample, place in zip(samples[::-1], ids[::-1].tolist(), strict=True)}
+        seen = ", ".join(f"sample {place} is {form}" for form, place in list(forms.items())[:-3:-1])
+        raise DataError(
+            f"samples of {kind} cannot be stacked to a batch: {seen}. Give a function that makes a batch of a list of "
+            f"samples, by padding for instance: cordee.data.{how}(..., collate=...)"
+        ) from error
 
 
 def _is_plain(dataset: Any) -> bool:

@@ -73,11 +73,11 @@ def places_of_others() -> tuple[Any, ...]:
 class SampleDraws(TorchFunctionMode):
     """In here, torch draws on the CPU from a generator that belongs to the sample at hand; only in this thread."""
 
-    def __init__(self, *, others: bool = False) -> None:
-        """Draws of the seed and epoch that are read; `others`: Python's and NumPy's too, in all threads."""
+    def __init__(self, *, others: bool = False, key: tuple[int, int] | None = None) -> None:
+        """Draws of the seed and epoch that are read, or of `key`; `others`: of Python and NumPy too, in all threads."""
         super().__init__()
         self._others = others
-        self._key: tuple[int, int] = getattr(_here, "key", None) or (0, 0)
+        self._key: tuple[int, int] = key or getattr(_here, "key", None) or (0, 0)
         self._sample = 0
         self._generator: torch.Generator | None = None
         self.used = False

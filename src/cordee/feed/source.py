@@ -27,6 +27,8 @@ class Traits:
     """Whether samples draw from the generators of Python or NumPy; None: not known before some were read."""
     table: Any = None
     """The `ArraySource` of which batches are rows: a GPU may hold it, and its columns can be looked through."""
+    stream: Any = None
+    """The `StreamSource` that samples come from: they are read in order, without end, and numbered as they come."""
     rows: Ids | None = None
     """Which rows of the table, or of the source that is far or has holders, the samples are; None for all of them, in
     their order."""

@@ -82,7 +82,8 @@ def of_job(job: Job, *, resume: bool) -> dict[str, Any]:
 
 def of_data(source: Source) -> str:
     """A data set."""
-    return f"{len(source)} samples with fingerprint {source.fingerprint}"
+    what = f"{len(source)} samples" if source.traits.stream is None else "an endless stream"
+    return f"{what} with fingerprint {source.fingerprint}"
 
 
 def of_model(model: nn.Module, plan: Plan) -> dict[str, Any]:

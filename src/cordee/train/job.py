@@ -151,6 +151,7 @@ class Job:
         if self.epochs is None and self.stop.steps is None and self.stop.minutes is None and self.stop.when is None:
             raise JobError("epochs=None needs an end: stop=Stop(steps=...), Stop(minutes=...) or Stop(when=...)")
         object.__setattr__(self, "data", as_data(self.data))
+        check_streams(self)
         known = ("loss", *self.metrics)
         for what, wanted in (("save.keep_best", self.save.keep_best), ("stop.metric", self.stop.metric)):
             metric = (wanted or "loss").lstrip("-")
@@ -255,6 +256,22 @@ class Resolved:
 
     batch: int
     lr_factor: float
+
+
+def check_streams(job: Job) -> None:
+    """Refuse an endless stream where the data have to end, or in another order than that in which it comes."""
+    for part, source in job.data.sets.items():
+        if source.traits.stream is None:
+            continue
+        if part != "train":
+            raise JobError(f"{part}: an endless stream has no end at which it is judged; give arrays or a dataset")
+        wrong = {"steps_per_epoch=1000": job.steps_per_epoch is None, "shuffle='none'": job.shuffle != "none"}
+        if missing := [text for text, is_wrong in wrong.items() if is_wrong]:
+            raise JobError(
+                f"data: an endless stream has no epochs of its own, and is used in the order in which it comes. Add "
+                f"{', '.join(missing)} to the job. (For shuffled epochs write its rows to a store once: "
+                "data=cordee.data.rows(factory))"
+            )
 
 
 def _is_count(value: Any) -> bool:

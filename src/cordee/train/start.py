@@ -63,7 +63,7 @@ class Setup:
             self.order.steps,
             steps,
             parameters=self.parameters,
-            samples={part: len(source) for part, source in job.data.sets.items()},
+            samples={part: len(one) for part, one in job.data.sets.items() if one.traits.stream is None},
             last_step=job.last_step(self.order.steps),
             settings={
                 **{name: getattr(job, name) for name in ("batch_per", "seed", "shuffle")},

@@ -43,7 +43,7 @@ from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
 from cordee.train.shares import begin_passes
 from cordee.train.trail import Trail
-from cordee.train.windows import Boundary
+from cordee.train.windows import Boundary, steps_at_hand
 
 
 @dataclass
@@ -149,13 +149,16 @@ class Stepper:
     ) -> Iterator[Batch]:
         """My share of each global batch; see `Session.batches`."""
         source = as_source(data)
-        order = order or Order(len(source), batch, seed=self.seed)
+        shuffle = "full" if source.traits.stream is None else "none"
+        order = order or Order(len(source), batch, seed=self.seed, shuffle=shuffle)
         first, end = self.loops.first(source.fingerprint, data, start, epochs)
         place = {"data": of_data(source), "epochs": epochs, "from (epoch, step)": first}
         self.reducers.loop = place | order.describe()
         self.reducers.one_update = self.updates == 1
         loop = Loop(self, source, order, weigh, data)
         before = first[0] * order.steps + first[1]  # of the run that a script goes on with
+        if source.traits.stream is not None:
+            source.traits.stream.begin(int(order.ids(*first)[0]), keep=steps_at_hand(self.plan) * order.batch)
         self.number = before if start is not None and before else self.team.steps
         with self.loops.opened(loop, self.state, self.reducers.forget):
             loop.guard.begin_loop(self.models)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cordee.core.errors import UsageError
 from cordee.core.events import WindowEvent
+from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.core.window import InHand, Item, Rule, Window, lift_of
 from cordee.feed.feeder import Feeder, Slot
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 Boundary = Callable[[int], "int | None"]
 """After a number of steps, the next one at which all workers have to stop together; None: not known of any."""
+
+
+def steps_at_hand(plan: Plan) -> int:
+    """How many steps a worker may have to go back: what it reads ahead, and the windows that are not merged yet."""
+    return 4 + 2 * (0 if plan.window is None else plan.window.steps)
 
 
 class Windows:
