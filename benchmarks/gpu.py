@@ -51,9 +51,12 @@ PEERS = {
     "hand_launched": Peer(("gpu_hand.py",), 0.98, plan=f"{PLAN},graphs=false"),
     "accelerate": Peer(("gpu_accelerate.py",), 1.0, ("accelerate",)),
     "lightning": Peer(("gpu_lightning.py",), 1.0, ("pytorch-lightning",)),
+    "accelerate_usual": Peer(("gpu_accelerate.py", "usual"), 1.0, ("accelerate",)),
+    "lightning_usual": Peer(("gpu_lightning.py", "usual"), 1.0, ("pytorch-lightning",)),
 }
 """By name: a loop written by hand, which compiles; the same with CUDA graphs, which we use in every row but the next;
-the same where we launch every kernel too; and the frameworks."""
+the same where we launch every kernel too; the frameworks, whose loaders gather a batch at once; and the frameworks with
+PyTorch's usual loader, which makes a batch of samples one by one."""
 
 
 @contextlib.contextmanager

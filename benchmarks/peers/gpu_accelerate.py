@@ -1,4 +1,4 @@
-"""The peer Accelerate on a GPU, compiled and in bf16: `gpu_accelerate.py TASK SOCKET NAME`."""
+"""The peer Accelerate on a GPU, compiled and in bf16: `gpu_accelerate.py TASK SOCKET NAME [usual]`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from torch import nn
 
 def main() -> None:
     """Train until nobody wants a further step."""
-    name, path, system = sys.argv[1:]
+    name, path, system, *usual = sys.argv[1:]
     task = TASKS[name]
     torch.manual_seed(0)
     accelerator = Accelerator(mixed_precision="bf16", dynamo_backend="inductor")
     plain = task.model()
     if any(isinstance(module, nn.Conv2d) for module in plain.modules()):
         plain = plain.to(memory_format=torch.channels_last)
-    model, optimizer, batches = accelerator.prepare(plain, task.optimizer(plain.parameters()), loader(task))
+    feed = loader(task, usual=bool(usual))
+    model, optimizer, batches = accelerator.prepare(plain, task.optimizer(plain.parameters()), feed)
     augmented = torch.compile(task.augmented) if task.augment is not None else task.augmented
     pace = Pace(path, system, 0, settle=torch.cuda.synchronize)
     while not pace.ended:

@@ -1,4 +1,4 @@
-"""The peer Lightning on a GPU, compiled, in bf16 and barebones: `gpu_lightning.py TASK SOCKET NAME`."""
+"""The peer Lightning on a GPU, compiled, in bf16 and barebones: `gpu_lightning.py TASK SOCKET NAME [usual]`."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class Turns(lightning.Callback):
 
 def main() -> None:
     """Train until nobody wants a further step."""
-    name, path, system = sys.argv[1:]
+    name, path, system, *usual = sys.argv[1:]
     task = TASKS[name]
     torch.manual_seed(0)
     trainer = lightning.Trainer(
         accelerator="gpu", devices=1, precision="bf16-mixed", max_epochs=-1, barebones=True,
         callbacks=[Turns(path, system)],
     )  # fmt: skip
-    trainer.fit(Module(task), loader(task))
+    trainer.fit(Module(task), loader(task, usual=bool(usual)))
 
 
 if __name__ == "__main__":

@@ -133,5 +133,7 @@ def draws(batch: Batch, count: int, *, seed: int = 0) -> Tensor:
     places = (np.asarray(batch.ids).astype(np.uint64) + np.uint64(1)) * SPREAD
     bits = mix(places[:, None] + keys) >> _DROPPED_BITS
     numbers = torch.from_numpy(bits.astype(np.float32) * np.float32(2**-24))
-    device = next((tensor.device for _, tensor in named_tensors(batch.fields)), "cpu")
+    device = next((tensor.device for _, tensor in named_tensors(batch.fields)), torch.device("cpu"))
+    if device.type == "cuda":  # a copy from memory that is not pinned waits until the GPU has done all before it
+        return numbers.pin_memory().to(device, non_blocking=True)
     return numbers.to(device)
