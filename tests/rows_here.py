@@ -11,6 +11,7 @@ import numpy as np
 from cordee.feed.chain import Chain
 from cordee.feed.columns import Columns, Ragged, Schema, kind_of_column, rows_of, slice_of
 from cordee.feed.places import Place
+from cordee.feed.source import digest_of
 from cordee.feed.sources.seam import Chunk
 
 
@@ -34,21 +35,27 @@ class Tables:
             yield Chunk({name: slice_of(columns[name], first, last) for name in schema}, last - first, last)
 
 
+def digest(given: Columns) -> str:
+    """Of all values."""
+    raw = [(name, *((one.offsets, one.values) if isinstance(one, Ragged) else (one,))) for name, one in given.items()]
+    return digest_of(part.encode() if isinstance(part, str) else part for one in raw for part in one)
+
+
 def columns(**given: Any) -> Columns:
     """Columns of lists: texts where they hold texts."""
     texts = {name: any(isinstance(one, str) for one in value) for name, value in given.items()}
     return {name: Ragged.of(one) if texts[name] else np.asarray(one) for name, one in given.items()}
 
 
-def chain(label: Any = None, *, size: int = 7, **given: Any) -> Chain:
+def chain(label: Any = None, *, chunk: int = 7, **given: Any) -> Chain:
     """A chain of one file with these columns."""
-    return files({"rows": columns(**given)}, label, size=size)
+    return files({"rows": columns(**given)}, label, chunk=chunk)
 
 
-def files(tables: Mapping[str, Columns], label: Any = None, *, size: int = 7) -> Chain:
+def files(tables: Mapping[str, Columns], label: Any = None, *, chunk: int = 7) -> Chain:
     """A chain of several files."""
-    places = tuple(Place(key, key, 1, f"{rows_of(one)}") for key, one in tables.items())
-    return Chain(Tables(tables, size), places, label=label)
+    places = tuple(Place(key, key, 1, digest(one)) for key, one in tables.items())
+    return Chain(Tables(tables, chunk), places, label=label)
 
 
 def whole(source: Any) -> dict[str, np.ndarray]:

@@ -13,9 +13,10 @@ from cordee.core.words import plural
 from cordee.feed.batch import Batch
 from cordee.feed.columns import Schema
 from cordee.feed.data import Data, MakesData
+from cordee.feed.features import features_of
 from cordee.feed.late import Late
 from cordee.feed.making import Making
-from cordee.feed.places import Place
+from cordee.feed.places import Place, resolve
 from cordee.feed.source import Fields, Source
 from cordee.feed.sources.seam import Reader
 from cordee.feed.sources.stored import Stored, first_of, places_in
@@ -121,13 +122,7 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
         if isinstance(self.what, Chain):
             below = self.what
             return places_in(below._making((Leave(),)).store(), below.view.most, below.view.times)
-        if isinstance(self.what, tuple) and all(isinstance(one, Place) for one in self.what):
-            return self.what
-        path = Path(self.what).absolute()
-        if not path.is_file():
-            raise DataError(f"{path} is not there: check the path")
-        found = path.stat()
-        return (Place(str(path), path.name, found.st_size, str(found.st_mtime_ns)),)
+        return resolve(self.what, self.reader.endings)
 
     @cached_property
     def raw(self) -> Schema:
@@ -147,8 +142,10 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
 
     def data(self) -> Data:
         """The sets, ready for training: x, y and other fields, from a store in the cache."""
-        store = self._making((Finish(self.labels),)).store()
-        data = Data(**self._sets(store))
+        making = self._making((Finish(self.labels),))
+        bottom, before = self._below
+        features = features_of(bottom.reader, bottom.raw, self.labels, (*before, *making.fitted), self.late)
+        data = Data(**self._sets(making.store()), features=features)
         for late in self.late:
             data = data.augment(late.function) if late.augments else data.transform(late.function)
         return data
@@ -183,6 +180,14 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
     def _making(self, ending: Steps) -> Making:
         beginning = (Enter(),) if isinstance(self.what, Chain) else ()
         return Making(self.reader, self.places, (*beginning, *self.steps, *ending), self.parts)
+
+    @property
+    def _below(self) -> tuple[Chain, tuple[Step, ...]]:
+        """The chain that reads the files, and the steps up to here."""
+        if not isinstance(self.what, Chain):
+            return self, ()
+        bottom, before = self.what._below
+        return bottom, (*before, *self.what.fitted_steps())
 
     @property
     def _used(self) -> tuple[str, ...]:

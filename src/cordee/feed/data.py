@@ -16,6 +16,7 @@ from cordee.core.errors import DataError
 from cordee.feed.arrays import ArraySource, is_frame, is_rows, is_series, refuse_frame
 from cordee.feed.batch import Batch
 from cordee.feed.dataset import Collate, DatasetSource
+from cordee.feed.features import Features
 from cordee.feed.files import existing, read_idx, read_npy, read_npz
 from cordee.feed.late import Late, Transformed
 from cordee.feed.permute import permutation
@@ -34,6 +35,8 @@ class Data:
     train: Source
     validation: Source | None = None
     test: Source | None = None
+    features: Features | None = None
+    """How raw rows became these, where a chain made them: saved with the model, for `cordee.data.prepared`."""
 
     def __post_init__(self) -> None:
         """Make sources of what was given."""
@@ -47,13 +50,19 @@ class Data:
         """Those that are there, by name."""
         return {name: source for name in SETS if (source := getattr(self, name)) is not None}
 
+    @property
+    def classes(self) -> dict[str, tuple[Any, ...]]:
+        """Of fields that hold class numbers: what each number stands for, as far as a chain knows it."""
+        return {} if self.features is None else dict(self.features.classes)
+
     def transform(self, function: Callable[[Batch], Fields]) -> Data:
         """Change the batches of all sets on their device, after the copy there, so that small numbers travel.
 
         `function` takes a batch and gives its fields. A row must become the same whatever rows are beside it.
         """
         late = Late(function)
-        return replace(self, **{name: Transformed(source, late) for name, source in self.sets.items()})
+        sets: dict[str, Any] = {name: Transformed(source, late) for name, source in self.sets.items()}
+        return replace(self, **sets)
 
     def augment(self, function: Callable[[Batch], Fields]) -> Data:
         """As `transform`, for training alone; what is random is made of `cordee.data.draws(batch, count)`.
@@ -91,7 +100,7 @@ def arrays(
     return replace(_divide(_named({"x": x, "y": y, **more}, scale), ratios, seed), **own)
 
 
-def held_out(validation: Held, test: Held, scale: bool = False) -> dict[str, Source]:
+def held_out(validation: Held, test: Held, scale: bool = False) -> dict[str, Any]:
     """The sets for validation and test that were given as arrays of their own."""
     return {
         name: _named(held if isinstance(held, Mapping) else {"x": held[0], "y": held[1]}, scale)

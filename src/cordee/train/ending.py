@@ -9,6 +9,7 @@ from torch import nn
 
 from cordee.core.errors import CheckpointError
 from cordee.core.events import ResultEvent, WarningEvent
+from cordee.feed.features import save_features
 from cordee.state.export import PROGRAM, WEIGHTS, called_with, save_model, save_program, trace_program
 from cordee.state.handover import share_snapshot
 from cordee.state.naming import Snapshot, capture, restore
@@ -98,6 +99,7 @@ def _write_files(training: Training, *, brought_back: bool) -> str:
             _write_program(training, model)
     with aside("saving"):
         training.saver.close()
+        save_features(training.out, training.job.data.features)
         return save_model(training.out / WEIGHTS, capture(model, live=True))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from cordee.core.errors import CheckpointError
 from cordee.core.events import EpochEvent, WarningEvent
 from cordee.feed.batch import Batch
+from cordee.feed.features import save_features
 from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.split.tensor import holding_together
@@ -109,6 +110,8 @@ class Training:
         """Step by step, until something says that it is enough."""
         job, stepper, setup = self.job, self.stepper, self.setup
         self.call("on_start")
+        if stepper.team.speaks:
+            save_features(self.out, job.data.features)
         if self._enough():
             return
         batches = stepper.batches(

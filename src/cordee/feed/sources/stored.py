@@ -46,9 +46,8 @@ class Stored:
             found = source.rows(np.arange(at, stop))
             columns: Columns = {one: found[one] for one in schema if one in found}
             if copy and ORIGIN in columns:
-                columns[ORIGIN] = mix(np.asarray(columns[ORIGIN]).view(np.uint64) + np.uint64(copy) * SPREAD).view(
-                    np.int64
-                )
+                words = np.asarray(columns[ORIGIN]).view(np.uint64) + np.uint64(copy * int(SPREAD) % 2**64)
+                columns[ORIGIN] = mix(words).view(np.int64)
             columns[GIVEN] = np.full(stop - at, NAMES[name], np.uint8)
             yield Chunk(columns, stop - at, stop)
 

@@ -140,7 +140,7 @@ class OnColumns(Extended):
         return self.then(Classes(columns, (), limit))
 
     def pack(self: Self, name: str, columns: Sequence[str] = ()) -> Self:
-        """Columns side by side in one, as float32; default: all of numbers but the label."""
+        """Columns side by side in one, as float32; default: all of numbers but label, x and images."""
         if isinstance(columns, str):
             raise DataError(f"pack({name!r}, {columns!r}): a list of columns was expected, [{columns!r}]")
         return self.then(Pack(name, tuple(columns), self.labels))

@@ -28,12 +28,12 @@ STATISTICS = ("mean", "median")
 
 
 class Affine(Written, frozen=True, tag="affine"):
-    """Numbers less one thing, over another, as float32."""
+    """Numbers less one thing, times another, as float32."""
 
     columns: Names
     less: tuple[Any, ...]
     """For each column, in its shape."""
-    over: tuple[Any, ...]
+    times: tuple[Any, ...]
 
     def schema(self, schema: Schema) -> Schema:
         """The columns as float32."""
@@ -42,9 +42,9 @@ class Affine(Written, frozen=True, tag="affine"):
     def apply(self, rows: Rows) -> Rows:
         """Computed in float64; missing values stay so."""
         columns = dict(rows.columns)
-        for name, less, over in zip(self.columns, self.less, self.over, strict=True):
+        for name, less, times in zip(self.columns, self.less, self.times, strict=True):
             column = np.asarray(columns[name])
-            values = (numbers(column) - np.asarray(less)) / np.asarray(over)
+            values = (numbers(column) - np.asarray(less)) * np.asarray(times)
             columns[name] = values.astype(np.float32).reshape(column.shape)
         return replace(rows, columns=columns)
 
@@ -87,15 +87,15 @@ class Standardize(_OfNumbers, frozen=True, tag="standardize"):
 
     def fitted(self, statistics: Any) -> Affine:
         """With what was found."""
-        less, over = [], []
+        less, times = [], []
         for name, moments in zip(self.columns, statistics, strict=True):
             _, mean, deviation = mean_and_deviation(moments)
             check_found(self.called, name, mean)
             # A column of one value has a deviation of rounding alone.
             constant = deviation <= 1e-12 * np.abs(mean)
             less.append(mean)
-            over.append(np.where(constant, 1.0, deviation))
-        return Affine(self.columns, _plain(less), _plain(over))
+            times.append(np.where(constant, 0.0, 1 / np.where(constant, 1.0, deviation)))
+        return Affine(self.columns, _plain(less), _plain(times))
 
 
 class Scale(_OfNumbers, frozen=True, tag="scale"):
@@ -114,8 +114,9 @@ class Scale(_OfNumbers, frozen=True, tag="scale"):
         for name, (least, most) in zip(self.columns, statistics, strict=True):
             check_found(self.called, name, least + most)
         less = [least for least, _ in statistics]
-        over = [np.where(most > least, most - least, 1.0) for least, most in statistics]
-        return Affine(self.columns, _plain(less), _plain(over))
+        widths = [most - least for least, most in statistics]
+        times = [np.where(width > 0, 1 / np.where(width > 0, width, 1.0), 0.0) for width in widths]
+        return Affine(self.columns, _plain(less), _plain(times))
 
 
 class Fill(_OfNumbers, frozen=True, tag="fill"):

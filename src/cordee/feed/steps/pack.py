@@ -31,10 +31,11 @@ class Pack(Written, frozen=True, tag="pack"):
     """Refuse missing values."""
 
     def on(self, schema: Schema, sample: Rows) -> Pack:
-        """For these columns: those named, or all of numbers and booleans but the label."""
-        names = self.columns or tuple(
-            name for name, kind in schema.items() if name not in self.but and kind.dtype in _PACKED and not kind.ragged
-        )
+        """For these columns: those named, or all of numbers and booleans but the label, x and images."""
+        flat = [
+            name for name, kind in schema.items() if kind.dtype in _PACKED and not kind.ragged and len(kind.shape) < 2
+        ]
+        names = self.columns or tuple(name for name in flat if name not in (*self.but, X))
         if not names:
             raise DataError(f"pack({self.name!r}): there is no column of numbers; there are {shown(schema)}")
         return msgspec.structs.replace(self, columns=names)

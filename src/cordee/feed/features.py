@@ -1,0 +1,112 @@
+"""What a model needs of its training's chain to predict on new rows: fitted steps and names of classes, as JSON."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cordee.core.damage import write_whole
+from cordee.core.errors import DataError
+from cordee.feed.columns import Schema
+from cordee.feed.late import Late
+from cordee.feed.sources.seam import Reader
+from cordee.feed.steps.carried import Enter, Leave
+from cordee.feed.steps.seam import Step
+from cordee.feed.steps.written import classes_of, written
+from cordee.feed.store.layout import ColumnKind, kinds_of
+
+FILE = "features.json"
+"""Its name in a run's folder."""
+FORM = 1
+_READERS = "cordee.feed.sources."
+
+
+class Features(msgspec.Struct, frozen=True):
+    """How raw rows became a batch, without the rows."""
+
+    form: int
+    columns: dict[str, ColumnKind]
+    """Of raw rows."""
+    labels: tuple[str, ...]
+    """What the label was called behind the last step of the user's."""
+    steps: tuple[Any, ...]
+    """Fitted, as JSON; the user's functions by their names."""
+    transforms: tuple[str, ...] = ()
+    """Names of the functions that change batches late, in evaluation too."""
+    classes: dict[str, tuple[Any, ...]] = {}
+    """Of fields that hold class numbers: what each number stands for."""
+    reader: dict[str, Any] = {}
+    """What read the files, if it is one of Cordée's, and its settings."""
+
+
+def features_of(
+    reader: Reader, raw: Schema, labels: Sequence[str], steps: Sequence[Step], late: Sequence[Late]
+) -> Features:
+    """Of a chain with fitted steps."""
+    plain = [one for one in steps if not isinstance(one, Enter | Leave)]
+    transforms = tuple(one.name for one in late if not one.augments)
+    return Features(
+        FORM, kinds_of(raw), tuple(labels), written(plain), transforms, classes_of(plain), _of_reader(reader)
+    )
+
+
+def save_features(folder: Path, features: Features | None) -> None:
+    """Write them into a run's folder, if there are any."""
+    if features is not None:
+        write_whole(folder / FILE, msgspec.json.encode(features).decode())
+
+
+def load_features(run: str | Path) -> Features:
+    """Of a run, by its folder."""
+    path = Path(run).expanduser().absolute() / FILE
+    try:
+        features = msgspec.json.decode(path.read_bytes(), type=Features)
+    except FileNotFoundError:
+        why = "its data did not come from a chain of steps" if path.parent.is_dir() else "there is no such folder"
+        raise DataError(
+            f"{path} is not there: {why}. Give the model what it takes, as arrays: cordee.predict(model, x)"
+        ) from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if features.form != FORM:
+        raise DataError(f"{path} is of form {features.form}, but this version of Cordée reads form {FORM}")
+    return features
+
+
+def class_names(run: str | Path) -> tuple[Any, ...]:
+    """What each class number of a run's label stands for: `class_names(run)[int(output.argmax())]`."""
+    classes = load_features(run).classes
+    if "y" not in classes:
+        raise DataError(f"the label of {Path(run).absolute()} is no class: its model predicts numbers")
+    return classes["y"]
+
+
+def reader_of(given: Mapping[str, Any], columns: Sequence[str]) -> Reader | None:
+    """The reader, for these columns alone; None where there was none that can be made again."""
+    module, _, name = str(given.get("name", "")).rpartition(".")
+    if not module.startswith(_READERS):
+        return None
+    kind = getattr(importlib.import_module(module), name, None)
+    if not is_dataclass(kind):
+        return None
+    options = dict(given["options"])
+    if "columns" in options:
+        options["columns"] = list(columns)
+    reader: Any = msgspec.convert(options, kind)
+    made: Reader = reader
+    return made
+
+
+def _of_reader(reader: Any) -> dict[str, Any]:
+    kind = type(reader)
+    if not kind.__module__.startswith(_READERS) or reader.in_process:
+        return {}
+    try:
+        return {"name": f"{kind.__module__}.{kind.__qualname__}", "options": msgspec.to_builtins(reader)}
+    except (TypeError, NotImplementedError):
+        return {}
