@@ -11,4 +11,6 @@ from cordee.feed.data import idx as idx
 from cordee.feed.data import npy as npy
 from cordee.feed.data import npz as npz
 from cordee.feed.data import text as text
+from cordee.feed.exchange.mapreduce import map_reduce as map_reduce
+from cordee.feed.exchange.stored import store as store
 from cordee.feed.stream import stream as stream

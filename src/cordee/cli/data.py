@@ -75,6 +75,54 @@ def receive(
                 return
 
 
+@app.command()
+def gather(
+    out: Annotated[Path, typer.Argument(help="This host's blocks: a folder, or a file.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where those of all go.", show_default=False)],
+    hosts: Annotated[
+        str,
+        typer.Option(metavar="<host:port,...>", help="All hosts, the same on each of them.", show_default=False),
+    ],
+    listen: Listen,
+    token_file: TokenFile = None,
+) -> None:
+    """Give this host's blocks to all hosts and take theirs; the same command on each, with its own --listen."""
+    from cordee.core.words import amount
+    from cordee.feed.exchange.access import Access
+    from cordee.feed.exchange.gather import all_gather
+
+    named = [one.strip() for one in hosts.split(",") if one.strip()]
+    access = Access.of(token_file, [*named, listen])
+    gathered = all_gather(out, folder, named, listen, access=access, tell=_tell)
+    print(
+        f"{folder} has {len(gathered.parts)} parts: received {amount(gathered.received)}, sent {amount(gathered.sent)} "
+        f"in {gathered.seconds:.2f} s"
+    )
+
+
+@app.command()
+def serve(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A store, or a folder of stores.", show_default=False)],
+    listen: Listen,
+    token_file: TokenFile = None,
+) -> None:
+    """Hold stores for other hosts, which fetch what they lack: cordee.data.store("cordee://HOST:PORT/NAME")."""
+    import threading
+
+    from cordee.core.words import amount
+    from cordee.feed.exchange.access import Access
+    from cordee.feed.exchange.holder import Holder
+
+    holder = Holder(folder, listen, Access.of(token_file, [listen]), _tell)
+    for name in holder.names:
+        print(plain(f"serving cordee://{holder.place}/{name}"), flush=True)
+    try:
+        threading.Event().wait()  # until Ctrl-C
+    finally:
+        holder.close()
+        print(f"sent {holder.served.files:,} files, {amount(holder.served.size)}", file=sys.stderr)
+
+
 def _show_delivery(delivery: Delivery) -> None:
     from cordee.core.words import amount
 

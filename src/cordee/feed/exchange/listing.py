@@ -92,20 +92,20 @@ def check_entries(entries: Sequence[Entry]) -> None:
 def entries_of(path: Path, tell: Callable[[str], None] = lambda text: None) -> list[Entry]:
     """The files of a folder, or this one file; a store's checksums are taken from its manifest, others read."""
     if path.is_file():
-        return [_entry(path, path.name)]
+        return [checked_entry(path, path.name)]
     if not path.is_dir():
         raise DataError(f"there is no folder or file {path.absolute()}: give the path of what is to be sent")
     if known := known_checksums(path / MANIFEST):
         for name, entry in known.items():
             check_there(path / name, entry)
-        found = [*known.values(), _entry(path / MANIFEST, MANIFEST)]
+        found = [*known.values(), checked_entry(path / MANIFEST, MANIFEST)]
     else:
         found = []
         names = sorted(_names(path))
         for number, name in enumerate(names):
             if number % 1000 == 999:
                 tell(f"looking at file {number + 1:,} of {len(names):,}")
-            found.append(_entry(path / name, name))
+            found.append(checked_entry(path / name, name))
     if not found:
         raise DataError(f"{path.absolute()} holds no file: there is nothing to send")
     try:
@@ -157,7 +157,8 @@ def _names(folder: Path) -> Iterable[str]:
                 yield (here / name).relative_to(folder).as_posix()
 
 
-def _entry(path: Path, name: str) -> Entry:
+def checked_entry(path: Path, name: str) -> Entry:
+    """A file with the checksum of its bytes."""
     check = Checksum("sha256:")
     size = 0
     try:

@@ -197,7 +197,7 @@ def named(function: str, key: Key, call: Callable[[], Value]) -> Value:
     try:
         return call()
     except DataError as error:
-        raise DataError(f"{function} of key {str(key)[:80]!r}: {error.message}", next_step=error.next_step) from error
+        raise DataError(f"{function} of key {repr(key)[:80]}: {error.message}", next_step=error.next_step) from error
 
 
 def attempt(folder: str, kind: str, number: int) -> str:
