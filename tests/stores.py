@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -70,8 +71,28 @@ class Counter:
             numbers = np.arange(at, min(at + self.chunk, count), dtype=np.int64) + first
             good = np.array([one for one in numbers.tolist() if one not in self.bad], np.int64)
             faults = tuple(Fault(place.key, one, "bad") for one in numbers.tolist() if one in self.bad)
-            columns = columns_of(good)
+            columns = {"id": good} if list(self.kinds) == ["id"] else columns_of(good)
             yield Chunk({name: columns[name] for name in self.kinds}, len(good), at + len(numbers), faults)
+
+
+class Slow(Counter):
+    """Takes its time, so that a build can be killed in the middle."""
+
+    def chunks(self, place: Place, schema: Schema, start: int = 0) -> Iterator[Chunk]:
+        for chunk in super().chunks(place, schema, start):
+            time.sleep(0.005)
+            yield chunk
+
+
+class Wide(Counter):
+    """Rows of 500 bytes."""
+
+    def schema(self, places: Sequence[Place]) -> Schema:
+        return {"x": Kind("uint8", (500,))}
+
+    def chunks(self, place: Place, schema: Schema, start: int = 0) -> Iterator[Chunk]:
+        for chunk in Counter(self.chunk, {"id": KINDS["id"]}).chunks(place, schema, start):
+            yield chunk._replace(columns={"x": np.zeros((chunk.rows, 500), np.uint8)})
 
 
 def place_of(path: Path, first: int, count: int, size: int = 100) -> Place:

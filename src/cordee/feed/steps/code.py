@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
-import torch
 
 _DEPTH = 12
 _NO_CODE = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"}
 _NO_CODE.add("__static_attributes__")
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is one of torch's; processes that have not imported it have none, and need not do so."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def name_of(function: Any) -> str:
@@ -37,7 +43,7 @@ def code_of(function: Any) -> str:
 def _parts(thing: Any, depth: int, seen: set[int]) -> Iterator[str]:
     if thing is None or isinstance(thing, bool | int | float | complex | str | bytes | PurePath | range):
         yield f"{type(thing).__name__} {thing!r}"
-    elif isinstance(thing, np.ndarray | np.generic | torch.Tensor):
+    elif isinstance(thing, np.ndarray | np.generic) or is_tensor(thing):
         yield _of_array(thing)
     elif id(thing) in seen or not depth:  # a circle, or too deep
         yield f"{type(thing).__qualname__}"
@@ -99,7 +105,6 @@ def _inside(thing: Any) -> Iterator[Any]:
 
 def is_users(thing: Any) -> bool:
     """Whether code is the user's own, and not of an installed package or of Python's library."""
-    import sys
     import sysconfig
 
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
@@ -126,10 +131,10 @@ def _content(cell: Any) -> Any:
 
 
 def _of_array(value: Any) -> str:
-    array = value.detach().cpu().contiguous() if isinstance(value, torch.Tensor) else np.asarray(value)
+    array: Any = value.detach().cpu().contiguous() if is_tensor(value) else np.asarray(value)
     words = f"{tuple(array.shape)} {array.dtype}"
-    if isinstance(array, torch.Tensor):
-        raw = array.reshape(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b""
+    if is_tensor(array):
+        raw = array.reshape(-1).view(sys.modules["torch"].uint8).numpy().tobytes() if array.numel() else b""
     elif array.dtype.kind == "O":
         raw = repr(array.tolist()).encode()
     else:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from cordee.core.errors import CordeeError, DataError
 from cordee.feed.columns import TEXT, Column, Columns, Kind, Ragged, kind_of_column
-from cordee.feed.steps.code import name_of
+from cordee.feed.steps.code import is_tensor, name_of
 
 _PLAIN = "biufM"  # kinds of NumPy's types that a column may have
 
@@ -119,7 +118,7 @@ def as_column(called: str, name: str, value: Any) -> Column:
     """A column of arrays, tensors, lists, or a series."""
     if isinstance(value, Ragged):
         return value
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         value = value.detach().cpu().numpy()
     elif hasattr(value, "to_numpy"):
         value = value.to_numpy()
@@ -136,7 +135,7 @@ def as_column(called: str, name: str, value: Any) -> Column:
     if all(texts):
         return Ragged.of(listed)
     try:
-        lists = [np.asarray(one.detach().cpu() if isinstance(one, torch.Tensor) else one) for one in listed]
+        lists = [np.asarray(one.detach().cpu() if is_tensor(one) else one) for one in listed]
         lists = [np.asarray(np.nan) if one.dtype == object and one.ndim == 0 else one for one in lists]
         if len({one.shape for one in lists}) == 1:
             array = np.stack(lists)

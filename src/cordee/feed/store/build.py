@@ -37,6 +37,8 @@ LOCK_WAIT_S = 5.0
 """A builder that was killed may leave processes that still end."""
 _RECIPE = "recipe.json"
 _SHARD = re.compile(rf"({'|'.join(SETS)})-\d{{6}}-\d{{3,}}(\.part)?")
+_RECORD = re.compile(rf"\.?({re.escape(_RECIPE)}|\d{{6}}-\d{{3,}}\.json)(\.\d+)?")
+_OURS = re.compile(rf"{_SHARD.pattern}|{BUILDING}|{re.escape(LOCK)}|\.{re.escape(MANIFEST)}\.\d+")
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,16 @@ def build(
     Where `out` is a store of the same recipe already, nothing is done; another store there is replaced if that was
     asked for. `durable` waits until all of it has reached the disk.
     """
-    if found := _found(out, recipe.key):
+    if (found := _found(out, recipe.key)) and not (out / BUILDING).exists():
         return found
     recipe.schema  # noqa: B018  what cannot be read leaves no folder behind
     with storage_errors(out, 0):
-        _check_folder(out, replace)
+        if not found:
+            _check_folder(out, replace)
         out.mkdir(parents=True, exist_ok=True)
         with _held(out) as lock:
             if found := _found(out, recipe.key):  # another process has just built it
+                shutil.rmtree(out / BUILDING, ignore_errors=True)
                 return found
             spans = spans_of(recipe.places)
             _prepare(out, recipe, spans)
@@ -176,11 +180,17 @@ def _check_folder(out: Path, replace: bool) -> None:
             f"{out.absolute()} is a store already, of other files or other steps: choose another folder, or replace it "
             "(--replace, replace=True)"
         )
-    if not is_store and names - {LOCK} and not (out / BUILDING / _RECIPE).is_file():
-        some = ", ".join(sorted(names)[:3])
+    foreign = [] if is_store else [name for name in names if not _OURS.fullmatch(name) or not _is_ours(out / name)]
+    if foreign:
+        some = ", ".join(sorted(foreign)[:3])
         raise DataError(
             f"{out.absolute()} is no store, and not empty (it holds {some}): choose a new folder, or an empty one"
         )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the folder of a build's records holds nothing else."""
+    return path.name != BUILDING or all(_RECORD.fullmatch(one.name) for one in path.iterdir())
 
 
 @contextlib.contextmanager
@@ -237,6 +247,8 @@ def _prepare(out: Path, recipe: Recipe, spans: Sequence[Span]) -> None:
                 forget_span(out, span.number, cuts)
     (out / MANIFEST).unlink(missing_ok=True)
     for one in out.iterdir():
+        if one.name.startswith(f".{MANIFEST}."):  # half of one
+            one.unlink()
         if one.name not in kept and _SHARD.fullmatch(one.name):
             shutil.rmtree(one)
     if not same:
