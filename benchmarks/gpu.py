@@ -56,7 +56,7 @@ PEERS = {
 }
 """By name: a loop written by hand, which compiles; the same with CUDA graphs, which we use in every row but the next;
 the same where we launch every kernel too; the frameworks, whose loaders gather a batch at once; and the frameworks with
-PyTorch's usual loader, which makes a batch of samples one by one."""
+PyTorch's usual loader, whose processes make and augment samples one by one."""
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
@@ -23,6 +24,8 @@ def main() -> None:
         plain = plain.to(memory_format=torch.channels_last)
     feed = loader(task, usual=bool(usual))
     model, optimizer, batches = accelerator.prepare(plain, task.optimizer(plain.parameters()), feed)
+    if usual:  # its loader has augmented them
+        task = replace(task, augment=None)
     augmented = torch.compile(task.augmented) if task.augment is not None else task.augmented
     pace = Pace(path, system, 0, settle=torch.cuda.synchronize)
     while not pace.ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ def main() -> None:
         accelerator="gpu", devices=1, precision="bf16-mixed", max_epochs=-1, barebones=True,
         callbacks=[Turns(path, system)],
     )  # fmt: skip
-    trainer.fit(Module(task), loader(task, usual=bool(usual)))
+    # The usual loader has augmented its batches.
+    trainer.fit(Module(replace(task, augment=None) if usual else task), loader(task, usual=bool(usual)))
 
 
 if __name__ == "__main__":

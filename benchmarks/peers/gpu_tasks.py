@@ -41,9 +41,16 @@ class GpuTask:
     augment: Callable[[Tensor, Tensor], Tensor] | None = None
     """What is done to inputs on the device, with three random numbers in [0, 1) for each."""
 
+    augment_one: Callable[[Tensor], Tensor] | None = None
+    """The same to one input, by random numbers of its own."""
+
     def augmented(self, x: Tensor) -> Tensor:
         """Inputs as the model gets them, by random numbers of the device's own; Cordée draws its own per sample."""
         return x if self.augment is None else self.augment(x, torch.rand(len(x), 3, device=x.device))
+
+    def augmented_one(self, x: Tensor) -> Tensor:
+        """One input, augmented on the processor by slices and a flip, the quickest way there."""
+        return x if self.augment_one is None else self.augment_one(x)
 
     def compute(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The loss of one batch."""
@@ -179,6 +186,14 @@ def cropped_and_flipped(x: Tensor, draws: Tensor) -> Tensor:
     return (chosen.float() - 127.5) / 64
 
 
+def one_cropped_and_flipped(x: Tensor) -> Tensor:
+    """The same to one image."""
+    size = x.shape[-1]
+    row, column, flipped = int(torch.randint(9, ())), int(torch.randint(9, ())), bool(torch.rand(()) < 0.5)
+    window = functional.pad(x, (4, 4, 4, 4))[:, row : row + size, column : column + size]
+    return ((window.flip(2) if flipped else window).float() - 127.5) / 64
+
+
 def _next_token(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
@@ -216,7 +231,8 @@ TASKS = {
         weigh=lambda target: (target != -100).sum(),
     ),
     "resnet18_bytes": GpuTask(
-        resnet18, functional.cross_entropy, _byte_images, _sgd, 512, 90, "images", 512, augment=cropped_and_flipped
+        resnet18, functional.cross_entropy, _byte_images, _sgd, 512, 90, "images", 512,
+        augment=cropped_and_flipped, augment_one=one_cropped_and_flipped,
     ),
     "vit_flip": GpuTask(Vit, None, _images, _adamw, 512, 30, "images", 512, _of_flipped),
 }  # fmt: skip
