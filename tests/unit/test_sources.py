@@ -290,7 +290,7 @@ def test_a_dataset_that_can_only_be_iterated_is_refused() -> None:
     for give in (data.dataset, data.as_data):
         with pytest.raises(DataError, match=r"(?s)Stream can only be iterated: .*data.rows.*data.stream"):
             give(Stream())
-    with pytest.raises(DataError, match=r"generator can only be iterated: .* map-style"):
+    with pytest.raises(DataError, match=r"(?s)generator can only.*rows\(function\).*stream\(function\)"):
         data.as_data({"train": (pair for pair in [(X, Y)])})
 
 

@@ -33,12 +33,13 @@ class DatasetSource:
         kind = type(dataset).__name__
         by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if isinstance(dataset, IterableDataset) or not by_number:
+            given = "function" if isinstance(dataset, Iterator) else "dataset"
             raise DataError(
                 f"{kind} can only be iterated: samples are asked for by number here, so that any worker can take any "
                 "of them. Its rows can be written to a store once:\n"
-                "    data=cordee.data.rows(dataset)\n"
+                f"    data=cordee.data.rows({given})\n"
                 "or read as an endless stream, whose order is that in which they come:\n"
-                "    data=cordee.data.stream(dataset), steps_per_epoch=1000, shuffle='none'"
+                f"    data=cordee.data.stream({given}), steps_per_epoch=1000, shuffle='none'"
             )
         if len(dataset) < 1:
             raise DataError(f"the dataset {kind} is empty: at least 1 sample is needed")
@@ -162,6 +163,12 @@ def content_of(dataset: Any) -> str:
     """
     least = 1 if isinstance(dataset, list | tuple) else max(1, len(dataset))
     return digest_of(part.encode() for part in _parts(dataset, least, _DEPTH))
+
+
+def has_content(dataset: Any) -> bool:
+    """Whether it holds anything that `content_of` goes by."""
+    least = 1 if isinstance(dataset, list | tuple) else max(1, len(dataset))
+    return next(_parts(dataset, least, _DEPTH), None) is not None
 
 
 def _parts(value: Any, least: int, depth: int) -> Iterator[str]:

@@ -195,10 +195,15 @@ def stream(
             "the run is resumed: give the function that makes it, stream(function) instead of stream(function())"
         )
     if isinstance(factory, Iterable):
-        factory = _Again(factory)
+        factory = again(factory)
     if not callable(factory):
         raise DataError(f"stream({factory!r}): a function that begins the stream was expected")
     return Data(StreamSource(factory, None if collate is default_collate else collate), **held_out(validation, test))
+
+
+def again(dataset: Iterable[Any]) -> Callable[[], Iterator[Any]]:
+    """A function that begins to iterate over a dataset."""
+    return _Again(dataset)
 
 
 class _Again:
