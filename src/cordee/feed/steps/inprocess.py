@@ -15,7 +15,7 @@ from cordee.feed.steps.rows import chosen_rows
 from cordee.feed.steps.seam import TRAIN, Fitting, Rows, Step
 from cordee.feed.steps.split import Split
 from cordee.feed.steps.user import empty
-from cordee.feed.store.recipe import origins_of
+from cordee.feed.steps.origin import origins_of
 
 
 def raw_rows(reader: Reader, places: Sequence[Place], schema: Schema, split: Split | None = None) -> Iterator[Rows]:
@@ -23,7 +23,7 @@ def raw_rows(reader: Reader, places: Sequence[Place], schema: Schema, split: Spl
     for place in places:
         first = 0
         for chunk in reader.chunks(place, schema):
-            origins = origins_of(place, first, chunk.rows)
+            origins = origins_of(place.key, first, chunk.rows)
             sets = np.full(chunk.rows, TRAIN, np.uint8)
             if split is not None:
                 sets = split.sets(place, chunk.columns, origins)

@@ -15,6 +15,12 @@ _ONE = np.uint64(1)
 _PLACE = np.uint64(256)
 
 
+def origins_of(key: str, start: int, count: int) -> Words:
+    """Of `count` rows of a file from row `start` on: 64 bits each, of the file's key and the row's number alone."""
+    word = np.uint64(random_bits(1, f"origin {key}")[0])
+    return mix((np.arange(start, start + count, dtype=np.uint64) + _ONE) * SPREAD + word)
+
+
 def children_of(origins: Words, number: NDArray[np.int64]) -> Words:
     """Of rows made of rows: the first one made of a row has its origin, others have their own."""
     other = mix(origins + number.astype(np.uint64) * SPREAD)
