@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from cordee.feed.store.layout import HEAD, MANIFEST, ColumnFile, ColumnKind, Manifest, Shard
+from cordee.feed.columns import Columns, kind_of_column, rows_of, slice_of
+from cordee.feed.store.layout import LOCK, MANIFEST, Manifest, Shard, kinds_of
+from cordee.feed.store.write import write_shard
 
 
 def content(block: int, nbytes: int) -> np.ndarray:
@@ -55,34 +57,29 @@ def optimum(reads: Sequence[int], places: int) -> int:
     return hits
 
 
-def write_store(folder: Path, columns: dict[str, np.ndarray], shard_rows: int, **sets: int) -> Manifest:
+def write_store(folder: Path, columns: Columns, shard_rows: int, **sets: int) -> Manifest:
     """A store as a build leaves it; `sets` has the rows of each set, which follow one another in `columns`."""
+    schema = {name: kind_of_column(column) for name, column in columns.items()}
     shards: dict[str, tuple[Shard, ...]] = {}
     row = 0
-    for name, count in (sets or {"train": len(next(iter(columns.values())))}).items():
-        made = []
-        for start in range(row, row + count, shard_rows):
-            stop = min(start + shard_rows, row + count)
-            place = f"{name}-{len(made):06d}"
-            (folder / place).mkdir(parents=True)
-            made.append(
-                Shard(place, stop - start, tuple(_column(folder / place, *one, start, stop) for one in columns.items()))
+    folder.mkdir(parents=True)
+    for name, count in (sets or {"train": rows_of(columns)}).items():
+        edges = [*range(row, row + count, shard_rows), row + count]
+        shards[name] = tuple(
+            write_shard(
+                folder,
+                f"{name}-{start:06d}",
+                schema,
+                [{one: slice_of(column, start, stop) for one, column in columns.items()}],
+                stop - start,
             )
-        shards[name] = tuple(made)
+            for start, stop in pairwise(edges)
+        )
         row += count
-    kinds = {name: ColumnKind(column.dtype.name, column.shape[1:]) for name, column in columns.items()}
-    manifest = Manifest(1, "test", kinds, shards, {})
+    manifest = Manifest(1, "test", kinds_of(schema), shards, {})
     (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    (folder / LOCK).touch()
     return manifest
-
-
-def _column(folder: Path, name: str, column: np.ndarray, start: int, stop: int) -> ColumnFile:
-    rows = np.ascontiguousarray(column[start:stop])
-    words = str({"descr": rows.dtype.str, "fortran_order": False, "shape": rows.shape}).encode()
-    head = b"\x93NUMPY\x01\x00" + (HEAD - 10).to_bytes(2, "little") + words.ljust(HEAD - 11) + b"\n"
-    raw = head + rows.tobytes()
-    (folder / f"{name}.npy").write_bytes(raw)
-    return ColumnFile(f"{name}.npy", len(raw), zlib.crc32(raw))
 
 
 class Folder:

@@ -1,6 +1,7 @@
 """`cordee.feed.data` and `cordee.feed.batch` under their public name."""
 
 from cordee.feed.batch import draws as draws
+from cordee.feed.cache.settings import Cache as Cache
 from cordee.feed.data import Data as Data
 from cordee.feed.data import arrays as arrays
 from cordee.feed.data import as_data as as_data

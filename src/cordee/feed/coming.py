@@ -103,6 +103,10 @@ class Expecting(Protocol):
         """One more reader begins. An inner one, such as an evaluation, reads while the one before it waits."""
         ...
 
+    def advice(self, order: Order) -> str:
+        """What to tell the user who reads in this order: one that suits the source better; empty if it does."""
+        ...
+
 
 def micros_of(order: Order, accumulate: int, step: int) -> int:
     """How many micro-batches a step is computed in; none of them is empty."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cordee.core.errors import UsageError
+from cordee.core.events import WarningEvent
 from cordee.core.record import Record
 from cordee.diagnose.guard import Guard
 from cordee.feed.batch import Batch
@@ -50,6 +51,8 @@ class Loop:
         shares = stepper.loops.shares or Shares(((0, Share(plan.share, plan.proportions, seed=order.seed)),))
         self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=stepper.device)
         self._weigh, self.data = weigh, data
+        if (far := source.traits.far) is not None and (advice := far.advice(order)):
+            stepper.reporter.tell(WarningEvent(advice))
         begun, trains, reducers = stepper.loops.begun, stepper.updates is not None, stepper.reducers
         self.windows = Windows(team, lambda: reducers.rule, stepper.boundary, loops=begun, trains=trains)
         self._weights = GlobalWeight(team.layers), GlobalWeight(Team().layers, local=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -21,13 +22,18 @@ from cordee.feed.cache.reader import Reader
 from cordee.feed.cache.settings import Cache
 from cordee.feed.cache.table import BlockTable, Cut, number_type
 from cordee.feed.coming import Coming
+from cordee.feed.locality import Holders
+from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.source import Fields, Traits, check_ids, digest_of
-from cordee.feed.store.layout import HEAD, MANIFEST, Manifest
+from cordee.feed.store.layout import FORM, HEAD, MANIFEST, Manifest, Shard
 
-TRIES = 3
+TRIES, PAUSE_S = 3, 0.4
 Bring = Callable[[str, int, int], bytes]
 """Gives bytes of a file below the store: its path, from which offset on, and how many; -1: all."""
+
+Held = Callable[[Sequence[Shard]], Holders]
+"""Which hosts hold each of these shards."""
 
 
 class FarOrigin:
@@ -55,7 +61,7 @@ class FarOrigin:
         """Some bytes of a file; asked for again a few times where they do not come, or not as they should be."""
         for attempt in range(TRIES):
             if attempt:
-                time.sleep(0.1 * 4**attempt)
+                time.sleep(PAUSE_S * attempt)
             raw = self._bring(path, start, count)
             if len(raw) == count and (crc is None or zlib.crc32(raw) == crc):
                 return raw
@@ -69,15 +75,12 @@ class FarOrigin:
 class FarStore:
     """A store elsewhere: its manifest is read at once, its rows when they are needed."""
 
-    def __init__(self, bring: Bring, name: str, cache: Cache) -> None:
-        """`name` is its URL, for messages."""
-        self._bring, self.name, self.cache = bring, name, cache
-        try:
-            self.manifest = msgspec.json.decode(bring(MANIFEST, 0, -1), type=Manifest)
-        except msgspec.MsgspecError as error:
-            raise DataError(
-                f"{name}/{MANIFEST} is no manifest of a store ({error}): build the store again with `cordee data build`"
-            ) from error
+    def __init__(
+        self, bring: Bring, name: str, cache: Cache, manifest: Manifest | None = None, held: Held | None = None
+    ) -> None:
+        """`name` is its URL, for messages; without a `manifest` it is fetched. `held`: where hosts hold parts of it."""
+        self.bring, self.name, self.cache, self.held = bring, name, cache, held
+        self.manifest = manifest or _manifest(bring(MANIFEST, 0, -1), name)
         self.table = BlockTable(self.manifest, cache.block)
         self.sets = {one: FarSource(self, one) for one in self.manifest.sets if self.manifest.rows(one)}
         """By name, those that have rows."""
@@ -87,11 +90,11 @@ class FarStore:
     @cached_property
     def levels(self) -> Levels:
         """The levels of its cache, in this process."""
-        return Levels(self.cache, FarOrigin(self._bring, self.table, self.name))
+        return Levels(self.cache, FarOrigin(self.bring, self.table, self.name))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         """A process that is sent the store opens levels of its own."""
-        return {name: value for name, value in self.__dict__.items() if name != "levels"}
+        return FarStore, (self.bring, self.name, self.cache, self.manifest, self.held)
 
 
 class FarSource:
@@ -106,18 +109,23 @@ class FarSource:
         self._turn = threading.Lock()
         if strange := [column for column, kind in store.table.schema.items() if kind.ragged]:
             raise DataError(
-                f"{store.name}: the column {strange[0]} has entries of any length, which cannot be read from afar yet; "
-                "fetch the store to a local disk first: cordee data send"
+                f"{store.name}: the entries of {strange[0]} are of any length, so that rows cannot be put into a "
+                "batch: make its entries as long as each other (.pad), or leave it out (.drop), and build it again"
             )
+
+    def __reduce__(self) -> Any:
+        """As part of its store."""
+        return _set_of, (self.store, self.name)
 
     def __len__(self) -> int:
         """How many rows the set has."""
         return self._rows
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         """Far: it wants to know beforehand what is read."""
-        return Traits(runs_user_code=False, far=self)
+        held, shards = self.store.held, self.store.manifest.sets[self.name]
+        return Traits(runs_user_code=False, far=self, holders=None if held is None else held(shards))
 
     @property
     def fingerprint(self) -> str:
@@ -130,6 +138,20 @@ class FarSource:
         with self._turn:
             self._readers = [*(one for one in self._readers if not one.closed), reader]
         return reader
+
+    def advice(self, order: Order) -> str:
+        """For an order that jumps through the whole set, where that is larger than what can be kept of it."""
+        cache, table = self.store.cache, self.store.table
+        numbers = range(self._cut.first, self._cut.first + len(self._cut.runs))
+        whole = sum(map(table.nbytes, numbers))
+        kept = cache.memory_bytes + cache.disk_bytes
+        if order.shuffle != "full" or whole <= kept:
+            return ""
+        return (
+            f"the {self.name} set of {self.store.name} has {whole:,} bytes, of which the cache keeps {kept:,}; "
+            "shuffle='full' reads blocks in any order, so most of them are fetched many times in each epoch: "
+            f"shuffle='blocks' fetches each about once, or give the cache more: Cache(disk={whole})"
+        )
 
     def buffers(self, count: int, *, pin: bool = False) -> Fields:
         """Memory for `count` rows of every column."""
@@ -147,21 +169,24 @@ class FarSource:
         order = np.argsort(numbers, kind="stable")
         found, starts = np.unique(numbers[order], return_index=True)
         places = dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True)) if len(ids) else {}
-        for block in self._blocks(ids, numbers):
+        levels = self.store.levels
+        # What no reader brings was not announced, or its reader was closed.
+        left = (levels.read(number) for number in dict.fromkeys(numbers.tolist()) if number in places)
+        for block in chain(self._announced(ids), left):
             at = places.pop(block.number, None)
             if at is not None:
                 self._copy(block, ids[at] - self._cut.starts[block.number - self._cut.first], at, targets)
             del block  # its memory is wanted for the next
         return fields
 
-    def _blocks(self, ids: Ids, numbers: Ids) -> Any:
-        levels = self.store.levels
+    def _announced(self, ids: Ids) -> Iterator[Block]:
+        """Blocks as the reader brings them that said that it would ask for these samples now, if there is one."""
         with self._turn:
             readers = [one for one in self._readers if not one.closed]
         for reader in reversed(readers):
             if count := reader.gathers(ids):
                 return reader.blocks(count)
-        return (levels.read(number) for number in dict.fromkeys(numbers.tolist()))
+        return iter(())
 
     def _copy(self, block: Block, rows: Ids, at: Ids, targets: list[NDArray[Any]]) -> None:
         """Rows of a block to their places in a batch."""
@@ -170,6 +195,24 @@ class FarSource:
         for kind, part, target in zip(table.schema.values(), table.parts(block.number), targets, strict=True):
             column = raw[part.at : part.at + part.nbytes].view(number_type(kind)).reshape(count, *kind.shape)
             target[at] = column[rows]
+
+
+def _manifest(raw: bytes, name: str) -> Manifest:
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise DataError(
+            f"{name}/{MANIFEST} is no manifest of a store ({error}): copy the store there again, or build it anew"
+        ) from error
+    if manifest.form != FORM:
+        raise DataError(
+            f"{name} was written in form {manifest.form}, this version of cordee reads form {FORM}: build it again"
+        )
+    return manifest
+
+
+def _set_of(store: FarStore, name: str) -> FarSource:
+    return store.sets[name]
 
 
 def _torch_type(dtype: np.dtype[np.generic]) -> torch.dtype:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -121,6 +121,8 @@ class Levels:
         self._shelf = Shelf(cache.memory_bytes - cache.ahead_bytes)
         self._lock = threading.RLock()
         self._counting = threading.Lock()
+        # First in, first out: whoever waits for a block in there waits for one that began before it.
+        self._fetchers = ThreadPoolExecutor(cache.connections, "cordee-fetch")
         self.moving = 0
         """Blocks that are fetched just now, with what makes room for them: their memory is taken."""
         self._disk: Disk | None = None
@@ -134,10 +136,10 @@ class Levels:
         with self._lock:
             self._ranks.open(stream)
 
-    def read(self, number: int, upcoming: Callable[[], None] = lambda: None, pool: Executor | None = None) -> Block:
-        """A block, on its way to memory or there; `pool` fetches it if given, else the caller waits.
+    def read(self, number: int, room: Callable[[], None] | None = None) -> Block:
+        """A block: the caller waits until it is there. With `room` it is fetched by another thread.
 
-        `upcoming` is called before memory is taken for it, and may wait until there is some.
+        `room` is called before memory is taken for it, and may wait until there is some.
         """
         with self._lock:
             self._refresh()
@@ -153,22 +155,21 @@ class Levels:
             victims = [self._evict(victim) for victim in verdict.evict]
             if verdict.admit:
                 self._shelf.put(number, nbytes, rank)
-        upcoming()
+        if room is not None:
+            room()
         block = Block(number, nbytes, self.pool)
         with self._lock:
             if number in self._shelf:  # it may have been evicted meanwhile
                 self._memory[number] = block
-        if pool is None:
+        if room is None:
             self._load(block, victims)
-            return block
-        self._move(1)
-        try:
-            task = pool.submit(self._load, block, victims)
-        except RuntimeError as error:  # the reader was closed
-            self._move(-1)
-            self._abandon(block, error)
         else:
-            task.add_done_callback(lambda task: self._finish(block, task))
+            self._move(1)
+            try:
+                self._fetchers.submit(self._load, block, victims).add_done_callback(lambda task: self._move(-1))
+            except RuntimeError as error:  # Python ends
+                self._move(-1)
+                self._abandon(block, error)
         return block
 
     def statistics(self) -> dict[str, Any]:
@@ -215,11 +216,6 @@ class Levels:
             block.ready.set_result(None)
         self._demote(victims)
 
-    def _finish(self, block: Block, task: Future[None]) -> None:
-        self._move(-1)
-        if task.cancelled():
-            self._abandon(block, RuntimeError("its reader was closed"))
-
     def _move(self, count: int) -> None:
         with self._counting:
             self.moving += count
@@ -237,12 +233,10 @@ class Levels:
         claim = None
         if disk is not None:
             if disk.read(number, buffer):
-                disk.rerank(number)
-                with self._counting:
-                    self.counters.disk_hits += 1
-                    self.counters.disk_bytes += len(buffer)
-                return
+                return self._found(number, buffer)
             claim = disk.claim(number, len(buffer))  # before it is fetched: other processes then wait for it
+            if claim is None and disk.read(number, buffer):  # another one was faster
+                return self._found(number, buffer)
         try:
             self.origin.fetch(number, buffer)
         except BaseException:
@@ -254,6 +248,15 @@ class Levels:
         with self._counting:
             self.counters.fetched += 1
             self.counters.fetched_bytes += len(buffer)
+        return None
+
+    def _found(self, number: int, buffer: Buffer) -> None:
+        """A block was on the disk."""
+        if self._disk is not None:
+            self._disk.rerank(number)
+        with self._counting:
+            self.counters.disk_hits += 1
+            self.counters.disk_bytes += len(buffer)
 
     def _rank_on_disk(self, number: int) -> int:
         """Above all others while memory has it: then it is the first to go."""

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from cordee.core.errors import WaitedTooLong
@@ -35,14 +34,16 @@ class Reader:
         """Whether it reads no further."""
         self._failed: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._pool: ThreadPoolExecutor | None = None
 
     def gathers(self, ids: Ids) -> int:
         """How many gathers these samples are that come next; 0: they are others."""
         return 0 if self.closed else self._followed.gathers(ids)
 
     def blocks(self, gathers: int) -> Iterator[Block]:
-        """The blocks of the next gathers, one at a time: hold none of them longer than until the next."""
+        """The blocks of the next gathers, one at a time: hold none of them longer than until the next.
+
+        Fewer if the reader is closed meanwhile.
+        """
         for _ in range(gathers):
             if not self._levels.cache.ahead_bytes:
                 for number in self._stream.advance():
@@ -58,12 +59,9 @@ class Reader:
             self.closed = True
             self._ready.clear()
             self._changed.notify_all()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> Block | None:
         if self._thread is None:
-            self._pool = ThreadPoolExecutor(self._levels.cache.connections, "cordee-fetch")
             self._thread = threading.Thread(target=self._run, name="cordee-ahead", daemon=True)
             self._thread.start()
         deadline = time.monotonic() + self._levels.cache.deadline_s
@@ -71,6 +69,8 @@ class Reader:
             self._busy = False
             self._changed.notify_all()
             while not self._ready:
+                if self.closed:
+                    return _END
                 if self._failed is not None:
                     raise self._failed
                 if time.monotonic() > deadline:
@@ -88,7 +88,7 @@ class Reader:
         try:
             while not self.closed:
                 for number in self._stream.advance():
-                    block = self._levels.read(number, partial(self._await_room, number), self._pool)
+                    block = self._levels.read(number, partial(self._await_room, number))
                     self._put(block)
                     del block
                 self._put(_END)

@@ -86,8 +86,9 @@ class Cache:
         """The folder of the disk's level."""
         if self.folder is not None:
             return Path(self.folder).expanduser()
-        home = os.environ.get("CORDEE_CACHE")
-        return Path(home) / "blocks" if home else Path.home() / ".cache" / "cordee" / "blocks"
+        if home := os.environ.get("CORDEE_CACHE"):
+            return Path(home).expanduser().absolute() / "blocks"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cordee" / "blocks"
 
 
 def size_of(name: str, given: object) -> int:

@@ -1,43 +1,70 @@
-"""A store as data for a job: a folder of this host, or one that others hold."""
+"""A store as data for a job: a folder of this host, a URL, or one that other hosts hold."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from cordee.core.errors import DataError
 from cordee.core.text import plain
+from cordee.feed.cache.below import Below
+from cordee.feed.cache.far import FarStore
+from cordee.feed.cache.settings import WHOLE, Cache
 from cordee.feed.data import Data
 from cordee.feed.exchange.access import Access
 from cordee.feed.exchange.fetch import fetch
+from cordee.feed.exchange.holders import FromHolders
 from cordee.feed.exchange.remote import SCHEME, Remote
+from cordee.feed.filesystem.find import absolute
+from cordee.feed.filesystem.seam import without_query
+from cordee.feed.source import Source
 from cordee.feed.store.opened import open_store
 
 _QUIET_S = 2.0
 
 
-def store(place: str | Path, *, token_file: str | Path | None = None) -> Data:
-    """The sets of a store that `cordee data build` has made: a folder, or `cordee://HOST:PORT/NAME`.
+def store(place: str | os.PathLike[str], *, cache: Cache | None = None, token_file: str | Path | None = None) -> Data:
+    """The sets of a store that `cordee data build` has made: a folder, a URL, or what other hosts hold.
 
-    Of the latter, which `cordee data serve` gives out at that host, what is lacking is fetched to the cache of this
-    host, once for all of its processes. Several hosts may hold it, or parts of it each:
-    `cordee://HOST:PORT,HOST:PORT/NAME`.
+    A folder is mapped into memory. Of `s3://`, `hdfs://` and `http(s)://`, rows are fetched when they are needed,
+    through the levels of `cache` (by default 1 GB of memory per worker, 10 GB of disk per host); so are those of a
+    slow folder, if a cache is given.
+
+    `cordee://HOST:PORT/NAME` is what `cordee data serve` gives out at that host. What is lacking is fetched to the disk
+    of this host, once for all of its processes; with `cache`, shards come one by one when they are needed. Several
+    hosts may hold it, or parts of it each: `cordee://HOST:PORT,HOST:PORT/NAME`.
     """
-    if not str(place).startswith(SCHEME):
-        return _data_of(Path(place))
-    access = Access.of(token_file, Remote.parse(str(place)).holders)
+    named = os.fspath(place)
+    if named.startswith(SCHEME):
+        return _held(named, cache, token_file)
+    named = absolute(named)
+    if cache is None and named.startswith("/"):
+        return _data_of(open_store(named).sets, named)
+    shown = without_query(named)
+    return _data_of(FarStore(Below(named), shown, cache or Cache()).sets, shown)
+
+
+def _held(named: str, cache: Cache | None, token_file: str | Path | None) -> Data:
+    remote = Remote.parse(named)
+    access = Access.of(token_file, remote.holders)
+    if cache is not None:
+        bring = FromHolders(remote, access)
+        far = FarStore(bring, named, replace(cache, block=WHOLE), held=bring.held)
+        return _data_of(far.sets, named)
     began = time.monotonic()
 
     def tell(text: str) -> None:
         if time.monotonic() - began > _QUIET_S:
-            print(plain(f"cordee: {place}: {text}"), file=sys.stderr, flush=True)  # noqa: T201
+            print(plain(f"cordee: {named}: {text}"), file=sys.stderr, flush=True)  # noqa: T201
 
-    return _data_of(fetch(str(place), access=access, tell=tell).folder)
+    return _data_of(open_store(fetch(named, access=access, tell=tell).folder).sets, named)
 
 
-def _data_of(folder: Path) -> Data:
-    sets = open_store(folder).sets
+def _data_of(sets: Mapping[str, Source], named: str) -> Data:
     if "train" not in sets:
-        raise DataError(f"the store {folder} has no set for training: it has {', '.join(sets) or 'no rows'}")
+        raise DataError(f"the store {named} has no set for training: it has {', '.join(sets) or 'no rows'}")
     return Data(sets["train"], sets.get("validation"), sets.get("test"))

@@ -53,6 +53,13 @@ class ArrowFiles:
 
         return read_ahead(fetch, size, url)
 
+    def part(self, url: str, start: int, count: int) -> bytes:
+        """Read at an offset; what was opened lately is not asked for its size again."""
+        with _naming(url):
+            file = _input(url, *_environment())
+            data: bytes = file.read_at(file.size() - start if count < 0 else count, start)
+        return data
+
     def _listed(self, url: str, *, recursive: bool) -> list[Entry]:
         from pyarrow.fs import FileSelector
 
@@ -72,12 +79,24 @@ def _opened(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path in it."""
     scheme, _, rest = url.partition("://")
     if scheme == "s3":
-        names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
-        # The credentials are read by the library; they stand here so that others make another file system.
-        secrets = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
-        return _s3(seam.DEADLINE_S, *(os.environ.get(one, "") for one in (*names, *secrets))), rest.rstrip("/")
+        return _s3(seam.DEADLINE_S, *_environment()), rest.rstrip("/")
     host, _, path = rest.partition("/")
     return _hdfs(host), f"/{path}"
+
+
+def _environment() -> tuple[str, ...]:
+    """What the environment says of S3."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
+    # The credentials are read by the library; they stand here so that others make another file system.
+    secrets = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
+    return tuple(os.environ.get(one, "") for one in (*names, *secrets))
+
+
+@lru_cache(maxsize=256)
+def _input(url: str, *environment: str) -> Any:
+    """An open file; `environment` tells apart what lies at other servers under the same name."""
+    files, path = _opened(url)
+    return files.open_input_file(path)
 
 
 @lru_cache(maxsize=8)

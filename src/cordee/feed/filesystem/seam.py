@@ -44,6 +44,10 @@ class Filesystem(Protocol):
         """A file of this size and mark, for reading at any offset."""
         ...
 
+    def part(self, url: str, start: int, count: int) -> bytes:
+        """Up to `count` bytes of a file from `start` on, in one request; all that follow if `count` is -1."""
+        ...
+
 
 def without_query(url: str) -> str:
     """A URL as it may be shown: without what follows `?`, and without user and password."""
