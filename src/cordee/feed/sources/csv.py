@@ -17,7 +17,6 @@ from cordee.feed.sources.csvfile import (
     LONGEST_ROW,
     Dialect,
     Head,
-    Unreadable,
     head_of,
     lines_before,
     opened,
@@ -25,8 +24,8 @@ from cordee.feed.sources.csvfile import (
 )
 from cordee.feed.sources.csvparse import Bad, Parser
 from cordee.feed.sources.csvrows import last_end, lines_in, unclosed
-from cordee.feed.sources.seam import Chunk, Fault, check_on_error
-from cordee.feed.sources.types import TypePairs, check_names, with_types
+from cordee.feed.sources.seam import Chunk, Fault, Unreadable, check_on_error
+from cordee.feed.sources.types import TypePairs, check_names, other_columns, with_types
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "\\N")
 """What stands for a missing value, unless the user says otherwise."""
@@ -84,7 +83,7 @@ class CsvReader:
         check_names(names, first.names, "columns")
         fitting = []
         for look in looks:
-            if (wrong := self._other_columns(look.names, names)) is None:
+            if (wrong := other_columns(look.names, names, only=not self.columns)) is None:
                 fitting.append(look)
             elif self.on_error == "stop":
                 raise DataError(f"{look.place.shown}: {wrong}, as {first.place.shown} has. {_HELP}")
@@ -189,15 +188,8 @@ class CsvReader:
             raise DataError(f"types={{{name!r}: {str(given[name])!r}}}: a field of CSV is one number or a text")
         return kind_of(name, kind, missing=missing)
 
-    def _other_columns(self, found: Sequence[str], wanted: Sequence[str]) -> str | None:
-        """What is wrong with the columns of a file; their order does not matter."""
-        lacking = [name for name in wanted if name not in found]
-        more = [] if self.columns else [name for name in found if name not in wanted]
-        parts = [f"{word} {', '.join(names[:5])}" for word, names in (("no", lacking), ("also", more)) if names]
-        return f"it has {' and '.join(parts)}: not the columns {', '.join(list(wanted)[:5])}" if parts else None
-
     def _check(self, head: Head, schema: Schema, place: Place) -> None:
-        wrong = self._other_columns(head.names, list(schema))
+        wrong = other_columns(head.names, list(schema), only=not self.columns)
         if wrong is not None:
             raise Unreadable(f"{wrong}. {_HELP}" if self.on_error == "stop" else wrong, place)
 

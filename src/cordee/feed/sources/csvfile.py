@@ -13,6 +13,7 @@ from cordee.core.errors import DataError
 from cordee.feed.places import Place
 from cordee.feed.sources.arrow import pyarrow
 from cordee.feed.sources.csvrows import lines_in, rows
+from cordee.feed.sources.seam import Unreadable
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 ENDINGS = tuple(f"{ending}{more}" for ending in (".csv", ".tsv") for more in ("", *COMPRESSED))
@@ -68,15 +69,6 @@ class Dialect:
         """What stands between the fields of a file."""
         tabs = ".tsv" in place.name.lower()
         return self.separator or ("\t" if tabs else ",")
-
-
-class Unreadable(DataError):
-    """A file that is not of its form from some row on: nothing more of it can be read."""
-
-    def __init__(self, reason: str, place: Place, row: int = 1) -> None:
-        """The row is the first where that is not known."""
-        super().__init__(f"{place.shown}, row {row}: {reason}")
-        self.reason, self.row = reason, row
 
 
 class Head(NamedTuple):

@@ -34,6 +34,15 @@ class Fault:
         return f"{self.file}, row {self.row}: {self.reason}"
 
 
+class Unreadable(DataError):
+    """A file that is not of its form from some row on: nothing more of it can be read."""
+
+    def __init__(self, reason: str, place: Place, row: int = 1) -> None:
+        """The row is the first where that is not known."""
+        super().__init__(f"{place.shown}, row {row}: {reason}")
+        self.reason, self.row = reason, row
+
+
 class Chunk(NamedTuple):
     """Some rows of a file."""
 

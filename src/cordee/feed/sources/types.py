@@ -41,6 +41,15 @@ def check_names(asked: Sequence[str], there: Sequence[str], argument: str) -> No
         )
 
 
+def other_columns(found: Sequence[str], wanted: Sequence[str], *, only: bool) -> str | None:
+    """What is wrong with the columns of a file; their order does not matter. `only`: it may have no others either."""
+    lacking = [name for name in wanted if name not in found]
+    more = [name for name in found if name not in wanted] if only else []
+    parts = [f"{word} {', '.join(names[:5])}" for word, names in (("no", lacking), ("also", more)) if names]
+    shown = ", ".join(list(wanted)[:5]) + ", ..." * (len(wanted) > 5)
+    return f"it has {' and '.join(parts)}: not the columns {shown}" if parts else None
+
+
 def _like(given: Kind, found: Kind) -> Kind:
     return Kind(given.dtype, given.shape, given.ragged, raw=found.raw)
 

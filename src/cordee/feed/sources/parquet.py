@@ -1,0 +1,200 @@
+"""Parquet files: row groups, decoded by pyarrow in parts of some MiB, and only the columns that are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from cordee.core.errors import DataError
+from cordee.feed.columns import TEXT, Kind, Schema
+from cordee.feed.places import Place
+from cordee.feed.sources.arrow import kind_of, no_rows, pyarrow, sorted_out
+from cordee.feed.sources.seam import Chunk, Fault, Unreadable, check_on_error
+from cordee.feed.sources.types import TypePairs, check_names, other_columns, with_types
+
+CHUNK = 4 << 20
+"""Bytes of a row group, before decoding, that are decoded at a time."""
+_END = 1 << 62
+
+
+class _Footer(NamedTuple):
+    """What the end of a file says of its columns."""
+
+    place: Place
+    kinds: dict[str, Any]
+    missing: frozenset[str]
+    """Whole numbers of which some are missing, as far as the file says."""
+
+
+@dataclass(frozen=True)
+class ParquetReader:
+    """Reads Parquet files."""
+
+    columns: tuple[str, ...] = ()
+    """Those that are wanted; empty for all."""
+    types: TypePairs = ()
+    on_error: str = "stop"
+    chunk: int = CHUNK
+    in_process: ClassVar[bool] = False
+    endings: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+
+    def __post_init__(self) -> None:
+        """Check what was given."""
+        check_on_error(self.on_error)
+
+    @property
+    def key(self) -> str:
+        """All that changes the rows."""
+        return f"parquet 1 {self.columns} {self.types} {self.on_error}"
+
+    def schema(self, places: Sequence[Place]) -> Schema:
+        """By the footers of all files, which say where values are missing too; no row is read."""
+        pyarrow()
+        with ThreadPoolExecutor(8, "look") as pool:
+            footers = [one for one in pool.map(self._footer, places) if one is not None]
+        if not footers:
+            raise DataError(f"none of {len(places)} files is a Parquet file, {places[0].shown} for instance")
+        first = footers[0]
+        names = self.columns or tuple(first.kinds)
+        check_names(names, list(first.kinds), "columns")
+        fitting = []
+        for footer in footers:
+            if (wrong := other_columns(list(footer.kinds), names, only=not self.columns)) is None:
+                fitting.append(footer)
+            elif self.on_error == "stop":
+                raise DataError(f"{footer.place.shown}: {wrong}, as {first.place.shown} has. {_HELP}")
+        return with_types({name: self._kind(name, fitting) for name in names}, self.types)
+
+    def chunks(self, place: Place, schema: Schema, start: int = 0) -> Iterator[Chunk]:
+        """Parts of row groups; `start` is a row."""
+        try:
+            yield from self._chunks(place, schema, start)
+        except Unreadable as error:
+            if self.on_error == "stop":
+                raise
+            yield Chunk(no_rows(schema), 0, _END, (Fault(place.shown, error.row, error.reason),))
+
+    def _chunks(self, place: Place, schema: Schema, start: int) -> Iterator[Chunk]:
+        if start >= _END:
+            return
+        with _opened(place) as file:
+            wrong = other_columns(file.schema_arrow.names, list(schema), only=not self.columns)
+            if wrong is not None:
+                raise Unreadable(wrong, place)
+            begin = 0
+            for number in range(file.num_row_groups):
+                rows = file.metadata.row_group(number).num_rows
+                if begin + rows > start:
+                    for at, table in self._parts(file, number, begin, schema, place):
+                        if at >= start and table.num_rows:
+                            yield self._chunk(table, schema, at, place)
+                begin += rows
+
+    def _parts(self, file: Any, number: int, begin: int, schema: Schema, place: Place) -> Iterator[tuple[int, Any]]:
+        """A row group in parts, each with its first row."""
+        group = file.metadata.row_group(number)
+        parts = [group.column(at) for at in range(group.num_columns)]
+        size = sum(one.total_uncompressed_size for one in parts if one.path_in_schema.split(".")[0] in schema)
+        step = max(1, group.num_rows * self.chunk // max(1, size))
+        batches = file.iter_batches(step, row_groups=[number], columns=list(schema))
+        with _naming(place, begin + 1):
+            for batch in batches:
+                yield begin, batch
+                begin += batch.num_rows
+
+    def _chunk(self, table: Any, schema: Schema, at: int, place: Place) -> Chunk:
+        columns, rows, bad = sorted_out(table, schema)
+        faults = tuple(Fault(place.shown, at + row + 1, reason) for row, reason in bad)
+        if faults and self.on_error == "stop":
+            raise DataError(f"{faults[0]}. {_HELP}")
+        return Chunk(columns, rows, at + table.num_rows, faults)
+
+    def _footer(self, place: Place) -> _Footer | None:
+        try:
+            with _opened(place) as file:
+                kinds = {field.name: field.type for field in file.schema_arrow}
+                wanted = self.columns or tuple(kinds)
+                missing = _missing(file, [name for name in wanted if name in kinds])
+                return _Footer(place, kinds, missing)
+        except Unreadable:
+            if self.on_error == "stop":
+                raise
+            return None
+
+    def _kind(self, name: str, footers: Sequence[_Footer]) -> Kind:
+        given = dict(self.types).get(name)
+        if given is not None:
+            return given
+        missing = any(name in footer.missing for footer in footers)
+        found = {footer.place.shown: kind_of(name, footer.kinds[name], missing=missing) for footer in footers}
+        kinds = [kind for kind in found.values() if kind.raw != "null"]
+        if not kinds:
+            return next(iter(found.values()))
+        if len(set(kinds)) == 1 and len(set(map(_family, kinds))) == 1:
+            return kinds[0]
+        if all(_family(kind) == "number" for kind in kinds):
+            return Kind(np.result_type(*(kind.dtype for kind in kinds)).name)
+        first, *others = found.items()
+        other = next(one for one in others if one[1] != first[1] or _family(one[1]) != _family(first[1]))
+        raise DataError(
+            f"column {name} is {first[1].raw} in {first[0]} and {other[1].raw} in {other[0]}: say what it is, such as "
+            f"types={{{name!r}: 'text'}}, or choose others by columns=[...]"
+        )
+
+
+_HELP = (
+    "Fix the file, say what a column is by types={'name': 'float64'}, or leave such rows out and count them by "
+    "on_error='skip'"
+)
+
+
+def _family(kind: Kind) -> str:
+    """What may be put together: numbers are not points in time, nor text."""
+    if kind.dtype == TEXT or kind.ragged or kind.shape:
+        return str(kind)
+    return "time" if kind.raw.startswith(("timestamp", "date", "time", "duration")) else "number"
+
+
+def _missing(file: Any, names: Sequence[str]) -> frozenset[str]:
+    """Columns of which some values are missing, by the counts in the footer."""
+    wanted, found = set(names), set()
+    metadata = file.metadata
+    leaves = [at for at in range(metadata.num_columns) if metadata.schema.column(at).path in wanted]
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for at in leaves:
+            statistics = group.column(at).statistics
+            if statistics is not None and statistics.has_null_count and statistics.null_count:
+                found.add(metadata.schema.column(at).path)
+    return frozenset(found)
+
+
+@contextmanager
+def _opened(place: Place) -> Iterator[Any]:
+    from pyarrow import parquet
+
+    source = place.url if place.url.startswith("/") else place.open()
+    with _naming(place, 1):
+        file = parquet.ParquetFile(source, pre_buffer=False)
+    try:
+        yield file
+    finally:
+        file.close(force=True)
+
+
+@contextmanager
+def _naming(place: Place, row: int) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{place.shown} is not there any more: it was when the data was looked at") from None
+    except PermissionError:
+        raise DataError(f"no permission to read {place.shown}: give this user the right to (chmod, chown)") from None
+    except (OSError, pyarrow().ArrowInvalid) as error:
+        reason = str(error).splitlines()[0]
+        raise Unreadable(f"the file is no Parquet, or cut short or damaged ({reason})", place, row) from None
