@@ -18,7 +18,7 @@ from cordee.feed.late import Late
 from cordee.feed.making import Making
 from cordee.feed.places import Place, resolve
 from cordee.feed.source import Fields, Source
-from cordee.feed.sources.seam import Reader
+from cordee.feed.sources.seam import OwnPlaces, Reader
 from cordee.feed.sources.stored import Stored, first_of, places_in
 from cordee.feed.steps.base import shown
 from cordee.feed.steps.carried import Enter, Leave
@@ -42,7 +42,7 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
 
     reader: Reader
     what: Any
-    """Paths, patterns or URLs; of a reader whose rows lie in this process, its places; or the chain that it goes on."""
+    """Paths, patterns, folders or URLs; places; None where the reader knows its own; or the chain that it goes on."""
     steps: Steps = ()
     label: str | Sequence[str] | None = None
     """The column, or columns, that a model is to predict."""
@@ -122,6 +122,8 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
         if isinstance(self.what, Chain):
             below = self.what
             return places_in(below._making((Leave(),)).store(), below.view.most, below.view.times)
+        if self.what is None and isinstance(self.reader, OwnPlaces):
+            return self.reader.places
         return resolve(self.what, self.reader.endings)
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from cordee.core.errors import DataError
 from cordee.feed.columns import Columns, Schema
@@ -84,4 +84,14 @@ class Reader(Protocol):
 
         The same file gives the same chunks every time. The last `next` is the end; from there on nothing comes.
         """
+        ...
+
+
+@runtime_checkable
+class OwnPlaces(Protocol):
+    """A reader whose rows lie in this process, and that knows where: a chain names no files for it."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """What it reads, with a mark of the content; found when it is first needed."""
         ...
