@@ -335,7 +335,8 @@ def data() -> list[str]:
     parts = ["# Data", "Examples: [jobs, data and metrics](../how-to/jobs.md#data)."]
     for name in functions:
         parts += function(getattr(module, name), f"cordee.data.{name}")
-    parts += ["## Data", doc(module.Data), table(("field", "type", "default", "meaning"), fields(module.Data))]
+    for kind in (module.Data, module.Dialect):
+        parts += [f"## {kind.__name__}", doc(kind), table(("field", "type", "default", "meaning"), fields(kind))]
     parts += ["## Batch", doc(Batch)]
     parts += members(Batch, attributes=("ids", "fields", "weight", "epoch", "step", "positions", "borrowed", "last"))
     parts += ["## What else is taken as data"]

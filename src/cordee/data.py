@@ -14,4 +14,9 @@ from cordee.feed.data import npz as npz
 from cordee.feed.data import text as text
 from cordee.feed.exchange.mapreduce import map_reduce as map_reduce
 from cordee.feed.exchange.stored import store as store
+from cordee.feed.sources.csvfile import Dialect as Dialect
 from cordee.feed.stream import stream as stream
+from cordee.feed.tabular import csv as csv
+from cordee.feed.tabular import parquet as parquet
+from cordee.feed.tabular import sql as sql
+from cordee.feed.tabular import table as table

@@ -119,7 +119,7 @@ def test_dialects(tmp_path: Path) -> None:
     assert everything(CsvReader(dialect=Dialect(quote="")), bare) == {"a": ['"1'], "b": ["x"]}
     (tmp_path / "d.tsv").write_text("a\tb\n1\tx,y\n")
     assert everything(CsvReader(), resolve(tmp_path / "d.tsv")) == {"a": [1], "b": ["x,y"]}
-    with pytest.raises(DataError, match="the header is one column, 'a;b': give its separator, separator=';'"):
+    with pytest.raises(DataError, match="the header is one column, 'a;b': give its separator, dialect=';'"):
         CsvReader().schema(written(tmp_path, e="a;b\n1;2\n"))
     with pytest.raises(DataError, match=r"byte 0xfc is not UTF-8: .*latin-1"):
         everything(CsvReader(), written(tmp_path, f="a,b\n1,x\n2,ü\n".encode("latin-1")))

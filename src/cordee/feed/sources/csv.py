@@ -240,7 +240,7 @@ def _begun(block: bytes, names: tuple[str, ...], dialect: Dialect, place: Place,
         other = next((one for one in (",", ";", "\t", "|") if one in head.names[0] and one != separator), None)
         if other:
             raise Unreadable(
-                f"the header is one column, {head.names[0][:60]!r}: give its separator, separator={other!r}", place
+                f"the header is one column, {head.names[0][:60]!r}: give its separator, dialect={other!r}", place
             )
     twice = next((name for at, name in enumerate(head.names) if name in head.names[:at]), None)
     if twice is not None:
