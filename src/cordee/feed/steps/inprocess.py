@@ -11,11 +11,11 @@ from cordee.feed.columns import Columns, Schema, joined, rows_of, slice_of
 from cordee.feed.places import Place
 from cordee.feed.sources.seam import Reader
 from cordee.feed.steps.fit import applied
+from cordee.feed.steps.origin import origins_of
 from cordee.feed.steps.rows import chosen_rows
 from cordee.feed.steps.seam import TRAIN, Fitting, Rows, Step
 from cordee.feed.steps.split import Split
 from cordee.feed.steps.user import empty
-from cordee.feed.steps.origin import origins_of
 
 
 def raw_rows(reader: Reader, places: Sequence[Place], schema: Schema, split: Split | None = None) -> Iterator[Rows]:
