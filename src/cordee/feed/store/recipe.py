@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from cordee.core.errors import CordeeError, DataError
 from cordee.feed.columns import Columns, Schema, kind_of_column, rows_of
+from cordee.feed.permute import SPREAD, mix, random_bits
 from cordee.feed.places import Place
 from cordee.feed.sources.seam import Chunk, Reader
-from cordee.feed.steps.origin import origins_of
 from cordee.feed.steps.seam import TRAIN, Rows, Step
 from cordee.feed.store.layout import FORM
 from cordee.feed.store.write import stored_kind
 
 SHARD_BYTES = 64 * 2**20
+_ONE = np.uint64(1)
 
 
 class Splitting(Protocol):
@@ -64,7 +65,7 @@ class RowMaker:
         """The rows of a file from `start` on, the first of which is its row `number`."""
         for chunk in self.reader.chunks(place, self.raw, start):
             if chunk.rows:
-                origins = origins_of(place.key, number, chunk.rows)
+                origins = origins_of(place, number, chunk.rows)
                 sets = np.full(chunk.rows, TRAIN, np.uint8)
                 if self.split is not None:
                     sets = self.split.sets(place, chunk.columns, origins)
@@ -147,6 +148,12 @@ class Recipe:
     def nbytes(self) -> int:
         """Of all files together."""
         return sum(place.size for place in self.places)
+
+
+def origins_of(place: Place, start: int, count: int) -> NDArray[np.uint64]:
+    """Of `count` rows of a file from row `start` on: 64 bits each, of the file's key and the row's number alone."""
+    key = np.uint64(random_bits(1, f"origin {place.key}")[0])
+    return mix((np.arange(start, start + count, dtype=np.uint64) + _ONE) * SPREAD + key)
 
 
 def called(step: Any) -> str:
