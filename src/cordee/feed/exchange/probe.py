@@ -16,9 +16,9 @@ from cordee.feed.exchange.access import Access
 from cordee.feed.exchange.listing import BLOCK, Checksum
 from cordee.group.bulk import Gone, Link
 
-PROBE_S = 0.25
-"""Probes become larger until one takes so long."""
-FIRST = 64 << 10
+PROBE_S = 0.2
+"""Probes become larger until one takes about so long, at least half of it."""
+FIRST, GROWTH = 64 << 10, 16
 
 
 def answer_probe(link: Link, probe: said.Probe) -> None:
@@ -48,10 +48,10 @@ def probed(link: Link) -> float:
     trip_s = statistics.median(_probe(link, 1) for _ in range(3))
     size = FIRST
     while True:
-        took_s = _probe(link, size)
-        if took_s >= PROBE_S or size == said.MOST_PROBE:
-            return size / max(took_s - trip_s, 1e-6)
-        size = min(4 * size, said.MOST_PROBE)
+        took_s = max(_probe(link, size) - trip_s, 1e-6)
+        if took_s >= PROBE_S / 2 or size == said.MOST_PROBE:
+            return size / took_s
+        size = min(int(size * min(PROBE_S / took_s, GROWTH)), said.MOST_PROBE)
 
 
 def speed_of(access: Access, host: str) -> said.Measured:
