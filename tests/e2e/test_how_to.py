@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from alone import python
 from harness import Run, run_script, train
 from shape.house import ROOT
 from shape.pages import blocks, run, save
@@ -51,3 +52,9 @@ def test_the_loops_run(warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(names) >= 3
     again = run_script(tmp_path / "saved.py", tmp_path / "runs" / "again", workers=2)
     assert not again.of("step"), "it had finished"
+
+
+def test_words_are_counted(tmp_path: Path) -> None:
+    (code,) = examples("move-data.md")
+    said = python(save(code, tmp_path), cwd=tmp_path)
+    assert "2 ['climbs', 'holds', 'rope', 'team', 'the']" in said and "5 keys" in said
