@@ -18,6 +18,8 @@ import torch
 import cordee
 from blocks import Folder, write_store
 from cordee.core.errors import DataError
+from cordee.feed.arrays import ArraySource
+from cordee.feed.cache.device import resident
 from cordee.feed.cache.far import FarSource, FarStore
 from cordee.feed.cache.settings import Cache
 from cordee.feed.columns import Ragged
@@ -324,3 +326,32 @@ def test_two_hosts_that_hold_half_each_fetch_less_of_the_same_batches(folder: Pa
             assert np.array_equal(whole, order.ids(0, step))
         fetched[rule] = sum(one.fetched for one in sources)
     assert fetched["equal"] > 150 and fetched["local"] < 0.4 * fetched["equal"]
+
+
+def test_a_device_holds_a_set_that_fits_its_budget(folder: Path) -> None:
+    local, cpu = open_store(folder).sets["train"], torch.device("cpu")
+    ids = np.array([399, 0, 7, 7])
+    for budget, fits in ((10**6, True), (1000, False), (0, False)):
+        store, bring = far(folder, device=budget)
+        held = resident(store.sets["train"], cpu, free=10**9)
+        assert (held is not None) == fits
+        if held is None:
+            continue
+        assert same(held.gather(ids), local.gather(ids)) and held.hits == 4
+        fetched = bring.nbytes
+        part = resident(Subset(store.sets["train"], np.arange(100, 200)), cpu, free=10**9)
+        assert part is not None and same(part.gather(np.array([5, 99])), local.gather(np.array([105, 199])))
+        assert bring.nbytes == fetched  # shared with the whole
+        assert resident(store.sets["validation"], cpu, free=100) is None
+    assert resident(far(folder)[0].sets["train"], cpu, free=10**9) is None  # not asked for
+
+
+def test_a_device_holds_arrays_in_a_quarter_of_its_memory() -> None:
+    source, cpu = ArraySource({"x": np.zeros((100, 4), np.float32)}), torch.device("cpu")
+    assert resident(source, cpu, free=4 * 1600 - 1) is None
+    held = resident(source, cpu, free=4 * 1600)
+    assert held is not None and held.gather(np.arange(3))["x"].shape == (3, 4)
+    assert resident(source, cpu, free=0) is not None  # it is there already
+    data = cordee.data.arrays(np.zeros((100, 4)), np.zeros(100), validation=0.1).on_device("3kB")
+    assert resident(data.train, cpu, free=10**9) is None
+    assert resident(data.on_device(5000).train, cpu, free=10**6) is not None

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from cordee.core.errors import DataError
 from cordee.feed import data
 from cordee.feed.arrays import ArraySource
-from cordee.feed.memory import upload
+from cordee.feed.cache.device import upload
 from cordee.feed.source import Subset, map_tensors
 from cordee.feed.text import TextSource
 

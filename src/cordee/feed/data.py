@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from cordee.core.errors import DataError
 from cordee.feed.arrays import ArraySource, is_frame, is_rows, is_series, refuse_frame
 from cordee.feed.batch import Batch
+from cordee.feed.cache.device import Budgeted
+from cordee.feed.cache.settings import size_of
 from cordee.feed.dataset import Collate, DatasetSource
 from cordee.feed.features import Features
 from cordee.feed.files import existing, read_idx, read_npy, read_npz
@@ -70,6 +72,15 @@ class Data:
         These numbers depend on epoch and sample alone, so that training is the same on any number of workers.
         """
         return replace(self, train=Transformed(self.train, Late(function, augments=True)))
+
+    def on_device(self, budget: int | str) -> Data:
+        """Let each set take so much of a GPU's memory, such as "8GB", if it fits as a whole; 0: always copy batches.
+
+        Without it, sets that lie in arrays take at most a quarter of what is free.
+        """
+        nbytes = size_of("on_device", budget)
+        sets: dict[str, Any] = {name: Budgeted(source, nbytes) for name, source in self.sets.items()}
+        return replace(self, **sets)
 
 
 class MakesData(ABC):

@@ -1,25 +1,23 @@
-"""The memory of batches: a few sets of buffers in turn, pinned for a GPU; or a GPU that holds all samples."""
+"""The memory of batches: a few sets of buffers in turn, pinned for a GPU; or a GPU that holds all samples.
+
+These sets are no `Pool`: a batch's memory is used again when its turn comes, whether or not the user holds the batch,
+so there is no moment at which it is released; and nothing has to be asked or counted for it in a step.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 
-from cordee.feed.arrays import ArraySource
 from cordee.feed.batch import named_tensors
+from cordee.feed.cache.device import Resident, resident
 from cordee.feed.permute import Ids
 from cordee.feed.reading import reading
-from cordee.feed.source import Fields, Source, check_ids, map_tensors
-
-LARGEST_PART = 0.25
-"""Of the GPU's free memory that data may take; the model, its activations and other workers want the rest."""
-_uploaded: WeakKeyDictionary[ArraySource, dict[torch.device, list[torch.Tensor]]] = WeakKeyDictionary()
+from cordee.feed.source import Fields, Source, map_tensors
 
 
 @dataclass
@@ -53,7 +51,7 @@ class Memory:
         self._largest = 0
         self.renew()
         self._stream = torch.cuda.Stream(device) if self.on_gpu else None  # type: ignore[no-untyped-call]
-        self._resident = _gather_there(source, device) if self.on_gpu else None
+        self._resident = _resident(source, device) if self.on_gpu else None
         self.copies = self.on_gpu and self._resident is None
         """Whether batches have a way to go after they were gathered."""
 
@@ -64,7 +62,7 @@ class Memory:
     def gather(self, ids: Ids, epoch: int = 0) -> Gathered:
         """Gather samples of an epoch, and begin their way to the device."""
         if self._resident is not None:
-            return Gathered(ids, self._resident(ids))
+            return Gathered(ids, self._resident.gather(ids))
         sets = self._sets
         buffers = sets[0]
         if buffers.copied is not None:
@@ -102,38 +100,9 @@ class Memory:
         return moved
 
 
-def _gather_there(source: Source, device: torch.device) -> Callable[[Ids], Fields] | None:
-    """How samples are gathered on this GPU, if they are arrays that fit into a part of its free memory; else None.
-
-    That is a thousand times cheaper than a copy. They stay there as long as their source does: each evaluation reads
-    the same arrays again, and subsets share those of the whole. What is changed in place after that is not seen.
-    """
-    table, rows, length = source.traits.table, source.traits.rows, len(source)
-    if table is None:
-        return None
+def _resident(source: Source, device: torch.device) -> Resident | None:
+    """The samples on this GPU, if it is to hold them."""
     if device.index is None:
         device = torch.device(device.type, torch.cuda.current_device())
     free, _ = torch.cuda.mem_get_info(device)
-    needed = 0 if device in _uploaded.get(table, ()) else table.nbytes
-    if needed + (0 if rows is None else rows.nbytes) > LARGEST_PART * free:
-        return None
-    rows_there = None if rows is None else torch.from_numpy(rows).to(device)
-    columns = upload(table, device)
-
-    def gather(ids: Ids) -> Fields:
-        """On the current stream, without waiting for it."""
-        check_ids(ids, length)
-        chosen = torch.from_numpy(ids).pin_memory().to(device, non_blocking=True)
-        if rows_there is not None:
-            chosen = rows_there[chosen]
-        return table.structured([column.index_select(0, chosen) for column in columns])
-
-    return gather
-
-
-def upload(table: ArraySource, device: torch.device) -> list[torch.Tensor]:
-    """The arrays of a table on a device; copied when they are first asked for, and let go with the table."""
-    there = _uploaded.setdefault(table, {})
-    if device not in there:
-        there[device] = [tensor.to(device) for tensor in table.tensors()]
-    return there[device]
+    return resident(source, device, free)

@@ -36,6 +36,8 @@ class Traits:
     """What is done to batches on their device, as `feed/late.py` has it."""
     far: Any = None
     """The `Expecting` that wants to know beforehand what is read: the samples come from elsewhere."""
+    device: int | None = None
+    """Bytes of a GPU's memory that the samples may take; None: a quarter of what is free, for what lies in arrays."""
     holders: Any = None
     """`Holders`: which hosts hold which samples, where that makes a difference."""
 

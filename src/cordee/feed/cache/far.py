@@ -125,7 +125,13 @@ class FarSource:
     def traits(self) -> Traits:
         """Far: it wants to know beforehand what is read."""
         held, shards = self.store.held, self.store.manifest.sets[self.name]
-        return Traits(runs_user_code=False, far=self, holders=None if held is None else held(shards))
+        device, holders = self.store.cache.device_bytes, None if held is None else held(shards)
+        return Traits(runs_user_code=False, far=self, device=device, holders=holders)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Memory that all its rows take."""
+        return sum(self.store.table.nbytes(self._cut.first + number) for number in range(len(self._cut.runs)))
 
     @property
     def fingerprint(self) -> str:
@@ -141,9 +147,7 @@ class FarSource:
 
     def advice(self, order: Order) -> str:
         """For an order that jumps through the whole set, where that is larger than what can be kept of it."""
-        cache, table = self.store.cache, self.store.table
-        numbers = range(self._cut.first, self._cut.first + len(self._cut.runs))
-        whole = sum(map(table.nbytes, numbers))
+        cache, whole = self.store.cache, self.nbytes
         kept = cache.memory_bytes + cache.disk_bytes
         if order.shuffle != "full" or whole <= kept:
             return ""

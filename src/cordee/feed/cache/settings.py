@@ -39,7 +39,7 @@ class Cache:
     connections: int = 4
     """How many blocks are fetched at a time."""
     device: int | str | None = None
-    """GPU memory for a training set that fits in there as a whole; default: a quarter of what is free, 0: none."""
+    """GPU memory for a set that fits in there as a whole: it is fetched before the first step. Default: none."""
     policy: str = "belady"
     """What is evicted: "belady", what is needed last; "lru", what was used longest ago."""
     deadline_s: float = 300.0
@@ -80,6 +80,11 @@ class Cache:
         """Of host memory, for what is read ahead."""
         assert not isinstance(self.ahead, str)
         return self.memory_bytes // 4 if self.ahead is None else self.ahead
+
+    @property
+    def device_bytes(self) -> int:
+        """Of a GPU's memory."""
+        return self.device if isinstance(self.device, int) else 0
 
     @property
     def place(self) -> Path:
