@@ -10,6 +10,7 @@ from typing import Any
 from cordee.core.errors import DataError
 from cordee.feed.columns import Schema
 from cordee.feed.places import Place
+from cordee.feed.sources import labels
 from cordee.feed.sources.seam import Reader
 from cordee.feed.steps.fit import Steps, fit
 from cordee.feed.steps.inprocess import first_rows, raw_rows
@@ -49,7 +50,8 @@ class Making:
     @property
     def recipe(self) -> Recipe:
         """For a store of all rows behind the last step."""
-        classes = {name: tuple(map(str, known)) for name, known in classes_of(self.fitted).items()}
+        found = {**labels.classes_of(self.raw), **classes_of(self.fitted)}
+        classes = {name: tuple(map(str, known)) for name, known in found.items()}
         return self._recipe(self.fitted, written(self.fitted), classes)
 
     def store(self) -> Store:

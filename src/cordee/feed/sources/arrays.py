@@ -6,7 +6,7 @@ An array's first dimension counts rows. Nothing is ever unpickled.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -176,7 +176,7 @@ def _of_npz(place: Place) -> Iterator[dict[str, _Array]]:
 
 
 def array_reader(
-    places: Sequence[Place], name: str = "x", beside: dict[str, Sequence[Place]] | None = None
+    places: Sequence[Place], name: str = "x", beside: Mapping[str, Sequence[Place]] | None = None
 ) -> ArrayReader:
     """A reader of these files; `beside` names more columns, each with as many files, in the same order."""
     pairs = []

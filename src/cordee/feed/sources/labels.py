@@ -12,8 +12,8 @@ from cordee.feed.places import Place
 
 BY = ("folder", "top")
 """`folder`: the one that the file itself lies in. `top`: the first one below what the user named."""
-_BETWEEN = "\0"
-"""No name of a folder holds it."""
+_MARK, _BETWEEN = "classes", "\0"
+"""What `Kind.raw` begins with, and what stands before each class; no name of a folder holds it."""
 
 
 def label_of(kind: Kind, place: Place, by: str) -> int:
@@ -30,17 +30,18 @@ def label_of(kind: Kind, place: Place, by: str) -> int:
 def label_kind(places: Sequence[Place], by: str, classes: Sequence[str] = ()) -> Kind:
     """The column of class numbers for these files; `classes` gives the names, otherwise they are those found."""
     found = sorted(set(classes) or {class_of(place, by) for place in places})
-    return replace(Kind("int64"), raw=_BETWEEN.join(classes or found))
+    return replace(Kind("int64"), raw=_BETWEEN.join([_MARK, *(classes or found)]))
 
 
 def classes_in(kind: Kind) -> tuple[str, ...]:
     """What the numbers of a column of labels stand for."""
-    return tuple(kind.raw.split(_BETWEEN)) if kind.raw else ()
+    mark, *classes = kind.raw.split(_BETWEEN)
+    return tuple(classes) if mark == _MARK else ()
 
 
 def classes_of(schema: Schema) -> dict[str, tuple[str, ...]]:
     """The same of all columns that have it."""
-    return {name: classes_in(kind) for name, kind in schema.items() if kind.dtype == "int64" and kind.raw}
+    return {name: classes for name, kind in schema.items() if (classes := classes_in(kind))}
 
 
 def class_of(place: Place, by: str) -> str:

@@ -66,6 +66,10 @@ class RowReader:
 
     def schema(self, places: Sequence[Place]) -> Schema:
         """The kinds of the first rows, and those that were given."""
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> Schema:
         given = dict(self.kinds)
         first = _Rows(self, 0).take(_LOOKED)
         if not first:
