@@ -176,6 +176,17 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("left_nothing")
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
+    before = cordee.data.map_reduce(range(9), squares, total, processes=0, stream=True)
+    left = tmp_path / "tmp" / "cordee-map-reduce-killed"
+    left.mkdir()
+    (left / ".lock").touch()
+    (left / "map-000000-run-0").write_bytes(bytes(1000))
+    assert dict(cordee.data.map_reduce(range(9), squares, total, processes=0)) == dict(before)
+    assert not left.exists(), "and one that is in use was left alone"
+
+
+@pytest.mark.usefixtures("left_nothing")
 def test_shakespeare() -> None:
     path = Path(os.environ.get("CORDEE_TEST_DATA", "")) / "tinyshakespeare.txt"
     if not path.is_file():

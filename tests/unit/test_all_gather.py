@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cordee.core.errors import RendezvousError, UsageError
+from cordee.core.errors import DataError, RendezvousError, UsageError
 from cordee.feed.exchange import gather as module
 from cordee.feed.exchange.gather import Gathered, all_gather
+from cordee.feed.exchange.receiver import Receiver
 from exchanging import ACCESS, files_below, make_folder
 from harness import DEADLINE_S, free_port
 
@@ -64,3 +66,16 @@ def test_a_host_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(result, RendezvousError) and "did not come" in str(result)
     with pytest.raises(UsageError, match="one of the hosts"):
         all_gather(tmp_path / "own0", tmp_path / "all", ["a:1"], "b:1", access=ACCESS)
+
+
+def test_a_host_that_gives_nothing(tmp_path: Path) -> None:
+    """It takes and passes on, but its own blocks do not come: the others have the rest, and say whose are missing."""
+    for number in (0, 2):
+        make_folder(tmp_path / f"own{number}", SIZES[number], number)
+    hosts = [f"127.0.0.1:{free_port()}" for _ in SIZES]
+    with contextlib.closing(Receiver(tmp_path / "all1", hosts[1], ACCESS)):
+        results = gathered(tmp_path, hosts, [0, 2], deadline_s=3.0)
+    for result in results:
+        assert isinstance(result, DataError) and f"the blocks of {hosts[1]} are not complete" in str(result)
+    for name, other in (("all0/part-00002", "own2"), ("all2/part-00000", "own0"), ("all1/part-00000", "own0")):
+        assert files_below(tmp_path / name) == files_below(tmp_path / other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import sys
 import threading
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cordee.group.bulk import Gone, Link, Tally
-from cordee.group.messages import Holders, Holding, Place, decode_message
+from cordee.group import bulk
+from cordee.group.bulk import Gone, Link, Listener, Tally, dial
+from cordee.group.messages import Holders, Holding, Place, Who, decode_message
+from cordee.group.wire import LOOPBACK, Address
 from serving import Serving
 
 SILENCE_S = 20.0
@@ -81,3 +84,18 @@ def test_a_view_that_changes_while_a_worker_dials() -> None:
     serving.train()
     shard.close()
     silent.close()
+
+
+def test_a_listener_that_is_there_for_long_has_certificates_that_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "RENEW_S", 0.0)
+    token = secrets.token_hex(32)
+    listener = Listener(LOOPBACK, token, tls=True, silence_s=SILENCE_S)
+    seen = [listener._tls.certificate] if listener._tls else []
+    listener.start(lambda link, who: link.send(Who("node", "there")))
+    for _ in range(2):
+        link = dial(Address(LOOPBACK, listener.port, token, True), Who("node", "here"), SILENCE_S)
+        assert link.receive(decode_message) == Who("node", "there")
+        assert listener._tls is not None and listener._tls.certificate not in seen
+        seen.append(listener._tls.certificate)
+        link.close()
+    listener.close()

@@ -12,12 +12,13 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from cordee.core.errors import CordeeError
 from cordee.group.messages import Hello, Welcome, Who, decode_message
-from cordee.group.tls import ServerTls, make_server_tls
+from cordee.group.tls import VALID, ServerTls, make_server_tls
 from cordee.group.wire import HEADER, Address, connect, length_of, nonce, pack, proof, proven, unpack
 
 if TYPE_CHECKING:  # torch takes seconds to import, and files travel without it
@@ -35,6 +36,8 @@ GREETING = 4096
 HANDSHAKE_S = 10.0
 MOST_STRANGERS = 64
 """Connections at a time that have not shown the token yet."""
+RENEW_S = VALID.total_seconds() / 2
+"""A listener that is there for longer makes itself a new certificate."""
 MOST_PARTS = 512
 """Buffers that one call of the system may take."""
 
@@ -204,6 +207,7 @@ class Listener:
         self.tally = Tally()
         """Of all its connections."""
         self._tls: ServerTls | None = make_server_tls() if tls else None
+        self._tls_made = time.monotonic()
         family = socket.AF_INET6 if ":" in interface else socket.AF_INET
         self._socket = socket.create_server((interface, port), family=family, backlog=128)
         self.port: int = self._socket.getsockname()[1]
@@ -236,9 +240,10 @@ class Listener:
             try:
                 sock.settimeout(HANDSHAKE_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                secured = self._tls.context.wrap_socket(sock, server_side=True) if self._tls else sock
+                tls = self._certified()
+                secured = tls.context.wrap_socket(sock, server_side=True) if tls else sock
                 link = Link(secured, HANDSHAKE_S, self.tally)
-                who = self._prove(link)
+                who = self._prove(link, tls.certificate if tls else b"")
                 secured.settimeout(self._silence_s)
             finally:
                 self._strangers.release()
@@ -249,9 +254,15 @@ class Listener:
         finally:
             link.close() if link is not None else sock.close()
 
-    def _prove(self, link: Link) -> Who | None:
+    def _certified(self) -> ServerTls | None:
+        """The certificate for a new connection: another one before the last one expires."""
+        if self._tls is not None and time.monotonic() - self._tls_made > RENEW_S:
+            self._tls, self._tls_made = make_server_tls(), time.monotonic()
+        return self._tls
+
+    def _prove(self, link: Link, certificate: bytes) -> Who | None:
         """Who is at the other end; None if it has not shown the token."""
-        certificate, mine = self._tls.certificate if self._tls else b"", nonce()
+        mine = nonce()
         hello = link.receive(decode_message, GREETING)
         if not isinstance(hello, Hello):
             return None

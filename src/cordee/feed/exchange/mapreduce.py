@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +15,7 @@ from cordee.feed.exchange.cutting import pieces_of
 from cordee.feed.exchange.mapside import Combine, Map, MapWork
 from cordee.feed.exchange.pairs import FAN, Key, Segment, Value, merged
 from cordee.feed.exchange.reduceside import Reduce, ReduceWork
+from cordee.feed.exchange.scratch import Scratch
 from cordee.feed.tasks import run_tasks
 
 T = TypeVar("T")
@@ -35,11 +34,11 @@ class Reduced(dict[Any, Any]):
 class Stream:
     """The result of a map-reduce, read from disk: pairs (key, value), once, in the order of the keys."""
 
-    def __init__(self, segments: Sequence[Segment], folder: str, counters: Counters) -> None:
-        """Of the reducers' files; `folder` is removed at the end."""
+    def __init__(self, segments: Sequence[Segment], scratch: Scratch, counters: Counters) -> None:
+        """Of the reducers' files; their folder is removed at the end."""
         self.counters = counters
         """What was done: rows, bytes, tries and seconds."""
-        self._folder = folder
+        self._scratch = scratch
         self._pairs = _pairs(segments)
 
     def __iter__(self) -> Iterator[tuple[Key, Value]]:
@@ -56,7 +55,7 @@ class Stream:
 
     def close(self) -> None:
         """Remove the files; the end of the pairs does so too."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
 
     def __del__(self) -> None:
         """Leave nothing on the disk."""
@@ -120,26 +119,29 @@ def map_reduce(
         raise UsageError(f"processes={processes}, partitions={partitions}: expected 0 or more, and 1 or more")
     budget = bytes_of(memory)
     began = time.perf_counter()
-    folder = tempfile.mkdtemp(prefix="cordee-map-reduce-")
+    scratch = Scratch()
+    folder = scratch.path
     try:
         reading, pieces = pieces_of(source, folder)
         work = MapWork(reading, map, combine, folder, parts, budget)
         mapped, counters = _all(work, list(enumerate(pieces)), count)
         tasks = [(number, [one[number] for one in mapped]) for number in range(parts)]
         segments, more = _all(ReduceWork(reduce, folder), tasks, count)
-        tries = {
-            f"{kind}_tries": len(list(Path(folder).glob(f"{kind}-??????-{'?' * 12}"))) for kind in ("map", "reduce")
-        }
-        counters = replace(counters + more, **tries, seconds=time.perf_counter() - began)
+        counters = replace(counters + more, map_tries=_tries(folder, "map"), reduce_tries=_tries(folder, "reduce"))
         if stream:
-            return Stream(segments, folder, counters)
+            return Stream(segments, scratch, replace(counters, seconds=time.perf_counter() - began))
         result = Reduced(_pairs(segments))
         result.counters = replace(counters, seconds=time.perf_counter() - began)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        scratch.close()
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    scratch.close()
     return result
+
+
+def _tries(folder: str, kind: str) -> int:
+    """How often tasks of a kind were begun: each has made a file then."""
+    return len(list(Path(folder).glob(f"{kind}-??????-{'?' * 12}")))
 
 
 def _all(work: Callable[[T], tuple[R, Counters]], tasks: list[T], processes: int) -> tuple[list[R], Counters]:
