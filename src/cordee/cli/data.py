@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordee.cli import store
 from cordee.cli.options import TokenFile
 from cordee.core.text import plain
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from cordee.feed.exchange.send import Sent
 
 app = typer.Typer(name="data", help="Data before a training, and between hosts.", no_args_is_help=True)
+app.command()(store.build)
+app.command()(store.show)
 
 Listen = Annotated[
     str,

@@ -152,9 +152,9 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
             data = data.augment(late.function) if late.augments else data.transform(late.function)
         return data
 
-    def build(self, out: str | Path, *, processes: int | None = None) -> Path:
+    def build(self, out: str | Path, *, processes: int | None = None, replace: bool = True) -> Path:
         """Write the store that a training reads to a folder of its own; another store there is replaced."""
-        self._making((Finish(self.labels),)).build(Path(out), processes)
+        self._making((Finish(self.labels),)).build(Path(out), processes, replace)
         return Path(out)
 
     def show(self, rows: int = 5) -> None:

@@ -23,6 +23,7 @@ from cordee.feed.files import existing, read_idx, read_npy, read_npz
 from cordee.feed.late import Late, Transformed
 from cordee.feed.permute import permutation
 from cordee.feed.source import Fields, Source, Subset
+from cordee.feed.store.opened import open_store
 from cordee.feed.text import TextSource, cut
 
 SETS = ("train", "validation", "test")
@@ -199,6 +200,8 @@ def as_data(given: Any) -> Data:
         return given
     if isinstance(given, MakesData):
         return given.data()
+    if isinstance(given, str | Path):
+        return _of_store(given)
     if isinstance(given, Mapping) and "train" in given and set(given) <= set(SETS):
         return Data(**given)
     return Data(given)
@@ -236,6 +239,21 @@ def as_source(given: Any) -> Source:
         f"data of type {type(given).__name__} is not understood: give one of cordee.data's, a PyTorch map-style "
         f"dataset, or arrays (x, y){listed}"
     )
+
+
+def _of_store(path: str | Path) -> Data:
+    """The sets of a store in a folder."""
+    if "://" in str(path):
+        raise DataError(f"data={str(path)!r}: a store elsewhere is given as cordee.data.store({str(path)!r})")
+    if Path(path).is_file():
+        raise DataError(
+            f"data={str(path)!r} is a file, not a store: give what reads it, such as cordee.data.csv({str(path)!r}), "
+            "or build a store of it with `cordee data build`"
+        )
+    sets = open_store(path).sets
+    if "train" not in sets:
+        raise DataError(f"the store {path} has no set for training: it has {', '.join(sets) or 'no rows'}")
+    return Data(sets["train"], sets.get("validation"), sets.get("test"))
 
 
 def _is_samples(given: Any) -> bool:

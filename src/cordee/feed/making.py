@@ -58,9 +58,9 @@ class Making:
         """In the cache."""
         return cached_store(self.recipe)
 
-    def build(self, out: Path, processes: int | None) -> None:
+    def build(self, out: Path, processes: int | None, replace: bool) -> None:
         """In a folder of the user's."""
-        build(self.recipe, out, processes=processes, tell=Say(f"building the store {out}"), replace=True)
+        build(self.recipe, out, processes=processes, tell=Say(f"building the store {out}"), replace=replace)
 
     def _fit(self) -> tuple[Step, ...]:
         return fit(self.steps, self.raw, self._sample, self._gather)

@@ -1,0 +1,238 @@
+"""`cordee data build` and `cordee data show`: raw files become a store, and what is in one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cordee.cli.options import AsJson, parse_settings, python_file
+from cordee.core.errors import DataError, Interrupted, UsageError
+from cordee.core.text import plain
+from cordee.core.words import amount, did_you_mean, plural
+
+if TYPE_CHECKING:
+    from cordee.feed.chain import Chain
+    from cordee.feed.store.opened import Store
+
+FORMS = {
+    "csv": (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.bz2", ".csv.zst"),
+    "parquet": (".parquet", ".pq"),
+    "tfrecord": (".tfrecord", ".tfrecords", ".tfrecord.gz"),
+    "lines": (".txt", ".txt.gz", ".jsonl"),
+}
+"""Functions of `cordee.data`, and how names of their files end."""
+_NAMES = ("chain", "data")
+_WIDTH = 120
+_LONGEST = 40
+
+
+def build(
+    source: Annotated[
+        str, typer.Argument(help="Files: a path, pattern, folder or URL; or file.py:chain.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder of the store, a new one.", show_default=False)],
+    label: Annotated[str | None, typer.Option(help="The column that a model is to predict.")] = None,
+    form: Annotated[
+        str | None, typer.Option(metavar="<form>", help="csv, parquet, tfrecord, ...: a function of cordee.data.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="<name=value>", help="For the reader, such as on_error=skip.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=0, help="Default: one per core; few bytes need none.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace another store in that folder.")] = False,
+) -> None:
+    """Turn files, or a chain, into a store that trainings map into memory.
+
+    A build that was ended goes on where it stopped, if the same command is given again.
+    """
+    from cordee.feed.chain import Chain
+    from cordee.feed.store.opened import is_store
+
+    settings = parse_settings(set_)
+    in_file = source.partition(":")[0].endswith(".py")
+    with _importing():
+        chain = _chain_of_file(source) if in_file else _chain_of(source, form, settings)
+    if not isinstance(chain, Chain):
+        raise UsageError(f"{source} is {type(chain).__name__}: expected a chain, such as cordee.data.csv(...) gives")
+    if in_file and settings:
+        raise UsageError(f"--set is for readers of files, and {source} says itself what it reads: change it there")
+    if label is not None:
+        chain = chain.labelled(label)
+    try:
+        chain.build(out, processes=processes, replace=replace)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; what is finished stays in {out}, and the same command goes on with it"
+        ) from None
+    assert is_store(out)
+    _print_counts(out)
+
+
+def show(
+    out: Annotated[Path, typer.Argument(help="Folder of a store.", show_default=False)],
+    rows: Annotated[int, typer.Option(min=0, help="So many of the first rows are shown.")] = 3,
+    verify: Annotated[bool, typer.Option("--verify", help="Read all of it, and compare with its checksums.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show columns, counts, statistics and the first rows of a store."""
+    from cordee.feed.store.opened import open_store
+
+    store = open_store(out)
+    if verify:
+        store.verify()
+    manifest = store.manifest
+    if as_json:
+        told: dict[str, Any] = {
+            "columns": {name: str(kind) for name, kind in manifest.schema.items()},
+            "rows": {name: manifest.rows(name) for name in manifest.sets},
+            "bytes": _nbytes(store),
+            "shards": {name: len(shards) for name, shards in manifest.sets.items()},
+            "skipped": manifest.skipped,
+            "statistics": manifest.statistics,
+            "fingerprint": manifest.fingerprint,
+            "verified": verify,
+        }
+        print(json.dumps(told, allow_nan=False))
+        return
+    _print_counts(out)
+    _tables(store, rows)
+    if verify:
+        print("every file is as it was written")
+
+
+def _chain_of(source: str, form: str | None, settings: Mapping[str, str]) -> Chain:
+    """A chain over files, by what their names end with."""
+    data = importlib.import_module("cordee.data")
+    known = [name for name, one in vars(data).items() if inspect.isfunction(one) and "what" in _parameters(one)]
+    name = form or next((name for name, endings in FORMS.items() if source.lower().endswith(endings)), None)
+    if name is None:
+        inside = {path.suffix.lower() for path in Path(source).glob("*")} if Path(source).is_dir() else set()
+        name = next((name for name, endings in FORMS.items() if inside & set(endings)), None)
+    if name not in known:
+        near = did_you_mean(name, known) if name else ""
+        raise UsageError(
+            f"{source}: {f'--form {name} is not known' if name else 'the name does not say what it holds'}.{near} Give "
+            f"one of --form {', '.join(known)}; or a Python file with a chain, as file.py:chain"
+        )
+    function = getattr(data, name)
+    parameters = _parameters(function)
+    given = {}
+    for key, text in settings.items():
+        if key not in parameters or key in ("what", "label"):
+            can = ", ".join(one for one in parameters if one not in ("what", "label"))
+            raise UsageError(f"--set {key}: {name} has no such option.{did_you_mean(key, parameters)} It has {can}")
+        given[key] = _value(text, str(parameters[key].annotation))
+    chain: Chain = function(source, **given)
+    return chain
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _value(text: str, hint: str) -> Any:
+    """What a text means for a parameter: JSON where that is asked for, a list with commas, or the text."""
+    if hint.startswith("str"):
+        return text
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text.split(",") if "Sequence" in hint else text
+
+
+def _chain_of_file(source: str) -> Any:
+    """The chain that a Python file defines under this name, or under one of `_NAMES`."""
+    from cordee.core.interpreter import search_in
+
+    file, _, name = source.partition(":")
+    path = python_file(Path(file))
+    spec = importlib.util.spec_from_file_location("cordee_chain", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cordee_chain"] = module
+    search_in([path.resolve().parent])
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise DataError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    names = (name,) if name else _NAMES
+    found = next((getattr(module, one) for one in names if hasattr(module, one)), None)
+    if found is None:
+        there = [one for one, value in vars(module).items() if type(value).__name__ == "Chain"]
+        hint = f"; it has {', '.join(there)}: {file}:{there[0]}" if there else ""
+        raise UsageError(f"{path} defines no {' or '.join(names)}{hint}")
+    return found() if inspect.isfunction(found) else found
+
+
+@contextlib.contextmanager
+def _importing() -> Any:
+    """The user's file may print; what it raises is the user's."""
+    arguments, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
+# ------------------------------------------------------------- printing
+
+
+def _print_counts(out: Path) -> None:
+    from cordee.feed.store.opened import open_store
+
+    store = open_store(out)
+    manifest = store.manifest
+    counts = ", ".join(f"{name} {plural(manifest.rows(name), 'row')}" for name in manifest.sets)
+    print(plain(f"{out}: {counts}; {amount(_nbytes(store))}"))
+    if manifest.skipped:
+        some = "; ".join(manifest.faults)
+        print(plain(f"{plural(manifest.skipped, 'row')} could not be read and were left out: {some}"))
+
+
+def _nbytes(store: Store) -> int:
+    return sum(file.size for shards in store.manifest.sets.values() for one in shards for file in one.files)
+
+
+def _tables(store: Store, rows: int) -> None:
+    import numpy as np
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    figures = ("count", "missing", "least", "most", "mean", "std", "longest", "distinct")
+    table = Table(box=box.SIMPLE_HEAD)
+    for head in ("column", "holds", *figures):
+        table.add_column(head, justify="left" if head in ("column", "holds") else "right")
+    for name, kind in store.manifest.schema.items():
+        told = store.manifest.statistics.get(name, {})
+        table.add_row(plain(name), str(kind), *(_figure(told.get(one)) for one in figures))
+    console.print(table)
+    for name, source in store.sets.items():
+        count = min(rows, len(source))
+        if not count:
+            continue
+        columns = {each: column.tolist() for each, column in source.rows(np.arange(count)).items()}
+        samples = Table(box=box.SIMPLE_HEAD, title=f"first rows of {name}", title_justify="left")
+        for each in columns:
+            samples.add_column(plain(each))
+        for number in range(count):
+            samples.add_row(*(_short(column[number]) for column in columns.values()))
+        console.print(samples)
+
+
+def _figure(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(plain(str(value)).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
