@@ -8,6 +8,7 @@ SequenceExample has Features too, as field 1, and lists of features, as field 2.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,7 @@ def entries_named(buffer: Bytes, parsed: Parsed, name: str, count: int) -> Ids:
     raw = np.frombuffer(name.encode(), np.uint8)
     places = np.flatnonzero(parsed.keys.stops - parsed.keys.starts == len(raw))
     if len(raw):
+        places = places[buffer[parsed.keys.stops[places] - 1] == raw[-1]]  # spares most of what follows
         places = places[(windows(buffer, parsed.keys.starts[places], len(raw)) == raw).all(axis=1)]
     found = np.full(count, -1, np.int64)
     found[parsed.rows[places]] = places
@@ -83,9 +85,13 @@ def lists_of(buffer: Bytes, lists: Lanes, kind: int) -> Lists:
     """The values of these lists, all of one kind: numbers, or the bytes of texts one after the other."""
     if kind == BYTES:
         return _texts(buffer, lists)
-    payloads, good = _payloads(buffer, lists, kind)
-    edges = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(one) for one in payloads], dtype=np.int64)])
-    whole = np.frombuffer(b"".join(payloads), np.uint8)
+    starts, stops, packed = _packed(buffer, lists, kind)
+    if packed.all():
+        good, lengths, whole = packed, stops - starts, joined_bytes(buffer, starts, stops)
+    else:
+        payloads, good = _payloads(buffer, lists, kind)
+        lengths, whole = np.array([len(one) for one in payloads], np.int64), np.frombuffer(b"".join(payloads), np.uint8)
+    edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     if kind == FLOATS:
         return _lists(edges // 4, whole.view("<f4").astype(np.float32, copy=False), good)
     try:
@@ -97,7 +103,7 @@ def lists_of(buffer: Bytes, lists: Lanes, kind: int) -> Lists:
     if not len(cut):
         return _lists(offsets, values, good)
     # A number is cut off: each list by itself tells which.
-    return _one_by_one(payloads, good)
+    return _one_by_one([whole[start:stop] for start, stop in pairwise(edges.tolist())], good.copy())
 
 
 def windows(buffer: Bytes, starts: Ids, width: int) -> Bytes:
@@ -178,25 +184,28 @@ def _texts(buffer: Bytes, lists: Lanes) -> Lists:
     return Lists(offsets, joined_bytes(buffer, starts, stops), good, elements)
 
 
-def _payloads(buffer: Bytes, lists: Lanes, kind: int) -> tuple[list[bytes | memoryview], NDArray[np.bool_]]:
-    """The packed numbers of each list."""
-    good = np.ones(len(lists.rows), np.bool_)
+def _packed(buffer: Bytes, lists: Lanes, kind: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
+    """Where the numbers of each list lie, and whether they do in one piece; an empty list does."""
     filled = np.flatnonzero(lists.starts < lists.stops)
-    payloads: list[bytes | memoryview] = [b""] * len(good)
-    found = next_field(buffer, lists.of(filled))
-    packed = found.good & (found.numbers == 1) & (found.wires == LENGTH) & (found.stops == lists.stops[filled])
+    inside = lists.of(filled)
+    found = next_field(buffer, inside)
+    whole = found.good & (found.numbers == 1) & (found.wires == LENGTH) & (found.stops == inside.stops)
     if kind == FLOATS:
-        packed &= (found.stops - found.starts) % 4 == 0
-    edges = zip(filled.tolist(), packed.tolist(), found.starts.tolist(), found.stops.tolist(), strict=True)
-    whole = buffer.data
-    for place, is_packed, start, stop in edges:
-        if is_packed:
-            payloads[place] = whole[start:stop]
-            continue
+        whole &= (found.stops - found.starts) % 4 == 0
+    starts, stops, packed = lists.starts.copy(), lists.starts.copy(), np.ones(len(lists.rows), np.bool_)
+    starts[filled], stops[filled], packed[filled] = found.starts, found.stops, whole
+    return starts, stops, packed
+
+
+def _payloads(buffer: Bytes, lists: Lanes, kind: int) -> tuple[list[bytes], NDArray[np.bool_]]:
+    """The numbers of each list as if they lay in one piece, list by list."""
+    good = np.ones(len(lists.rows), np.bool_)
+    payloads: list[bytes] = []
+    for place, (start, stop) in enumerate(zip(lists.starts.tolist(), lists.stops.tolist(), strict=True)):
         try:
-            raw = bytes(whole[int(lists.starts[place]) : int(lists.stops[place])])
-            payloads[place] = b"".join(_unpacked(raw, kind))
+            payloads.append(b"".join(_unpacked(buffer[start:stop].tobytes(), kind)))
         except ValueError:
+            payloads.append(b"")
             good[place] = False
     return payloads, good
 
@@ -235,11 +244,11 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number is cut off")
 
 
-def _one_by_one(payloads: list[bytes | memoryview], good: NDArray[np.bool_]) -> Lists:
+def _one_by_one(payloads: list[Bytes], good: NDArray[np.bool_]) -> Lists:
     parts = []
     for place, payload in enumerate(payloads):
         try:
-            parts.append(varints(np.frombuffer(payload, np.uint8))[0])
+            parts.append(varints(payload)[0])
         except ValueError:
             parts.append(np.zeros(0, np.int64))
             good[place] = False

@@ -168,7 +168,8 @@ def _fixed(
             f"feature {name!r} holds {length} values, {size} were expected ({kind}); where lengths differ: "
             f"features={{{name!r}: '{kind.dtype} (any length)', ...}}",
         )
-    for row in np.setdiff1d(np.arange(count), rows).tolist():
+    missing = np.setdiff1d(np.arange(count), rows) if len(rows) < count else rows[:0]
+    for row in missing.tolist():
         bad.setdefault(
             row,
             f"it has no feature {name!r}; where records may lack it: "
