@@ -21,6 +21,8 @@ from cordee.feed.rawfiles import images as images
 from cordee.feed.rawfiles import lines as lines
 from cordee.feed.rawfiles import rows as rows
 from cordee.feed.rawfiles import tfrecord as tfrecord
+from cordee.feed.features import class_names as class_names
+from cordee.feed.prepared import prepared as prepared
 from cordee.feed.sources.csvfile import Dialect as Dialect
 from cordee.feed.stream import stream as stream
 from cordee.feed.tabular import csv as csv

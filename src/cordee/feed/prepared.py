@@ -22,7 +22,7 @@ from cordee.feed.source import Source
 from cordee.feed.steps.base import shown
 from cordee.feed.steps.fit import applied
 from cordee.feed.steps.inprocess import joined_rows, raw_rows
-from cordee.feed.steps.rows import Filter, Rename, Sample, Select
+from cordee.feed.steps.rows import Filter, FlatMap, Map, Rename, Sample, Select
 from cordee.feed.steps.seam import Rows
 from cordee.feed.steps.user import as_column
 from cordee.feed.steps.written import read_steps
@@ -50,7 +50,7 @@ def prepared(run: str | Path, new_rows: Any, functions: Mapping[str, Callable[..
     labels = _raw_labels(features.labels, steps)
     schema = {name: Kind(kind.dtype, tuple(kind.shape), kind.ragged) for name, kind in features.columns.items()}
     wanted = {name: kind for name, kind in schema.items() if name not in labels}
-    adapted, absent = [], set(labels)
+    adapted, absent = [], set(labels) & schema.keys()
     for step in steps:
         adapted.append(_without(step, absent))
         if isinstance(step, Rename):
@@ -164,6 +164,8 @@ def _without(step: Any, absent: set[str]) -> Any:
         return step
     if isinstance(step, Rename):
         return Rename(tuple(pair for pair in step.names if pair[0] not in absent))
+    if isinstance(step, Map | FlatMap):
+        return msgspec.structs.replace(step, gives=tuple(pair for pair in step.gives or () if pair[0] not in absent))
     columns = getattr(step, "columns", None)
     if not columns or absent.isdisjoint(columns):
         return step
