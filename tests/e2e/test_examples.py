@@ -318,3 +318,17 @@ def distance(said: str) -> float:
     found = re.search(r"by ([0-9.]+) a pixel", said)
     assert found, said
     return float(found[1])
+
+
+# ------------------------------------------------------------- table
+
+
+def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORDEE_CACHE", str(tmp_path / "cache"))
+    one = train("table", tmp_path / "one")
+    assert_learns(one, 0.4)
+    assert one.result["test"]["accuracy"] > 0.7
+    assert_same(train("table", tmp_path / "three", workers=3), one, loss=1e-4, tensor=None)
+    lines = python(EXAMPLES / "table.py", str(tmp_path / "one")).splitlines()
+    assert [line.rpartition(": ")[2].split()[0] for line in lines] == ["pear", "plum"]
+    assert len((EXAMPLES / "table.py").read_text(encoding="utf-8").splitlines()) < 40

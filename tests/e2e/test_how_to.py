@@ -58,3 +58,23 @@ def test_words_are_counted(tmp_path: Path) -> None:
     (code,) = examples("move-data.md")
     said = python(save(code, tmp_path), cwd=tmp_path)
     assert "2 ['climbs', 'holds', 'rope', 'team', 'the']" in said and "5 keys" in said
+
+
+@pytest.mark.timeout(240)
+def test_the_page_on_data(warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CORDEE_CACHE", str(tmp_path / "cache"))
+    trained = 0
+    for code in examples("data.md"):
+        if "cordee.Job(" not in code:
+            run("python", code, tmp_path)
+            continue
+        file = save(code, tmp_path)
+        result = train(file, tmp_path / "runs" / file.stem, workers=2).result
+        assert result["steps"] > 0 and result["samples_lost"] == result["samples_repeated"] == 0
+        trained += 1
+    assert trained == 2
+    # The block that needs a run, with the run that was trained above.
+    text = (PAGES / "data.md").read_text(encoding="utf-8")
+    (last,) = [block.code for block in blocks(text) if block.note.startswith("not run: ")]
+    assert run("python", f"import cordee\n{last}", tmp_path).strip() in ("lives alone", "shares a flat", "owns a house")
