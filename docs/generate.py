@@ -329,6 +329,9 @@ def data() -> list[str]:
     """Where samples come from."""
     import cordee.data as module
     from cordee.feed.batch import Batch
+    from cordee.feed.chain import Chain
+    from cordee.feed.steps.methods import OnColumns, OnRows
+    from cordee.feed.view import Viewed
 
     names = [name for name in vars(module) if not name.startswith("_") and name not in ("Data", "as_data", "as_source")]
     functions = [name for name in sorted(names) if inspect.isfunction(getattr(module, name))]
@@ -337,6 +340,10 @@ def data() -> list[str]:
         parts += function(getattr(module, name), f"cordee.data.{name}")
     for kind in (module.Data, module.Dialect):
         parts += [f"## {kind.__name__}", doc(kind), table(("field", "type", "default", "meaning"), fields(kind))]
+    parts += ["## Chain", doc(Chain), "How to use it: [from raw files to batches](../how-to/data.md)."]
+    inner = ("then", "viewed", "looked", "fitted_steps", "places", "raw", "columns", "labels")
+    for kind in (OnRows, OnColumns, Viewed, Chain):
+        parts += members(kind, leave_out=inner)
     parts += ["## Batch", doc(Batch)]
     parts += members(Batch, attributes=("ids", "fields", "weight", "epoch", "step", "positions", "borrowed", "last"))
     parts += ["## What else is taken as data"]

@@ -14,6 +14,8 @@ from cordee.feed.data import npz as npz
 from cordee.feed.data import text as text
 from cordee.feed.exchange.mapreduce import map_reduce as map_reduce
 from cordee.feed.exchange.stored import store as store
+from cordee.feed.features import class_names as class_names
+from cordee.feed.prepared import prepared as prepared
 from cordee.feed.rawfiles import array_files as array_files
 from cordee.feed.rawfiles import cifar10 as cifar10
 from cordee.feed.rawfiles import cifar100 as cifar100
@@ -21,8 +23,6 @@ from cordee.feed.rawfiles import images as images
 from cordee.feed.rawfiles import lines as lines
 from cordee.feed.rawfiles import rows as rows
 from cordee.feed.rawfiles import tfrecord as tfrecord
-from cordee.feed.features import class_names as class_names
-from cordee.feed.prepared import prepared as prepared
 from cordee.feed.sources.csvfile import Dialect as Dialect
 from cordee.feed.stream import stream as stream
 from cordee.feed.tabular import csv as csv
