@@ -122,7 +122,8 @@ def _of_piece(piece: NDArray[Any]) -> Summary:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = numbers.mean()
         apart = numbers - mean
-        squares = apart @ apart
+        apart *= apart
+        squares = apart.sum()  # not `@`: its threads would wait for each other, and round otherwise on other machines
     if not np.isfinite(squares):  # of numbers near the largest that there are
         mean, squares = np.float64(0.0), np.float64(0.0)
     return Summary(0, missing, infinite, len(piece), least.item(), most.item(), float(mean), float(squares))
