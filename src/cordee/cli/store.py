@@ -28,6 +28,8 @@ FORMS = {
     "parquet": (".parquet", ".pq"),
     "tfrecord": (".tfrecord", ".tfrecords", ".tfrecord.gz"),
     "lines": (".txt", ".txt.gz", ".jsonl"),
+    "array_files": (".npy", ".npz"),
+    "images": (".jpg", ".jpeg", ".png"),
 }
 """Functions of `cordee.data`, and how names of their files end."""
 _NAMES = ("chain", "data")
