@@ -144,7 +144,7 @@ class Recipe:
             whole.update(f"{place.key}\0{place.size}\0{place.mark}\0".encode("utf-8", "surrogatepass"))
         return whole.hexdigest()[:32]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Of all files together."""
         return sum(place.size for place in self.places)
