@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -157,3 +158,18 @@ def test_an_iterator_that_is_left_ends_its_processes() -> None:
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert all(stat_of(pid) is None for pid in pids)
+
+
+def test_functions_of_a_module_that_cannot_be_found_go_by_value(tmp_path: Path) -> None:
+    """Such as those of a job's file, which is imported under another name."""
+    file = tmp_path / "some_job.py"
+    file.write_text("OFFSET = 3\n\ndef added(number):\n    return number + OFFSET\n")
+    spec = importlib.util.spec_from_file_location("hidden_job", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hidden_job"] = module
+    try:
+        spec.loader.exec_module(module)
+        assert sorted(run_tasks(module.added, [1, 2], processes=1)) == [(0, 4), (1, 5)]
+    finally:
+        del sys.modules["hidden_job"]

@@ -8,7 +8,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -44,13 +48,37 @@ def heard(hear: Hear | None) -> Iterator[None]:
 def packed(value: Any, what: str) -> bytes:
     """A value in a form that `unpacked` gives back; functions without a module to import them from go by value."""
     try:
-        raw: bytes = cloudpickle.dumps(value)
+        with _by_value(_hidden_modules()):
+            raw: bytes = cloudpickle.dumps(value)
     except Exception as error:  # whatever a user's object raises when it is asked for its state
         raise DataError(
             f"{what} cannot be sent to another process: {error}. It uses an object that this process alone can have "
             "(a lock, an open file, a connection): make it inside the function, or use processes=0"
         ) from error
     return raw
+
+
+def _hidden_modules() -> Iterator[ModuleType]:
+    """Modules that no search path leads to, such as a job's file: what is defined there can only go by value."""
+    library = sysconfig.get_path("stdlib")
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        installed = not file or "-packages" in file or file.startswith(library)
+        if not installed and "." not in name and name != "__main__" and PathFinder.find_spec(name) is None:
+            yield module
+
+
+@contextlib.contextmanager
+def _by_value(modules: Iterator[ModuleType]) -> Iterator[None]:
+    known = set(cloudpickle.list_registry_pickle_by_value())
+    added = [module for module in modules if module.__name__ not in known]
+    for module in added:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in added:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def unpacked(raw: bytes) -> Any:
