@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 from cordee.core.errors import DataError
-from cordee.feed.columns import Schema
+from cordee.feed.columns import Columns, Schema
 from cordee.feed.places import Place
 from cordee.feed.sources.arrow import kind_of, no_rows, pyarrow
 from cordee.feed.sources.csvfile import (
@@ -24,6 +24,7 @@ from cordee.feed.sources.csvfile import (
 )
 from cordee.feed.sources.csvparse import Bad, Parser
 from cordee.feed.sources.csvrows import last_end, lines_in, unclosed
+from cordee.feed.sources.inthreads import in_threads
 from cordee.feed.sources.seam import Chunk, Fault, Unreadable, check_on_error
 from cordee.feed.sources.types import TypePairs, check_names, other_columns, with_types
 
@@ -46,6 +47,18 @@ class _Look(NamedTuple):
     missing: frozenset[str]
     wide: frozenset[str]
     """Columns with whole numbers that float64 does not hold exactly."""
+
+
+class _Block(NamedTuple):
+    """Whole rows of a file."""
+
+    start: int
+    stop: int
+    """Its bytes."""
+    rows: bytes
+    names: tuple[str, ...]
+    unclosed: bool
+    """The file ends with another row, in which a quote is opened that nothing closes."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +114,27 @@ class CsvReader:
     def _chunks(self, place: Place, schema: Schema, start: int) -> Iterator[Chunk]:
         if start >= _END:
             return
+        counted = (0, 0)
+
+        def parsed(block: _Block) -> tuple[_Block, Columns, int, list[Bad]]:
+            parser = Parser(block.names, self.dialect.separator_of(place), self.dialect, self.missing)
+            return block, *parser.columns(block.rows, schema, all_bad=self.on_error == "skip")
+
+        for block, columns, rows, bad in in_threads(parsed, self._blocks(place, schema, start)):
+            faults: tuple[Fault, ...] = ()
+            if bad or block.unclosed:
+                if block.unclosed:
+                    bad = [*bad, (lines_in(block.rows), "a quote is opened in it and never closed")]
+                counted = (block.start, lines_before(place, self.dialect, block.start, counted))
+                faults = self._faults(place, counted[1], bad)
+            if rows or faults:
+                yield Chunk(columns, rows, block.stop, faults)
+
+    def _blocks(self, place: Place, schema: Schema, start: int) -> Iterator[_Block]:
+        """The rows of a file from a byte on, in blocks: each begins and ends with a row."""
         separator, quote = self.dialect.separator_of(place).encode(), self.dialect.quote.encode()
         head = self._head(place) if start else None
         offset, size, pending, final, begin = start, self.block, b"", False, 0
-        counted = (0, 0)
         with opened(place, self.dialect, start) as stream:
             while not final:
                 block, pending = pending[:size], pending[size:]
@@ -122,18 +152,9 @@ class CsvReader:
                         size, pending = _grown(size, place, offset + begin), block + pending
                         continue
                 assert head is not None
-                parser = Parser(head.names, separator.decode(), self.dialect, self.missing)
                 data = block if (begin, end) == (0, len(block)) else block[begin:end]
                 left = unclosed(data, separator, quote) if final else len(data)
-                columns, rows, bad = parser.columns(data[:left], schema, all_bad=self.on_error == "skip")
-                if left < len(data):
-                    bad = [*bad, (lines_in(data[:left]), "a quote is opened in it and never closed")]
-                faults: tuple[Fault, ...] = ()
-                if bad:
-                    counted = (offset, lines_before(place, self.dialect, offset, counted))
-                    faults = self._faults(place, counted[1] + lines_in(block[:begin]), bad)
-                if rows or faults:
-                    yield Chunk(columns, rows, offset + end, faults)
+                yield _Block(offset + begin, offset + end, data[:left], head.names, left < len(data))
                 offset, size, pending, begin = offset + end, self.block, block[end:] + pending, 0
 
     def _faults(self, place: Place, lines: int, bad: Sequence[Bad]) -> tuple[Fault, ...]:

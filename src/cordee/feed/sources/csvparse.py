@@ -58,7 +58,7 @@ class Parser:
 
     def columns(self, data: bytes, schema: Schema, *, all_bad: bool) -> tuple[Columns, int, list[Bad]]:
         """Columns, how many rows they have, and the rows that are not in them; without `all_bad` maybe one alone."""
-        if not data.strip():
+        if not data or data.isspace():
             return no_rows(schema), 0, []
         pa, data = pyarrow(), _ended(data)
         try:
@@ -134,7 +134,7 @@ class Parser:
         quote = self.dialect.quote
         return csv.read_csv(
             pyarrow().BufferReader(data),
-            csv.ReadOptions(column_names=self.names, block_size=max(1 << 10, len(data) + 1)),
+            csv.ReadOptions(column_names=self.names, use_threads=False, block_size=max(1 << 10, len(data) + 1)),
             csv.ParseOptions(
                 delimiter=self.separator,
                 quote_char=quote or False,
