@@ -79,6 +79,8 @@ def kinds(schema: Schema) -> dict[str, str]:
         ("ä,b\n1,ü\n", {"ä": [1], "b": ["ü"]}),
         ("a,b\n1e3,inf\n-2.5,0\n", {"a": [1000.0, -2.5], "b": [np.inf, 0.0]}),
         ("a\tb,c\n1,2\n", {"a b": [1], "c": [2]}),
+        ("sep=,\r\na,b\r\n1,2\r\n", {"a": [1], "b": [2]}),
+        ('a,b\n1,"{""k"": [1, 2]}"\n', {"a": [1], "b": ['{"k": [1, 2]}']}),
     ],
 )
 def test_forms(tmp_path: Path, content: str, columns: dict[str, list[Any]]) -> None:

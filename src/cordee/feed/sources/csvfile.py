@@ -129,7 +129,7 @@ def head_of(block: bytes, names: tuple[str, ...], separator: str, quote: str, *,
     text = block[begin:]
     for row in rows(text, separator.encode(), quote.encode(), final=final):
         line = text[row.start : row.stop]
-        if line.strip():
+        if line.strip() and not re.fullmatch(rb"(?i)sep=.", line.strip()):  # what Excel writes for itself
             if names:
                 return Head(names, begin + row.start)
             return Head(_names(line, separator, quote), begin + row.stop)
