@@ -74,7 +74,7 @@ def test_a_host_that_gives_nothing(tmp_path: Path) -> None:
         make_folder(tmp_path / f"own{number}", SIZES[number], number)
     hosts = [f"127.0.0.1:{free_port()}" for _ in SIZES]
     with contextlib.closing(Receiver(tmp_path / "all1", hosts[1], ACCESS)):
-        results = gathered(tmp_path, hosts, [0, 2], deadline_s=3.0)
+        results = gathered(tmp_path, hosts, [0, 2], deadline_s=1.5)
     for result in results:
         assert isinstance(result, DataError) and f"the blocks of {hosts[1]} are not complete" in str(result)
     for name, other in (("all0/part-00002", "own2"), ("all2/part-00000", "own0"), ("all1/part-00000", "own0")):

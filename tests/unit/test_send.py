@@ -150,5 +150,5 @@ def test_what_is_forecast() -> None:
     assert choose(slow) == "broadcast"
     assert choose(forecast(80 << 20, Links((10e6, 10e6), (20e6, None)))) == "broadcast"
     assert choose({}) == "chain"
-    absent = forecast(80 << 20, Links((10e6, None), (10e6, None)))
-    assert set(absent) == {"broadcast"}
+    absent = forecast(80 << 20, Links((20e6, None, 20e6), (40e6, 40e6)))
+    assert choose(absent) == "chain", "of those that are there"

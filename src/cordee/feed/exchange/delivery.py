@@ -31,6 +31,8 @@ class Delivery:
         """They land below `folder`; what is behind in the route is served from the first byte on."""
         self.offer = offer
         self.landing = Landing(folder, offer.name, entries)
+        self.settled = False
+        """Nothing more is written, though it may still be told to others: a new delivery may begin."""
         self.over = threading.Event()
         """It has ended: see `outcomes`."""
         self.outcomes: list[Outcome] = []
@@ -89,6 +91,7 @@ class Delivery:
 
     def fail(self, reason: str, *, final: bool = True) -> None:
         """End it; what has come stays, and another delivery goes on from there. `final`: also for those behind."""
+        self.settled = True
         self.landing.stop(reason, final=final)
         self._conclude(Outcome(self.offer.host, self.complete, reason="" if self.complete else reason[:1000]))
 
@@ -143,6 +146,7 @@ class Delivery:
 
     def _report(self, link: Link) -> None:
         own = self._measured(Outcome(self.offer.host, True))
+        self.settled = True
         link.send(said.Report([own, *self._behind]))
         self._conclude(own)
 
@@ -173,6 +177,7 @@ class Delivery:
 
     def _refuse(self, link: Link, reason: str) -> None:
         """End it because of what came, or could not be written; the host before this one goes on without it."""
+        self.settled = True
         with contextlib.suppress(OSError):
             link.send(said.Failed(reason[:1000]))
             linger(link)

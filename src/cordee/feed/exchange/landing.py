@@ -38,7 +38,7 @@ class Landing:
         """How much of each file is there."""
         self.whole = [False] * len(entries)
         self._base = [*([name] if name else [])]
-        self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._root = folder
         self._changed = threading.Condition()
         self._stopped: Stopped | None = None
         self._parts = {_part(entry) for entry in entries}
@@ -60,7 +60,7 @@ class Landing:
                 had += self._look(number, folder, beat)
             beat()
         missing = sum(entry.size for entry in self.entries) - had
-        room = os.fstatvfs(self._root)
+        room = os.statvfs(self._root)
         if missing > (free := room.f_bavail * room.f_frsize):
             raise OSError(f"the disk has no room: {missing:,} bytes are to come, {free:,} are free")
         return had
@@ -210,12 +210,11 @@ class Landing:
         """Leave what is there as it is, to go on another time."""
         self.stop("the receiver has ended", final=False)
         self._leave()
-        os.close(self._root)
 
     @contextlib.contextmanager
     def _folder(self, number: int) -> Iterator[int]:
         """The folder of a file, made if need be; no link on the way is followed."""
-        handle = os.dup(self._root)
+        handle = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for name in [*self._base, *self.entries[number].path.split("/")[:-1]]:
                 with contextlib.suppress(FileExistsError):

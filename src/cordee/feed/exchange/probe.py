@@ -73,14 +73,15 @@ class Links:
     stars: tuple[float | None, ...]
     """From the sender to each host, all at once."""
     hops: tuple[float | None, ...]
-    """From the sender to the first host, and from each to the next, all at once."""
+    """From the sender to the first host that is there, and from each of those to the next, all at once."""
 
 
 def measure(access: Access, hosts: Sequence[str]) -> Links:
     """Probe the links that a broadcast uses, then those that a chain uses."""
     stars = _at_once([partial(speed_of, access, host) for host in hosts], access)
-    between = [partial(_asked, access, one, other) for one, other in pairwise(hosts)]
-    return Links(stars, _at_once([partial(speed_of, access, hosts[0]), *between], access))
+    there = [host for host, speed in zip(hosts, stars, strict=True) if speed]
+    between = [partial(_asked, access, one, other) for one, other in pairwise(there)]
+    return Links(stars, _at_once([partial(speed_of, access, host) for host in there[:1]] + between, access))
 
 
 def _at_once(looks: Sequence[Callable[[], said.Measured]], access: Access) -> tuple[float | None, ...]:
@@ -118,8 +119,8 @@ def forecast(size: int, links: Links) -> dict[str, float]:
     if not stars:
         return {}
     found = {"broadcast": max(size / one for one in stars)}
-    if all(links.hops[: len(stars)]) and len(stars) == len(links.stars):
-        hops = [one for one in links.hops if one]
+    hops = [one for one in links.hops if one]
+    if len(hops) == len(stars):
         found["chain"] = size / min(hops) + sum(min(BLOCK, size) / one for one in hops[1:])
     return found
 

@@ -37,6 +37,8 @@ class Receiver:
             raise DataError(f"another process receives into {folder.absolute()}: choose another folder, or end it")
         self._lock, self._folder, self._access, self._tell = lock, folder, access, tell
         self._deliveries: dict[str, Delivery] = {}
+        """The last one of each name."""
+        self._running: list[Delivery] = []
         self._turn = threading.Lock()
         self._ended: list[Delivery] = []
         try:
@@ -54,11 +56,13 @@ class Receiver:
         ends = time.monotonic() + deadline_s
         while len(self._ended) < count and time.monotonic() < ends:
             with self._turn:
-                deliveries = list(self._deliveries.values())
-            for one in deliveries:
+                running = list(self._running)
+            for one in running:
                 one.watch()
-                if one.over.is_set() and one not in self._ended:
+                if one.over.is_set():
                     self._ended.append(one)
+                    with self._turn:
+                        self._running.remove(one)
             time.sleep(0.02)
         return self._ended[:count]
 
@@ -66,7 +70,7 @@ class Receiver:
         """Take no more; what has come in part stays, and is gone on with another time."""
         self._listener.close()
         with self._turn:
-            for one in self._deliveries.values():
+            for one in self._running:
                 one.landing.stop("the receiver has ended", final=False)
         os.close(self._lock)
 
@@ -113,10 +117,11 @@ class Receiver:
             there = self._deliveries.get(offer.name)
             if there is not None and there.offer.id == offer.id and list(there.landing.entries) == entries:
                 return there
-            if there is not None and not there.over.is_set():
+            if there is not None and not there.settled:
                 if not there.orphaned:
                     raise ValueError(f"{offer.name or 'a file'} is being sent there by another host: wait for its end")
-                there.landing.stop("it is sent anew", final=True)
+                threading.Thread(target=there.fail, args=("it is sent anew",), daemon=True).start()
             new = Delivery(self._folder, offer, entries, self._access, self._tell)
             self._deliveries[offer.name] = new
+            self._running.append(new)
             return new
