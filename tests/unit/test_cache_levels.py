@@ -18,6 +18,7 @@ from cordee.feed.coming import Coming
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.share import Share, Shares
+from harness import until
 
 EACH = 8
 """Samples of a block."""
@@ -99,6 +100,22 @@ def test_memory_is_never_over_its_budget_by_more_than_a_block(ahead: int) -> Non
     walked(levels, coming(), 3)
     assert most[0] <= 7 * NBYTES
     gc.collect()
+
+
+def test_the_thread_does_not_run_away_where_all_blocks_are_in_memory() -> None:
+    levels = Levels(Cache(memory=2 * BLOCKS * NBYTES, disk=0), Blocks(BLOCKS))
+    what = coming()
+    reader = Reader(levels, what, block_of)
+    for ids in gathers(what, 2):
+        assert reader.gathers(ids) == 1
+        for block in reader.blocks(1):
+            del block
+    until(lambda: len(reader._ready) >= 512)
+    reads = levels.counters.reads
+    assert len(reader._ready) == 512
+    reader.close()
+    until(lambda: reader._thread is not None and not reader._thread.is_alive())
+    assert levels.counters.reads <= reads + 2
 
 
 def test_a_budget_smaller_than_one_block_only_passes_blocks_on(tmp_path: Path) -> None:

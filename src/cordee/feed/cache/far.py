@@ -145,6 +145,10 @@ class FarSource:
             self._readers = [*(one for one in self._readers if not one.closed), reader]
         return reader
 
+    def statistics(self) -> dict[str, Any]:
+        """What came from which level so far, in this process, and what the levels hold now; over all sets."""
+        return self.store.levels.statistics()
+
     def advice(self, order: Order) -> str:
         """For an order that jumps through the whole set, where that is larger than what can be kept of it."""
         cache, whole = self.store.cache, self.nbytes
@@ -196,9 +200,8 @@ class FarSource:
         """Rows of a block to their places in a batch."""
         table, count = self.store.table, self.store.table.run(block.number).rows
         raw = block.wait(self.store.cache.deadline_s)
-        for kind, part, target in zip(table.schema.values(), table.parts(block.number), targets, strict=True):
-            column = raw[part.at : part.at + part.nbytes].view(number_type(kind)).reshape(count, *kind.shape)
-            target[at] = column[rows]
+        for (dtype, shape), part, target in zip(table.forms, table.parts(block.number), targets, strict=True):
+            target[at] = raw[part.at : part.at + part.nbytes].view(dtype).reshape(count, *shape)[rows]
 
 
 def _manifest(raw: bytes, name: str) -> Manifest:

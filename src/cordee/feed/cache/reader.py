@@ -16,6 +16,8 @@ from cordee.feed.permute import Ids
 
 _END = None
 """Between the blocks of two gathers."""
+_MOST = 512
+"""Blocks that are ready at most, where all of them are in memory anyway."""
 
 
 class Reader:
@@ -88,6 +90,8 @@ class Reader:
         try:
             while not self.closed:
                 for number in self._stream.advance():
+                    if self.closed:
+                        return
                     block = self._levels.read(number, partial(self._await_room, number))
                     self._put(block)
                     del block
@@ -99,6 +103,8 @@ class Reader:
 
     def _put(self, block: Block | None) -> None:
         with self._changed:
+            while len(self._ready) >= _MOST and not self.closed:
+                self._changed.wait(1.0)
             if not self.closed:
                 self._ready.append(block)
                 self._changed.notify_all()

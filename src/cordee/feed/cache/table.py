@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from cordee.feed.permute import Ids
 from cordee.feed.source import digest_of
 from cordee.feed.store.layout import HEAD, ColumnFile, Manifest, Shard
 
+_REMEMBERED = 4096
 _ALIGNED = 64
 """Columns begin at multiples of so many bytes in a block."""
 
@@ -63,7 +65,12 @@ class BlockTable:
         self.schema = manifest.schema
         self.whole = block == WHOLE or any(kind.ragged for kind in self.schema.values())
         """Whether each block is a shard."""
-        row_bytes = sum(_row_bytes(kind) for kind in self.schema.values()) or 1
+        self._row_bytes = [_row_bytes(kind) for kind in self.schema.values()]
+        self.forms = [(number_type(kind), kind.shape) for kind in self.schema.values()]
+        """The type and the shape of an entry of each column."""
+        self.parts = lru_cache(maxsize=_REMEMBERED)(self._parts)
+        """By the number of a block, what it consists of: the files of its columns, in the order of the schema."""
+        row_bytes = sum(self._row_bytes) or 1
         each = 0 if self.whole or isinstance(block, str) else max(1, block // row_bytes)
         self.sets: dict[str, Cut] = {}
         self._runs: list[Run] = []
@@ -81,24 +88,23 @@ class BlockTable:
         """The rows of a block."""
         return self._runs[block]
 
-    def parts(self, block: int) -> list[Part]:
-        """What it consists of: the files of its columns, in the order of the schema."""
-        run, parts, at = self._runs[block], [], 0
-        files = iter(run.shard.files)
-        for kind in self.schema.values():
-            for file in [next(files) for _ in range(1 + kind.ragged)]:
-                if self.whole:
-                    start, nbytes = HEAD, file.size - HEAD
-                else:
-                    start, nbytes = HEAD + run.start * _row_bytes(kind), run.rows * _row_bytes(kind)
-                parts.append(Part(file, start, nbytes, at))
-                at += -(-nbytes // _ALIGNED) * _ALIGNED
-        return parts
-
     def nbytes(self, block: int) -> int:
         """The size of a block."""
         last = self.parts(block)[-1]
         return last.at + -(-last.nbytes // _ALIGNED) * _ALIGNED
+
+    def _parts(self, block: int) -> list[Part]:
+        run, parts, at = self._runs[block], [], 0
+        files = iter(run.shard.files)
+        for kind, width in zip(self.schema.values(), self._row_bytes, strict=True):
+            for file in [next(files) for _ in range(1 + kind.ragged)]:
+                if self.whole:
+                    start, nbytes = HEAD, file.size - HEAD
+                else:
+                    start, nbytes = HEAD + run.start * width, run.rows * width
+                parts.append(Part(file, start, nbytes, at))
+                at += -(-nbytes // _ALIGNED) * _ALIGNED
+        return parts
 
     def _cut(self, shards: tuple[Shard, ...], each: int) -> Cut:
         first, starts, row = len(self._runs), [], 0
