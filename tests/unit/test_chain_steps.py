@@ -144,6 +144,13 @@ def test_pack_and_the_end_of_a_chain() -> None:
     assert own["x"].shape == (N, 1)
 
 
+def test_values_that_float32_would_round_do_not_become_inputs_unseen() -> None:
+    base = chain("kind", day=1.7e9 + 86_400.0 * np.arange(N), kind=KIND)
+    with pytest.raises(DataError, match=r"'day' has values up to 1\.73e\+09.*standardize\('day'\)"):
+        base.data()
+    assert np.abs(whole(base.standardize("day").data().train)["x"]).max() < 2
+
+
 @pytest.mark.parametrize(
     ("label", "expected", "dtype"),
     [

@@ -18,6 +18,7 @@ from cordee.feed.steps.values import Value, merge_values, values_of
 
 Names = tuple[str, ...]
 X, Y = "x", "y"
+LARGEST = 2.0**24
 _PACKED = NUMBERS | {"bool"}
 
 
@@ -28,7 +29,7 @@ class Pack(Written, frozen=True, tag="pack"):
     columns: Names = ()
     but: Names = ()
     complete: bool = False
-    """Refuse missing values."""
+    """Refuse missing values, and those that float32 would round."""
 
     def on(self, schema: Schema, sample: Rows) -> Pack:
         """For these columns: those named, or all of numbers and booleans but the label, x and images."""
@@ -66,6 +67,13 @@ class Pack(Written, frozen=True, tag="pack"):
                     f"values are missing in {named(holes)}: fill('mean') or fill(0, {holes[0]!r}) puts one there, "
                     f"drop({holes[0]!r}) leaves the column out, and filter the rows"
                 )
+            for name, part in zip(self.columns, flat, strict=True):
+                if (most := np.abs(part).max(initial=0.0)) > LARGEST:
+                    raise DataError(
+                        f"column {name!r} has values up to {most:.3g} (dates are seconds since 1970), and "
+                        f"nothing brings them near 1: float32 knows whole numbers up to {LARGEST:.3g} only. "
+                        f"standardize({name!r}), scale({name!r}), or drop({name!r})"
+                    )
         left = {name: column for name, column in rows.columns.items() if name not in self.columns}
         return replace(rows, columns=left | {self.name: np.concatenate(flat, axis=1)})
 

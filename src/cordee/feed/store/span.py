@@ -38,7 +38,7 @@ class Span:
     def __str__(self) -> str:
         """The first file, and how many others there are."""
         more = f" and {len(self.places) - 1} more files" if len(self.places) > 1 else ""
-        return f"{self.places[0].url}{more}"
+        return f"{self.places[0].shown}{more}"
 
 
 class Done(msgspec.Struct, frozen=True):
