@@ -280,6 +280,34 @@ class Checkpointed(nn.Module):
         return result.logits
 
 
+class Biased(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.bias, self.weight = nn.Parameter(torch.randn(6)), weight  # in this order
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(F.linear(x, self.weight, self.bias))
+
+
+class Reused(nn.Module):
+    """Layers with biases of their own and one weight, all on the second stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, weight = nn.Linear(6, 6), nn.Parameter(torch.randn(6, 6))
+        self.layers = nn.ModuleList(Biased(weight) for _ in range(4))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.enter(x))
+        return self.head(torch.stack([layer(x) for layer in self.layers]).sum(0))
+
+
+def test_a_weight_of_several_layers_with_biases_in_one_stage() -> None:
+    for split in (False, True):
+        compare(Reused().double(), loss_of, rows(4, 2, 3, 5), ["enter", "layers.0"], split=split)
+
+
 def test_checkpointed_layers() -> None:
     for split in (False, True):
         compare(Checkpointed().double(), loss_of, rows(4, 2), 4, split=split)

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from cordee.core.errors import ModelError, UsageError
 from cordee.core.words import plural
 from cordee.group.sliced import local_of
+from cordee.split.halves import backward_to_inputs
 from cordee.split.layers import apart
 from cordee.split.placeholders import Shape, StandIns, drop
 from cordee.split.record import random_state, set_random_state
@@ -284,21 +285,10 @@ class Staged:
             roots = list(passed.roots)
             passed.weights = (lambda: torch.autograd.backward(roots, chosen)) if roots else (lambda: None)
             return _gradients(passed)
-        # Private, but nothing public computes these halves without computing the first of them twice.
-        from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
-
         own = list(self.owned(passed.stage).values())
         given = [torch.ones_like(root) if one is None else one for root, one in zip(passed.roots, chosen, strict=True)]
         leaves = [one for one in passed.inputs if one.requires_grad]
-        _, groups = stage_backward_input(passed.roots, given, leaves, iter(own))
-
-        def add_weights() -> None:
-            stage_backward_weight(iter(own), groups)
-            for one in own:  # autograd lays a gradient out as its parameter lies, these functions do not
-                if one.grad is not None and one.grad.stride() != one.stride():
-                    one.grad = torch.empty_like(one).copy_(one.grad)
-
-        passed.weights = add_weights
+        passed.weights = backward_to_inputs(passed.roots, given, leaves, own)
         return _gradients(passed)
 
     def backward_weights(self, passed: Passed) -> None:
