@@ -51,6 +51,9 @@ class Own:
             "objective is the class Own: expected a function or an instance, Own()",
         ),
         (lambda: job(loss="mse"), "loss='mse': expected a function of (output, target)"),
+        (lambda: job(tensor_plan=["0"]), "tensor_plan=['0']: expected a dict from names of layers to cuts"),
+        (lambda: job(stages="2"), "stages='2': expected a list with the name of the first layer of each stage"),
+        (lambda: job(stages=[0, 2]), "stages=[0, 2]: expected a list with the name of the first layer of each stage"),
         (lambda: job(schedule="cosine"), "schedule='cosine': expected a function that makes it"),
     ],
 )

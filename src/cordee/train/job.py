@@ -130,6 +130,8 @@ class Job:
             ("loss", self.loss is None or callable(self.loss), "a function of (output, target)"),
             ("objective", self.objective is None or callable(self.objective), "a function of (model, batch)"),
             ("metrics", isinstance(self.metrics, Mapping), "a dict from names to metrics"),
+            ("tensor_plan", isinstance(self.tensor_plan, Mapping | None), "a dict from names of layers to cuts"),
+            ("stages", _are_names(self.stages), "a list with the name of the first layer of each stage"),
             ("batch", _is_count(self.batch), count),
             ("epochs", self.epochs is None or _is_count(self.epochs), count),
             ("steps_per_epoch", self.steps_per_epoch is None or _is_count(self.steps_per_epoch), count),
@@ -272,6 +274,11 @@ def check_streams(job: Job) -> None:
                 f"{', '.join(missing)} to the job. (For shuffled epochs write its rows to a store once: "
                 "data=cordee.data.rows(factory))"
             )
+
+
+def _are_names(value: Any) -> bool:
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return value is None or (listed and all(isinstance(one, str) for one in value))
 
 
 def _is_count(value: Any) -> bool:
