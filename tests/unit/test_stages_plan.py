@@ -159,7 +159,7 @@ def test_stages_that_do_not_fit(stages: Any, words: str) -> None:
 
 
 def test_one_layer_alone() -> None:
-    with pytest.raises(ModelError, match=r"The model has 1 unit: model$"):
+    with pytest.raises(ModelError, match=r"The model has 1 unit: model\. Choose a smaller pipeline= in the plan"):
         plan(nn.Linear(6, 3))
 
 

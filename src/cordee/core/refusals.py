@@ -144,8 +144,8 @@ REFUSALS = (
     ),
     Refusal(
         lambda plan, workers: plan.shard != "none" and plan.shards > 0 and workers % plan.shape(workers).size > 0,
-        "shards={shards},tensor={tensor},pipeline={pipeline} puts each replica on their product of workers, of which "
-        "{workers} is no multiple; start such a number of workers, or leave shards out.",
+        "shards={shards} puts each replica on {shards} x tensor={tensor} x pipeline={pipeline} workers; start a "
+        "multiple of that, or leave shards out.",
     ),
     Refusal(
         lambda plan, workers: plan.shard != "none" and plan.layout == "channels_last",

@@ -179,7 +179,10 @@ def _counts(
     number = stages if isinstance(stages, int) else len(stages)
     if number > len(names) or number < 1:
         why = "".join(f". It cannot be cut behind {name!r}: {reason}" for name, reason in list(reasons.items())[:3])
-        raise ModelError(f"{plural(number, 'stage')}: expected 1 to {len(names)}. {known}{why}")
+        raise ModelError(
+            f"{plural(number, 'stage')}: expected 1 to {len(names)}. {known}{why}. Choose a smaller pipeline= in the "
+            "plan; schedule=interleaved has two stages for each of its workers, other schedules one"
+        )
     if isinstance(stages, int):
         return balanced(stages)
     if all(isinstance(one, int) for one in stages):
