@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import warmer
 from harness import DEADLINE_S, Run, stat_of, train
 
 TWIN = "tests/twin/"
@@ -118,9 +119,11 @@ def private_runtime() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def warm(private_runtime: Path) -> Iterator[int]:
     """The number of a warm server's process."""
-    from cordee.runtime.engines.warm import start_warm
+    from cordee.runtime.engines import warm as engine
 
-    pid = start_warm(minutes=60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "python_module", lambda _, *given: [sys.executable, str(warmer.SERVER), *given])
+        pid = engine.start_warm(minutes=60)
     try:
         yield pid
     finally:

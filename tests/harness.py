@@ -26,6 +26,7 @@ from cordee.core.plan import Plan
 from cordee.runtime.launch import Launch
 from cordee.runtime.spec import Target
 from cordee.runtime.start import run
+from warmer import untraced
 
 JOBS = Path(__file__).parent / "jobs"
 DEADLINE_S = 120.0
@@ -66,7 +67,7 @@ def job_file(job: str | Path) -> Path:
     return JOBS / f"{job}.py" if isinstance(job, str) else job
 
 
-def train(
+def train(  # noqa: PLR0913 (what a run is asked for)
     job: str | Path,
     out: Path,
     *,
@@ -76,9 +77,14 @@ def train(
     listen: Listener = lambda event: None,
     deadline_s: float = DEADLINE_S,
     device: str = "auto",
+    traced: bool = False,
     **settings: Any,
 ) -> Run:
-    """What `cordee train JOB --workers N --plan P --set name=value ...` does, in this process."""
+    """What `cordee train JOB --workers N --plan P --set name=value ...` does, in this process.
+
+    `traced`: from the warm server too, the run leaves its model as a program, which `cordee.load` reads.
+    """
+    untraced(out).unlink(missing_ok=True) if traced else untraced(out).touch()
     target = Target("job", str(job_file(job)), {name: str(value) for name, value in settings.items()})
     # One thread: several tests' threads on few cores would wait for each other more than they compute.
     more: dict[str, Any] = {"resume": resume, "threads": 1, "deadline_s": deadline_s, "device": device}

@@ -34,7 +34,7 @@ def test_it_goes_on_as_if_it_had_not_stopped(reference: Reference, tmp_path: Pat
 
 
 def test_evaluation_transforms_and_does_not_augment(reference: Reference) -> None:
-    run = reference("augmented")
+    run = reference("augmented", traced=True)
     data = load_job(job_file("augmented"), {}).data
     raw = data.test.gather(np.arange(60))
     assert raw["x"].dtype == torch.uint8

@@ -26,7 +26,7 @@ EPOCH = 10
 
 def assert_best(run: Run, reference: Reference, *, steps: int) -> None:
     """Everything that a run says of its model is said of the best, that of the first epoch."""
-    alone = reference("best", stop_steps=EPOCH)
+    alone = reference("best", stop_steps=EPOCH, traced=True)
     assert run.result["steps"] == steps
     assert distance(run, alone) <= 1e-9
     for part in ("validation", "test"):
@@ -55,17 +55,17 @@ def assert_last(run: Run, alone: Run) -> None:
 def test_the_model_is_the_best_and_a_run_goes_on_with_the_last(
     workers: int, reference: Reference, tmp_path: Path
 ) -> None:
-    run = train("best", tmp_path / "run", workers=workers)
+    run = train("best", tmp_path / "run", workers=workers, traced=True)
     assert_best(run, reference, steps=3 * EPOCH)
     assert_last(run, reference("best", keep_best=None))
-    longer = train("best", tmp_path / "run", workers=2, epochs=4, resume=True)
+    longer = train("best", tmp_path / "run", workers=2, epochs=4, resume=True, traced=True)
     assert_best(longer, reference, steps=4 * EPOCH)
     np.testing.assert_allclose(longer.losses, reference("best", keep_best=None, epochs=4).losses, rtol=1e-9)
     assert_last(longer, reference("best", keep_best=None, epochs=4))
 
 
 def test_early_stopping_keeps_the_best_by_itself(reference: Reference, tmp_path: Path) -> None:
-    run = train("best", tmp_path / "run", workers=2, keep_best=None, stop_metric="-size")
+    run = train("best", tmp_path / "run", workers=2, keep_best=None, stop_metric="-size", traced=True)
     assert_best(run, reference, steps=2 * EPOCH)
     assert [step for step, _ in Checkpoints(run.out / "checkpoints").list()] == [EPOCH, 2 * EPOCH]
     assert_last(run, reference("best", keep_best=None, stop_steps=2 * EPOCH))
@@ -73,10 +73,10 @@ def test_early_stopping_keeps_the_best_by_itself(reference: Reference, tmp_path:
 
 def test_a_best_that_is_gone_is_said_and_the_last_is_taken(reference: Reference, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train("best", out, workers=2, stop_steps=2 * EPOCH)
+    train("best", out, workers=2, stop_steps=2 * EPOCH, traced=True)
     for path in (out / "checkpoints" / f"step-{EPOCH:08d}").iterdir():
         path.write_bytes(b"")
-    run = train("best", out, workers=2, resume=True)
+    run = train("best", out, workers=2, resume=True, traced=True)
     assert run.result["model"] == "last" and run.result["best"]["step"] == EPOCH
     assert any("is the last one, not the best, of step 10" in one["message"] for one in run.of("warning"))
     assert_same(run, reference("best", keep_best=None))
@@ -87,7 +87,7 @@ def test_the_worker_that_reads_the_best_dies(place: str, reference: Reference, t
     """At first, when all have the table, and between two tensors."""
     words = tmp_path / "words"
     words.mkdir()
-    run = train("best", tmp_path / "run", workers=3, acts=json.dumps({0: {place: ["die"]}}), words=words)
+    run = train("best", tmp_path / "run", workers=3, acts=json.dumps({0: {place: ["die"]}}), words=words, traced=True)
     assert [event["worker"] for event in run.of("failure")] == [0]
     assert_best(run, reference, steps=3 * EPOCH)
     assert_last(run, reference("best", keep_best=None))

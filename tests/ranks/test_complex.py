@@ -31,8 +31,8 @@ def test_a_run_that_is_resumed_equals_one_process(
 ) -> None:
     out = tmp_path / "run"
     train("waves", out, workers=workers, plan=plan, stop_steps=5, **settings)
-    run = train("waves", out, workers=3 - workers % 3, plan=plan, resume=True, **settings)
-    alone = reference("waves", **settings)
+    run = train("waves", out, workers=3 - workers % 3, plan=plan, resume=True, traced=True, **settings)
+    alone = reference("waves", traced=True, **settings)
     assert_same(run, alone)
     weights = read_weights(run.out)
     assert weights["filter"].dtype == torch.complex128 and float(weights["filter"].imag.abs().max()) > 0

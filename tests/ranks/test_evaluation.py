@@ -18,7 +18,7 @@ Reference = Callable[..., Run]
 
 @pytest.fixture
 def judged(reference: Reference, tmp_path: Path) -> tuple[Run, Run]:
-    return reference("judged"), train("judged", tmp_path / "run", workers=4)
+    return reference("judged"), train("judged", tmp_path / "run", workers=4, traced=True)
 
 
 def test_metrics_are_those_of_one_process(judged: tuple[Run, Run]) -> None:

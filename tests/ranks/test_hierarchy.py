@@ -10,6 +10,7 @@ import pytest
 from harness import JOBS, Run, assert_same, run_script, train
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("homes", ["aabb", "aaab", "abbc", "abab", "abb"])
 @pytest.mark.parametrize(("job", "plan"), [("mlp", "auto"), ("cnn", "auto"), ("gpt", "bucket_mb=0.05")])
 def test_training_is_that_of_one_process(
@@ -19,6 +20,7 @@ def test_training_is_that_of_one_process(
     assert_same(run, reference(job))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("homes", ["aabb", "aaab", "abbc", "abab", "aabbb"])
 def test_all_ranks_get_the_same_bits(homes: str, tmp_path: Path) -> None:
     run_script(JOBS / "hosted_sums.py", tmp_path / "run", homes, workers=len(homes))

@@ -97,7 +97,7 @@ def test_resumes_under_any_plan(warm: int, tmp_path: Path, turns: list[tuple[str
     reference = start("gpt", tmp_path / "alone")
     for turn, (plan, workers) in enumerate(turns):  # each of them stops in the middle of an epoch
         stops = {"stop_steps": 4 * (turn + 1)} if turn + 1 < len(turns) else {}
-        run = start("gpt", tmp_path / "run", workers=workers, plan=plan, resume=turn > 0, **stops)
+        run = start("gpt", tmp_path / "run", workers=workers, plan=plan, resume=turn > 0, traced=True, **stops)
         if turn == 0:
             (folder,) = (run.out / "checkpoints").iterdir()
             index = read_index(folder)

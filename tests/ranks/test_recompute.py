@@ -69,7 +69,7 @@ def test_equals_one_process_where_a_replica_is_cut(
 ) -> None:
     job = {"mlp": "sliced", "gpt": "gpt"}.get(model, "cut_models")
     settings = {"kind": model} if job != "gpt" else {}
-    ends = {"steps": 20} if job == "cut_models" else {"stop_steps": 20, "clip": 0.5, "epochs": 3}
+    ends = {"steps": 6} if job == "cut_models" else {"stop_steps": 6, "clip": 0.5}
     run = train(job, tmp_path / "run", workers=workers, plan=plan, **settings, **ends)
     assert_same(run, train(job, tmp_path / "alone", **settings, **ends), loss=1e-10, tensor=1e-8)
     if "tensor" not in plan and "pipeline" not in plan:
@@ -89,7 +89,7 @@ def activations(job: str, plan: Plan, workers: int, settings: dict[str, Any]) ->
 @pytest.mark.parametrize("cut", ["shard=none", "shard=params", "pipeline=2", "tensor=2,sequence=true"])
 def test_dropout_draws_the_same_again(warm: int, tmp_path: Path, cut: str) -> None:
     runs = [
-        train("cut_models", tmp_path / how, workers=2, plan=f"recompute={how},{cut}", kind="bert", drop=0.2, steps=5)
+        train("cut_models", tmp_path / how, workers=2, plan=f"recompute={how},{cut}", kind="bert", drop=0.2, steps=3)
         for how in ("none", "block")
     ]
     assert_same(runs[1], runs[0], loss=1e-10, tensor=1e-8)

@@ -120,14 +120,14 @@ def test_start_from_a_file_as_hugging_face_writes_it(reference: Reference, tmp_p
 
 @pytest.mark.parametrize("job", ["mlp", "cnn", "gpt"])
 def test_load_gives_the_trained_model(job: str, reference: Reference, tmp_path: Path) -> None:
-    run = train(job, tmp_path / "run", workers=3, plan="share=sampled")
+    run = train(job, tmp_path / "run", workers=3, plan="share=sampled", traced=True)
     wanted = load_job(job_file(job), {})
     samples = wanted.data.validation.gather(np.arange(50))
     made = wanted.model()
     missing, _ = made.load_state_dict({name: torch.from_numpy(one) for name, one in run.tensors.items()}, strict=False)
     assert missing == (["head.weight"] if job == "gpt" else [])  # tied: stored once
     made.eval()
-    alone = cordee.load(reference(job).out)
+    alone = cordee.load(reference(job, traced=True).out)
     with torch.no_grad():
         expected = made(samples["x"])
         for loaded in (cordee.load(run.out), cordee.load(run.out, model=wanted.model)):

@@ -158,7 +158,7 @@ def test_no_worker_knows_the_order_before_the_others(reference: Reference) -> No
 def test_a_model_that_cannot_be_traced_is_a_note_and_not_a_flood(
     reference: Reference, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    run = train("mlp", tmp_path / "run", idle="some", stop_steps=1)
+    run = train("mlp", tmp_path / "run", idle="some", stop_steps=1, traced=True)
     assert [event for event in run.of("warning") if "cannot be saved as a program" in event["message"]]
     assert "aten" not in capfd.readouterr().err
     assert not (run.out / "program.safetensors").exists()

@@ -36,6 +36,7 @@ def left_out(out: Path, step: int) -> float:
     return max(float(np.abs(tensor).max()) for tensor in found)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("codec", PUSHED)
 def test_what_was_left_out_is_resumed(codec: str, tmp_path: Path) -> None:
     plan, settings = f"sync=server,servers=2,compress={codec}", {"save_steps": 4, "optimizer": "sgd"}

@@ -128,6 +128,7 @@ def test_jobs_of_many_kinds(job: str, settings: dict[str, Any], tmp_path: Path) 
     assert_same(pushed, train(job, tmp_path / "merged", workers=2, plan="sync=local", **settings))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("workers", "where", "behind"),
     [

@@ -12,6 +12,7 @@ from cordee.group.transport.shared import open_shared
 from harness import JOBS, Run, assert_same, run_script, train
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("workers", [2, 3, 5])
 @pytest.mark.parametrize("arena", ["large", "small"])
 def test_sums_are_right_whoever_reads_late(workers: int, arena: str, tmp_path: Path) -> None:
@@ -22,6 +23,7 @@ def test_the_same_sums_over_sockets(tmp_path: Path) -> None:
     run_script(JOBS / "sums.py", tmp_path / "run", "gloo", workers=3, plan="backend=gloo")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("workers", [2, 3, 5])
 @pytest.mark.parametrize("arena", ["large", "small"])
 def test_gathers_are_right_whichever_is_left_open(workers: int, arena: str, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def same(run: Run, reference: Run) -> None:
     ids=str,
 )
 def test_equals_one_process(warm: int, tmp_path: Path, plan: str, workers: int, settings: dict[str, Any]) -> None:
-    run = train("sliced", tmp_path / "sliced", workers=workers, plan=plan, **settings)
+    run = train("sliced", tmp_path / "sliced", workers=workers, plan=plan, traced=True, **settings)
     same(run, train("sliced", tmp_path / "alone", **settings))
     assert [event["message"] for event in run.of("warning")] == []
 
