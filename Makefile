@@ -27,7 +27,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)
+bench: $(READY) .venv-loaders/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	@failed=0; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || failed=1; done; exit $$failed
 
@@ -37,8 +37,22 @@ docs: $(READY)
 	@echo 'open site/index.html; with search: $(BIN)/python -m http.server --directory site'
 
 clean:
-	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-loaders build dist site .mypy_cache .ruff_cache .pytest_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# What benchmarks/loaders.py compares with asks for versions that do not fit ours, nor all of them each other's: Streaming
+# has an environment within the others', with older packages that come first. What cannot be installed is left out.
+LOADERS := .venv-loaders
+LOADERS_PIP := -m pip install --quiet --constraint benchmarks/peers/loaders.txt
+$(LOADERS)/ready: benchmarks/peers/loaders.txt constraints.txt
+	$(PYTHON) -m venv $(LOADERS)
+	$(LOADERS)/bin/python -m pip install --quiet --constraint constraints.txt torch numpy
+	for peer in torchdata litdata grain webdataset datasets; do $(LOADERS)/bin/python $(LOADERS_PIP) $$peer || true; done
+	$(PYTHON) -m venv $(LOADERS)/streaming
+	$(LOADERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> `$(LOADERS)/streaming/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/loaders.pth
+	$(LOADERS)/streaming/bin/python $(LOADERS_PIP) mosaicml-streaming || true
+	@touch $@
 
 # The stamp is written last: an installation that broke off is begun again. torch goes first and alone, so that the
 # version of constraints.txt is taken wherever pip finds it, before anything else asks for "some torch".

@@ -31,10 +31,10 @@ def lit_sample(at: int) -> dict[str, Any]:
 
 
 class _Lit:
-    def __init__(self, folder: Path, chunk: str, workers: int) -> None:
+    def __init__(self, folder: Path, chunk: str, workers: int, **more: Any) -> None:
         from litdata import StreamingDataLoader, StreamingDataset
 
-        dataset = StreamingDataset(str(folder / chunk), shuffle=True, seed=SEED, drop_last=False)
+        dataset = StreamingDataset(str(folder / chunk), shuffle=True, seed=SEED, drop_last=False, **more)
         self._loader: Any = StreamingDataLoader(dataset, batch_size=BATCH, **_more(workers))
 
     def epoch(self, number: int) -> Iterator[Any]:
@@ -69,9 +69,9 @@ class LitData:
                 verbose=False,
             )
 
-    def open(self, folder: Path, *, chunk: str = "64MB", workers: int = 0) -> _Lit:
+    def open(self, folder: Path, *, chunk: str = "64MB", workers: int = 0, **more: Any) -> _Lit:
         """Its dataset and loader."""
-        return _Lit(folder, chunk, workers)
+        return _Lit(folder, chunk, workers, **more)
 
 
 # ------------------------------------------------------------- MosaicML Streaming

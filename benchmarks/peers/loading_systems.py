@@ -62,9 +62,13 @@ PEERS = {
         ("litdata", "torch"),
         ("litdata",),
         settings={
-            f"chunks of {chunk}, {workers} workers": {"chunk": chunk, "workers": workers}
-            for chunk in ("64MB", "256MB")
-            for workers in _WORKERS
+            f"chunks of {chunk}, {words}, {workers} workers": {"chunk": chunk, "workers": workers, **more}
+            for chunk, words, more, numbers in (
+                ("64MB", "as it comes", {}, (0,)),
+                ("64MB", "shuffled in windows", {"batch_decode": 0}, _WORKERS),
+                ("256MB", "shuffled wholly", {"batch_decode": 0, "item_shuffle_window": "full"}, _WORKERS),
+            )
+            for workers in numbers
         },
     ),
     "grain": System(

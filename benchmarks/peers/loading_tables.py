@@ -120,7 +120,7 @@ class _Face:
 
     def _tensors(self, batch: Any) -> Any:
         if self._form == "array":
-            return batch["x"], batch["y"]
+            return batch["x"].to(torch.uint8), batch["y"]  # the format makes int64 of all whole numbers
         return _of_arrow(batch)
 
     def state(self) -> Any:
@@ -158,7 +158,7 @@ class _FaceStream:
 
     def _rest(self) -> Iterator[Any]:
         for batch in self._set.iter(BATCH) if self._loader is None else self._loader:
-            yield torch.as_tensor(batch["x"]), torch.as_tensor(batch["y"])
+            yield torch.as_tensor(batch["x"]).to(torch.uint8), torch.as_tensor(batch["y"])
 
     def state(self) -> Any:
         return (self._loader or self._set).state_dict()

@@ -122,6 +122,8 @@ def main() -> None:
     warnings.simplefilter("ignore")  # of the peers: they would hide the last line
     asked = json.loads(sys.argv[1])
     found: dict[str, Any] = {"versions": versions(asked["packages"])}
+    for name in asked["modules"]:
+        importlib.import_module(name)
     loading = getattr(importlib.import_module(asked["script"]), asked["loading"])
     folder = Path(asked["folder"])
     if asked["task"] == "write":
@@ -130,8 +132,6 @@ def main() -> None:
         tasks = {"trial": speed, "speed": speed, "first": speed, "stop": stop, "resume": resume}
         task = tasks.get(asked["task"]) or getattr(loading, asked["task"])
         open_it = lambda: loading.open(folder, **asked["setting"])  # noqa: E731
-        for name in asked["modules"]:
-            importlib.import_module(name)
         found |= task(open_it, asked)
     print("\n" + json.dumps(found), flush=True)
     os._exit(0)  # workers of some peers hang at the end
