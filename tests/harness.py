@@ -84,7 +84,8 @@ def train(  # noqa: PLR0913 (what a run is asked for)
 
     `traced`: from the warm server too, the run leaves its model as a program, which `cordee.load` reads.
     """
-    untraced(out).unlink(missing_ok=True) if traced else untraced(out).touch()
+    with contextlib.suppress(NotADirectoryError):  # where no warm server can be, none is told
+        untraced(out).unlink(missing_ok=True) if traced else untraced(out).touch()
     target = Target("job", str(job_file(job)), {name: str(value) for name, value in settings.items()})
     # One thread: several tests' threads on few cores would wait for each other more than they compute.
     more: dict[str, Any] = {"resume": resume, "threads": 1, "deadline_s": deadline_s, "device": device}

@@ -70,7 +70,7 @@ def test_the_page_on_data(warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
             run("python", code, tmp_path)
             continue
         file = save(code, tmp_path)
-        result = train(file, tmp_path / "runs" / file.stem, workers=2).result
+        result = train(file, tmp_path / "runs" / file.stem, workers=2, traced=True).result
         assert result["steps"] > 0 and result["samples_lost"] == result["samples_repeated"] == 0
         trained += 1
     assert trained == 2

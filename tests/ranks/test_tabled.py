@@ -41,7 +41,7 @@ def test_workers_agree_and_the_model_takes_new_rows(
 ) -> None:
     listed = write(paths["path"])
     alone = train("tabled", tmp_path / "one", **paths)
-    three = train("tabled", tmp_path / "three", workers=3, **paths)
+    three = train("tabled", tmp_path / "three", workers=3, traced=True, **paths)
     assert_same(three, alone, loss=1e-9)
     assert alone.result["test"]["accuracy"] > 0.6
     # The steps are plain values in the run's folder, without any row of the training.

@@ -322,9 +322,11 @@ def test_what_counts_as_data() -> None:
     assert set(data.as_data({"a": X, "b": Y}).train.gather(IDS)) == {"a", "b"}
     named = data.as_data({"train": (X, Y), "test": Squares()})
     assert (len(named.train), len(named.test), named.validation) == (10, 10, None)
-    for wrong in (3, "digits", [X, X], None):
+    for wrong in (3, [X, X], None):
         with pytest.raises(DataError, match="is not understood"):
             data.as_data(wrong)
+    with pytest.raises(DataError, match="digits is not there: the folder of a store was expected"):
+        data.as_data("digits")
 
 
 def test_arrays_are_brought_to_a_device_once_and_go_with_their_source() -> None:
