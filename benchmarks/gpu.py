@@ -53,10 +53,13 @@ PEERS = {
     "lightning": Peer(("gpu_lightning.py",), 1.0, ("pytorch-lightning",)),
     "accelerate_usual": Peer(("gpu_accelerate.py", "usual"), 1.0, ("accelerate",)),
     "lightning_usual": Peer(("gpu_lightning.py", "usual"), 1.0, ("pytorch-lightning",)),
+    "accelerate_plain": Peer(("gpu_accelerate.py", "plain"), 1.0, ("accelerate",)),
+    "lightning_plain": Peer(("gpu_lightning.py", "plain"), 1.0, ("pytorch-lightning",)),
 }
 """By name: a loop written by hand, which compiles; the same with CUDA graphs, which we use in every row but the next;
-the same where we launch every kernel too; the frameworks, whose loaders gather a batch at once; and the frameworks with
-PyTorch's usual loader, whose processes make and augment samples one by one."""
+the same where we launch every kernel too; the frameworks, whose loaders gather a batch at once; the frameworks with
+PyTorch's usual loader, whose processes make and augment samples one by one; and those as they are if they are not told
+to compile."""
 
 
 @contextlib.contextmanager

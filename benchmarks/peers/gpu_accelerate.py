@@ -1,4 +1,7 @@
-"""The peer Accelerate on a GPU, compiled and in bf16: `gpu_accelerate.py TASK SOCKET NAME [usual]`."""
+"""The peer Accelerate on a GPU, compiled and in bf16: `gpu_accelerate.py TASK SOCKET NAME [usual | plain]`.
+
+`plain` compiles nothing, which is what `Accelerator` does by itself.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ def main() -> None:
     name, path, system, *usual = sys.argv[1:]
     task = TASKS[name]
     torch.manual_seed(0)
-    accelerator = Accelerator(mixed_precision="bf16", dynamo_backend="inductor")
+    compiles = usual != ["plain"]
+    accelerator = Accelerator(mixed_precision="bf16", dynamo_backend="inductor" if compiles else "no")
     plain = task.model()
     if any(isinstance(module, nn.Conv2d) for module in plain.modules()):
         plain = plain.to(memory_format=torch.channels_last)

@@ -1,4 +1,7 @@
-"""The peer Lightning on a GPU, compiled, in bf16 and barebones: `gpu_lightning.py TASK SOCKET NAME [usual]`."""
+"""The peer Lightning on a GPU, compiled, in bf16 and barebones: `gpu_lightning.py TASK SOCKET NAME [usual | plain]`.
+
+`plain` compiles nothing, which is what a `Trainer` does by itself.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,19 @@ except ImportError:  # the same under its older name
 class Module(lightning.LightningModule):
     """A task's model with its loss and optimizer."""
 
-    def __init__(self, task: GpuTask) -> None:
+    def __init__(self, task: GpuTask, *, compiles: bool) -> None:
         """Make the model."""
         super().__init__()
         self.task, self.model = task, task.model()
         if any(isinstance(module, nn.Conv2d) for module in self.model.modules()):
             self.model = self.model.to(memory_format=torch.channels_last)
-        self.loss_of = torch.compile(lambda x, y: self.task.loss(self.model(self.task.augmented(x)), y))
+        self.loss_of = self._loss_of
+        if compiles:
+            self.loss_of = torch.compile(self._loss_of)
+
+    def _loss_of(self, x: Tensor, y: Tensor) -> Tensor:
+        """What is compiled."""
+        return self.task.loss(self.model(self.task.augmented(x)), y)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of a batch."""
@@ -69,7 +78,8 @@ def main() -> None:
         callbacks=[Turns(path, system)],
     )  # fmt: skip
     # The usual loader has augmented its batches.
-    trainer.fit(Module(replace(task, augment=None) if usual else task), loader(task, usual=bool(usual)))
+    module = Module(replace(task, augment=None) if usual else task, compiles=usual != ["plain"])
+    trainer.fit(module, loader(task, usual=bool(usual)))
 
 
 if __name__ == "__main__":
