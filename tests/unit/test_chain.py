@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from cordee.feed.steps.code import code_of
 from cordee.feed.steps.pack import Finish
 from cordee.feed.store.aggregate import aggregate
 from cordee.feed.store.cached import cache_folder
+from cordee.feed.store.layout import Features
 from cordee.feed.store.opened import open_store
 from rows_here import chain, columns, files, whole
 
@@ -235,8 +237,41 @@ def test_show_and_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert seen[0] == "a (float64), kind (text (any length))"
     out = base.build(tmp_path / "out")
     store = open_store(out)
-    assert store.manifest.classes == {"y": ("cat", "dog")}
     assert np.array_equal(whole(store.sets["test"])["x"], whole(base.data().test)["x"])
+    few = open_store(base.take(6).repeat(2).build(tmp_path / "few"))
+    assert {name: len(one) for name, one in few.sets.items()} == {"train": 6, "validation": 2, "test": 1}
+
+
+@pytest.mark.parametrize("cut", [lambda one: one, lambda one: one.cache()])
+def test_a_store_gives_all_that_its_chain_knew(tmp_path: Path, capsys: pytest.CaptureFixture[str], cut: Any) -> None:
+    def halved(batch: Any) -> Any:
+        return {**batch.fields, "x": batch.x / 2}
+
+    def noisy(batch: Any) -> Any:
+        return batch.fields
+
+    base = cut(chain("kind", a=A, kind=KIND).standardize()).split(0.5, 0.3, 0.2)
+    wanted = base.data()
+    out = base.build(tmp_path / "out")
+    assert not capsys.readouterr().err
+    for found in (cordee.data.store(out), cordee.data.as_data(out), cordee.data.store(out, cache=cordee.data.Cache())):
+        assert found.features == decoded(wanted.features) and found.notes == ()
+        assert found.classes == {"y": ("cat", "dog")}
+    late = base.transform(halved).augment(noisy)
+    stamp = (out / "manifest.json").stat().st_mtime_ns
+    late.build(out)  # the same rows: the manifest alone is new
+    assert (out / "manifest.json").stat().st_mtime_ns != stamp
+    assert "without transform(halved), augment(noisy)" in capsys.readouterr().err
+    kept = cordee.data.store(out)
+    assert "cordee.data.store(...).transform(halved).augment(noisy)" in kept.notes[0]
+    assert kept.features is not None and kept.features.transforms == ()
+    again = kept.transform(halved).augment(noisy)
+    assert again.notes == () and again.features == decoded(late.data().features)
+
+
+def decoded(features: Any) -> Any:
+    """As they are behind JSON, where tuples are lists."""
+    return msgspec.json.decode(msgspec.json.encode(features), type=Features)
 
 
 def test_it_is_taken_wherever_data_is() -> None:

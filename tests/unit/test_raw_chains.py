@@ -44,7 +44,7 @@ def test_images_with_other_files_among_them(tmp_path: Path) -> None:
     assert fields["x"].shape == (11, 3, 8, 8) and fields["x"].dtype == torch.uint8
     assert fields["y"].tolist() == [0] * 6 + [1] * 5
     assert fields["x"][0, :, 4, 4].tolist() == [250, 180, 200]
-    assert chain._making(()).recipe.classes == {"y": ("axolotl", "tree frog")}
+    assert chain.data().classes == {"y": ("axolotl", "tree frog")}
     data = cordee.data.images(root, size=8, on_error="skip").split(0.5, 0.0, 0.5, seed=1).data()
     assert data.test is not None and len(data.train) + len(data.test) == 11
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from cordee.core.errors import DataError
+from cordee.core.text import plain
 from cordee.core.words import plural
 from cordee.feed.batch import Batch
 from cordee.feed.columns import Schema
@@ -16,6 +20,7 @@ from cordee.feed.data import Data, MakesData
 from cordee.feed.features import features_of
 from cordee.feed.late import Late
 from cordee.feed.making import Making
+from cordee.feed.notes import kept_note
 from cordee.feed.places import Place, resolve
 from cordee.feed.source import Fields, Source
 from cordee.feed.sources.seam import OwnPlaces, Reader
@@ -27,6 +32,7 @@ from cordee.feed.steps.methods import OnColumns, OnRows
 from cordee.feed.steps.pack import Finish
 from cordee.feed.steps.seam import Fitting, Step
 from cordee.feed.steps.split import GIVEN, Split, make_split
+from cordee.feed.store.layout import Features
 from cordee.feed.store.opened import Store, StoreSource
 from cordee.feed.view import View, Viewed, batches_of, in_view, rows_of_set
 
@@ -60,8 +66,7 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
                 "take many rows at once anyway"
             )
         if self.view.cuts:
-            below = replace(self, late=())
-            return Chain(Stored(), below, (step,), self.label, Split(by=GIVEN), self.late)
+            return replace(self._cut(), steps=(step,))
         return replace(self, steps=(*self.steps, step))
 
     def labelled(self, *columns: str) -> Chain:
@@ -145,16 +150,22 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
     def data(self) -> Data:
         """The sets, ready for training: x, y and other fields, from a store in the cache."""
         making = self._making((Finish(self.labels),))
-        bottom, before = self._below
-        features = features_of(bottom.reader, bottom.raw, self.labels, (*before, *making.fitted), self.late)
-        data = Data(**self._sets(making.store()), features=features)
+        data = Data(**self._sets(making.store()), features=self._features(making))
         for late in self.late:
             data = data.augment(late.function) if late.augments else data.transform(late.function)
         return data
 
     def build(self, out: str | Path, *, processes: int | None = None, replace: bool = True) -> Path:
-        """Write the store that a training reads to a folder of its own; another store there is replaced."""
-        self._making((Finish(self.labels),)).build(Path(out), processes, replace)
+        """Write the store that a training reads to a folder of its own; another store there is replaced.
+
+        Functions of `transform` and `augment` are not kept: give them again, `cordee.data.store(out).transform(f)`.
+        """
+        chain = self._cut() if self.view.most is not None or self.view.times > 1 else self
+        making = chain._making((Finish(self.labels),))
+        lacking = tuple(late.shown for late in self.late)
+        making.build(Path(out), structs.replace(chain._features(making), lacking=lacking), processes, replace)
+        if lacking:
+            print(plain(f"cordee: {kept_note(str(out), lacking)}"), file=sys.stderr, flush=True)  # noqa: T201
         return Path(out)
 
     def show(self, rows: int = 5) -> None:
@@ -182,6 +193,15 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
     def _making(self, ending: Steps) -> Making:
         beginning = (Enter(),) if isinstance(self.what, Chain) else ()
         return Making(self.reader, self.places, (*beginning, *self.steps, *ending), self.parts)
+
+    def _cut(self) -> Chain:
+        """A chain that goes on from a store of the rows here."""
+        return Chain(Stored(), replace(self, late=()), (), self.label, Split(by=GIVEN), self.late)
+
+    def _features(self, making: Making) -> Features:
+        """What a model that is trained on the rows needs, to predict on others."""
+        bottom, before = self._below
+        return features_of(bottom.reader, bottom.raw, self.labels, (*before, *making.fitted))
 
     @property
     def _below(self) -> tuple[Chain, tuple[Step, ...]]:

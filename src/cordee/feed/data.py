@@ -18,11 +18,13 @@ from cordee.feed.batch import Batch
 from cordee.feed.cache.device import Budgeted
 from cordee.feed.cache.settings import size_of
 from cordee.feed.dataset import Collate, DatasetSource
-from cordee.feed.features import Features
+from cordee.feed.features import with_late
 from cordee.feed.files import existing, read_idx, read_npy, read_npz
 from cordee.feed.late import Late, Transformed
+from cordee.feed.notes import lacking_note
 from cordee.feed.permute import permutation
 from cordee.feed.source import Fields, Source, Subset
+from cordee.feed.store.layout import Features, Manifest
 from cordee.feed.store.opened import open_store
 from cordee.feed.text import TextSource, cut
 
@@ -54,6 +56,11 @@ class Data:
         return {name: source for name in SETS if (source := getattr(self, name)) is not None}
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of them before a training."""
+        return () if self.features is None else lacking_note(self.features.lacking)
+
+    @property
     def classes(self) -> dict[str, tuple[Any, ...]]:
         """Of fields that hold class numbers: what each number stands for, as far as a chain knows it."""
         return {} if self.features is None else dict(self.features.classes)
@@ -65,14 +72,15 @@ class Data:
         """
         late = Late(function)
         sets: dict[str, Any] = {name: Transformed(source, late) for name, source in self.sets.items()}
-        return replace(self, **sets)
+        return replace(self, **sets, features=with_late(self.features, late))
 
     def augment(self, function: Callable[[Batch], Fields]) -> Data:
         """As `transform`, for training alone; what is random is made of `cordee.data.draws(batch, count)`.
 
         These numbers depend on epoch and sample alone, so that training is the same on any number of workers.
         """
-        return replace(self, train=Transformed(self.train, Late(function, augments=True)))
+        late = Late(function, augments=True)
+        return replace(self, train=Transformed(self.train, late), features=with_late(self.features, late))
 
     def on_device(self, budget: int | str) -> Data:
         """Let each set take so much of a GPU's memory, such as "8GB", if it fits as a whole; 0: always copy batches.
@@ -250,10 +258,15 @@ def _of_store(path: str | Path) -> Data:
             f"data={str(path)!r} is a file, not a store: give what reads it, such as cordee.data.csv({str(path)!r}), "
             "or build a store of it with `cordee data build`"
         )
-    sets = open_store(path).sets
+    store = open_store(path)
+    return data_of_store(store.manifest, store.sets, str(path))
+
+
+def data_of_store(manifest: Manifest, sets: Mapping[str, Source], named: str) -> Data:
+    """The sets of a store, with what its chain found in the training rows."""
     if "train" not in sets:
-        raise DataError(f"the store {path} has no set for training: it has {', '.join(sets) or 'no rows'}")
-    return Data(sets["train"], sets.get("validation"), sets.get("test"))
+        raise DataError(f"the store {named} has no set for training: it has {', '.join(sets) or 'no rows'}")
+    return Data(sets["train"], sets.get("validation"), sets.get("test"), manifest.features)
 
 
 def _is_samples(given: Any) -> bool:

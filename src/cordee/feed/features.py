@@ -14,11 +14,12 @@ from cordee.core.damage import write_whole
 from cordee.core.errors import DataError
 from cordee.feed.columns import Schema
 from cordee.feed.late import Late
+from cordee.feed.sources import labels as folders
 from cordee.feed.sources.seam import Reader
 from cordee.feed.steps.carried import Enter, Leave
 from cordee.feed.steps.seam import Step
 from cordee.feed.steps.written import classes_of, written
-from cordee.feed.store.layout import ColumnKind, kinds_of
+from cordee.feed.store.layout import Features, kinds_of
 
 FILE = "features.json"
 """Its name in a run's folder."""
@@ -26,33 +27,20 @@ FORM = 1
 _READERS = "cordee.feed.sources."
 
 
-class Features(msgspec.Struct, frozen=True):
-    """How raw rows became a batch, without the rows."""
-
-    form: int
-    columns: dict[str, ColumnKind]
-    """Of raw rows."""
-    labels: tuple[str, ...]
-    """What the label was called behind the last step of the user's."""
-    steps: tuple[Any, ...]
-    """Fitted, as JSON; the user's functions by their names."""
-    transforms: tuple[str, ...] = ()
-    """Names of the functions that change batches late, in evaluation too."""
-    classes: dict[str, tuple[Any, ...]] = {}
-    """Of fields that hold class numbers: what each number stands for."""
-    reader: dict[str, Any] = {}
-    """What read the files, if it is one of Cordée's, and its settings."""
-
-
-def features_of(
-    reader: Reader, raw: Schema, labels: Sequence[str], steps: Sequence[Step], late: Sequence[Late]
-) -> Features:
+def features_of(reader: Reader, raw: Schema, labels: Sequence[str], steps: Sequence[Step]) -> Features:
     """Of a chain with fitted steps."""
     plain = [one for one in steps if not isinstance(one, Enter | Leave)]
-    transforms = tuple(one.name for one in late if not one.augments)
-    return Features(
-        FORM, kinds_of(raw), tuple(labels), written(plain), transforms, classes_of(plain), _of_reader(reader)
-    )
+    classes = classes_of(plain, folders.classes_of(raw))
+    return Features(FORM, kinds_of(raw), tuple(labels), written(plain), (), classes, _of_reader(reader))
+
+
+def with_late(features: Features | None, late: Late) -> Features | None:
+    """What a model needs to predict, once its batches are changed by this function too."""
+    if features is None:
+        return None
+    transforms = features.transforms if late.augments else (*features.transforms, late.name)
+    lacking = tuple(one for one in features.lacking if one != late.shown)
+    return msgspec.structs.replace(features, transforms=transforms, lacking=lacking)
 
 
 def save_features(folder: Path, features: Features | None) -> None:

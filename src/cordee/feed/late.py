@@ -27,6 +27,11 @@ class Late:
         """What the function is called."""
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
+    @property
+    def shown(self) -> str:
+        """How it was given."""
+        return f"{'augment' if self.augments else 'transform'}({self.name})"
+
 
 class Transformed:
     """A source whose batches are changed late. What it gathers itself is as the other source has it."""
@@ -76,7 +81,7 @@ def change(batch: Batch, late: tuple[Late, ...]) -> Batch:
             fields = one.function(batch)
             if fields is None or isinstance(fields, Batch):
                 gave = "None. Is its return missing?" if fields is None else "a batch: give its fields"
-                raise DataError(f"{'augment' if one.augments else 'transform'}({one.name}): the function gave {gave}")
+                raise DataError(f"{one.shown}: the function gave {gave}")
             batch.fields = fields
     return batch
 

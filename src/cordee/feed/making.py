@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,16 @@ from typing import Any
 from cordee.core.errors import DataError
 from cordee.feed.columns import Schema
 from cordee.feed.places import Place
-from cordee.feed.sources import labels
 from cordee.feed.sources.seam import Reader
 from cordee.feed.steps.fit import Steps, fit
 from cordee.feed.steps.inprocess import first_rows, raw_rows
 from cordee.feed.steps.remembered import remembered
 from cordee.feed.steps.seam import Fitting, Rows, Step
 from cordee.feed.steps.split import Split
-from cordee.feed.steps.written import classes_of, written
 from cordee.feed.store.aggregate import aggregate
 from cordee.feed.store.build import build
 from cordee.feed.store.cached import Say, cached_store
+from cordee.feed.store.layout import Features
 from cordee.feed.store.opened import Store
 from cordee.feed.store.recipe import Recipe
 
@@ -50,17 +49,16 @@ class Making:
     @property
     def recipe(self) -> Recipe:
         """For a store of all rows behind the last step."""
-        found = {**labels.classes_of(self.raw), **classes_of(self.fitted)}
-        classes = {name: tuple(map(str, known)) for name, known in found.items()}
-        return self._recipe(self.fitted, written(self.fitted), classes)
+        return self._recipe(self.fitted)
 
     def store(self) -> Store:
         """In the cache."""
         return cached_store(self.recipe)
 
-    def build(self, out: Path, processes: int | None, replace: bool) -> None:
-        """In a folder of the user's."""
-        build(self.recipe, out, processes=processes, tell=Say(f"building the store {out}"), replace=replace)
+    def build(self, out: Path, features: Features, processes: int | None, anew: bool) -> None:
+        """In a folder of the user's, with what those need who train from it."""
+        recipe = replace(self.recipe, features=features)
+        build(recipe, out, processes=processes, tell=Say(f"building the store {out}"), replace=anew)
 
     def _fit(self) -> tuple[Step, ...]:
         return fit(self.steps, self.raw, self._sample, self._gather)
@@ -72,7 +70,7 @@ class Making:
         names = ", ".join(str(getattr(one, "called", type(one).__name__)) for one in fittings)
         return aggregate(self._recipe(before), fittings, tell=Say(f"looking through the training rows for {names}"))
 
-    def _recipe(self, steps: tuple[Step, ...], *more: Any) -> Recipe:
+    def _recipe(self, steps: tuple[Step, ...]) -> Recipe:
         if not self.places:
             raise DataError("there are no files to read: check the path, and what the names of the files end with")
-        return Recipe(self.reader, self.places, steps, self.split, *more)
+        return Recipe(self.reader, self.places, steps, self.split)

@@ -15,7 +15,7 @@ from cordee.core.errors import DataError
 from cordee.core.words import did_you_mean
 from cordee.feed.arrays import ArraySource, is_frame
 from cordee.feed.columns import TEXT, Column, Kind, Ragged, Schema, kind_of_column, rows_of
-from cordee.feed.features import Features, load_features, reader_of
+from cordee.feed.features import load_features, reader_of
 from cordee.feed.late import Late, Transformed
 from cordee.feed.places import resolve
 from cordee.feed.source import Source
@@ -26,6 +26,7 @@ from cordee.feed.steps.rows import Filter, FlatMap, Map, Rename, Sample, Select
 from cordee.feed.steps.seam import Rows
 from cordee.feed.steps.user import as_column
 from cordee.feed.steps.written import read_steps
+from cordee.feed.store.layout import Features
 
 _BESIDE = ("values", "less", "times", "categories", "classes")
 """Fields of steps with an entry for each column."""

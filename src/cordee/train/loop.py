@@ -112,6 +112,8 @@ class Training:
         self.call("on_start")
         if stepper.team.speaks:
             save_features(self.out, job.data.features)
+            for note in job.data.notes:
+                stepper.reporter.tell(WarningEvent(note))
         if self._enough():
             return
         batches = stepper.batches(

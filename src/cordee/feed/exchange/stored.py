@@ -5,24 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from cordee.core.errors import DataError
 from cordee.core.text import plain
 from cordee.feed.cache.below import Below
 from cordee.feed.cache.far import FarStore
 from cordee.feed.cache.settings import WHOLE, Cache
-from cordee.feed.data import Data
+from cordee.feed.data import Data, data_of_store
 from cordee.feed.exchange.access import Access
 from cordee.feed.exchange.fetch import fetch
 from cordee.feed.exchange.holders import FromHolders
 from cordee.feed.exchange.remote import SCHEME, Remote
 from cordee.feed.filesystem.find import absolute
 from cordee.feed.filesystem.seam import without_query
-from cordee.feed.source import Source
-from cordee.feed.store.opened import open_store
+from cordee.feed.store.opened import Store, open_store
 
 _QUIET_S = 2.0
 
@@ -43,9 +40,9 @@ def store(place: str | os.PathLike[str], *, cache: Cache | None = None, token_fi
         return _held(named, cache, token_file)
     named = absolute(named)
     if cache is None and named.startswith("/"):
-        return _data_of(open_store(named).sets, named)
+        return _data_of(open_store(named), named)
     shown = without_query(named)
-    return _data_of(FarStore(Below(named), shown, cache or Cache()).sets, shown)
+    return _data_of(FarStore(Below(named), shown, cache or Cache()), shown)
 
 
 def _held(named: str, cache: Cache | None, token_file: str | Path | None) -> Data:
@@ -54,17 +51,15 @@ def _held(named: str, cache: Cache | None, token_file: str | Path | None) -> Dat
     if cache is not None:
         bring = FromHolders(remote, access)
         far = FarStore(bring, named, replace(cache, block=WHOLE), held=bring.held)
-        return _data_of(far.sets, named)
+        return _data_of(far, named)
     began = time.monotonic()
 
     def tell(text: str) -> None:
         if time.monotonic() - began > _QUIET_S:
             print(plain(f"cordee: {named}: {text}"), file=sys.stderr, flush=True)  # noqa: T201
 
-    return _data_of(open_store(fetch(named, access=access, tell=tell).folder).sets, named)
+    return _data_of(open_store(fetch(named, access=access, tell=tell).folder), named)
 
 
-def _data_of(sets: Mapping[str, Source], named: str) -> Data:
-    if "train" not in sets:
-        raise DataError(f"the store {named} has no set for training: it has {', '.join(sets) or 'no rows'}")
-    return Data(sets["train"], sets.get("validation"), sets.get("test"))
+def _data_of(store: Store | FarStore, named: str) -> Data:
+    return data_of_store(store.manifest, store.sets, named)

@@ -55,9 +55,9 @@ def functions_in(given: Sequence[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one["function"] for one in given if isinstance(one, Mapping) and "function" in one))
 
 
-def classes_of(steps: Iterable[Any]) -> dict[str, tuple[Value, ...]]:
-    """Of columns of class numbers behind fitted steps: what each number stands for."""
-    found: dict[str, tuple[Value, ...]] = {}
+def classes_of(steps: Iterable[Any], before: Mapping[str, tuple[Value, ...]] = {}) -> dict[str, tuple[Value, ...]]:
+    """Of columns of class numbers behind fitted steps: what each number stands for; `before`: of those in the files."""
+    found = dict(before)
     for step in steps:
         if isinstance(step, ClassesOf):
             found |= zip(step.columns, step.classes, strict=True)

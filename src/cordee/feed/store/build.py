@@ -73,7 +73,7 @@ def build(
     asked for. `durable` waits until all of it has reached the disk.
     """
     if (found := _found(out, recipe.key)) and not (out / BUILDING).exists():
-        return found
+        return _described(out, found, recipe)
     recipe.schema  # noqa: B018  what cannot be read leaves no folder behind
     with storage_errors(out, 0):
         if not found:
@@ -156,8 +156,7 @@ def _finish(out: Path, recipe: Recipe, spans: Sequence[Span], durable: bool) -> 
         {name: reduce(merged, [one[name] for one in summaries]).describe() for name in recipe.schema},
         skipped,
         tuple(faults),
-        recipe.fitted,
-        dict(recipe.classes),
+        recipe.features,
     )
     with storage_errors(out / MANIFEST, 0):
         if durable:
@@ -166,6 +165,16 @@ def _finish(out: Path, recipe: Recipe, spans: Sequence[Span], durable: bool) -> 
         if durable:
             _flush(out)
         shutil.rmtree(out / BUILDING, ignore_errors=True)
+    return manifest
+
+
+def _described(out: Path, found: Manifest, recipe: Recipe) -> Manifest:
+    """The manifest of a store that is there already, with the features of this recipe: the rows are the same."""
+    if recipe.features is None or msgspec.json.encode(recipe.features) == msgspec.json.encode(found.features):
+        return found
+    manifest = msgspec.structs.replace(found, features=recipe.features)
+    with storage_errors(out / MANIFEST, 0):
+        write_whole(out / MANIFEST, msgspec.json.encode(manifest).decode())
     return manifest
 
 

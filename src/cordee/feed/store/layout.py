@@ -60,6 +60,26 @@ class ColumnKind(msgspec.Struct, frozen=True):
     ragged: bool = False
 
 
+class Features(msgspec.Struct, frozen=True):
+    """How raw rows became a batch, without the rows: what a model needs to predict on new ones."""
+
+    form: int
+    columns: dict[str, ColumnKind]
+    """Of raw rows."""
+    labels: tuple[str, ...]
+    """What the label was called behind the last step of the user's."""
+    steps: tuple[Any, ...]
+    """Fitted, as JSON; the user's functions by their names."""
+    transforms: tuple[str, ...] = ()
+    """Names of the functions that change batches late, in evaluation too."""
+    classes: dict[str, tuple[Any, ...]] = {}
+    """Of fields that hold class numbers: what each number stands for."""
+    reader: dict[str, Any] = {}
+    """What read the files, if it is one of Cordée's, and its settings."""
+    lacking: tuple[str, ...] = ()
+    """Late functions of the chain that a store was built from, such as `transform(scaled)`: a store keeps no code."""
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """All that is known of a store without looking at its rows."""
 
@@ -74,10 +94,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Rows that could not be read and were left out."""
     faults: tuple[str, ...] = ()
     """The first few of them: file, row, reason."""
-    fitted: tuple[Any, ...] = ()
-    """The steps that made the rows, as `steps` writes them: what predicts on new rows applies them again."""
-    classes: dict[str, tuple[str, ...]] = {}
-    """Of columns of class numbers: what each number stands for."""
+    features: Features | None = None
+    """Of a store that a user has built of a chain, for training: in a run's folder they are saved with the model."""
 
     @property
     def schema(self) -> Schema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from cordee.feed.permute import SPREAD, mix, random_bits
 from cordee.feed.places import Place
 from cordee.feed.sources.seam import Chunk, Reader
 from cordee.feed.steps.seam import TRAIN, Rows, Step
-from cordee.feed.store.layout import FORM
+from cordee.feed.store.layout import FORM, Features
 from cordee.feed.store.write import stored_kind
 
 SHARD_BYTES = 64 * 2**20
@@ -92,10 +92,8 @@ class Recipe:
     places: tuple[Place, ...]
     steps: tuple[Step, ...] = ()
     split: Splitting | None = None
-    fitted: tuple[Any, ...] = ()
+    features: Features | None = None
     """What the manifest keeps of the steps, for those who apply them to new rows."""
-    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of columns of class numbers: what each number stands for."""
     shard_bytes: int = SHARD_BYTES
     """A shard ends when so many bytes of rows have come together, of all sets: what a process holds in memory."""
 
