@@ -15,6 +15,8 @@ from PIL import Image
 
 import cordee
 from cordee.core.errors import DataError
+from cordee.feed.notes import skipped_note
+from cordee.feed.store.layout import MOST_FAULTS, MOST_FILES, Skipped
 from tfexamples import example, write
 
 
@@ -47,6 +49,33 @@ def test_images_with_other_files_among_them(tmp_path: Path) -> None:
     assert chain.data().classes == {"y": ("axolotl", "tree frog")}
     data = cordee.data.images(root, size=8, on_error="skip").split(0.5, 0.0, 0.5, seed=1).data()
     assert data.test is not None and len(data.train) + len(data.test) == 11
+
+
+@pytest.mark.parametrize("cut", [lambda one: one, lambda one: one.cache().select("a", "b").take(4).select("a", "b")])
+def test_rows_that_were_left_out_are_counted_by_file(
+    tmp_path: Path, cut: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = "".join(f"{number},2\n" for number in range(40))
+    (tmp_path / "one.csv").write_text(f"a,b\n{good}5\n6,7,8\n{good}")
+    (tmp_path / "two.csv").write_text(f"a,b\n{good}9\n")
+    chain = cut(cordee.data.csv(tmp_path / "*.csv", label="b", on_error="skip"))
+    note = f"3 rows could not be read and were left out: 2 of {tmp_path}/one.csv, 1 of {tmp_path}/two.csv (such as "
+    data = chain.data()
+    assert data.notes[0].startswith(f"{note}{tmp_path}/one.csv, row 42: ")
+    chain.show(0)
+    assert note in capsys.readouterr().out
+    assert cordee.data.store(chain.build(tmp_path / "out")).notes == data.notes
+    assert cordee.data.as_data({"train": data, "validation": chain}).skipped.rows == 6
+    (tmp_path / "one.csv").write_text(f"a,b\n{good}")
+    assert cordee.data.csv(tmp_path / "one.csv", label="b", on_error="skip").data().notes == ()
+
+
+def test_a_store_names_files_with_bad_rows_up_to_a_bound() -> None:
+    many = Skipped()
+    for number in range(3 * MOST_FILES):
+        many = many.plus(Skipped(2, {f"{number}.png": 2}, (f"{number}.png, row 1: broken",)))
+    assert many.rows == 6 * MOST_FILES and len(many.files) == MOST_FILES and len(many.faults) == MOST_FAULTS
+    assert f"2 of 4.png, {6 * MOST_FILES - 10} of other files (such as 0.png, row 1: broken; " in skipped_note(many)[0]
 
 
 def test_cifar_has_its_own_test_set(tmp_path: Path) -> None:

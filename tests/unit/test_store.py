@@ -122,6 +122,7 @@ def test_statistics_and_faults_are_in_the_manifest(tmp_path: Path) -> None:
     manifest = built(recipe, tmp_path / "out")
     good = np.array([one for one in range(20) if one not in (4, 11)])
     assert manifest.skipped == 2 and manifest.faults == ("00000, row 4: bad", "00001, row 11: bad")
+    assert manifest.skipped_in == {"00000": 1, "00001": 1}
     ids = manifest.statistics["id"]
     assert (ids["count"], ids["missing"], ids["least"], ids["most"]) == (18, 0, 0, 19)
     assert ids["mean"] == pytest.approx(good.mean()) and ids["std"] == pytest.approx(good.std())

@@ -99,6 +99,7 @@ def show(
             "bytes": _nbytes(store),
             "shards": {name: len(shards) for name, shards in manifest.sets.items()},
             "skipped": manifest.skipped,
+            "skipped_in": manifest.skipped_in,
             "statistics": manifest.statistics,
             "fingerprint": manifest.fingerprint,
             "verified": verify,
@@ -188,15 +189,15 @@ def _importing() -> Any:
 
 
 def _print_counts(out: Path) -> None:
+    from cordee.feed.notes import skipped_note
     from cordee.feed.store.opened import open_store
 
     store = open_store(out)
     manifest = store.manifest
     counts = ", ".join(f"{name} {plural(manifest.rows(name), 'row')}" for name in manifest.sets)
     print(plain(f"{out}: {counts}; {amount(_nbytes(store))}"))
-    if manifest.skipped:
-        some = "; ".join(manifest.faults)
-        print(plain(f"{plural(manifest.skipped, 'row')} could not be read and were left out: {some}"))
+    for note in skipped_note(manifest.left_out):
+        print(plain(note))
 
 
 def _nbytes(store: Store) -> int:

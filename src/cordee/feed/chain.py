@@ -20,7 +20,7 @@ from cordee.feed.data import Data, MakesData
 from cordee.feed.features import features_of
 from cordee.feed.late import Late
 from cordee.feed.making import Making
-from cordee.feed.notes import kept_note
+from cordee.feed.notes import kept_note, skipped_note
 from cordee.feed.places import Place, resolve
 from cordee.feed.source import Fields, Source
 from cordee.feed.sources.seam import OwnPlaces, Reader
@@ -32,7 +32,7 @@ from cordee.feed.steps.methods import OnColumns, OnRows
 from cordee.feed.steps.pack import Finish
 from cordee.feed.steps.seam import Fitting, Step
 from cordee.feed.steps.split import GIVEN, Split, make_split
-from cordee.feed.store.layout import Features
+from cordee.feed.store.layout import NO_ROWS, Features
 from cordee.feed.store.opened import Store, StoreSource
 from cordee.feed.view import View, Viewed, batches_of, in_view, rows_of_set
 
@@ -125,11 +125,15 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
     def places(self) -> tuple[Place, ...]:
         """The files."""
         if isinstance(self.what, Chain):
-            below = self.what
-            return places_in(below._making((Leave(),)).store(), below.view.most, below.view.times)
+            return places_in(self._lower, self.what.view.most, self.what.view.times)
         if self.what is None and isinstance(self.reader, OwnPlaces):
             return self.reader.places
         return resolve(self.what, self.reader.endings)
+
+    @cached_property
+    def _lower(self) -> Store:
+        """The store that a chain behind a cut goes on from."""
+        return self.what._making((Leave(),)).store()  # type: ignore[no-any-return]
 
     @cached_property
     def raw(self) -> Schema:
@@ -150,7 +154,8 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
     def data(self) -> Data:
         """The sets, ready for training: x, y and other fields, from a store in the cache."""
         making = self._making((Finish(self.labels),))
-        data = Data(**self._sets(making.store()), features=self._features(making))
+        store = making.store()
+        data = Data(**self._sets(store), features=self._features(making), skipped=store.manifest.left_out)
         for late in self.late:
             data = data.augment(late.function) if late.augments else data.transform(late.function)
         return data
@@ -172,7 +177,7 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
         """Print columns, numbers of rows, and the first rows."""
         store = self._making(()).store()
         counts = ", ".join(f"{name} {plural(len(one), 'row')}" for name, one in store.sets.items())
-        lines = [shown(store.manifest.schema), counts]
+        lines = [shown(store.manifest.schema), counts, *skipped_note(store.manifest.left_out)]
         for number, row in enumerate(self):
             if number == rows:
                 break
@@ -192,7 +197,8 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
 
     def _making(self, ending: Steps) -> Making:
         beginning = (Enter(),) if isinstance(self.what, Chain) else ()
-        return Making(self.reader, self.places, (*beginning, *self.steps, *ending), self.parts)
+        earlier = self._lower.manifest.left_out if isinstance(self.what, Chain) else NO_ROWS
+        return Making(self.reader, self.places, (*beginning, *self.steps, *ending), self.parts, earlier)
 
     def _cut(self) -> Chain:
         """A chain that goes on from a store of the rows here."""

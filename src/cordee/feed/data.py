@@ -21,10 +21,10 @@ from cordee.feed.dataset import Collate, DatasetSource
 from cordee.feed.features import with_late
 from cordee.feed.files import existing, read_idx, read_npy, read_npz
 from cordee.feed.late import Late, Transformed
-from cordee.feed.notes import lacking_note
+from cordee.feed.notes import lacking_note, skipped_note
 from cordee.feed.permute import permutation
 from cordee.feed.source import Fields, Source, Subset
-from cordee.feed.store.layout import Features, Manifest
+from cordee.feed.store.layout import NO_ROWS, Features, Manifest, Skipped
 from cordee.feed.store.opened import open_store
 from cordee.feed.text import TextSource, cut
 
@@ -43,10 +43,16 @@ class Data:
     features: Features | None = None
     """How raw rows became these, where a chain made them: saved with the model, for `cordee.data.prepared`."""
 
+    skipped: Skipped = NO_ROWS
+    """What `on_error="skip"` left out of them."""
+
     def __post_init__(self) -> None:
         """Make sources of what was given."""
         for name in SETS:
             given = getattr(self, name)
+            if isinstance(given, Data | MakesData):
+                given = as_data(given)
+                object.__setattr__(self, "skipped", self.skipped.plus(given.skipped))
             if given is not None or name == "train":
                 object.__setattr__(self, name, as_source(given))
 
@@ -58,7 +64,8 @@ class Data:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of them before a training."""
-        return () if self.features is None else lacking_note(self.features.lacking)
+        lacking = () if self.features is None else lacking_note(self.features.lacking)
+        return (*skipped_note(self.skipped), *lacking)
 
     @property
     def classes(self) -> dict[str, tuple[Any, ...]]:
@@ -219,8 +226,8 @@ def as_source(given: Any) -> Source:
     """One set of samples: a source, a dataset, an array, (x, y), a dict of arrays or a list of samples."""
     if isinstance(given, Source):
         return given
-    if isinstance(given, MakesData):
-        data = given.data()
+    if isinstance(given, Data | MakesData):
+        data = as_data(given)
         if data.validation is not None or data.test is not None:
             raise DataError("this chain is split into several sets: give one of them, chain.data().validation say")
         return data.train
@@ -266,7 +273,7 @@ def data_of_store(manifest: Manifest, sets: Mapping[str, Source], named: str) ->
     """The sets of a store, with what its chain found in the training rows."""
     if "train" not in sets:
         raise DataError(f"the store {named} has no set for training: it has {', '.join(sets) or 'no rows'}")
-    return Data(sets["train"], sets.get("validation"), sets.get("test"), manifest.features)
+    return Data(sets["train"], sets.get("validation"), sets.get("test"), manifest.features, manifest.left_out)
 
 
 def _is_samples(given: Any) -> bool:

@@ -19,7 +19,7 @@ from cordee.feed.steps.split import Split
 from cordee.feed.store.aggregate import aggregate
 from cordee.feed.store.build import build
 from cordee.feed.store.cached import Say, cached_store
-from cordee.feed.store.layout import Features
+from cordee.feed.store.layout import NO_ROWS, Features, Skipped
 from cordee.feed.store.opened import Store
 from cordee.feed.store.recipe import Recipe
 
@@ -32,6 +32,8 @@ class Making:
     places: tuple[Place, ...]
     steps: Steps
     split: Split
+    earlier: Skipped = NO_ROWS
+    """What could not be read before a cut."""
 
     @cached_property
     def raw(self) -> Schema:
@@ -73,4 +75,4 @@ class Making:
     def _recipe(self, steps: tuple[Step, ...]) -> Recipe:
         if not self.places:
             raise DataError("there are no files to read: check the path, and what the names of the files end with")
-        return Recipe(self.reader, self.places, steps, self.split)
+        return Recipe(self.reader, self.places, steps, self.split, earlier=self.earlier)

@@ -4,6 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cordee.core.words import plural
+from cordee.feed.store.layout import Skipped
+
+_FILES, _FAULTS = 5, 2
+"""So many are named."""
+
+
+def skipped_note(skipped: Skipped) -> tuple[str, ...]:
+    """Of rows that could not be read: how many, of which files, and why the first ones."""
+    if not skipped.rows:
+        return ()
+    ranked = sorted(skipped.files.items(), key=lambda one: -one[1])
+    named = [f"{rows:,} of {name}" for name, rows in ranked[:_FILES]]
+    others = skipped.rows - sum(rows for _, rows in ranked[:_FILES])
+    files = ", ".join([*named, *([f"{others:,} of other files"] if named and others else [])])
+    rows = f"{plural(skipped.rows, 'row')} could not be read and {'was' if skipped.rows == 1 else 'were'} left out"
+    return (f"{rows}{f': {files}' if files else ''} (such as {'; '.join(skipped.faults[:_FAULTS])})",)
+
 
 def lacking_note(lacking: Sequence[str]) -> tuple[str, ...]:
     """Of a store whose chain had functions for batches, such as `transform(scaled)`."""

@@ -26,7 +26,7 @@ from cordee.core.locks import take_lock
 from cordee.core.machine import usable_cores
 from cordee.feed.store.layout import BUILDING, FORM, LOCK, MANIFEST, SETS, Manifest, kinds_of
 from cordee.feed.store.recipe import Recipe
-from cordee.feed.store.span import MOST_FAULTS, Cut, Done, Span, SpanBuilder, cuts_of, forget_span, spans_of, whole
+from cordee.feed.store.span import Cut, Done, Span, SpanBuilder, cuts_of, forget_span, spans_of, whole
 from cordee.feed.store.statistics import Summary, merged
 from cordee.feed.store.write import storage_errors
 from cordee.feed.tasks import run_tasks
@@ -131,8 +131,7 @@ def _finish(out: Path, recipe: Recipe, spans: Sequence[Span], durable: bool) -> 
     """Put the manifest together from the records of all spans, and write it."""
     sets: dict[str, list[Any]] = {name: [] for name in SETS}
     summaries: list[dict[str, Summary]] = []
-    skipped = 0
-    faults: list[str] = []
+    skipped = recipe.earlier
     for span in spans:
         cuts = cuts_of(out, span.number)
         for cut in cuts:
@@ -140,10 +139,9 @@ def _finish(out: Path, recipe: Recipe, spans: Sequence[Span], durable: bool) -> 
                 sets[name].append(shard)
         last: Cut = cuts[-1]
         summaries.append(last.statistics)
-        skipped += last.skipped
-        faults += last.faults[: MOST_FAULTS - len(faults)]
+        skipped = skipped.plus(last.skipped)
     if not any(sets.values()):
-        left_out = f"; {skipped:,} rows could not be read, such as {faults[0]}" if skipped else ""
+        left_out = f"; {skipped.rows:,} rows could not be read, such as {skipped.faults[0]}" if skipped.rows else ""
         raise DataError(
             f"there are no rows: {len(recipe.places)} files gave none{left_out}. Check the files, and steps that leave "
             "rows out"
@@ -154,8 +152,9 @@ def _finish(out: Path, recipe: Recipe, spans: Sequence[Span], durable: bool) -> 
         kinds_of(recipe.schema),
         {name: tuple(shards) for name, shards in sets.items() if shards},
         {name: reduce(merged, [one[name] for one in summaries]).describe() for name in recipe.schema},
-        skipped,
-        tuple(faults),
+        skipped.rows,
+        skipped.faults,
+        skipped.files,
         recipe.features,
     )
     with storage_errors(out / MANIFEST, 0):

@@ -28,6 +28,8 @@ BUILDING = "building"
 FORM = 1
 HEAD = 4096
 """Bytes of a column's file before its rows: a page."""
+MOST_FAULTS, MOST_FILES = 5, 100
+"""So many rows that could not be read are named, and so many files that had some; all are counted."""
 _LONGEST = 120
 """Letters of a file's name: file systems allow 255 bytes."""
 SETS = ("train", "validation", "test")
@@ -80,6 +82,27 @@ class Features(msgspec.Struct, frozen=True):
     """Late functions of the chain that a store was built from, such as `transform(scaled)`: a store keeps no code."""
 
 
+class Skipped(msgspec.Struct, frozen=True):
+    """Rows that could not be read and were left out, as the user has asked for (`on_error="skip"`)."""
+
+    rows: int = 0
+    files: dict[str, int] = {}
+    """How many of each file, of the first so many files."""
+    faults: tuple[str, ...] = ()
+    """The first few of them: file, row, reason."""
+
+    def plus(self, other: Skipped) -> Skipped:
+        """These and others."""
+        files = dict(self.files)
+        for name, rows in other.files.items():
+            if name in files or len(files) < MOST_FILES:
+                files[name] = files.get(name, 0) + rows
+        return Skipped(self.rows + other.rows, files, (*self.faults, *other.faults)[:MOST_FAULTS])
+
+
+NO_ROWS = Skipped()
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """All that is known of a store without looking at its rows."""
 
@@ -94,6 +117,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Rows that could not be read and were left out."""
     faults: tuple[str, ...] = ()
     """The first few of them: file, row, reason."""
+    skipped_in: dict[str, int] = {}
+    """How many of each file."""
     features: Features | None = None
     """Of a store that a user has built of a chain, for training: in a run's folder they are saved with the model."""
 
@@ -101,6 +126,11 @@ class Manifest(msgspec.Struct, frozen=True):
     def schema(self) -> Schema:
         """Its columns."""
         return {name: Kind(one.dtype, tuple(one.shape), one.ragged) for name, one in self.columns.items()}
+
+    @property
+    def left_out(self) -> Skipped:
+        """What could not be read."""
+        return Skipped(self.skipped, self.skipped_in, self.faults)
 
     @property
     def fingerprint(self) -> str:

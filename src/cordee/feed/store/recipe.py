@@ -18,7 +18,7 @@ from cordee.feed.permute import SPREAD, mix, random_bits
 from cordee.feed.places import Place
 from cordee.feed.sources.seam import Chunk, Reader
 from cordee.feed.steps.seam import TRAIN, Rows, Step
-from cordee.feed.store.layout import FORM, Features
+from cordee.feed.store.layout import FORM, NO_ROWS, Features, Skipped
 from cordee.feed.store.write import stored_kind
 
 SHARD_BYTES = 64 * 2**20
@@ -94,6 +94,8 @@ class Recipe:
     split: Splitting | None = None
     features: Features | None = None
     """What the manifest keeps of the steps, for those who apply them to new rows."""
+    earlier: Skipped = NO_ROWS
+    """What could not be read when the stores were built that these rows are read from."""
     shard_bytes: int = SHARD_BYTES
     """A shard ends when so many bytes of rows have come together, of all sets: what a process holds in memory."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,14 @@ import numpy as np
 from cordee.core.damage import write_whole
 from cordee.feed.columns import Columns, Schema, rows_of, taken
 from cordee.feed.places import Place
+from cordee.feed.sources.seam import Fault
 from cordee.feed.steps.seam import Rows
-from cordee.feed.store.layout import BUILDING, SETS, Shard
+from cordee.feed.store.layout import BUILDING, MOST_FAULTS, SETS, Shard, Skipped
 from cordee.feed.store.recipe import RowMaker
 from cordee.feed.store.statistics import Summary, merged, summary_of
 from cordee.feed.store.write import nbytes_of, storage_errors, write_shard
 from cordee.feed.taskwire import report
 
-MOST_FAULTS = 5
-"""So many are named; all are counted."""
 _SMALLEST, _LARGEST, _PARTS = 2**20, 64 * 2**20, 16
 """Bytes of the small files that are one span: a part of them all, within bounds."""
 
@@ -63,8 +63,7 @@ class Cut(msgspec.Struct):
     """How many rows came before in that file."""
     statistics: dict[str, Summary]
     """Of all rows of the span so far."""
-    skipped: int = 0
-    faults: tuple[str, ...] = ()
+    skipped: Skipped = Skipped()
     done: bool = False
 
 
@@ -111,23 +110,23 @@ class SpanBuilder:
         at = cuts[-1] if cuts else Cut({}, 0, 0, 0, {name: Summary() for name in self.schema})
         count = len(cuts)
         pending = _Pending(self.schema, at.statistics)
-        skipped, faults, row, start = at.skipped, list(at.faults), at.row, at.start
+        skipped, row, start = at.skipped, at.row, at.start
         for index in range(at.place, len(span.places)):
             place = span.places[index]
             for rows, chunk in self.maker.rows(place, start, row):
                 row, start = row + chunk.rows, chunk.next
-                skipped += len(chunk.faults)
-                faults += [str(one) for one in chunk.faults[: max(0, MOST_FAULTS - len(faults))]]
+                if chunk.faults:
+                    skipped = skipped.plus(_skipped(chunk.faults))
                 if len(rows):
                     pending.add(rows)
                 report(Done(chunk.rows, nbytes_of(rows.columns)))
                 if pending.nbytes >= self.shard_bytes:
-                    cut = Cut({}, index, start, row, pending.statistics, skipped, tuple(faults))
+                    cut = Cut({}, index, start, row, pending.statistics, skipped)
                     self._write(span.number, count, pending, cut)
                     count += 1
             report(Done(read=place.size))
             row = start = 0
-        cut = Cut({}, len(span.places), 0, 0, pending.statistics, skipped, tuple(faults), done=True)
+        cut = Cut({}, len(span.places), 0, 0, pending.statistics, skipped, done=True)
         self._write(span.number, count, pending, cut)
         return count + 1
 
@@ -166,6 +165,11 @@ class _Pending:
     def take(self) -> dict[str, list[Columns]]:
         parts, self._parts, self.nbytes = self._parts, {name: [] for name in SETS}, 0
         return parts
+
+
+def _skipped(faults: Sequence[Fault]) -> Skipped:
+    files = Counter(one.file for one in faults)
+    return Skipped().plus(Skipped(len(faults), dict(files), tuple(map(str, faults[:MOST_FAULTS]))))
 
 
 def _record(out: Path, number: int, count: int) -> Path:
