@@ -217,6 +217,14 @@ def test_take_and_repeat() -> None:
     base = chain("kind", n=np.arange(N), kind=KIND)
     assert [row["n"] for row in base.take(5)] == [0, 1, 2, 3, 4]
     assert [row["n"] for row in base.take(2).repeat(2)] == [0, 1, 0, 1]
+    ten = base.take(10)
+    assert [row["n"] for row in ten.take(5).take(8)] == [0, 1, 2, 3, 4]
+    assert [row["n"] for row in ten.take(8).take(5)] == [0, 1, 2, 3, 4]
+    first = [*range(10), *range(5)]
+    assert [row["n"] for row in ten.repeat(2).take(15)] == first
+    assert [row["n"] for row in ten.repeat(2).take(15).repeat(2)] == 2 * first
+    assert ten.repeat(2).take(15).data().train.gather(np.arange(15))["x"][:, 0].tolist() == first
+    assert [len(one.ids) for one in ten.take(4).batch(4)] == [4]
     split = base.take(100).split(0.5, 0.3, 0.2)
     assert sum(len(one) for one in split.data().sets.values()) == 100
     twice = base.split(0.5, 0.3, 0.2).repeat(2).data()

@@ -111,9 +111,11 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
 
     def viewed(self, view: View) -> Chain:
         """The same rows in another view."""
-        if view.seed is not None and (view.most, view.times) != (self.view.most, self.view.times):
-            raise DataError("take and repeat come before shuffle; sample(fraction) draws rows at random")
         return replace(self, view=view)
+
+    def _cut(self) -> Chain:
+        """A chain that goes on from a store of the rows here."""
+        return Chain(Stored(), replace(self, late=()), (), self.label, Split(by=GIVEN), self.late)
 
     def looked(self) -> View:
         """The view."""
@@ -199,10 +201,6 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
         beginning = (Enter(),) if isinstance(self.what, Chain) else ()
         earlier = self._lower.manifest.left_out if isinstance(self.what, Chain) else NO_ROWS
         return Making(self.reader, self.places, (*beginning, *self.steps, *ending), self.parts, earlier)
-
-    def _cut(self) -> Chain:
-        """A chain that goes on from a store of the rows here."""
-        return Chain(Stored(), replace(self, late=()), (), self.label, Split(by=GIVEN), self.late)
 
     def _features(self, making: Making) -> Features:
         """What a model that is trained on the rows needs, to predict on others."""

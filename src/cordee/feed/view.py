@@ -21,6 +21,8 @@ from cordee.feed.store.opened import StoreSource
 Self = TypeVar("Self", bound="Viewed")
 LARGE_BYTES = 2**28
 """A set of so many bytes is read ahead by a thread: it may not lie in memory."""
+LIKE_A_BUFFER = 100
+"""What other libraries have as the argument of shuffle is at least so large."""
 _ROWS_AT_ONCE = 1024
 
 
@@ -58,29 +60,69 @@ class Viewed(ABC):
     def looked(self) -> View:
         """The view."""
 
+    @abstractmethod
+    def _cut(self: Self) -> Self:
+        """What goes on from a store of the rows as they are here."""
+
     def take(self: Self, count: int) -> Self:
         """So many rows, the first ones: of each set its part. Steps behind it see these alone."""
-        return self.viewed(replace(self.looked(), most=_count("take", count)))
+        view = self._of_rows("take", _count("take", count))
+        if view.times > 1:  # the first rows of the copies
+            return self._cut().take(count)
+        return self.viewed(replace(view, most=count if view.most is None else min(count, view.most)))
 
     def repeat(self: Self, times: int) -> Self:
         """The rows of the training set so many times."""
-        return self.viewed(replace(self.looked(), times=_count("repeat", times) * self.looked().times))
+        view = self._of_rows("repeat", _count("repeat", times))
+        return self.viewed(replace(view, times=times * view.times))
 
     def cache(self: Self) -> Self:
         """Keep the rows as they are here in a store of their own: other steps behind it do not make them anew."""
         return self.viewed(replace(self.looked(), cached=True))
 
-    def shuffle(self: Self, seed: int = 0, epoch: int = 0) -> Self:
-        """Iterate in the order that a training with this seed has in this epoch; a job shuffles by itself."""
-        return self.viewed(replace(self.looked(), seed=int(seed), epoch=int(epoch)))
+    def shuffle(self: Self, number: int | None = None, /, *, seed: int = 0, epoch: int = 0) -> Self:
+        """Iterate in the order that a training with this seed has in this epoch; a job shuffles by itself.
+
+        All rows are shuffled; there is no buffer. `shuffle(7)` is short for `shuffle(seed=7)`.
+        """
+        if number is not None and abs(number) >= LIKE_A_BUFFER:
+            raise DataError(
+                f"shuffle({number}): this is no size of a buffer, as all rows are shuffled, however many there are: "
+                f"write shuffle(). A seed is given as shuffle(seed={number})"
+            )
+        view = self.looked()
+        if view.batch is not None:
+            raise DataError(
+                f"shuffle after batch: rows are shuffled, not batches. Write .shuffle(...).batch({view.batch})"
+            )
+        return self.viewed(replace(view, seed=int(seed if number is None else number), epoch=int(epoch)))
 
     def batch(self: Self, size: int) -> Self:
         """Iterate in batches of so many rows, ready for a model; a job has a batch of its own."""
-        return self.viewed(replace(self.looked(), batch=_count("batch", size)))
+        view = self.looked()
+        if view.batch is not None:
+            raise DataError(f"batch({size}) after batch({view.batch}): give one size")
+        return self.viewed(replace(view, batch=_count("batch", size)))
 
     def prefetch(self: Self, ahead: bool = True) -> Self:
         """Iterate with a thread that reads the next batch ahead; by itself it does so for large data."""
         return self.viewed(replace(self.looked(), ahead=ahead))
+
+    def _of_rows(self, called: str, count: int) -> View:
+        """The view, for what counts rows: it comes before their order and their batches."""
+        view = self.looked()
+        if view.batch is not None:
+            rows = count * view.batch if called == "take" else count
+            raise DataError(
+                f"{called}({count}) after batch({view.batch}): it is for rows, not for batches. Write "
+                f".{called}({rows}).batch({view.batch})"
+            )
+        if view.seed is not None:
+            raise DataError(
+                f"{called}({count}) after shuffle: take and repeat come before shuffle. Write "
+                f".{called}({count}).shuffle(...); sample(fraction) draws rows at random"
+            )
+        return view
 
 
 def in_view(source: Source, count: int, times: int) -> Source:
