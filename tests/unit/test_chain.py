@@ -237,6 +237,21 @@ def test_take_and_repeat() -> None:
     assert set(counts.tolist()) == {0, 1, 2, 3}  # each copy is drawn by itself
 
 
+@pytest.mark.parametrize("cut", [lambda one: one, lambda one: one.cache()])
+def test_evaluation_sees_each_sample_once_whatever_is_drawn(cut: Any) -> None:
+    base = cut(chain(n=np.arange(N))).split(0.5, 0.3, 0.2)
+    whole_sets = values(base)
+    for drawn in (cut(base).sample(0.3), cut(base).sample(0.4, replacement=True), base.sample(3, replacement=True)):
+        sets = values(drawn)
+        assert {**sets, "train": []} == {**whole_sets, "train": []}
+        assert set(sets["train"]) < set(whole_sets["train"]) and len(sets["train"]) != len(whole_sets["train"])
+    for drawn in (chain(n=np.arange(N)).sample(0.3), chain(n=np.arange(N)).sample(0.4, replacement=True)):
+        sets = values(cut(drawn).split(0.5, 0.3, 0.2))
+        for name in ("validation", "test"):
+            assert set(sets[name]) < set(whole_sets[name]) and len(sets[name]) == len(set(sets[name])) > 0
+    assert len(sets["train"]) > len(set(sets["train"]))
+
+
 def test_show_and_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = chain("kind", a=A, kind=KIND).split(0.5, 0.3, 0.2)
     base.show(2)

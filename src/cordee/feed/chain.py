@@ -78,6 +78,11 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
         """The columns that a model is to predict."""
         return () if self.label is None else (self.label,) if isinstance(self.label, str) else tuple(self.label)
 
+    @property
+    def _divided(self) -> bool:
+        """Whether rows are dealt to several sets already."""
+        return len(self._used) > 1
+
     def split(
         self, train: float = 0.8, validation: float = 0.1, test: float = 0.1, *, seed: int = 0, by: Any = "row"
     ) -> Chain:

@@ -30,6 +30,11 @@ class Extended(ABC):
     def labels(self) -> tuple[str, ...]:
         """The columns that a model is to predict: steps without named columns leave them alone."""
 
+    @property
+    @abstractmethod
+    def _divided(self) -> bool:
+        """Whether rows are dealt to several sets already."""
+
 
 class OnRows(Extended):
     """Steps that change, choose or multiply rows."""
@@ -51,11 +56,15 @@ class OnRows(Extended):
         return self.then(FlatMap(check_callable("flat_map", function, "a row as a dict")))
 
     def sample(self: Self, fraction: float, replacement: bool = False, seed: int = 0) -> Self:
-        """Each row with this probability; with `replacement` any number of times, `fraction` times on average."""
+        """Each row with this probability; with `replacement` any number of times, `fraction` times on average.
+
+        Behind `split`, rows of the training set alone: validation and test stay whole. Before it, rows of all sets; but
+        with `replacement`, too, those of validation and test come once.
+        """
         most = 100.0 if replacement else 1.0
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= most:
             raise DataError(f"sample({fraction!r}): a number above 0, and at most {most:g}, was expected")
-        return self.then(Sample(float(fraction), bool(replacement), int(seed)))
+        return self.then(Sample(float(fraction), bool(replacement), int(seed), self._divided))
 
     def select(self: Self, *columns: str) -> Self:
         """Only these columns, in this order."""

@@ -13,7 +13,7 @@ from cordee.feed.columns import Kind, Schema, kind_of_column, taken
 from cordee.feed.permute import Ids
 from cordee.feed.steps.base import Written, present
 from cordee.feed.steps.origin import children_of, draws_of
-from cordee.feed.steps.seam import Rows
+from cordee.feed.steps.seam import TRAIN, Rows
 from cordee.feed.steps.user import Function, columns_of_rows, fitted_to, given, returned, rows_in
 
 Kinds = tuple[tuple[str, Kind], ...]
@@ -107,12 +107,14 @@ class Filter(Written, frozen=True, tag="filter"):
 
 
 class Sample(Written, frozen=True, tag="sample"):
-    """Some rows drawn at random, by their origin."""
+    """Some rows drawn at random, by their origin. No row comes twice in an evaluation."""
 
     fraction: float
     replacement: bool = False
     """How often each comes is drawn from a Poisson distribution of this mean."""
     seed: int = 0
+    training: bool = False
+    """Of the training set alone; the other sets stay as they are."""
 
     def schema(self, schema: Schema) -> Schema:
         """The same columns."""
@@ -121,14 +123,16 @@ class Sample(Written, frozen=True, tag="sample"):
     def apply(self, rows: Rows) -> Rows:
         """The rows that were drawn, each as often as that."""
         draws = draws_of(rows.origins, "sample of rows", self.seed)
+        others = rows.sets != TRAIN
         if not self.replacement:
-            return chosen_rows(rows, draws < self.fraction)
+            return chosen_rows(rows, (draws < self.fraction) | (others & self.training))
         counts, term = np.zeros(len(rows), np.int64), np.exp(-self.fraction)
         total = term
         for times in range(1, 200):  # the inverse of the distribution: its first 200 terms are all of it
             counts += draws >= total
             term = term * self.fraction / times
             total = total + term
+        counts[others] = 1 if self.training else np.minimum(counts[others], 1)
         return repeated(rows, counts)
 
 
