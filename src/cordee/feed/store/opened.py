@@ -142,7 +142,7 @@ class StoreSource:
             return
         texts = [name for name in ragged if self.schema[name].dtype == TEXT]
         advice = (
-            f"leave {texts[0]} out, or make numbers of it (.select, .drop, .one_hot, .hash_features, .tokenise)"
+            f"leave {texts[0]} out, or make numbers of it (.select, .drop, .one_hot, .hash, .tokenize)"
             if texts
             else f"make its entries as long as each other: .pad({ragged[0]!r}, length)"
         )
