@@ -105,6 +105,14 @@ def test_what_does_not_say_enough_is_refused_with_the_line_to_write(given: Any, 
         as_data(given)
 
 
+def test_a_table_of_arrow_names_what_takes_it() -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"a": [1.5, 2.5], "label": ["x", "y"]})
+    for wrong in (table, table.to_batches()[0], {"train": table}):
+        with pytest.raises(DataError, match=r"columns a, label, .*=cordee.data.table\(frame, label='label'\)"):
+            cordee.data.as_data(wrong)
+
+
 def test_pandas_itself() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1.5, 2.5, 3.5, 4.5], "b": [1, 2, 3, 4], "label": ["x", "y", "x", "y"]})

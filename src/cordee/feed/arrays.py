@@ -155,6 +155,11 @@ def is_frame(given: Any) -> bool:
     return callable(getattr(given, "to_numpy", None)) and hasattr(given, "columns")
 
 
+def is_arrow(given: Any) -> bool:
+    """Whether it is a table of Arrow, or a batch of one."""
+    return type(given).__module__.partition(".")[0] == "pyarrow" and hasattr(given, "schema")
+
+
 def is_series(given: Any) -> bool:
     """Whether it is a column of such a table."""
     return callable(getattr(given, "to_numpy", None)) and not hasattr(given, "columns")
@@ -190,14 +195,15 @@ def as_array(label: str, given: Any) -> Any:
 
 
 def refuse_frame(frame: Any) -> DataError:
-    """A frame alone does not say what is to be learned."""
-    names = [str(name) for name in frame.columns]
+    """A frame or table alone does not say what is to be learned."""
+    names = [str(name) for name in (frame.schema.names if is_arrow(frame) else frame.columns)]
     label = next((name for name in names if name.lower() in LABELS), names[-1] if names else "label")
     shown = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
+    apart = "" if is_arrow(frame) else f"; or give both apart, data=(frame.drop(columns={label!r}), frame[{label!r}])"
     return DataError(
-        f"a frame alone, with the columns {shown}, does not say which of them is the target. Give both apart, for "
-        f"instance data=(frame.drop(columns={label!r}), frame[{label!r}]), or "
-        "cordee.data.arrays of these two, which also holds out samples: validation=0.1"
+        f"a table alone, with the columns {shown}, does not say which of them is the target. Name it: "
+        f"data=cordee.data.table(frame, label={label!r}), whose steps make numbers of texts and hold out samples, such "
+        f"as .one_hot().split(0.8, 0.1, 0.1){apart}"
     )
 
 

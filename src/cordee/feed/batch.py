@@ -61,7 +61,8 @@ class Batch:
         if place == 0 and not isinstance(fields, Mapping | tuple | list):
             return fields
         raise DataError(
-            f"this batch has no {name!r}, it holds {_names(fields)}: use batch.fields, or name a field {name!r}"
+            f"this batch has no {name!r}, it holds {_names(fields)}: use batch.fields, or name a field {name!r}; of a "
+            "table, a data set of Hugging Face or a dict of columns, cordee.data.table(..., label=...) makes x and y"
         )
 
 

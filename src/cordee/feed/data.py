@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from cordee.core.errors import DataError
-from cordee.feed.arrays import ArraySource, is_frame, is_rows, is_series, refuse_frame
+from cordee.feed.arrays import ArraySource, is_arrow, is_frame, is_rows, is_series, refuse_frame
 from cordee.feed.batch import Batch
 from cordee.feed.cache.device import Budgeted
 from cordee.feed.cache.settings import size_of
@@ -231,7 +231,7 @@ def as_source(given: Any) -> Source:
         if data.validation is not None or data.test is not None:
             raise DataError("this chain is split into several sets: give one of them, chain.data().validation say")
         return data.train
-    if is_frame(given):
+    if is_frame(given) or is_arrow(given):
         raise refuse_frame(given)
     if isinstance(given, np.ndarray | torch.Tensor) or is_series(given):
         return _named({"x": given})

@@ -13,7 +13,7 @@ import numpy as np
 
 from cordee.core.errors import DataError
 from cordee.core.words import did_you_mean
-from cordee.feed.arrays import ArraySource, is_frame
+from cordee.feed.arrays import ArraySource, is_arrow, is_frame
 from cordee.feed.columns import TEXT, Column, Kind, Ragged, Schema, kind_of_column, rows_of
 from cordee.feed.features import load_features, reader_of
 from cordee.feed.late import Late, Transformed
@@ -102,12 +102,14 @@ def _columns(given: Any) -> dict[str, Column]:
     if isinstance(given, list | tuple) and given and all(isinstance(one, Mapping) for one in given):
         names = dict.fromkeys(name for row in given for name in row)
         given = {name: [row.get(name) for row in given] for name in names}
+    if is_arrow(given):
+        given = given.to_pydict()
     if is_frame(given):
         given = {str(name): given[name].to_numpy() for name in given.columns}
     if not isinstance(given, Mapping):
         raise DataError(
-            f"new rows of type {type(given).__name__} are not understood: a path, a frame, a dict of columns or a list "
-            "of dicts was expected"
+            f"new rows of type {type(given).__name__} are not understood: a path, a frame or table, a dict of columns "
+            "or a list of dicts was expected"
         )
     return {str(name): _column(str(name), one) for name, one in given.items()}
 
