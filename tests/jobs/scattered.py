@@ -22,9 +22,9 @@ class Counts(cordee.Callback):
 
     def on_end(self, session: Any) -> None:
         if self.log:
-            bring = self.data.train.store.bring
-            away = sum(nbytes for place, nbytes in bring.by_holder.items() if not place.startswith(HOSTS[session.rank]))
-            Path(f"{self.log}-{session.rank}").write_text(f"{away} {sum(bring.by_holder.values())}")
+            given = self.data.train.store.bring.counters.by_holder
+            away = sum(nbytes for place, nbytes in given.items() if not place.startswith(HOSTS[session.rank]))
+            Path(f"{self.log}-{session.rank}").write_text(f"{away} {sum(given.values())}")
 
 
 def job(store: str = "", token: str = "", log: str = "") -> cordee.Job:

@@ -16,6 +16,7 @@ import pytest
 
 from blocks import write_store
 from cordee.feed.exchange.holder import Holder
+from cordee.feed.store.layout import HEAD
 from exchanging import ACCESS
 from harness import assert_same, train
 
@@ -55,6 +56,13 @@ def test_the_same_curve_through_a_small_cache_shared_by_workers(
     run = train("far", tmp_path / "far", workers=2, store=url, cache=tmp_path / "cache", shuffle=shuffle)
     assert_same(run, reference)
     assert sum(one.stat().st_size for one in (tmp_path / "cache").iterdir() if "-" in one.name) <= 5_000
+    told = run.of("feed")
+    assert {one["worker"] for one in told} == {0, 1} and len(told) >= 4, "at the end of each epoch"
+    fed = run.result["data"]
+    last = {one["worker"]: one["fetched_bytes"] for one in told}
+    assert fed["fetched_bytes"] == sum(last.values())
+    assert fed["fetched"] > 0 and fed["fetched_s"] > 0 and fed["memory_hits"] > 0 and 0 < fed["hit_rate"] < 1
+    assert "data" not in reference.result
     warned = [event["message"] for event in run.of("warning") if "shuffle='blocks'" in event["message"]]
     assert bool(warned) == (shuffle == "full")
 
@@ -93,5 +101,10 @@ def test_shares_by_locality_fetch_less_and_train_as_one_process(folder: Path, tm
             log, plan = tmp_path / f"log-{rule}", f"share={rule}"
             run = train("scattered", tmp_path / rule, workers=2, plan=plan, store=place, token=token, log=log)
             assert_same(run, reference)
+            fed = run.result["data"]
+            assert fed["by_holder"].keys() == {one.place for one in holders}
+            heads = 2 * fed["fetched"] * HEAD  # of the files of two columns
+            aligned = 2 * fed["fetched"] * 64
+            assert 0 <= fed["fetched_bytes"] - sum(fed["by_holder"].values()) + heads < aligned
             away[rule] = sum(int(one.read_text().split()[0]) for one in tmp_path.glob(f"log-{rule}-*"))
     assert 0 < away["local"] < 0.6 * away["equal"]

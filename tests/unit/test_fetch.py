@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cordee.core.errors import DataError, UsageError
+from cordee.feed.counted import HERE
 from cordee.feed.exchange import messages as said
 from cordee.feed.exchange.fetch import Fetched, fetch
 from cordee.feed.exchange.holder import Holder
@@ -50,7 +51,9 @@ def test_it_is_fetched_once_and_gives_the_same_batches(
     token.chmod(0o600)
     with contextlib.closing(Holder(made.parent, ANYWHERE, ACCESS)) as holder:
         url = f"cordee://{holder.place}/made"
+        before = HERE.to_dict()
         far = store(url, token_file=token).train
+        assert HERE.by_holder[holder.place] == HERE.fetched_bytes - before["fetched_bytes"] > 0
         near = open_store(made).sets["train"]
         assert far.fingerprint == near.fingerprint and len(far) == len(near) == 120
         ids = np.array([119, 3, 3, 77])

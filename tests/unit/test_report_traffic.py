@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cordee.watch.byte_words import byte_columns, traffic
+from cordee.watch.byte_words import byte_columns, fed, feed_table, traffic
 from cordee.watch.page import render
 from cordee.watch.summarise import summarise
 from cordee.watch.summary import Summary
@@ -159,3 +159,34 @@ def test_many_decisions_are_thinned_out(changes: bool, tmp_path: Path) -> None:
     assert len(found.decisions) <= MOST_DECISIONS and len(found.decisions) + found.left_out == 1000
     assert found.decisions[-1].step == 1000 and (changes or 601 in [one.step for one in found.decisions])
     assert all(one.measured_ms == 50.0 for one in found.decisions[:-1])
+
+
+def feed(at: float, worker: int, **fields: Any) -> Any:
+    numbers = dict.fromkeys(("device_samples", "memory_hits", "memory_bytes", "disk_hits", "disk_bytes"), 0)
+    numbers |= {"disk_s": 0.0, "fetched": 0, "fetched_bytes": 0, "fetched_s": 0.0}
+    return event("feed", at, worker=worker, **{**numbers, "by_holder": {}, **fields})
+
+
+def test_where_samples_came_from(tmp_path: Path) -> None:
+    """Of each process what it said last; a later start is another process, whose numbers are added."""
+    near, far = {"memory_hits": 6, "memory_bytes": 6 * MIB}, {"fetched": 2, "fetched_bytes": 2 * MIB, "fetched_s": 1.5}
+    first = [feed(3.0, 0, **far), feed(3.1, 1, **far), feed(3.5, 0, **far, **near, by_holder={"a:1": 2 * MIB})]
+    again = [feed(9.0, 0, **far, by_holder={"a:1": MIB, "b:1": MIB})]
+    record = [*start(0.0, 2), *steps(3), *first, end(4.0, 8, "interrupted")]
+    record += [*start(6.0, 2, resume=True, steps=3), *again]
+    summary = summarise(write(tmp_path, record), T0 + 10)
+    assert summary.traffic.fed["fetched_bytes"] == 6 * MIB and summary.traffic.fed["hit_rate"] == 0.5
+    columns, rows = feed_table(summary)
+    assert columns == ["worker", "from memory", "from afar", "fetching took"]
+    assert rows[0][:3] == ["0", "6 blocks, 6.0 MiB", "4 blocks, 4.0 MiB"]
+    assert [row[0] for row in rows] == ["0", "1", "all"] and rows[2][2] == "6 blocks, 6.0 MiB"
+    given = "From afar came, by host: a:1 3.0 MiB, b:1 1.0 MiB."
+    assert fed(summary) == f"Caches had 50% of the blocks that were asked for. {given}"
+    page = shown(summary)
+    assert "Where samples came from" in page and "6 blocks, 6.0 MiB" in page
+
+
+def test_nothing_is_said_of_caches_where_there_is_none(tmp_path: Path) -> None:
+    summary = summarise(write(tmp_path, [*start(0.0, 2), *steps(3), end(4.0)]))
+    assert fed(summary) == "" and feed_table(summary)[1] == [] and summary.traffic.fed == {}
+    assert "Where samples came from" not in shown(summary)

@@ -87,7 +87,12 @@ def show(summary: Summary, now: float) -> None:
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(f"{plain(summary.name)}: {words.ending(summary, now)}", style="bold")
-    for sentence in (*words.losses(summary)[:MOST_NAMED], words.verdict(summary.workers), byte_words.traffic(summary)):
+    for sentence in (
+        *words.losses(summary)[:MOST_NAMED],
+        words.verdict(summary.workers),
+        byte_words.traffic(summary),
+        byte_words.fed(summary),
+    ):
         if sentence:
             console.print(plain(sentence))
     for title, columns, rows in _tables(summary):
@@ -133,6 +138,7 @@ def _traffic(summary: Summary) -> Iterator[tuple[str, Sequence[str], Sequence[Se
     carried, columns = summary.traffic, byte_words.byte_columns(summary)
     rows = [[text(one) for _, _, text in columns] for one in summary.workers[:MOST_ROWS] if one.costs["sent"]]
     yield "where the bytes went", [name for name, *_ in columns], rows
+    yield "where samples came from", *byte_words.feed_table(summary)
     rows = [
         [
             f"server {number}",

@@ -10,12 +10,14 @@ import msgspec
 from msgspec import structs
 
 from cordee.core.event import Count, Event, Moment, Number
+from cordee.core.feedevents import FeedEvent
 from cordee.core.splitevents import HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
 from cordee.core.syncevents import DecisionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
 
 __all__ = [
     "DecisionEvent",
     "Event",
+    "FeedEvent",
     "HeldEvent",
     "MemoryEvent",
     "PipelineEvent",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -101,6 +101,10 @@ class Expecting(Protocol):
 
     def expect(self, coming: Coming) -> Expected:
         """One more reader begins. An inner one, such as an evaluation, reads while the one before it waits."""
+        ...
+
+    def statistics(self) -> dict[str, Any]:
+        """What came from where so far, in this process."""
         ...
 
     def advice(self, order: Order) -> str:

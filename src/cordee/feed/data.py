@@ -98,6 +98,11 @@ class Data:
         sets: dict[str, Any] = {name: Budgeted(source, nbytes) for name, source in self.sets.items()}
         return replace(self, **sets)
 
+    def statistics(self) -> dict[str, Any]:
+        """What came from which level of its cache so far, in this process; empty where nothing is fetched from afar."""
+        far = next((one.traits.far for one in self.sets.values() if one.traits.far is not None), None)
+        return {} if far is None else dict(far.statistics())
+
 
 class MakesData(ABC):
     """What makes the sets of a job when they are needed, from raw files for instance."""

@@ -17,6 +17,7 @@ from cordee.core import damage, events
 from cordee.core.errors import CordeeError, StorageError
 from cordee.core.eventlog import EventLog, count_events
 from cordee.core.events import Event, Listener, encode
+from cordee.core.feedevents import add_up
 from cordee.core.plan import Plan
 from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
@@ -44,6 +45,8 @@ class Recorder:
         self.result: dict[str, Any] | None = None
         self._times = TimeTotals()
         self._resources = Resources()
+        self._fed: dict[int, events.FeedEvent] = {}
+        """Where the samples of each worker came from."""
         self._run: dict[str, Any] = {}
         self._first = 0
         """The worker that writes the run's files, besides this record."""
@@ -135,6 +138,9 @@ class Recorder:
                 self._events.write(notice, later=True)
             case events.UsageEvent():
                 self._resources.used(notice)
+                self._events.write(notice, later=True)
+            case events.FeedEvent():
+                self._fed[notice.worker] = notice
                 self._events.write(notice, later=True)
             case events.TrafficEvent():
                 self._events.write(notice, later=True)
@@ -233,6 +239,8 @@ class Recorder:
             started = {"workers": self._run["workers"], "plan": self._run["plan"]}
             seen = {"failures": self.failures, "time_s": self._times.totals(), "resources": self._resources.summary()}
             result |= started | seen
+            if self._fed:
+                result["data"] = add_up(self._fed.values())
             result.setdefault("ended", reason)  # in words, if the training said why
             self._write_json("result.json", result)
             self.event(events.ResultEvent(result))

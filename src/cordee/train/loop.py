@@ -176,6 +176,7 @@ class Training:
         before = self.stepper.reporter.aside_s.get("evaluation", 0.0)
         self._validate(done.epoch)
         ms = round((self.stepper.reporter.aside_s.get("evaluation", 0.0) - before) * 1e3, 3)
+        self.stepper.reporter.fed.send()
         self.stepper.reporter.tell(EpochEvent(done.epoch, done.steps, done.loss, self.validation, ms))
 
     def _enough(self) -> bool:

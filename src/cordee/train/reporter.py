@@ -21,6 +21,7 @@ from cordee.core.times import percentiles
 from cordee.core.world import World
 from cordee.group.meter import Reading
 from cordee.group.team import Team
+from cordee.train.feeding import Fed
 from cordee.train.ledger import Committed
 
 WRITE_EVERY_S = 0.05
@@ -101,6 +102,7 @@ class Reporter:
         """Time that belongs to no step, by kind."""
         self._team = team
         self._gathering = Lock()
+        self.fed = Fed(team)
         team.channel.before_end = self.send
         self._recent: deque[StepEvent | WindowEvent] = deque(maxlen=4096)
         self._written_at = self._sent_at = self._usage_at = 0.0
@@ -227,6 +229,7 @@ class Reporter:
         self.write()
         self.send_timing()
         self._team.channel.post(usage(self._team))
+        self.fed.send()
 
     def send_timing(self) -> None:
         """Send what has gathered."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from cordee.core.words import amount
+from cordee.core.words import amount, plural
 from cordee.watch.summary import Summary, Worker
-from cordee.watch.words import milliseconds, number, percent, worker_columns
+from cordee.watch.words import duration, milliseconds, number, percent, worker_columns
 
 
 def byte_columns(summary: Summary) -> list[tuple[str, str, Callable[[Worker], str]]]:
@@ -64,3 +65,41 @@ def traffic(summary: Summary) -> str:
     shown = sum(one.time_s["communication"] for one in senders)
     part = percent(hidden / (hidden + shown)) if hidden else "nothing"
     return f"A worker sends {sent} per step{smaller}.{where} Computing hides {part} of the communication."
+
+
+def _blocks(one: Mapping[str, Any], hits: str, nbytes: str) -> str:
+    counted = f"{plural(one[hits], 'block')}, " if one[hits] else ""
+    return f"{counted}{amount(one[nbytes])}"
+
+
+_FEED: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
+    "from the GPU": ("device_samples", lambda one: plural(one["device_samples"], "sample")),
+    "from memory": ("memory_bytes", lambda one: _blocks(one, "memory_hits", "memory_bytes")),
+    "from disk": ("disk_bytes", lambda one: _blocks(one, "disk_hits", "disk_bytes")),
+    "reading took": ("disk_s", lambda one: duration(one["disk_s"])),
+    "from afar": ("fetched_bytes", lambda one: _blocks(one, "fetched", "fetched_bytes")),
+    "fetching took": ("fetched_s", lambda one: duration(one["fetched_s"])),
+}
+"""By column: which number it needs, and its text."""
+
+
+def feed_table(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Where samples came from: the columns that say something, and a row per worker, and of all if there are several.
+
+    Seconds are those of all threads together.
+    """
+    carried = summary.traffic
+    columns = {name: text for name, (needed, text) in _FEED.items() if carried.fed.get(needed)}
+    counted = {**carried.feed, **({"all": carried.fed} if len(carried.feed) > 1 else {})}
+    return ["worker", *columns], [[who, *(text(one) for text in columns.values())] for who, one in counted.items()]
+
+
+def fed(summary: Summary) -> str:
+    """How often a cache hit, and which hosts gave how much; empty if nothing came from afar or from a cache."""
+    one, told = summary.traffic.fed, []
+    if one and one["memory_hits"] + one["disk_hits"] + one["fetched"]:
+        told.append(f"Caches had {percent(one['hit_rate'])} of the blocks that were asked for.")
+    if one and one["by_holder"]:
+        given = ", ".join(f"{holder} {amount(nbytes)}" for holder, nbytes in sorted(one["by_holder"].items()))
+        told.append(f"From afar came, by host: {given}.")
+    return " ".join(told)

@@ -92,6 +92,7 @@ def render(summary: Summary, now: float) -> str:
         now=now,
         metrics=metrics,
         most_metrics=MOST_METRICS,
+        most_fed=MOST_SHOWN + 1,
         whole=_whole_run(summary),
         shown=workers,
         lanes=lanes,

@@ -166,6 +166,10 @@ class Traffic:
 
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By parameter server: `host`, `bytes_sent`, and `bytes_near`, the part of it that did not leave its host."""
+    feed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By worker, where its samples came from, over all starts; see the event `feed`. Empty if there is no choice."""
+    fed: Mapping[str, Any] = field(default_factory=dict)
+    """The same of all workers together."""
     links: tuple[tuple[str, str, float, float], ...] = ()
     """Measured at the start: from host, to host, Mbit/s, and round trip in milliseconds."""
     staleness: tuple[int, ...] = ()

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cordee.core.events import DecisionEvent, LinksEvent, PushesEvent, StartEvent, TrafficEvent
+from cordee.core.events import DecisionEvent, FeedEvent, LinksEvent, PushesEvent, StartEvent, TrafficEvent
+from cordee.core.feedevents import add_up
 from cordee.watch.summary import Decision, Traffic
 
 MOST_DECISIONS = 200
@@ -23,6 +24,8 @@ class Carried:
         """Nothing was sent yet."""
         self._servers: dict[tuple[int, int], TrafficEvent] = {}
         """By start and number, what each said last."""
+        self._fed: dict[tuple[int, int], FeedEvent] = {}
+        """By start and worker, likewise."""
         self._start = 0
         self._links: tuple[tuple[str, str, float, float], ...] = ()
         self._stale: Counter[int] = Counter()
@@ -39,6 +42,10 @@ class Carried:
     def on_traffic(self, event: TrafficEvent, seconds: float) -> None:
         """What a parameter server has sent so far."""
         self._servers[self._start, event.server] = event
+
+    def on_feed(self, event: FeedEvent, seconds: float) -> None:
+        """Where the samples of a worker came from so far."""
+        self._fed[self._start, event.worker] = event
 
     def on_links(self, event: LinksEvent, seconds: float) -> None:
         """How fast the links between hosts are."""
@@ -80,11 +87,17 @@ class Carried:
         stale = range(max(self._stale, default=-1) + 1)
         return Traffic(
             servers=self._by_server(),
+            feed={f"{worker}": add_up(self._fed_to(worker)) for worker in sorted({one for _, one in self._fed})},
+            fed=add_up(self._fed.values()),
             links=self._links,
             staleness=tuple(self._stale[one] for one in stale),
             decisions=tuple(self._decisions),
             left_out=self._all_decisions - len(self._decisions),
         )
+
+    def _fed_to(self, worker: int) -> list[FeedEvent]:
+        """What the processes of this number, one per start, said last."""
+        return [event for (_, one), event in self._fed.items() if one == worker]
 
     def _by_server(self) -> Mapping[str, Mapping[str, Any]]:
         """A server of a later start is another process: what both sent is added up."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from cordee.feed.arrays import ArraySource
+from cordee.feed.counted import HERE
 from cordee.feed.permute import Ids
 from cordee.feed.source import Fields, Source, Traits, check_ids
 
@@ -79,6 +80,7 @@ class Resident:
         """On the current stream, without waiting for it."""
         check_ids(ids, self._length)
         self.hits += len(ids)
+        HERE.count(device_samples=len(ids))
         chosen = torch.from_numpy(ids)
         if self.device.type == "cuda":
             chosen = chosen.pin_memory().to(self.device, non_blocking=True)

@@ -147,7 +147,8 @@ class FarSource:
 
     def statistics(self) -> dict[str, Any]:
         """What came from which level so far, in this process, and what the levels hold now; over all sets."""
-        return self.store.levels.statistics()
+        own = getattr(self.store.bring, "counters", None)  # of holders, where they hold the store
+        return {**self.store.levels.statistics(), **({} if own is None else {"by_holder": dict(own.by_holder)})}
 
     def advice(self, order: Order) -> str:
         """For an order that jumps through the whole set, where that is larger than what can be kept of it."""

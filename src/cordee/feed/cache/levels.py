@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from cordee.core.errors import WaitedTooLong
@@ -23,6 +23,7 @@ from cordee.feed.cache.future import Past, Ranks, Stream
 from cordee.feed.cache.policy import Shelf
 from cordee.feed.cache.pool import Buffer, Pool
 from cordee.feed.cache.settings import Cache
+from cordee.feed.counted import Counters
 
 _COPY = 2**61
 """What a block on the disk ranks higher while memory holds it too."""
@@ -48,38 +49,6 @@ class Origin(Protocol):
     def fetch(self, block: int, into: Buffer) -> None:
         """Get a block, which takes long; `DataError` if it cannot be had. Several threads call this."""
         ...
-
-
-@dataclass
-class Counters:
-    """What came from where, so far."""
-
-    memory_hits: int = 0
-    memory_bytes: int = 0
-    disk_hits: int = 0
-    disk_bytes: int = 0
-    fetched: int = 0
-    fetched_bytes: int = 0
-    evicted: int = 0
-    """From memory."""
-    demoted: int = 0
-    """Of those, how many were written to the disk then: the others were there, or not worth it."""
-    damaged: int = 0
-    """Blocks on the disk that were not whole, and were fetched again."""
-
-    @property
-    def reads(self) -> int:
-        """Blocks that gathers asked for."""
-        return self.memory_hits + self.disk_hits + self.fetched
-
-    @property
-    def hit_rate(self) -> float:
-        """The part of the reads that needed no fetch."""
-        return (self.memory_hits + self.disk_hits) / self.reads if self.reads else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """By name, with the rates."""
-        return {**asdict(self), "reads": self.reads, "hit_rate": self.hit_rate}
 
 
 class Block:
@@ -147,8 +116,7 @@ class Levels:
             block = self._memory.get(number)
             if block is not None:
                 self._shelf.rank(number, rank)
-                self.counters.memory_hits += 1
-                self.counters.memory_bytes += len(block.buffer)
+                self.counters.count(memory_hits=1, memory_bytes=len(block.buffer))
                 return block
             nbytes = self.origin.nbytes(number)
             verdict = self._shelf.decide(number, nbytes, rank)
@@ -189,7 +157,7 @@ class Levels:
     def _evict(self, number: int) -> Block | None:
         """Give a block up in memory."""
         self._shelf.drop(number)
-        self.counters.evicted += 1
+        self.counters.count(evicted=1)
         return self._memory.pop(number, None)
 
     def _demote(self, victims: list[Block | None]) -> None:
@@ -203,8 +171,7 @@ class Levels:
                 if (claim := disk.claim(block.number, len(buffer))) is None:
                     disk.rerank(block.number)
                 elif claim.write(buffer):
-                    with self._counting:
-                        self.counters.demoted += 1
+                    self.counters.count(demoted=1)
 
     def _load(self, block: Block, victims: list[Block | None]) -> None:
         """Fill a block, from the nearest place that has it; then its place there is free for what memory gave up."""
@@ -232,31 +199,30 @@ class Levels:
         buffer, number, disk = block.buffer, block.number, self._disk
         claim = None
         if disk is not None:
-            if disk.read(number, buffer):
-                return self._found(number, buffer)
+            if self._found(disk, number, buffer):
+                return
             claim = disk.claim(number, len(buffer))  # before it is fetched: other processes then wait for it
-            if claim is None and disk.read(number, buffer):  # another one was faster
-                return self._found(number, buffer)
+            if claim is None and self._found(disk, number, buffer):  # another one was faster
+                return
+        began = time.perf_counter()
         try:
             self.origin.fetch(number, buffer)
         except BaseException:
             if claim is not None:
                 claim.give_up()
             raise
+        self.counters.count(fetched=1, fetched_bytes=len(buffer), fetched_s=time.perf_counter() - began)
         if claim is not None:
             claim.write(buffer)
-        with self._counting:
-            self.counters.fetched += 1
-            self.counters.fetched_bytes += len(buffer)
-        return None
 
-    def _found(self, number: int, buffer: Buffer) -> None:
-        """A block was on the disk."""
-        if self._disk is not None:
-            self._disk.rerank(number)
-        with self._counting:
-            self.counters.disk_hits += 1
-            self.counters.disk_bytes += len(buffer)
+    def _found(self, disk: Disk, number: int, buffer: Buffer) -> bool:
+        """Whether a block was on the disk, from where it is read."""
+        began = time.perf_counter()
+        if not disk.read(number, buffer):
+            return False
+        disk.rerank(number)
+        self.counters.count(disk_hits=1, disk_bytes=len(buffer), disk_s=time.perf_counter() - began)
+        return True
 
     def _rank_on_disk(self, number: int) -> int:
         """Above all others while memory has it: then it is the first to go."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cordee.core.errors import CordeeError, DataError
+from cordee.feed.counted import Counters
 from cordee.feed.exchange.access import Access, split_place
 from cordee.feed.exchange.listing import MANIFEST, Entry
 from cordee.feed.exchange.remote import Remote, ask, get, manifest_of, offers_of
@@ -23,10 +24,9 @@ class FromHolders:
 
     remote: Remote
     access: Access
-    by_holder: dict[str, int] = field(default_factory=dict, compare=False)
+    counters: Counters = field(default_factory=Counters, compare=False)
     """How many bytes each of them has given to this process."""
     _here: threading.local = field(default_factory=threading.local, compare=False, repr=False)
-    _counting: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
     _offers: dict[str, list[Entry]] = field(default_factory=dict, compare=False, repr=False)
 
     def __reduce__(self) -> Any:
@@ -94,8 +94,7 @@ class FromHolders:
             raise ValueError("it does not have it any more")
         data = bytearray()
         came = get(link, numbers[entry.path], entry, 0, lambda at, part: data.extend(part))
-        with self._counting:
-            self.by_holder[holder] = self.by_holder.get(holder, 0) + came
+        self.counters.count(holders={holder: came})
         return bytes(data)
 
 

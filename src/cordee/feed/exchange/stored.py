@@ -12,6 +12,7 @@ from cordee.core.text import plain
 from cordee.feed.cache.below import Below
 from cordee.feed.cache.far import FarStore
 from cordee.feed.cache.settings import WHOLE, Cache
+from cordee.feed.counted import HERE
 from cordee.feed.data import Data, data_of_store
 from cordee.feed.exchange.access import Access
 from cordee.feed.exchange.fetch import fetch
@@ -58,7 +59,10 @@ def _held(named: str, cache: Cache | None, token_file: str | Path | None) -> Dat
         if time.monotonic() - began > _QUIET_S:
             print(plain(f"cordee: {named}: {text}"), file=sys.stderr, flush=True)  # noqa: T201
 
-    return _data_of(open_store(fetch(named, access=access, tell=tell).folder), named)
+    fetched = fetch(named, access=access, tell=tell)
+    if fetched.received:
+        HERE.count(fetched_bytes=fetched.received, fetched_s=fetched.seconds, holders={**dict(fetched.by_holder)})
+    return _data_of(open_store(fetched.folder), named)
 
 
 def _data_of(store: Store | FarStore, named: str) -> Data:
