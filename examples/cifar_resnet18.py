@@ -53,7 +53,7 @@ def read(folder: str, *names: str) -> tuple[np.ndarray, np.ndarray]:
 def job(data: str = "", width: int = 64, epochs: int = 30, lr: float = 0.1, seed: int = 0) -> cordee.Job:
     def objective(model: nn.Module, batch):
         # Drawn from seed, epoch and sample, not from a worker's random state: whoever has the sample sees this image.
-        x = augment(batch.x, cordee.data.draws(batch, 3, seed=seed)) if model.training else batch.x
+        x = augment(batch.x, cordee.data.draws(batch, 3)) if model.training else batch.x
         scores = model(x)
         return nn.functional.cross_entropy(scores, batch.y), scores  # the metrics want the scores
 

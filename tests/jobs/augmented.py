@@ -45,6 +45,7 @@ def job(augment: str = "noisy", epochs: int = 2, stop_steps: int | None = None) 
         data=data.augment({"noisy": noisy, "odd": odd, "mixed": mixed}[augment]) if augment else data,
         batch=50,  # the last one holds 3 samples: of three workers some have none
         epochs=epochs,
+        seed=11,
         metrics={"accuracy": cordee.metrics.accuracy},
         stop=Stop(steps=stop_steps),
     )

@@ -207,6 +207,8 @@ def test_it_is_gone_through_in_the_order_of_a_training() -> None:
     for step, batch in enumerate(base.shuffle(3, epoch=2).batch(64)):
         assert np.array_equal(batch.ids, order.ids(2, step))
         assert batch.x.ravel().tolist() == batch.ids.tolist()
+        # Augmentation in it is that of a training, too.
+        assert batch.seed == 3
     ahead = [one.x.tolist() for one in base.shuffle(3).batch(64).prefetch()]
     assert ahead == [one.x.tolist() for one in base.shuffle(3).batch(64)]
     assert [row["n"] for row in base.shuffle(3)] == Order(N, N, seed=3).ids(0, 0).tolist()

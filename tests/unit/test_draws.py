@@ -7,8 +7,14 @@ import pytest
 import torch
 
 import cordee
+from cordee.feed.arrays import ArraySource
 from cordee.feed.batch import Batch
+from cordee.feed.feeder import Feeder, Slot
+from cordee.feed.order import Order
 from cordee.feed.permute import Ids
+from cordee.feed.share import Shares
+from cordee.group.team import Team
+from cordee.train.shares import cut_rows
 
 IDS = np.array([3, 0, 70_000, 10**12, 9])
 
@@ -68,3 +74,21 @@ def test_they_lie_where_the_batch_lies() -> None:
 def test_nothing_to_draw_is_refused() -> None:
     with pytest.raises(ValueError, match="count=0"):
         of(IDS, 0)
+
+
+def test_another_seed_of_the_job_draws_anew() -> None:
+    """Of every batch of a training: the first, those that are gathered many at once, and parts of one."""
+
+    def drawn(seed: int) -> torch.Tensor:
+        source = ArraySource({"x": np.arange(600.0).reshape(600, 1)})
+        feeder = Feeder(source, Order(600, 6, seed=seed, shuffle="none"), Shares(), Team())
+        taken = [feeder.take(Slot(1, step)) for step in range(100)]
+        whole = [cordee.data.draws(batch, 2) for batch in taken]
+        parts = [cordee.data.draws(part, 2) for batch in taken for part in cut_rows(batch, 3)]
+        assert torch.equal(torch.cat(parts), torch.cat(whole))
+        return torch.cat(whole)
+
+    first, second = drawn(0), drawn(1)
+    assert (first != second).all(1).float().mean() > 0.99
+    assert torch.equal(second, drawn(1))
+    assert torch.equal(first, of(np.arange(600), 2, epoch=1)), "seed 0: what former versions drew"

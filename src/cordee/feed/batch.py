@@ -21,13 +21,15 @@ _DROPPED_BITS = np.uint64(64 - 24)  # a float32 below 1 holds 24 bits evenly
 class Batch:
     """Samples of one step, with their place in the global batch."""
 
-    __slots__ = ("borrowed", "digest", "epoch", "fields", "ids", "last", "positions", "step", "weight")
+    __slots__ = ("borrowed", "digest", "epoch", "fields", "ids", "last", "positions", "seed", "step", "weight")
 
     def __init__(self, ids: Ids, fields: Fields) -> None:
         """Hold `fields`, the data of the samples `ids`; who asked for it fills in the rest."""
         self.ids = ids
         self.fields = fields
         self.weight = float(len(ids))
+        self.seed = 0
+        """Of the order that it belongs to: a job's or a session's seed."""
         self.epoch = 0
         self.step = 0
         self.positions: range | Ids = range(len(ids))
@@ -123,14 +125,15 @@ def shapes(fields: Any) -> str:
 def draws(batch: Batch, count: int, *, seed: int = 0) -> Tensor:
     """Draw `count` numbers evenly from [0, 1) for every sample of the batch: float32 of shape (samples, count).
 
-    They depend on the seed, the epoch and the sample alone, not on the worker, the share or what was drawn before, and
-    lie on the device of the batch: augmentation made of them is the same on any number of workers, and after a resume.
-    A seed of its own makes other numbers of the same samples. Where `steps_per_epoch` lets a sample come twice in an
-    epoch, it draws the same both times.
+    They depend on the seed of the job or session, the epoch and the sample alone, not on the worker, the share or what
+    was drawn before, and lie on the device of the batch: augmentation made of them is the same on any number of
+    workers, and after a resume. Another `seed` makes other numbers of the same samples. Where `steps_per_epoch` lets a
+    sample come twice in an epoch, it draws the same both times.
     """
     if count < 1:
         raise ValueError(f"count={count}: at least 1 number for every sample can be drawn")
-    keys = np.array(random_bits(count, "sample", seed, batch.epoch), dtype=np.uint64)
+    of_job = (int(batch.seed),) if batch.seed else ()  # with seed 0, what former versions drew
+    keys = np.array(random_bits(count, "sample", seed, batch.epoch, *of_job), dtype=np.uint64)
     places = (np.asarray(batch.ids).astype(np.uint64) + np.uint64(1)) * SPREAD
     bits = mix(places[:, None] + keys) >> _DROPPED_BITS
     numbers = torch.from_numpy(bits.astype(np.float32) * np.float32(2**-24))

@@ -84,7 +84,7 @@ class Data:
     def augment(self, function: Callable[[Batch], Fields]) -> Data:
         """As `transform`, for training alone; what is random is made of `cordee.data.draws(batch, count)`.
 
-        These numbers depend on epoch and sample alone, so that training is the same on any number of workers.
+        These numbers depend on the job's seed, epoch and sample alone: training is the same on any number of workers.
         """
         late = Late(function, augments=True)
         return replace(self, train=Transformed(self.train, late), features=with_late(self.features, late))

@@ -115,7 +115,7 @@ class Feeder:
         strips = self._at_once > 0 and not self.in_parts
         found = self._strip.pop(slot, None) or (self._from_strip(slot) if strips else None)
         if found is not None:
-            self.batch = found
+            self.batch, found.seed = found, self.order.seed
             return change(found, self._late) if self._late else found
         if self._requested and slot not in self._requested:
             self.forget()
@@ -128,7 +128,7 @@ class Feeder:
             mine = self._mine(slot)
             self._expect(slot)
             batch = self._loader.take_now(mine.ids, slot.epoch)
-        batch.epoch, batch.step, batch.positions = slot.epoch, slot.step, mine.positions
+        batch.seed, batch.epoch, batch.step, batch.positions = self.order.seed, slot.epoch, slot.step, mine.positions
         batch.borrowed = mine.borrowed
         batch.weight = 0.0 if mine.borrowed else float(len(mine.ids))
         self.batch = batch

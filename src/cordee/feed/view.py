@@ -139,7 +139,7 @@ def batches_of(source: Source, view: View, size: int, nbytes: int) -> Iterator[B
     def gathered(step: int) -> Batch:
         ids = order.ids(view.epoch, step)
         batch = Batch(ids, source.gather(ids))
-        batch.epoch, batch.step = view.epoch, step
+        batch.seed, batch.epoch, batch.step = order.seed, view.epoch, step
         return batch
 
     ahead = nbytes >= LARGE_BYTES if view.ahead is None else view.ahead

@@ -37,7 +37,8 @@ def _rows(batch: Batch, start: int, stop: int) -> Batch:
         return tensor[start:stop] if tensor.dim() and len(tensor) == whole else tensor
 
     part = Batch(batch.ids[start:stop], map_tensors(rows, batch.fields))
-    part.epoch, part.step, part.positions = batch.epoch, batch.step, batch.positions[start:stop]
+    part.seed, part.epoch, part.step = batch.seed, batch.epoch, batch.step
+    part.positions = batch.positions[start:stop]
     return part
 
 
