@@ -212,13 +212,17 @@ def _tables(store: Store, rows: int) -> None:
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     figures = ("count", "missing", "least", "most", "mean", "std", "longest", "distinct")
-    table = Table(box=box.SIMPLE_HEAD)
+    table, parts = Table(box=box.SIMPLE_HEAD), []
     for head in ("column", "holds", *figures):
         table.add_column(head, justify="left" if head in ("column", "holds") else "right")
     for name, kind in store.manifest.schema.items():
         told = store.manifest.statistics.get(name, {})
         table.add_row(plain(name), str(kind), *(_figure(told.get(one)) for one in figures))
+        if "mean_of_rows" in told:
+            parts.append(f"{plain(name)}: {told['mean_of_rows']:,} of {told['count']:,} rows")
     console.print(table)
+    if parts:
+        console.print(f"mean and std of wide columns are of a part of the rows: {'; '.join(parts)}")
     for name, source in store.sets.items():
         count = min(rows, len(source))
         if not count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -18,8 +19,10 @@ _LOOKED_AT = 256
 """Bytes of texts that are compared, on average."""
 _PIECE = 32_768
 """Numbers at a time: they stay in a core's cache."""
+_BOUNDED = 2**18
+"""Bytes at a time where bounds alone are wanted."""
 _WIDE, _ONE_IN = 16, np.uint64(16)
-"""Of entries with more numbers than that, one in so many is looked at."""
+"""Of entries with more numbers than that, mean and standard deviation are of one in so many."""
 
 
 class Summary(msgspec.Struct):
@@ -30,10 +33,10 @@ class Summary(msgspec.Struct):
     missing: int = 0
     """NaN, or empty texts."""
     infinite: int = 0
-    seen: int = 0
-    """Finite numbers that the following are of."""
     least: float | int | None = None
     most: float | int | None = None
+    seen: int = 0
+    """Finite numbers that the following are of."""
     mean: float = 0.0
     squares: float = 0.0
     """Of the distances to the mean, added up."""
@@ -41,15 +44,20 @@ class Summary(msgspec.Struct):
     """Numbers or bytes of the longest entry, where entries are of any length."""
     texts: tuple[bytes, ...] | None = ()
     """Different texts; None: too many."""
+    examined: int = 0
+    """Entries that mean and squares are of."""
 
     def describe(self) -> dict[str, Any]:
         """As the manifest has it."""
         told: dict[str, Any] = {"count": self.count, "missing": self.missing}
         if self.infinite:
             told["infinite"] = self.infinite
+        if self.least is not None:
+            told |= {"least": self.least, "most": self.most}
         if self.seen:
-            std = (max(0.0, self.squares) / self.seen) ** 0.5
-            told |= {"least": self.least, "most": self.most, "mean": self.mean, "std": std}
+            told |= {"mean": self.mean, "std": (max(0.0, self.squares) / self.seen) ** 0.5}
+            if self.examined < self.count:
+                told["mean_of_rows"] = self.examined
         if self.longest is not None:
             told["longest"] = self.longest
         if self.texts is None or self.texts:
@@ -58,7 +66,7 @@ class Summary(msgspec.Struct):
 
 
 def summary_of(column: Column, origins: NDArray[np.uint64]) -> Summary:
-    """Of some rows; of long entries a part is looked at, which ones depends on their origin alone."""
+    """Of some rows. Mean and deviation of wide entries are of a part of them, which depends on their origin alone."""
     if isinstance(column, Ragged):
         lengths = np.diff(column.offsets)
         longest = int(lengths.max()) if len(lengths) else 0
@@ -66,15 +74,19 @@ def summary_of(column: Column, origins: NDArray[np.uint64]) -> Summary:
             return Summary(len(column), int((lengths == 0).sum()), longest=longest, texts=_texts(column))
         values = column.values[int(column.offsets[0]) : int(column.offsets[-1])]
         summary = _of_numbers(values)
-        summary.count, summary.longest = len(column), longest
+        summary.count = summary.examined = len(column)
+        summary.longest = longest
         return summary
     if column.size > _WIDE * len(column):
         some = np.flatnonzero(origins % _ONE_IN == 0) if len(origins) == len(column) else np.arange(1)
         rows = taken(column, some if len(some) else np.arange(1))
         assert not isinstance(rows, Ragged)
-        summary = _of_numbers(rows)
+        summary, whole = _of_numbers(rows), _bounds_of(column)
+        summary.missing, summary.infinite = whole.missing, whole.infinite
+        summary.least, summary.most, summary.examined = whole.least, whole.most, len(rows)
     else:
         summary = _of_numbers(column)
+        summary.examined = len(column)
     summary.count = len(column)
     return summary
 
@@ -84,7 +96,8 @@ def merged(one: Summary, other: Summary) -> Summary:
     seen = one.seen + other.seen
     lists = [side.texts for side in (one, other)]
     texts = None if None in lists else tuple(dict.fromkeys([*(lists[0] or ()), *(lists[1] or ())]))
-    both = Summary(one.count + other.count, one.missing + other.missing, one.infinite + other.infinite, seen)
+    both = Summary(one.count + other.count, one.missing + other.missing, one.infinite + other.infinite)
+    both.seen, both.examined = seen, one.examined + other.examined
     both.texts = None if texts is None or len(texts) > MOST_DISTINCT else texts
     both.longest = max((side.longest for side in (one, other) if side.longest is not None), default=None)
     both.least = min((side.least for side in (one, other) if side.least is not None), default=None)
@@ -97,18 +110,31 @@ def merged(one: Summary, other: Summary) -> Summary:
 
 
 def _of_numbers(column: NDArray[Any]) -> Summary:
-    flat = column.reshape(-1)
-    if flat.dtype.kind == "c":
-        return Summary()
-    if flat.dtype.kind == "b":
-        flat = flat.view(np.uint8)
     whole = Summary()
-    for at in range(0, len(flat), _PIECE):
-        whole = merged(whole, _of_piece(flat[at : at + _PIECE]))
+    for piece in _pieces(column, _PIECE):
+        whole = merged(whole, _of_piece(piece))
     return whole
 
 
-def _of_piece(piece: NDArray[Any]) -> Summary:
+def _bounds_of(column: NDArray[Any]) -> Summary:
+    """What is missing, the least and the most: a tenth of the time that the mean and the squares take."""
+    whole = Summary()
+    for piece in _pieces(column, _BOUNDED // column.itemsize):
+        whole = merged(whole, _bounded(piece)[0])
+    return whole
+
+
+def _pieces(column: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+    """So many numbers at a time; none of those that have no order."""
+    flat = column.reshape(-1)
+    if flat.dtype.kind == "b":
+        flat = flat.view(np.uint8)
+    for at in range(0, 0 if flat.dtype.kind == "c" else len(flat), size):
+        yield flat[at : at + size]
+
+
+def _bounded(piece: NDArray[Any]) -> tuple[Summary, NDArray[Any]]:
+    """Its bounds, and the finite numbers of it."""
     least, most = piece.min(), piece.max()
     infinite = missing = 0
     if piece.dtype.kind == "f" and not (np.isfinite(least) and np.isfinite(most)):
@@ -116,8 +142,15 @@ def _of_piece(piece: NDArray[Any]) -> Summary:
         missing = int(np.isnan(piece).sum())
         infinite = len(piece) - len(finite) - missing
         if not len(finite):
-            return Summary(missing=missing, infinite=infinite)
+            return Summary(missing=missing, infinite=infinite), finite
         piece, least, most = finite, finite.min(), finite.max()
+    return Summary(0, missing, infinite, least.item(), most.item()), piece
+
+
+def _of_piece(piece: NDArray[Any]) -> Summary:
+    summary, piece = _bounded(piece)
+    if not len(piece):
+        return summary
     numbers = piece.astype(np.float64, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         mean = numbers.mean()
@@ -126,7 +159,8 @@ def _of_piece(piece: NDArray[Any]) -> Summary:
         squares = apart.sum()  # not `@`: its threads would wait for each other, and round otherwise on other machines
     if not np.isfinite(squares):  # of numbers near the largest that there are
         mean, squares = np.float64(0.0), np.float64(0.0)
-    return Summary(0, missing, infinite, len(piece), least.item(), most.item(), float(mean), float(squares))
+    summary.seen, summary.mean, summary.squares = len(piece), float(mean), float(squares)
+    return summary
 
 
 def _texts(column: Ragged) -> tuple[bytes, ...] | None:
