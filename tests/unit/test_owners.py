@@ -95,6 +95,20 @@ def test_a_lost_owner_is_not_waited_for(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_step_is_saved_again_while_its_first_save_is_put_in_place(tmp_path: Path) -> None:
+    """The first owner is still at the first save when the other one begins the second."""
+    first, second = owner(tmp_path, 0, 2, deadline_s=20), owner(tmp_path, 1, 2, deadline_s=20)
+    (tmp_path / ".step-00000003.new-run-0").mkdir()  # what the first owner has made and has not put in place yet
+    second.save(snapshot(1, 2), step=3, wait=True)
+    second.save(snapshot(1, 2), step=3)
+    (tmp_path / ".step-00000003.new-run-0" / "part-00001.json").unlink()  # read, and the folder becomes the checkpoint
+    (tmp_path / ".step-00000003.new-run-0").rename(tmp_path / "step-00000003")
+    first._step, first._again = 3, 0
+    first.save(snapshot(0, 2), step=3, wait=True)
+    second.close()
+    assert torch.equal(Checkpoints(tmp_path).read(3).tensors["model.w"], WHOLE)
+
+
 def staged(first: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
     """One of two stages of a model: its other layers have no parameters here. With a step of AdamW."""
     torch.manual_seed(0)

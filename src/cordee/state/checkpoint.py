@@ -48,7 +48,8 @@ class Checkpoints:
         self.deadline_s = deadline_s
         self.owners = owners or Owners()
         self._pending: Future[None] | None = None
-        self._step = 0
+        self._step = self._again = 0
+        """The step of the last save, and how many before it were of the same step."""
         self._read = Event()
         """Set when the save under way needs no tensor of its snapshot any more."""
         self._staging = Staging()
@@ -71,6 +72,7 @@ class Checkpoints:
         not change before `await_read` returns: they are copied first, if there is memory for it.
         """
         self.close()
+        self._again = self._again + 1 if step == self._step else 0
         self._step, self._pending, self._read = step, Future(), Event()
 
         def work(future: Future[None], read: Event) -> None:
@@ -166,6 +168,11 @@ class Checkpoints:
             "Check that the disk still answers."
         )
 
+    @property
+    def _token(self) -> str:
+        """Of the save under way; one of the same step may just be put in place by the first of several owners."""
+        return f"{self.owners.token}-{self._again}" if self.owners.token else ""
+
     def _write(self, snapshot: Snapshot, step: int, metrics: Mapping[str, float], on_read: Callable[[], None]) -> Path:
         final = self.folder / folder_name(step)
         needed = tensor_bytes(snapshot.tensors.values())
@@ -173,9 +180,9 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             need_space(self.folder, needed)
             if not self.owners.first:
-                self.owners.write(snapshot, unfinished(final, self.owners.token), self.deadline_s, on_read)
+                self.owners.write(snapshot, unfinished(final, self._token), self.deadline_s, on_read)
                 return final
-            with writing(final, self.owners.token) as folder:
+            with writing(final, self._token) as folder:
                 others = self.owners.parts(folder, self.deadline_s)
                 write_folder(folder, snapshot, step=step, metrics=metrics, on_read=on_read, others=others)
             self._prune(final)
