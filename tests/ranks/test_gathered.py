@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cordee.core.errors import WorkersLost
 from cordee.state.layout import read_index
 from harness import Run, assert_same, distance, train
 from strike import striking
@@ -133,14 +132,6 @@ def test_resumes_under_any_plan(warm: int, tmp_path: Path, turns: list[tuple[str
     assert list(losses.values()) == pytest.approx(reference.losses, rel=1e-10)
     assert distance(run, reference) < 1e-8
     assert run.result["order_sha256"] == reference.result["order_sha256"]
-
-
-def test_a_lost_worker_ends_the_run_and_says_how_to_continue(warm: int, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"save_steps": 2, "epochs": 200}
-    strike = striking({3: 6}, signal.SIGKILL)
-    with pytest.raises(WorkersLost, match="part of the model") as caught:
-        train("staged", tmp_path / "run", workers=4, plan="pipeline=2,shard=gradients", listen=strike, **settings)
-    assert "--resume" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cordee.core.errors import CordeeError, ModelError, PlanError, UsageError, WorkersLost
+from cordee.core.errors import CordeeError, ModelError, PlanError, UsageError
 from cordee.state.layout import read_index
 from cordee.watch.summarise import summarise
 from harness import JOBS, Run, assert_same, distance, run_script, train
@@ -112,20 +112,6 @@ def test_resumes_under_any_plan(warm: int, tmp_path: Path, turns: list[tuple[str
     assert list(losses.values()) == pytest.approx(reference.losses, rel=1e-10)
     assert distance(run, reference) < 1e-8
     assert run.result["order_sha256"] == reference.result["order_sha256"]
-
-
-def test_a_lost_stage_ends_the_run_and_says_how_to_continue(warm: int, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"save_steps": 2, "epochs": 200}
-    with pytest.raises(WorkersLost, match="part of the model") as caught:
-        train(
-            "staged",
-            tmp_path / "run",
-            workers=2,
-            plan="pipeline=2",
-            listen=striking({1: 6}, signal.SIGKILL),
-            **settings,
-        )
-    assert "--resume" in str(caught.value)
 
 
 @pytest.mark.parametrize(

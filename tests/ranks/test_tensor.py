@@ -71,14 +71,6 @@ def test_every_owner_writes_its_slices(warm: int, tmp_path: Path) -> None:
     assert len(index["files"]) == 2
 
 
-def test_a_lost_slice_ends_the_run_and_says_how_to_continue(warm: int, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"kind": "blocks", "save_steps": 2, "epochs": 200}
-    strike = striking({1: 6}, signal.SIGKILL)
-    with pytest.raises(WorkersLost, match="part of the model") as caught:
-        train("sliced", tmp_path / "run", workers=2, plan="tensor=2", listen=strike, **settings)
-    assert "--resume" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("victims", "how", "left"),
     [

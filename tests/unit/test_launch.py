@@ -65,6 +65,23 @@ def test_how_to_go_on_is_said_where_there_is_a_checkpoint(tmp_path: Path) -> Non
     assert script.going_on() == ""
 
 
+def test_what_is_left_of_a_replica_is_told_a_plan_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000023").mkdir(parents=True)
+
+    def told(plan: str, left: int) -> str:
+        return launch(tmp_path, plan=plan).going_on(left).rpartition("; on ")[2]
+
+    assert told("pipeline=3,schedule=gpipe,recompute=block", 2) == (
+        f"2 workers: cordee train 'slow job.py' --out {shlex.quote(str(tmp_path))} --workers 2 "
+        "--plan shard=params,recompute=block --resume"
+    )
+    assert "1 worker: " in told("tensor=3,sequence=true,proportions=1", 1)
+    assert "--workers 1 --plan sync=allreduce" in told("tensor=3,sequence=true,proportions=1", 1)
+    assert "--workers 2 --plan shard=gradients" in told("shard=gradients", 2)
+    for plan, left in (("pipeline=3,layout=channels_last", 2), ("auto", 2), ("tensor=3", 0)):
+        assert "on " not in told(plan, left).partition(": cordee")[2], "a plan that cannot run, or no split"
+
+
 def test_a_resumed_run_takes_over_what_was_not_given_anew(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"settings": {"epochs": "7", "lr": "0.1"}}')
     assert launch(tmp_path).taking_over().target.settings == {"epochs": "40"}  # not resumed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -296,6 +296,14 @@ class Plan:
     def statistics(self) -> str:
         """Over what BatchNorm normalises: `exact`, the global batch, or `replica`, which windows imply."""
         return "replica" if self.window is not None else self.batchnorm
+
+    def on_fewer(self, workers: int) -> Plan:
+        """This plan where it runs on so many workers; else one that runs on any number, state in shares."""
+        if not self.refusals(workers):
+            return self
+        cut = ("tensor", "sequence", "pipeline", "schedule", "micro_batches", "shard", "shards", "proportions", "share")
+        whole = {key.name: key.default for key in plan_keys() if key.name in cut}
+        return replace(self, **whole | {"shard": "params" if workers > 1 else "none"})
 
     def refusals(self, workers: int) -> list[str]:
         """Why this plan cannot run on so many workers; empty when it can."""

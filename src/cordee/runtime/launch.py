@@ -14,6 +14,7 @@ from cordee.core.errors import PlanError, UsageError
 from cordee.core.machine import available_memory, usable_cores
 from cordee.core.plan import Plan
 from cordee.core.refusals import refuse_on_cpu
+from cordee.core.words import plural
 from cordee.diagnose.machine import find_compiler
 from cordee.diagnose.number_format import NOTABLE, recall_format, try_format
 from cordee.group.messages import Seat
@@ -123,12 +124,21 @@ class Launch:
             return self
         return self.told(former_settings(self.out))
 
-    def going_on(self) -> str:
-        """How to go on with this run from its last checkpoint, in the user's own words; empty if there is none."""
+    def going_on(self, left: int = 0) -> str:
+        """How to go on with this run from its last checkpoint, in the user's own words; empty if there is none.
+
+        `left`: so many workers are left of a replica that lay over more; how to go on with these is said too.
+        """
         step = saved_step(self.out)
         if step is None or self.target.kind == "script" or not self.wording.way_on:
             return ""
-        return f"to go on after step {step}: {self.again()}"
+        said = f"to go on after step {step}: {self.again()}"
+        plan = self.plan.on_fewer(left)
+        split = self.plan.shape(self.workers).size > 1
+        if not (left and split) or self.nodes > 1 or plan.refusals(left):
+            return said
+        fewer = {**self.given, "workers": left, "plan": str(plan)}
+        return f"{said}; on {plural(left, 'worker')}: {replace(self, given=fewer).again()}"
 
     def again(self) -> str:
         """The command, or the call, that resumes this run as it was started. Its folder remembers the settings."""

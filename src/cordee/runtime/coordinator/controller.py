@@ -57,6 +57,8 @@ class Controller:
         self._places = Places()
         self._vacant: list[int] = []
         """Lost workers whose places are to be filled."""
+        self._left = 0
+        """Workers that were left after the last loss."""
         self._steps = 0
         self._interrupts = 0
         self._error: CordeeError | None = None
@@ -139,6 +141,7 @@ class Controller:
         lost = msgspec.structs.replace(lost, host=host, reason=self._reason(worker, lost.reason))
         self._recorder.notice(worker, lost)
         if lost.member:
+            self._left = lost.left
             self._error = self._what_ends(worker, lost)
         else:
             place = f"worker {worker} was to take the place of worker {self._places.replaces.get(worker)}"
@@ -235,7 +238,8 @@ class Controller:
         elif isinstance(self._error, Interrupted) and self._stepped and not self._begun:  # news of steps came late
             self._error = Interrupted("stopped at once, in the first steps")
         if isinstance(self._error, GOES_ON):
-            self._error.next_step = self._launch.going_on() or self._error.next_step
+            left = self._left if isinstance(self._error, WorkersLost) else 0
+            self._error.next_step = self._launch.going_on(left) or self._error.next_step
         try:
             result = self._recorder.end(self._error)
         except StorageError as error:
