@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import queue
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError
+from cordee.core.events import StrangerEvent
 from cordee.group.messages import Hello, Who
 from cordee.group.tls import make_server_tls
 from cordee.group.wire import HEADER, Address, client_tls, connect, nonce, pack
@@ -23,6 +25,7 @@ from cordee.runtime.coordinator.hub import Hub
 TOKEN = "a" * 64
 WHO = Who("worker", "here", 0)
 WAIT_S = 10.0
+HUNG_UP, UNPROVEN = "hung up before it showed the token", "did not show that it knows the token"
 
 
 @contextlib.contextmanager
@@ -79,8 +82,16 @@ def passed_on(worker: socket.socket, hub: socket.socket) -> list[bytes]:
     return said
 
 
-def nobody_came_in(hub: Hub) -> bool:
+def nobody_came_in(hub: Hub, *reasons: str) -> bool:
+    """And the record says of each connection why it was refused; what they did is looked at in that time."""
+    told: list[str] = []
+    with contextlib.suppress(queue.Empty):
+        while len(told) < len(reasons) or not reasons:
+            worker, event = hub.notices.get(timeout=WAIT_S if reasons else 0.1)
+            assert worker == -1 and isinstance(event, StrangerEvent), "somebody came in"
+            told.append(event.reason)
     time.sleep(0.1)
+    assert sorted(told) == sorted(reasons)
     return hub.roster.alive == frozenset() and hub.notices.empty()
 
 
@@ -99,7 +110,7 @@ def test_a_man_in_the_middle_has_another_certificate() -> None:
 
         with listening(between) as port, pytest.raises(SecurityError, match="could not show that it knows the token"):
             connect(Address("127.0.0.1", port, TOKEN, tls=True), WHO)
-        assert nobody_came_in(hub)
+        assert nobody_came_in(hub, HUNG_UP)
     (hello,) = (json.loads(one[HEADER.size :]) for one in said)
     assert set(hello) == {"message", "nonce", "proof"} and hello["proof"] == ""
 
@@ -110,7 +121,7 @@ def test_a_certificate_of_another_run_is_refused() -> None:
     try:
         with pytest.raises(SecurityError, match="could not show that it knows the token"):
             connect(Address("127.0.0.1", other.address.port, TOKEN, tls=True), WHO)
-        assert nobody_came_in(other)
+        assert nobody_came_in(other, HUNG_UP)
     finally:
         other.close()
 
@@ -121,7 +132,7 @@ def test_a_certificate_that_has_expired_is_refused(days: float, monkeypatch: pyt
     with serving(tls=True) as hub:
         with pytest.raises(SecurityError, match=r"certificate is valid from .* check the clocks"):
             connect(hub.address, WHO)
-        assert nobody_came_in(hub)
+        assert nobody_came_in(hub, HUNG_UP)
 
 
 def recorded(hub: Hub) -> tuple[list[bytes], list[bytes]]:
@@ -153,7 +164,7 @@ def test_a_session_is_replayed_to_the_hub_and_to_a_worker() -> None:
             for message in worker_said:
                 raw.sendall(message)
             assert frame(raw) and frame(raw) == b""  # its nonce, and then it hangs up
-        assert nobody_came_in(hub)
+        assert nobody_came_in(hub, UNPROVEN)
 
     def replay(worker: socket.socket) -> None:
         for message in hub_said:
@@ -172,7 +183,41 @@ def test_a_proof_is_not_sent_back_to_its_sender() -> None:
             shown = json.loads(frame(raw)[HEADER.size :])
             raw.sendall(pack(msgspec.structs.replace(WHO, proof=shown["proof"])))
             assert frame(raw) == b""
-        assert nobody_came_in(hub)
+        assert nobody_came_in(hub, UNPROVEN)
+
+
+ATTACKS = {
+    b"\x00\x00\x00\x02{]": "sent what is no message",
+    pack(WHO): UNPROVEN,
+    pack(Hello(nonce())) + pack(WHO): UNPROVEN,
+    b"\xff\xff\xff\xff": "announced a message that is too long",
+    pack(Hello(nonce()))[:9]: "hung up in the middle of a message",
+    b"": HUNG_UP,
+}
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_what_strangers_do_is_on_record(tls: bool) -> None:
+    """Of each kind the first and the tenth, and how many they were in the end."""
+    with serving(tls) as hub:
+        for raw in [*ATTACKS] * 10:
+            with contextlib.ExitStack() as stack:
+                sock = stack.enter_context(socket.create_connection((hub.address.host, hub.address.port), WAIT_S))
+                if tls:
+                    sock = stack.enter_context(client_tls().wrap_socket(sock))
+                sock.sendall(raw)
+                socket.socket.shutdown(sock, socket.SHUT_WR)
+                with contextlib.suppress(OSError):
+                    while sock.recv(1000):
+                        pass
+        assert nobody_came_in(hub, *{*ATTACKS.values()}, *{*ATTACKS.values()})
+        if tls:
+            with socket.create_connection((hub.address.host, hub.address.port), WAIT_S) as sock:
+                sock.sendall(pack(Hello(nonce())))
+                assert sock.recv(1000) is not None
+            assert nobody_came_in(hub, "did not come to terms over TLS")
+        hub.hear_out(0.0)
+        assert nobody_came_in(hub, UNPROVEN), "of the others, all are told already"
 
 
 @pytest.mark.parametrize("answer", [b"[]", b"3", b"[" * 3000, b"{", b'"x"', b"\xff", b"{}"])

@@ -9,15 +9,18 @@ import resource
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from cordee.core.events import StrangerEvent
 from cordee.group import bulk
 from cordee.group.bulk import Gone, Link, Listener, dial
 from cordee.group.messages import Hello, Who
+from cordee.group.strangers import PEER, Strangers
 from cordee.group.tls import make_server_tls
 from cordee.group.wire import LOOPBACK, Address, pack
 from cordee.sync.server import messages as said
@@ -119,8 +122,15 @@ def fuzz(serving: Serving, frames: int, seed: int) -> None:
 
 
 def test_frames_of_a_broken_peer(serving: Serving) -> None:
+    """They are on record, unless they are cut short: then a peer may have been lost."""
+    told: list[StrangerEvent] = []
+    serving.listener.strangers = Strangers("server 0", told.append)
     fuzz(serving, 500, 1)
     serving.train()
+    deadline = time.monotonic() + 10.0
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert {one.reason for one in told} == {PEER} and len(told) <= 3
 
 
 def refused(serving: Serving, push: said.Push, payload: torch.Tensor) -> None:

@@ -282,6 +282,21 @@ class WarningEvent(Event):
     """what to know"""
 
 
+class StrangerEvent(Event):
+    """Connections were refused."""
+
+    listener: str
+    """what they reached: the coordinator, or a parameter server"""
+    host: str
+    """where that listens"""
+    address: str
+    """from where they came"""
+    reason: str
+    """what they did"""
+    count: Count
+    """how many of them there were until then: written at the first, the 10th, the 100th, and so on, and at the end"""
+
+
 class AttemptEvent(Event):
     """A start that was to resume the run ended before it did."""
 

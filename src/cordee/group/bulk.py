@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cordee.core.errors import CordeeError
 from cordee.group.messages import Hello, Welcome, Who, decode_message
+from cordee.group.strangers import CROWDED, PEER, Strangers, Unproven, why
 from cordee.group.tls import VALID, ServerTls, make_server_tls
-from cordee.group.wire import HEADER, Address, connect, length_of, nonce, pack, proof, proven, unpack
+from cordee.group.wire import HEADER, Address, Cut, connect, length_of, nonce, pack, proof, proven, unpack
 
 if TYPE_CHECKING:  # torch takes seconds to import, and files travel without it
     from torch import Tensor
@@ -156,6 +157,8 @@ class Link:
         found = bytearray()
         while len(found) < count:
             part = self._sock.recv(count - len(found))
+            if not part and (found or count != HEADER.size):
+                raise Cut("closed within a message")
             if not part:
                 raise Gone("closed")
             found += part
@@ -201,6 +204,9 @@ def dial(address: Address, who: Who, silence_s: float, tally: Tally | None = Non
 class Listener:
     """Lets peers in that know the token, each served by a thread of its own."""
 
+    strangers: Strangers | None = None
+    """Counts whom it has refused; None: that is not told."""
+
     def __init__(self, interface: str, token: str, *, tls: bool, silence_s: float, port: int = 0) -> None:
         """Listen on `port`, or on one that is free."""
         self._token, self._silence_s = token, silence_s
@@ -211,7 +217,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in interface else socket.AF_INET
         self._socket = socket.create_server((interface, port), family=family, backlog=128)
         self.port: int = self._socket.getsockname()[1]
-        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._unproven = threading.BoundedSemaphore(MOST_STRANGERS)
 
     def start(self, serve: Callable[[Link, Who], None]) -> None:
         """From now on, call `serve` for each peer; it returns when it is done with it, or raises `Gone`."""
@@ -226,16 +232,17 @@ class Listener:
     def _accept(self, serve: Callable[[Link, Who], None]) -> None:
         while True:
             try:
-                sock, _ = self._socket.accept()
+                sock, (address, *_) = self._socket.accept()
             except OSError:
                 return
-            if not self._strangers.acquire(blocking=False):
+            if not self._unproven.acquire(blocking=False):
                 sock.close()
+                self._refuse(address, CROWDED)
                 continue
-            threading.Thread(target=self._greet, args=(sock, serve), name="cordee-link", daemon=True).start()
+            threading.Thread(target=self._greet, args=(sock, address, serve), name="cordee-link", daemon=True).start()
 
-    def _greet(self, sock: socket.socket, serve: Callable[[Link, Who], None]) -> None:
-        link = None
+    def _greet(self, sock: socket.socket, address: str, serve: Callable[[Link, Who], None]) -> None:
+        link = who = None
         try:
             try:
                 sock.settimeout(HANDSHAKE_S)
@@ -246,13 +253,19 @@ class Listener:
                 who = self._prove(link, tls.certificate if tls else b"")
                 secured.settimeout(self._silence_s)
             finally:
-                self._strangers.release()
-            if who is not None:
-                serve(link, who)
-        except OSError:
-            pass  # a stranger, or a peer that has gone
+                self._unproven.release()
+            serve(link, who)
+        except (OSError, Unproven) as error:
+            if who is None:
+                self._refuse(address, why(error))
+            elif isinstance(error.__cause__, ValueError) and not isinstance(error.__cause__, Cut):
+                self._refuse(address, PEER)  # else the peer has gone
         finally:
             link.close() if link is not None else sock.close()
+
+    def _refuse(self, address: str, reason: str) -> None:
+        if self.strangers is not None:
+            self.strangers.refuse(address, reason)
 
     def _certified(self) -> ServerTls | None:
         """The certificate for a new connection: another one before the last one expires."""
@@ -260,16 +273,16 @@ class Listener:
             self._tls, self._tls_made = make_server_tls(), time.monotonic()
         return self._tls
 
-    def _prove(self, link: Link, certificate: bytes) -> Who | None:
-        """Who is at the other end; None if it has not shown the token."""
+    def _prove(self, link: Link, certificate: bytes) -> Who:
+        """Who is at the other end, if it shows the token."""
         mine = nonce()
         hello = link.receive(decode_message, GREETING)
         if not isinstance(hello, Hello):
-            return None
+            raise Unproven
         link.send(Hello(mine, proof(self._token, "hub", certificate, hello.nonce, mine)))
         who = link.receive(decode_message, GREETING)
         expected = proof(self._token, "worker", certificate, hello.nonce, mine)
         if not isinstance(who, Who) or not proven(who.proof, expected):
-            return None
+            raise Unproven
         link.send(Welcome({}))
         return who

@@ -31,6 +31,14 @@ MAX_FRAME = 64 << 20
 """Larger frames are refused: nothing of ours is near this size, so it is not one of us at the other end."""
 
 
+class TooLong(ValueError):
+    """A head that announces a longer message than is taken."""
+
+
+class Cut(ValueError):
+    """The other end hung up in the middle of a message."""
+
+
 @dataclass(frozen=True)
 class Address:
     """Where a hub listens and what is needed to be let in."""
@@ -59,7 +67,7 @@ def length_of(head: bytes, limit: int = MAX_FRAME) -> int:
         raise ValueError("the frame ended in its head")
     (length,) = HEADER.unpack(head)
     if length > limit:
-        raise ValueError(f"a frame of {length} bytes, where at most {limit} were expected")
+        raise TooLong(f"a frame of {length} bytes, where at most {limit} were expected")
     return int(length)
 
 

@@ -14,7 +14,8 @@ from cordee.core.interpreter import search_in
 from cordee.group import messages
 from cordee.group.bulk import Link, Listener, dial
 from cordee.group.client import Client
-from cordee.group.messages import Message, Place, Who
+from cordee.group.messages import Message, Place, Who, name_of
+from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
 from cordee.runtime.spec import WorkerSpec
 from cordee.sync.server.holder import Holder
@@ -63,6 +64,7 @@ def hold(spec: WorkerSpec) -> int:
 
     client = Client(spec.hub, who, hear, lambda how: os._exit(CoordinatorLost.code))
     client.at = "holding parameters"
+    listener.strangers = Strangers(name_of(spec.worker), client.post)
     logs = Path(spec.out) / "servers" if spec.plan.persist else None
     holder = Holder(spec.worker, reach, client.send, deadline_s=spec.deadline_s, logs=logs)
     listener.start(holder.serve)
@@ -72,6 +74,7 @@ def hold(spec: WorkerSpec) -> int:
     report()
     sys.stdout.flush()
     listener.close()
+    listener.strangers.tell()
     holder.close()
     client.close()
     return code

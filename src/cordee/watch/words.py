@@ -157,6 +157,9 @@ def tell(event: events.Event) -> str:
         case events.ShardEvent(units=units):
             rest = f"in {len(units)} units and the rest" if units else "as one unit"
             return f"shard={event.shard} over {event.shards} workers, {rest}; {_nearness(event)}"
+        case events.StrangerEvent(listener=listener, address=address, reason=reason):
+            times = f" {event.count:,} times" if event.count > 1 else ""
+            return f"{listener} on {event.host} refused a connection from {address}{times}: it {reason}"
         case events.WarningEvent():
             return event.message
         case events.FaultEvent():

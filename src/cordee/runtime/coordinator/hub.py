@@ -16,6 +16,7 @@ from cordee.core.errors import CordeeError
 from cordee.core.events import StepEvent
 from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Welcome, Who
+from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
@@ -55,7 +56,8 @@ class Hub:
         """Of the window that was opened last; None before the first."""
         self._recorded = -1
         self._ending = False
-        self._server = Server(bind, self)
+        self._strangers = Strangers("the coordinator", lambda event: self._notify(-1, event))
+        self._server = Server(bind, self, self._strangers)
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
         self._server.start()
@@ -89,6 +91,7 @@ class Hub:
         deadline = time.monotonic() + seconds
         while (self._server.those("worker") or self._server.those("server")) and time.monotonic() < deadline:
             time.sleep(0.005)
+        self._strangers.tell()
 
     def close(self) -> None:
         """Close every connection and end the thread."""

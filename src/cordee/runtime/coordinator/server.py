@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from cordee.core.errors import RendezvousError
 from cordee.group.client import BEAT_S, STALL_S
 from cordee.group.messages import Evicted, Hello, Message, Welcome, Who, decode_message
+from cordee.group.strangers import CROWDED, Strangers, Unproven, why
 from cordee.group.tls import ServerTls, make_server_tls
-from cordee.group.wire import HEADER, MAX_FRAME, Address, length_of, nonce, pack, proof, proven, unpack
+from cordee.group.wire import HEADER, MAX_FRAME, Address, Cut, length_of, nonce, pack, proof, proven, unpack
 
 SILENCE_S = {"worker": 60.0, "node": 3.0, "server": 5.0}
 """When a peer counts as gone. A worker's Python may be held up by the user's code, and its own launcher sees much
@@ -29,6 +30,10 @@ parameter server runs no code of the user's but its optimizer."""
 HANDSHAKE_S = 10.0
 GREETING = 4096
 """Bytes that a client may send before it has shown the token."""
+MOST_STRANGERS = 512
+"""Connections at a time that have not shown the token yet."""
+PAUSE_S = 0.5
+"""Until connections are accepted again, when this process may not open another one."""
 
 
 @dataclasses.dataclass
@@ -72,9 +77,11 @@ class Host(Protocol):
 class Server:
     """Connections to the peers of one run."""
 
-    def __init__(self, bind: Address, host: Host) -> None:
+    def __init__(self, bind: Address, host: Host, strangers: Strangers) -> None:
         """Listen at `bind` (port 0 picks one); peers are let in from `start` on."""
-        self._host = host
+        self._host, self._strangers = host, strangers
+        self._unproven = 0
+        """Connections that have not shown the token yet."""
         self._token = bind.token
         self._tls: ServerTls | None = make_server_tls() if bind.tls else None
         self.peers: dict[tuple[str, int], Peer] = {}
@@ -134,38 +141,68 @@ class Server:
         """Until `close`; whatever is under way is given up then."""
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         self._loop.call_later(BEAT_S, self._tick)
-        server = await asyncio.start_server(self._serve, sock=listener, ssl=self._tls and self._tls.context)
+        accepting = asyncio.create_task(self._accept(listener))
         self._started.set()
         await self._closing.wait()
-        server.close()
+        accepting.cancel()
+        listener.close()
         for peer in self.peers.values():
             peer.writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = None
+    async def _accept(self, listener: socket.socket) -> None:
+        """By ourselves: `asyncio.start_server` does not say when a TLS handshake fails, nor with whom."""
+        listener.setblocking(False)
+        serving: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                sock, (address, *_) = await self._loop.sock_accept(listener)
+            except OSError:  # too many open files, or it has hung up already
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if self._unproven >= MOST_STRANGERS:
+                sock.close()
+                self._strangers.refuse(address, CROWDED)
+                continue
+            self._unproven += 1
+            serving.add(task := asyncio.create_task(self._serve(sock, address)))
+            task.add_done_callback(serving.discard)
+
+    async def _serve(self, sock: socket.socket, address: str) -> None:
+        """One connection, until it ends."""
+        peer = writer = None
         try:
-            peer = await asyncio.wait_for(self._greet(reader, writer), HANDSHAKE_S)
+            try:
+                reader, writer = await self._open(sock)
+                peer = await asyncio.wait_for(self._greet(reader, writer), HANDSHAKE_S)
+            except Exception as error:  # whatever a stranger sends: it is not let in, and that is all
+                self._strangers.refuse(address, why(error))
+            finally:
+                self._unproven -= 1
             while peer is not None:
                 message = await _read(reader)
                 if self._is_here(peer):  # or it was evicted: what it still sends belongs to a former generation
                     peer.seen = time.monotonic()
                     self._host.heard(peer, message)
-        except asyncio.CancelledError:  # the server closes; raised further, asyncio would call it an error
-            pass
         except Exception as error:
-            if peer is None:  # whatever a stranger sends: it is not let in, and that is all
-                pass
-            elif isinstance(error, OSError | asyncio.IncompleteReadError):
+            assert peer is not None
+            if isinstance(error, OSError | Cut | asyncio.IncompleteReadError):
                 self._gone(peer, "its connection closed: the process ended")
             else:
                 self._host.broken(peer, error)
         finally:
-            writer.close()
+            writer.close() if writer is not None else sock.close()
+
+    async def _open(self, sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        context, limit_s = (self._tls.context, HANDSHAKE_S) if self._tls else (None, None)
+        transport, _ = await self._loop.connect_accepted_socket(
+            lambda: protocol, sock, ssl=context, ssl_handshake_timeout=limit_s
+        )
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Peer | None:
         who = await _prove(reader, writer, self._token, self._tls.certificate if self._tls else b"")
-        if who is None:
-            return None
         peer = Peer(who.role, who.number, who.host, writer, time.monotonic())
         answer = self._host.admit(peer)
         writer.write(pack(answer))
@@ -202,22 +239,28 @@ class Server:
         self._loop.call_later(BEAT_S, self._tick)
 
 
-async def _prove(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, certificate: bytes
-) -> Who | None:
-    """Who is at the other end, once both have shown that they know the token; None if it has not."""
+async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, certificate: bytes) -> Who:
+    """Who is at the other end, once both have shown that they know the token."""
     hello, mine = await _read(reader, GREETING), nonce()
     if not isinstance(hello, Hello):
-        return None
+        raise Unproven
     writer.write(pack(Hello(mine, proof(token, "hub", certificate, hello.nonce, mine))))
     who, expected = await _read(reader, GREETING), proof(token, "worker", certificate, hello.nonce, mine)
-    return who if isinstance(who, Who) and proven(who.proof, expected) else None
+    if not isinstance(who, Who) or not proven(who.proof, expected):
+        raise Unproven
+    return who
 
 
 async def _read(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> Message:
     """The next message; `IncompleteReadError` at the end."""
-    head = await reader.readexactly(HEADER.size)
-    return unpack(head, await reader.readexactly(length_of(head, limit)), decode_message)
+    head = b""
+    try:
+        head = await reader.readexactly(HEADER.size)
+        return unpack(head, await reader.readexactly(length_of(head, limit)), decode_message)
+    except asyncio.IncompleteReadError as error:
+        if head or error.partial:
+            raise Cut("closed within a message") from error
+        raise
 
 
 def _bind(host: str, port: int) -> socket.socket:
