@@ -8,7 +8,7 @@ from torch import nn
 
 from cordee.group.team import Team
 from cordee.sync import measuring
-from cordee.sync.measuring import Clock, costs_of
+from cordee.sync.measuring import LONG_S, SIZES, Clock, Probe, costs_of
 from cordee.sync.ways import WAYS, Cost, Decision, Measured, Tried, Way, decide, first_way, forecast
 
 MBIT = 1e6 / 8
@@ -111,3 +111,36 @@ def test_the_first_steps_by_a_new_way_do_not_make_it_slow() -> None:
     new = Measured(0.5, 0.5, 0.7, 60 * MBIT, is_new=True)
     assert decide(new, COSTS, WAYS, way, {}).choice == way
     assert decide(new._replace(is_new=False), COSTS, WAYS, way, {}).choice != way
+
+
+def probed(mbit: float, *stalls: float, former: float = 0.0, replicas: int = 2) -> tuple[float, int]:
+    """What a link of this speed is measured to have, and by how many exchanges; the last ones stall for so long."""
+    each, count, stalling = 4 * (replicas - 1), 0, list(stalls)
+    probe = Probe(each, former * MBIT)
+    while not probe.is_over:
+        assert count < len(SIZES) + 3
+        seconds = each * probe.size / (mbit * MBIT)
+        if seconds >= LONG_S and stalling:
+            seconds += stalling.pop(0)
+        probe.took(seconds, seconds)
+        count += 1
+    return probe.link / MBIT, count
+
+
+def test_a_host_that_stalls_once_is_no_slow_link() -> None:
+    """A quota of 0.75 core holds a host back for 25 ms at a time; an exchange of 50 ms then says 6.7 Mbit/s of 10."""
+    for stalls in ((0.025, 0.0, 0.0), (0.0, 0.025, 0.0), (0.0, 0.0, 0.5)):
+        assert probed(10, *stalls)[0] == pytest.approx(10)
+    assert probed(10, 0.025, 0.025, 0.025)[0] > 8, "even if all are held back"
+    assert probed(10, *(-0.02, 0.0, 0.0))[0] == pytest.approx(10), "nor is a burst a fast one"
+
+
+def test_a_slow_link_is_not_probed_for_long() -> None:
+    """Once it is known, few exchanges are too short; on a very slow one the first exchange is the only one."""
+    assert probed(0.2) == (pytest.approx(0.2), 1)
+    assert probed(10)[1] == 5 and probed(10, former=10)[1] == 5
+    assert probed(1000)[1] == 10 and probed(1000, former=1000)[1] == 6
+    found, count = probed(10, former=1000)
+    assert found == pytest.approx(10) and count <= 3, "it has become slower"
+    assert probed(1000, former=10)[0] == pytest.approx(1000, rel=0.01)
+    assert probed(1e6) == (pytest.approx(1e6), len(SIZES) - 1 + 3), "faster than can be measured"

@@ -28,7 +28,7 @@ from cordee.sync.allreduce import AllReduce
 from cordee.sync.buckets import Bucket
 from cordee.sync.local import LocalSteps
 from cordee.sync.lossy import CODECS, LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
-from cordee.sync.measuring import Clock, costs_of
+from cordee.sync.measuring import Clock, Probe, costs_of
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.ways import Cost, Decision, Measured, Way, decide, first_way
 
@@ -38,10 +38,6 @@ BEGIN_S = 0.1
 """The first steps or window, which measure computing, go by the gentlest way that sends at most so long per step."""
 BUCKET_MB = 2.0
 """Small, so that much of it is sent while the backward pass goes on."""
-PROBES, LONG_S = [1 << power for power in range(13, 21)], 0.03
-"""To measure the link, so many numbers are shown to all, 32 KiB to 4 MiB, until one such exchange took so long."""
-EARLIER = 8
-"""By how much shorter than that the first one is, if the link is as it was."""
 
 
 class Settings(NamedTuple):
@@ -232,27 +228,25 @@ class Adaptive(Sync):
             self.team.channel.post(DecisionEvent(step, str(before), str(self.way), reason, *numbers))
 
     def _probe(self) -> float:
-        """Bytes per second over the link; 0 if a replica was lost.
-
-        A short exchange may fit into what a link lets through at once, so it grows until it takes long; the first is as
-        long as an eighth of what the last measurement says: the link may have become slower.
-        """
-        each, device = 4 * (self.team.replicas - 1), self.parameters[0].device
-        took = 0.0
-        for size in [size for size in PROBES if EARLIER * each * size >= LONG_S * self._link] or PROBES[-1:]:
+        """Bytes per second over the link, by exchanges that all replicas make; 0 if a replica was lost."""
+        device = self.parameters[0].device
+        former = torch.tensor([self._link], dtype=torch.float64)  # a newcomer knows of none
+        if not self.team.sums.sum(former).wait():
+            return 0.0
+        probe = Probe(4 * (self.team.replicas - 1), former.item() / self.team.replicas)
+        while not probe.is_over:
             if not self.team.sums.sum(torch.zeros(1)).wait():  # all begin at the same time
                 return 0.0
             began = time.perf_counter()
-            if (parts := self.team.sums.gather(torch.zeros(size, device=device)).wait()) is None:
+            if (parts := self.team.sums.gather(torch.zeros(probe.size, device=device)).wait()) is None:
                 return 0.0
             parts[0][:1].item()
             took = time.perf_counter() - began
             all_took = torch.tensor([took], dtype=torch.float64)
             if not self.team.sums.sum(all_took).wait():
                 return 0.0
-            if all_took.item() >= LONG_S * self.team.replicas:
-                break
-        return each * size / took
+            probe.took(took, all_took.item() / self.team.replicas)
+        return probe.link
 
 
 class Changing(Lossy):

@@ -17,6 +17,12 @@ from cordee.sync.ways import Cost
 
 SAMPLE = 2_000_000
 """Codecs are tried on so many numbers."""
+SIZES, LONG_S = [1 << power for power in range(13, 21)], 0.06
+"""To measure the link, so many numbers are shown to all, 32 KiB to 4 MiB, until one such exchange took so long."""
+EARLIER = 16
+"""By how much shorter than that the first one is, if the link is as it was."""
+TRIALS, LONGEST_S = 3, 1.0
+"""That exchange is made so often in all, unless it took so long."""
 
 
 class Clock:
@@ -58,6 +64,41 @@ class Clock:
     def step_s(self) -> float:
         """What a step takes, all in all."""
         return statistics.median_low(self._windows or self._steps or [0.0])
+
+
+class Probe:
+    """Which exchange measures the link next, and what its speed is: a value that all replicas keep alike.
+
+    A short exchange may fit into what a link lets through at once, so they grow until one takes long; the first is as
+    long as a sixteenth of what the last measurement says: the link may have become slower. The long one is repeated,
+    and the middle one counts: a quota that holds a host's processor back, or a burst, changes one of them. What stays:
+    between two hosts gloo gathers at times 1.5 times as long, as merges do, because both send on one connection.
+    """
+
+    def __init__(self, each: float, former: float) -> None:
+        """A replica sends `each` bytes per number; the link had so many bytes per second, 0: that is not known."""
+        self._each = each
+        self._left = [size for size in SIZES if EARLIER * each * size >= LONG_S * former] or SIZES[-1:]
+        self._seconds: list[float] = []
+        self.is_over = False
+
+    @property
+    def size(self) -> int:
+        """Numbers of the next exchange, or of the last one."""
+        return self._left[0]
+
+    @property
+    def link(self) -> float:
+        """Bytes per second."""
+        return self._each * self.size / statistics.median(self._seconds)
+
+    def took(self, seconds: float, on_all: float) -> None:
+        """An exchange took so long here, and as a mean over all replicas, by which they all go on alike."""
+        if not self._seconds and on_all < LONG_S and len(self._left) > 1:
+            self._left.pop(0)
+            return
+        self._seconds.append(seconds)
+        self.is_over = on_all >= LONGEST_S or len(self._seconds) == TRIALS
 
 
 def costs_of(
