@@ -12,8 +12,10 @@ time_to_loss  A GPT of 1.1 million parameters: the time until the validation los
               Plain `sync=auto` is trained at each speed. Evaluations are the same for all, and not timed.
 reaction      Only with `--table reaction`: after how many steps `sync=auto` sends gradients by another way when links
               drop from 1000 to 20 Mbit/s, and when they come back; step times as forecast and as measured.
-trained       Only with `--table trained`: time to loss of `sync=auto` and of the two best fixed plans, each trained at
-              each speed, `--rounds` times. The loss is that of the record: needs `--resume`, or time_to_loss before it.
+trained       Only with `--table trained`: time to loss of `sync=auto` and of the fixed plan and the peer that were the
+              fastest at each speed, each trained there, `--rounds` times, in another order in each round. The loss is
+              that of the record: needs `--resume`, or time_to_loss before it. 3 rounds take about 30 minutes:
+              `--table trained --rounds 3 --resume --minutes 32`.
 
 The result is written after every cell. After `--minutes` no contender is started; `--resume` continues. With `--again`
 it measures anew what the record has of these tables, plans, peers and speeds, and writes down when.

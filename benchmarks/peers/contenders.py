@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.hosts import DEVICE, HOSTS, give_speed, sent_bytes
-from peers.pace import Conductor
+from peers.pace import Conductor, processor_s
 from peers.systems import HERE, INSTALL, process
 
 from cordee.core.plan import Plan
@@ -159,7 +159,7 @@ class Stage:
             ]
             system = contender.name if contender.script else "cordee"
             conductor.gather([system], HOSTS, lambda: all(one.poll() is None for one in running))
-            yield Running(self._twin, conductor, system, folder / "run")
+            yield Running(self._twin, conductor, system, folder / "run", [one.pid for one in running])
 
     def _cordee(self, contender: Contender, words: Sequence[str], folder: Path) -> dict[str, tuple[list[str], dict]]:
         task, path = words
@@ -194,9 +194,10 @@ class Stage:
 class Running:
     """A contender that waits for its next turn."""
 
-    def __init__(self, twin: Twin, conductor: Conductor, system: str, folder: Path) -> None:
-        """Nothing is limited yet. `folder` is that of Cordée's run."""
+    def __init__(self, twin: Twin, conductor: Conductor, system: str, folder: Path, roots: Sequence[int]) -> None:
+        """Nothing is limited yet. `folder` is that of Cordée's run; all processes come from the `roots`."""
         self._twin, self._conductor, self._system, self._folder = twin, conductor, system, folder
+        self._roots = roots
         self._limited = False
 
     def give(self, mbit_s: float | None) -> None:
@@ -211,6 +212,10 @@ class Running:
         seconds, kept = self._conductor.kept_turn(self._system, steps)
         after = sent_bytes(self._twin) if self._limited else {}
         return Turn(steps, seconds, kept, max((after[host] - before[host] for host in after), default=None))
+
+    def processor_s(self) -> dict[int, float]:
+        """Processor time until now, by process."""
+        return {pid: used for root in self._roots for pid, used in processor_s(root).items()}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """What Cordée has written down of this kind until now."""

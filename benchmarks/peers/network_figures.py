@@ -116,22 +116,53 @@ def trained_cell(curve: Curve, target: float, equal: int, period: int) -> Cell:
         "seconds_to_loss": None if steps is None else round(at_steps(curve, steps), 2),
         "composed": False,
         "steps_to_loss": steps if steps is None else round(steps, 1),
-        "loss_at_equal_samples": loss_at(curve, equal),
+        "loss_at_equal_samples": loss_between(curve, equal),
         "curve": [[int(steps), round(loss, 5), round(seconds, 3)] for steps, loss, seconds in curve],
     }
 
 
-def summary_of(starts: dict[str, dict[str, list[Cell]]], name: str) -> Cell:
-    """For each speed: the mean time of each contender's starts, and how many times that of the first one `name` takes.
+def at_ends(curve: Curve, windows: Sequence[Cell]) -> list[Sequence[float]]:
+    """The curve with its points at the steps that their models have seen.
 
-    A start that did not reach the loss has no time, and leaves its contender without one.
+    The steps of a window are committed together: a turn that ends within one ends with the model of its last step.
+    """
+    points: dict[float, Sequence[float]] = {}
+    for steps, *rest in curve:
+        ends = [one["last"] for one in windows if one["first"] <= steps <= one["last"]]
+        points.setdefault(ends[0] if ends else steps, rest)
+    return [[steps, *rest] for steps, rest in points.items()]
+
+
+def loss_between(curve: Curve, steps: int) -> float | None:
+    """The loss after so many steps, on a straight line between two evaluations; None: the curve ends before."""
+    for before, after in pairwise([curve[0], *curve]):
+        if before[0] <= steps <= after[0]:
+            part = (steps - before[0]) / max(1, after[0] - before[0])
+            return round(before[1] + part * (after[1] - before[1]), 5)
+    return None
+
+
+def summary_of(starts: dict[str, dict[str, list[Cell]]], name: str) -> Cell:
+    """For each speed: the median time of each contender, and how many times that of the first one `name` takes.
+
+    That ratio is taken in every round by itself: median and range over the rounds in which `name` reached the loss.
     """
     found: Cell = {}
     for speed, row in starts.items():
-        times = {one: [cell["seconds_to_loss"] for cell in cells] for one, cells in row.items()}
-        means = {one: round(statistics.fmean(each), 2) for one, each in times.items() if None not in each}
-        ratio = round(means[name] / min(means.values()), 3) if name in means else None
-        found[speed] = {"seconds_to_loss": means, f"{name} / first": ratio}
+        rounds: dict[int, dict[str, float]] = {}
+        for one, cells in row.items():
+            for cell in cells:
+                rounds.setdefault(cell["round"], {})[one] = cell["seconds_to_loss"] or math.inf
+        ratios = [
+            times[name] / min(times.values()) for times in rounds.values() if times.get(name, math.inf) < math.inf
+        ]
+        reached = {one: [times[one] for times in rounds.values() if times.get(one, math.inf) < math.inf] for one in row}
+        found[speed] = {
+            "seconds_to_loss": {one: round(statistics.median(each), 2) for one, each in reached.items() if each},
+            f"{name} / first": round(statistics.median(ratios), 3) if ratios else None,
+            "range": [round(min(ratios), 3), round(max(ratios), 3)] if ratios else None,
+            "rounds": len(ratios),
+        }
     return found
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-from peers.contenders import SYNCHRONOUS, Contender, Running, Stage, ours
+from peers.contenders import PEERS, SYNCHRONOUS, Contender, Running, Stage, ours
+from peers.hosts import HOSTS
 from peers.network_figures import (
     UNLIMITED,
     Cell,
+    at_ends,
     beside,
     composed_cell,
     crossing,
@@ -23,6 +26,7 @@ from peers.network_figures import (
     turn_steps,
 )
 from peers.network_record import Book, show_loss, show_throughput
+from peers.pace import spent_s
 from peers.shakespeare import TASKS
 
 from cordee.core.errors import CordeeError
@@ -42,8 +46,14 @@ LONGEST = 1.5
 REACTION, REACTION_TURN = ((1000.0, 24), (20.0, 40), (1000.0, 48)), 8
 """Speeds, and steps at each of them, in turns of so many: where windows of 8 and 16 steps may end."""
 AUTO = "sync=auto"
-TRAINED = (AUTO, "sync=local,local_steps=8,compress=int8", "sync=local,local_steps=16,compress=onebit")
-"""What the table `trained` compares: the fixed plans are those of ours that were the fastest at some speed."""
+FIXED = ("sync=local,local_steps=8,compress=int8", "sync=local,local_steps=16,compress=onebit")
+"""Of our fixed plans, those that were the fastest at some speed."""
+TRAINED = {
+    "1000": (AUTO, FIXED[0], "ddp"),
+    "100": (AUTO, FIXED[0], "accelerate local 50"),
+    "10": (AUTO, FIXED[1], "accelerate local 50"),
+}
+"""What the table `trained` compares: the fixed plan and the peer that were the fastest at a speed; at others, ours."""
 FAILURES = (CordeeError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
@@ -155,12 +165,25 @@ def measure_losses(stage: Stage, book: Book, given: argparse.Namespace) -> None:
 def _trained(running: Running, contender: Contender, speed: str, book: Book, given: argparse.Namespace) -> Cell:
     """Losses and times at this speed."""
     running.give(float(speed))
+    before = running.processor_s()
     curve = learn(running, contender, book, given, given.cap_minutes * 60)
+    spent = spent_s(before, running.processor_s())
+    steps = curve[-1][0]
+    if not contender.script:
+        curve = at_ends(curve, running.events("window"))
     cell = trained_cell(curve, target_of(book, given), given.learn, contender.period)
+    cell["processor_ms"] = round(1e3 * spent / steps / HOSTS, 2)
+    if not contender.script:
+        cell["compute_ms"] = _compute_ms(running)
     if contender.adapts:
         cell["decisions"] = running.events("decision")
     show_loss(contender.name, speed, cell)
     return cell
+
+
+def _compute_ms(running: Running) -> float:
+    """The mean over steps and workers, waiting for the processor included."""
+    return round(statistics.fmean(ms for one in running.events("times") for ms in one["compute_ms"]), 2)
 
 
 def _compose(
@@ -260,25 +283,36 @@ def measure_reaction(stage: Stage, book: Book, given: argparse.Namespace) -> Non
 
 
 def measure_trained(stage: Stage, book: Book, given: argparse.Namespace) -> None:
-    """A few plans of ours, each trained at each speed: nothing is composed, and all pay for their first steps."""
+    """The fastest at each speed, each trained there: nothing is composed, and all pay for their first steps.
+
+    In every round another one begins, so that what changes on the machine in that time does not favour one of them.
+    """
     table = book.result["trained"] = {"date": book.date, "starts": {}, "summary": {}}
-    starts = [
-        (ours(plan), [speed])
-        for _ in range(given.rounds)
-        for speed in given.speeds
-        if speed != UNLIMITED
-        for plan in TRAINED
-    ]
-    for contender, (speed,) in given.clock.each("trained", starts):
+    starts: list[tuple[Contender, list[str]]] = []
+    for number in range(given.rounds):
+        for speed in given.speeds:
+            if speed != UNLIMITED:
+                row = _trained_at(speed)
+                turn = number % len(row)
+                starts += [(one, [speed, str(number + 1)]) for one in (*row[turn:], *row[:turn])]
+    for contender, (speed, number) in given.clock.each("trained", starts):
+        if contender.missing:
+            book.leave_out("trained", contender, contender.missing)
+            continue
         try:
             with stage.trained(contender, "small", float(speed)) as running:
                 cell = _trained(running, contender, speed, book, given)
         except FAILURES as error:
             book.failed("trained", contender, (), error)
             continue
-        table["starts"].setdefault(speed, {}).setdefault(contender.name, []).append(cell)
+        table["starts"].setdefault(speed, {}).setdefault(contender.name, []).append({"round": int(number), **cell})
         table["summary"] = summary_of(table["starts"], AUTO)
         book.write()
+
+
+def _trained_at(speed: str) -> list[Contender]:
+    peers = {peer.name: peer for peer in PEERS}
+    return [peers.get(name) or ours(name) for name in TRAINED.get(speed, (AUTO, *FIXED))]
 
 
 TABLES = {

@@ -34,8 +34,13 @@ HEAD = {
     "decisions": "what sync=auto decided up to the end of the cell",
     "steps_until_another_choice": "of a change of the links' speed: steps after it that were sent the old way. A change"
     " is booked after the steps that were committed when it was made",
-    "starts": "time to loss of a few plans of ours, each trained at each speed, one start after the other: nothing is"
-    " composed, and the first steps count for all of them",
+    "starts": "time to loss of the fastest of ours and of the peers at each speed, each trained there, one start after"
+    " the other, in another order in each round: nothing is composed, and the first steps count for all of them",
+    "curve": "steps, validation loss, seconds; a point within a window of local steps stands at the window's end, whose"
+    " model it has. loss_at_equal_samples then lies on a straight line between two points",
+    "processor_ms": "processor time per step and host; compute_ms: a step's computing by the clock, mean over steps and"
+    " workers. Of equal starts they tell a noisy machine",
+    "summary": "medians over the rounds; `/ first` is the time of sync=auto over that of the first one in its round",
     "forecasts": "step times; the measured one is that until the next decision, and the speed may change in between",
     "sent_bytes_per_step": "by the host that sent most, with headers, as the link counted them",
 }
