@@ -26,6 +26,7 @@ from cordee.core.plan import Plan
 from cordee.runtime.launch import Launch
 from cordee.runtime.spec import Target
 from cordee.runtime.start import run
+from cordee.watch.audit.prove import audit
 from warmer import untraced
 
 JOBS = Path(__file__).parent / "jobs"
@@ -140,7 +141,11 @@ def free_port() -> int:
 
 
 def assert_same(run: Run, reference: Run, *, loss: float = 1e-12, tensor: float | None = 1e-9) -> None:
-    """Every step's loss (relative), the trained tensors (absolute), and the samples of every step are the same."""
+    """Every step's loss (relative), the trained tensors (absolute), and the samples of every step are the same.
+
+    And the record of the run proves it: a few milliseconds.
+    """
+    assert_audited(run)
     assert [event["step"] for event in run.of("step")] == [event["step"] for event in reference.of("step")]
     assert [event["samples"] for event in run.of("step")] == [event["samples"] for event in reference.of("step")]
     np.testing.assert_allclose(run.losses, reference.losses, rtol=loss, atol=0)
@@ -153,6 +158,12 @@ def assert_same(run: Run, reference: Run, *, loss: float = 1e-12, tensor: float 
         assert run.result[part].keys() == reference.result[part].keys()
         for name, value in run.result[part].items():
             assert abs(value - reference.result[part][name]) <= (1e-9 if tensor is not None else 1e-2), (part, name)
+
+
+def assert_audited(run: Run) -> None:
+    """The run's record proves by itself that each sample and step counted once, and that all workers end equal."""
+    found = audit(read_events(run.out / "events.jsonl"))
+    assert found.proven, (found.findings, found.missing)
 
 
 def distance(run: Run, reference: Run) -> float:

@@ -63,7 +63,15 @@ def write(folder: Path, events: Iterable[Event], **run: Any) -> Path:
 
 def start(at: float, workers: int, *, resume: bool = False, steps: int = 0, **job: Any) -> list[Event]:
     """The beginning of a section: the start, the workers, the job."""
-    about = {"name": "made", "batch": 12, "epochs": 2, "steps_per_epoch": 5, "last_step": 10, "parameters": 7}
+    about = {
+        "name": "made",
+        "batch": 12,
+        "epochs": 2,
+        "steps_per_epoch": 5,
+        "last_step": 10,
+        "parameters": 7,
+        "order": {},
+    }
     samples = {"train": 60, "validation": 0, "test": 0}
     return [
         event("start", at, workers=workers, plan="sync=allreduce", resume=resume),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cordee.cli import bench, data, doctor, options, plan, report, twin
+from cordee.cli import audit, bench, data, doctor, options, plan, report, twin
 from cordee.cli.usage import explain, find_misspelt, polish_help
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
@@ -137,6 +137,7 @@ def token(
 
 
 app.command()(report.report)
+app.command()(audit.audit)
 app.command()(doctor.doctor)
 app.add_typer(bench.app)
 app.add_typer(data.app)

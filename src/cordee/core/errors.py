@@ -111,6 +111,10 @@ class CheckpointError(CordeeError, code=41, title="checkpoint"):
     """A checkpoint is missing, damaged, or belongs to another job or data set."""
 
 
+class AuditError(CordeeError, code=42, title="audit"):
+    """The record of a run does not prove that it trained what one process would have."""
+
+
 class Interrupted(CordeeError, code=130, title="interrupted"):
     """Ctrl-C, SIGTERM or a closed terminal: the run ended early, with a checkpoint."""
 

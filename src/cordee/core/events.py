@@ -12,7 +12,7 @@ from msgspec import structs
 from cordee.core.event import Count, Event, Moment, Number
 from cordee.core.feedevents import FeedEvent
 from cordee.core.splitevents import HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
-from cordee.core.syncevents import DecisionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
+from cordee.core.syncevents import DecisionEvent, PositionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
 
 __all__ = [
     "DecisionEvent",
@@ -22,6 +22,7 @@ __all__ = [
     "MemoryEvent",
     "PipelineEvent",
     "PipelineStepEvent",
+    "PositionEvent",
     "PushesEvent",
     "ServerEvent",
     "ShardEvent",
@@ -71,6 +72,9 @@ class JobEvent(Event):
     """the step after which it ends; null: until something else stops it"""
     settings: dict[str, Any] = {}
     """other settings of the job: seed, shuffle, metrics, ..."""
+    order: dict[str, Any] = {}
+    """what decides the samples of each step, for `cordee audit`: samples, batch, seed, shuffle, ...; empty in former
+    versions"""
 
 
 class WorkerEvent(Event):

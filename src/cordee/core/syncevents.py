@@ -1,8 +1,8 @@
-"""Events of how replicas agree: windows, parameter servers, and what sync=auto decides; see `events.py`."""
+"""Events of how replicas agree: windows, parameter servers, positions, what sync=auto decides; see `events.py`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -66,6 +66,36 @@ class PushesEvent(Event):
     """updates that the servers have made by the end of the window"""
     pushes: list[tuple[Count, Count, Count, Count]]
     """step, part, version after it, and staleness: updates of others since the parameters that it was computed with"""
+
+
+class PositionEvent(Event):
+    """Where a worker stands: at its start, in a new generation, after a change of shares, and at the end.
+
+    `cordee audit` proves from them which samples each worker's steps had.
+    """
+
+    worker: Count
+    """whose position"""
+    why: Literal["start", "regroup", "shares", "end"]
+    """what made it one"""
+    generation: Count
+    """number of its group of workers"""
+    step: Count
+    """steps committed on this worker, over all starts of the run"""
+    samples: Count
+    """samples of all of them"""
+    order_sha256: str
+    """chained over them: the ids that reached all workers, and where in the global batch; empty before the first"""
+    members: list[Count]
+    """the workers of the group"""
+    owners: list[Count]
+    """the numbers over which each step is cut, one for each share: those of `members` where each computes its own"""
+    shares: list[tuple[Count, str, list[Number], int]]
+    """how steps are cut: first step (counted from 0), rule, proportions and seed of each share that was agreed on"""
+    part: Count = 0
+    """which part of the model it holds: the same number on all replicas, 0 where each holds the whole model"""
+    params_sha256: str = ""
+    """of the parameters of that part, at the end of a job; empty before, and where the loop is the user's own"""
 
 
 class DecisionEvent(Event):

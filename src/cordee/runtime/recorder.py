@@ -142,7 +142,7 @@ class Recorder:
             case events.FeedEvent():
                 self._fed[notice.worker] = notice
                 self._events.write(notice, later=True)
-            case events.TrafficEvent():
+            case events.TrafficEvent() | events.PositionEvent():
                 self._events.write(notice, later=True)
             case events.WorkerEvent():
                 self._resources.came(notice.worker)

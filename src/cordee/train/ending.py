@@ -47,6 +47,7 @@ def end(training: Training) -> Outcome:
         result = {**_result(training, test, brought_back=brought_back), "params_sha256": checksum}
         if stepper.ledger.lost or stepper.ledger.repeated:
             stepper.reporter.tell(WarningEvent(stepper.ledger.told()))
+        stepper.positions.end(list(training.setup.model.parameters()))
         stepper.reporter.tell(ResultEvent(result))
         if stepper.leave():
             return Outcome(result, interrupted)

@@ -277,6 +277,11 @@ class Loops:
         first = max(self._next.get(key, (0, None))[0] for key in (fingerprint, id(data)))
         return (first, 0), None if epochs is None else first + epochs
 
+    def forget(self) -> None:
+        """The members have changed: what was gathered ahead is cut wrongly."""
+        for loop in self.open:
+            loop.feeder.forget()
+
     def trained(self, loop: Loop, epoch: int) -> None:
         """A step of this epoch was committed."""
         for key in (loop.feeder.source.fingerprint, id(loop.data)):

@@ -70,6 +70,7 @@ class Setup:
                 "lr_factor": self.resolved.lr_factor,
                 "metrics": sorted(job.metrics),
             },
+            order=self.order.describe(),
         )
 
 

@@ -38,6 +38,7 @@ from cordee.train.ledger import Committed, Ledger
 from cordee.train.loops import Loop, Loops, Start
 from cordee.train.norms import Norms, learning_rate
 from cordee.train.placing import WHOLE, Layout, Placing
+from cordee.train.positions import Positions
 from cordee.train.precision import Precision
 from cordee.train.reducers import Reducers
 from cordee.train.reporter import Reporter
@@ -72,9 +73,8 @@ class Stepper:
         """What the last `step` that returned True has committed: a step, or all steps of a window."""
         self.boundary: Boundary = lambda step: None
         """Where a window has to end before its time."""
-        self.wish = Wishes()
-        self.state = StepState()
-        """Of the open step."""
+        self.wish, self.state = Wishes(), StepState()
+        """What this worker wishes; and the state of the open step."""
         self.placing = Placing(self.team, self.plan, self.state, device)
         self.models: list[nn.Module] = []
         """What `prepare` was given, in that order."""
@@ -82,7 +82,7 @@ class Stepper:
         """How many updates a step has, where that is known before: a job's has one. None: as many as the loop makes."""
         warn = partial(warn_statistical, self.team, self.plan)
         self.buffers = Buffers(self.team.layers, self.state, self.models, warn)
-        self._trail, self.loops = Trail(self.buffers), Loops()
+        self._trail, self.loops, self.positions = Trail(self.buffers), Loops(), Positions(self)
         self.reducers = Reducers(self.team, self.plan, self.models, self.placing)
         self._norms = Norms(self.models, self.reporter.came)
         self.precision = Precision(self.plan.precision, device)
@@ -105,6 +105,7 @@ class Stepper:
         """Come to the end together with the other workers; with `stay`, this worker remains one of the team."""
         self.loops.check_merged("the loop over batches() was left")
         self._norms.late()
+        self.positions.end()
         self.reducers.close()
         if stay:
             self.reporter.send()
@@ -257,6 +258,7 @@ class Stepper:
         loop.batch = None
 
     def _begin_step(self, loop: Loop) -> None:
+        self.positions.begin(loop)
         loop.begin_step(self.team.membership.generation)
         loop.guard.begin_step()
         self.reporter.asks()
@@ -304,5 +306,4 @@ class Stepper:
         self.state.void = True  # what is left of this step was cut for other members
         self.placing.regrouped()
         self.reporter.repeat()
-        for loop in self.loops.open:
-            loop.feeder.forget()
+        self.loops.forget()

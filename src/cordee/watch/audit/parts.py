@@ -1,0 +1,58 @@
+"""The audit of windows, where workers compute parts of several steps before they agree: each part has to count once."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from cordee.core.events import PushesEvent, WindowEvent
+
+
+class Parts:
+    """The parts that one start of a run has computed."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.items = 0
+        """How many count."""
+        self._windows: list[WindowEvent] = []
+        self._version = 0
+        """Updates that parameter servers have made."""
+
+    def add(self, event: WindowEvent | PushesEvent) -> None:
+        """One more event."""
+        if isinstance(event, WindowEvent):
+            self._windows.append(event)
+            self.items += sum(step >= event.first for _, step, _ in event.items)
+        else:
+            self._version = max(self._version, event.version)
+
+    def wrong(self, lost: Container[int]) -> Iterator[tuple[int, str]]:
+        """Step and text of what is wrong, if these workers were lost."""
+        before: dict[tuple[int, int], int] = {}
+        """Who computed each part of the window before."""
+        for window in self._windows:
+            now: dict[tuple[int, int], int] = {}
+            for worker, step, part in window.items:
+                at = (step, part)
+                if step < window.first:
+                    if before.get(at) not in lost:
+                        yield step, f"part {part} of step {step} was computed again, though its worker was not lost"
+                    before[at] = worker
+                elif at in now:
+                    yield step, f"part {part} of step {step} counts twice, of workers {now[at]} and {worker}"
+                else:
+                    now[at] = worker
+            for step in range(window.first, window.last + 1):
+                for part in range(len(window.workers)):
+                    if (step, part) not in now:
+                        yield step, f"part {part} of step {step} was not computed"
+            if len(now) > (window.last + 1 - window.first) * len(window.workers):
+                yield (
+                    window.last,
+                    f"the window of steps {window.first} to {window.last} has parts that it is not cut into",
+                )
+            before = now
+        first = self._windows[0].first if self._windows else 1
+        if self._version and first == 1 and self._version != self.items:
+            last = self._windows[-1].last
+            yield last, f"parameter servers made {self._version} updates for {self.items} parts of steps"
