@@ -11,10 +11,11 @@ from msgspec import structs
 
 from cordee.core.event import Count, Event, Moment, Number
 from cordee.core.feedevents import FeedEvent
-from cordee.core.splitevents import HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
+from cordee.core.splitevents import CutEvent, HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
 from cordee.core.syncevents import DecisionEvent, PositionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
 
 __all__ = [
+    "CutEvent",
     "DecisionEvent",
     "Event",
     "FeedEvent",
@@ -249,27 +250,6 @@ class LinksEvent(Event):
 
     links: list[tuple[str, str, Number, Number]]
     """from host, to host, Mbit/s and round trip in ms of each link that was measured at the start"""
-
-
-class CutEvent(Event):
-    """The layers of the model were cut over workers, and compared with the whole model."""
-
-    slices: Count
-    """workers that hold one replica together"""
-    layers: list[tuple[str, str]]
-    """name and cut (column, row, heads) of each layer that is cut; empty where the job gave styles of torch"""
-    whole: list[tuple[str, str]]
-    """name of each other layer with a weight matrix, and why it is not cut"""
-    loss: Number
-    """by how much the loss of two samples differs from that of the whole model"""
-    gradient: Number | None = None
-    """the largest difference of a gradient, beside its size; null: not compared, for lack of memory"""
-    parameter: str = ""
-    """whose gradient that is"""
-    units: list[tuple[str, Count, Number]] = []
-    """of a pipeline, each part of the model that stays together: its first layer, its stage, and its cost (ms)"""
-    speeds: list[Number] = []
-    """of the stages, how fast their slowest workers are beside the fastest, in steps of a quarter; empty: not known"""
 
 
 class FaultEvent(Event):

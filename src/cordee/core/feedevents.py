@@ -33,7 +33,7 @@ class FeedEvent(Event):
     """bytes that came from afar, also those of a store that was fetched as a whole"""
     fetched_s: Number = 0.0
     """seconds that this took, added up over threads"""
-    by_holder: dict[str, Count] = {}  # noqa: RUF012 - msgspec copies it
+    by_holder: dict[str, Count] = {}
     """bytes that each host gave, where other hosts hold the store"""
 
 

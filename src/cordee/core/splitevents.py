@@ -8,6 +8,27 @@ Spans = list[tuple[Number, Number]]
 """Begin and end of each action of a rank, in milliseconds."""
 
 
+class CutEvent(Event):
+    """The layers of the model were cut over workers, and compared with the whole model."""
+
+    slices: Count
+    """workers that hold one replica together"""
+    layers: list[tuple[str, str]]
+    """name and cut (column, row, heads) of each layer that is cut; empty where the job gave styles of torch"""
+    whole: list[tuple[str, str]]
+    """name of each other layer with a weight matrix, and why it is not cut"""
+    loss: Number
+    """by how much the loss of two samples differs from that of the whole model"""
+    gradient: Number | None = None
+    """the largest difference of a gradient, beside its size; null: not compared, for lack of memory"""
+    parameter: str = ""
+    """whose gradient that is"""
+    units: list[tuple[str, Count, Number]] = []
+    """of a pipeline, each part of the model that stays together: its first layer, its stage, and its cost (ms)"""
+    speeds: list[Number] = []
+    """of the stages, how fast their slowest workers are beside the fastest, in steps of a quarter; empty: not known"""
+
+
 class PipelineEvent(Event):
     """The schedule of a pipeline, and what a step of it is forecast to take."""
 
