@@ -54,6 +54,7 @@ def test_what_is_said_of_an_objective(case: Case, device: str) -> None:
         look(case, device)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_large_models_are_judged_alike_by_fewer_passes(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_module, "LARGE", 0)
