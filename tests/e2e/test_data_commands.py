@@ -27,13 +27,15 @@ def table(tmp_path: Path) -> Path:
 
 def test_a_csv_file_becomes_a_store(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    built = command("data", "build", table, out, "--label", "y", "--set", "columns=age,income,y")
+    ratios = ("--split", "0.8,0.1,0.1")
+    built = command("data", "build", table, out, "--label", "y", "--set", "columns=age,income,y", *ratios)
     assert built.returncode == 0, built.stderr
-    assert "train 200 rows" in built.stdout
-    data = as_data(str(out))
-    assert len(data.train) == 200
+    sets = as_data(str(out)).sets
+    assert set(sets) == {"train", "validation", "test"} and sum(map(len, sets.values())) == 200
     told = json.loads(command("data", "show", out, "--json", "--verify").stdout)
-    assert told["rows"] == {"train": 200} and told["verified"] and told["statistics"]["y"]["mean"] == 0.5
+    assert told["rows"] == {name: len(one) for name, one in sets.items()}
+    assert told["verified"] and told["statistics"]["y"]["mean"] == 0.5
+    assert json.loads(command("data", "show", f"file://{out}", "--json").stdout) == {**told, "verified": False}
     shown = command("data", "show", out).stdout
     assert "float32 (2,)" in shown and "first rows of train" in shown
     again = command("data", "build", table, out, "--label", "y", "--set", "columns=income,y")
@@ -55,6 +57,7 @@ def test_what_cannot_be_built_is_named(table: Path, tmp_path: Path) -> None:
         ([table, "out", "--form", "cvs"], "Did you mean csv"),
         ([table, "out", "--set", "colunms=a"], "Did you mean columns"),
         ([tmp_path / "none.csv", "out"], "none.csv"),
+        ([table, "out", "--split", "80%"], "0.8,0.1,0.1"),
     ):
         done = command("data", "build", *arguments, cwd=tmp_path)
         assert done.returncode and message in done.stderr and "Traceback" not in done.stderr

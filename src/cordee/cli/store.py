@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cordee.cli.options import AsJson, parse_settings, python_file
+from cordee.cli.options import AsJson, TokenFile, parse_settings, python_file
 from cordee.core.errors import DataError, Interrupted, UsageError
 from cordee.core.text import plain
 from cordee.core.words import amount, did_you_mean, plural
 
 if TYPE_CHECKING:
+    from cordee.feed.cache.far import FarStore
     from cordee.feed.chain import Chain
+    from cordee.feed.store.layout import Manifest
     from cordee.feed.store.opened import Store
 
 FORMS = {
@@ -49,6 +51,9 @@ def build(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="<name=value>", help="For the reader, such as on_error=skip.")
     ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="<ratios>", help="Of train, validation and test: 0.8,0.1,0.1.")
+    ] = None,
     processes: Annotated[int | None, typer.Option(min=0, help="Default: one per core; few bytes need none.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace another store in that folder.")] = False,
 ) -> None:
@@ -57,7 +62,7 @@ def build(
     A build that was ended goes on where it stopped, if the same command is given again.
     """
     from cordee.feed.chain import Chain
-    from cordee.feed.store.opened import is_store
+    from cordee.feed.store.opened import open_store
 
     settings = parse_settings(set_)
     in_file = source.partition(":")[0].endswith(".py")
@@ -69,34 +74,42 @@ def build(
         raise UsageError(f"--set is for readers of files, and {source} says itself what it reads: change it there")
     if label is not None:
         chain = chain.labelled(label)
+    if split is not None:
+        if chain.divided:
+            raise UsageError(f"--split {split}: {source} is split already; leave the option out, or change it there")
+        chain = chain.split(*_ratios(split))
     try:
         chain.build(out, processes=processes, replace=replace)
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted; what is finished stays in {out}, and the same command goes on with it"
         ) from None
-    assert is_store(out)
-    _print_counts(out)
+    _print_counts(str(out), open_store(out).manifest)
 
 
 def show(
-    out: Annotated[Path, typer.Argument(help="Folder of a store.", show_default=False)],
+    out: Annotated[str, typer.Argument(help="Folder of a store, or its URL.", show_default=False)],
     rows: Annotated[int, typer.Option(min=0, help="So many of the first rows are shown.")] = 3,
     verify: Annotated[bool, typer.Option("--verify", help="Read all of it, and compare with its checksums.")] = False,
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show columns, counts, statistics and the first rows of a store."""
-    from cordee.feed.store.opened import open_store
+    """Show columns, counts, statistics and the first rows of a store; of one at a URL, fetch no more than that."""
+    from cordee.feed.cache.settings import Cache
+    from cordee.feed.exchange.stored import far_store
+    from cordee.feed.store.opened import Store, open_store
 
-    store = open_store(out)
+    store = far_store(out, Cache(disk=0), token_file) if "://" in out else open_store(out)
     if verify:
+        if not isinstance(store, Store):
+            raise UsageError(f"--verify reads files of a folder, and {out} is a URL: give it where the files are")
         store.verify()
     manifest = store.manifest
     if as_json:
         told: dict[str, Any] = {
             "columns": {name: str(kind) for name, kind in manifest.schema.items()},
             "rows": {name: manifest.rows(name) for name in manifest.sets},
-            "bytes": _nbytes(store),
+            "bytes": _nbytes(manifest),
             "shards": {name: len(shards) for name, shards in manifest.sets.items()},
             "skipped": manifest.skipped,
             "skipped_in": manifest.skipped_in,
@@ -106,8 +119,8 @@ def show(
         }
         print(json.dumps(told, allow_nan=False))
         return
-    _print_counts(out)
-    _tables(store, rows)
+    _print_counts(out, manifest)
+    _tables(manifest, {name: _first(store, name, min(rows, manifest.rows(name))) for name in manifest.sets})
     if verify:
         print("every file is as it was written")
 
@@ -136,6 +149,17 @@ def _chain_of(source: str, form: str | None, settings: Mapping[str, str]) -> Cha
         given[key] = _value(text, str(parameters[key].annotation))
     chain: Chain = function(source, **given)
     return chain
+
+
+def _ratios(text: str) -> tuple[float, ...]:
+    """Of `--split`; sets that are not named get nothing."""
+    try:
+        ratios = tuple(float(one) for one in text.split(","))
+    except ValueError:
+        ratios = ()
+    if not 1 <= len(ratios) <= 3:
+        raise UsageError(f"--split {text}: ratios of train, validation and test were expected, such as 0.8,0.1,0.1")
+    return (*ratios, 0.0, 0.0)[:3]
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
@@ -188,24 +212,35 @@ def _importing() -> Any:
 # ------------------------------------------------------------- printing
 
 
-def _print_counts(out: Path) -> None:
+def _print_counts(out: str, manifest: Manifest) -> None:
     from cordee.feed.notes import skipped_note
-    from cordee.feed.store.opened import open_store
 
-    store = open_store(out)
-    manifest = store.manifest
     counts = ", ".join(f"{name} {plural(manifest.rows(name), 'row')}" for name in manifest.sets)
-    print(plain(f"{out}: {counts}; {amount(_nbytes(store))}"))
+    print(plain(f"{out}: {counts}; {amount(_nbytes(manifest))}"))
     for note in skipped_note(manifest.left_out):
         print(plain(note))
 
 
-def _nbytes(store: Store) -> int:
-    return sum(file.size for shards in store.manifest.sets.values() for one in shards for file in one.files)
+def _nbytes(manifest: Manifest) -> int:
+    return sum(file.size for shards in manifest.sets.values() for one in shards for file in one.files)
 
 
-def _tables(store: Store, rows: int) -> None:
+def _first(store: Store | FarStore, name: str, count: int) -> dict[str, list[Any]]:
+    """The first rows of a set, by column; of a far one whose rows cannot be fetched one by one, none."""
     import numpy as np
+
+    from cordee.feed.store.opened import Store, StoreSource
+
+    ragged = any(kind.ragged for kind in store.manifest.schema.values())
+    if not count or (ragged and not isinstance(store, Store)):
+        return {}
+    source, ids = store.sets[name], np.arange(count)
+    columns = source.rows(ids) if isinstance(source, StoreSource) else source.gather(ids)
+    assert isinstance(columns, dict)
+    return {one: column.tolist() for one, column in columns.items()}
+
+
+def _tables(manifest: Manifest, first: Mapping[str, Mapping[str, list[Any]]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -215,24 +250,22 @@ def _tables(store: Store, rows: int) -> None:
     table, parts = Table(box=box.SIMPLE_HEAD), []
     for head in ("column", "holds", *figures):
         table.add_column(head, justify="left" if head in ("column", "holds") else "right")
-    for name, kind in store.manifest.schema.items():
-        told = store.manifest.statistics.get(name, {})
+    for name, kind in manifest.schema.items():
+        told = manifest.statistics.get(name, {})
         table.add_row(plain(name), str(kind), *(_figure(told.get(one)) for one in figures))
         if "mean_of_rows" in told:
             parts.append(f"{plain(name)}: {told['mean_of_rows']:,} of {told['count']:,} rows")
     console.print(table)
     if parts:
         console.print(f"mean and std of wide columns are of a part of the rows: {'; '.join(parts)}")
-    for name, source in store.sets.items():
-        count = min(rows, len(source))
-        if not count:
+    for name, columns in first.items():
+        if not columns:
             continue
-        columns = {each: column.tolist() for each, column in source.rows(np.arange(count)).items()}
         samples = Table(box=box.SIMPLE_HEAD, title=f"first rows of {name}", title_justify="left")
         for each in columns:
             samples.add_column(plain(each))
-        for number in range(count):
-            samples.add_row(*(_short(column[number]) for column in columns.values()))
+        for row in zip(*columns.values(), strict=True):
+            samples.add_row(*map(_short, row))
         console.print(samples)
 
 

@@ -79,7 +79,7 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
         return () if self.label is None else (self.label,) if isinstance(self.label, str) else tuple(self.label)
 
     @property
-    def _divided(self) -> bool:
+    def divided(self) -> bool:
         """Whether rows are dealt to several sets already."""
         return len(self._used) > 1
 
@@ -121,10 +121,6 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
     def _cut(self) -> Chain:
         """A chain that goes on from a store of the rows here."""
         return Chain(Stored(), replace(self, late=()), (), self.label, Split(by=GIVEN), self.late)
-
-    def looked(self) -> View:
-        """The view."""
-        return self.view
 
     # ------------------------------------------------------------- what it reads
 

@@ -52,13 +52,11 @@ class View:
 class Viewed(ABC):
     """What has a view, and gives others of itself."""
 
+    view: View
+
     @abstractmethod
     def viewed(self: Self, view: View) -> Self:
         """The same rows in another view."""
-
-    @abstractmethod
-    def looked(self) -> View:
-        """The view."""
 
     @abstractmethod
     def _cut(self: Self) -> Self:
@@ -78,7 +76,7 @@ class Viewed(ABC):
 
     def cache(self: Self) -> Self:
         """Keep the rows as they are here in a store of their own: other steps behind it do not make them anew."""
-        return self.viewed(replace(self.looked(), cached=True))
+        return self.viewed(replace(self.view, cached=True))
 
     def shuffle(self: Self, number: int | None = None, /, *, seed: int = 0, epoch: int = 0) -> Self:
         """Iterate in the order that a training with this seed has in this epoch; a job shuffles by itself.
@@ -90,7 +88,7 @@ class Viewed(ABC):
                 f"shuffle({number}): this is no size of a buffer, as all rows are shuffled, however many there are: "
                 f"write shuffle(). A seed is given as shuffle(seed={number})"
             )
-        view = self.looked()
+        view = self.view
         if view.batch is not None:
             raise DataError(
                 f"shuffle after batch: rows are shuffled, not batches. Write .shuffle(...).batch({view.batch})"
@@ -99,18 +97,18 @@ class Viewed(ABC):
 
     def batch(self: Self, size: int) -> Self:
         """Iterate in batches of so many rows, ready for a model; a job has a batch of its own."""
-        view = self.looked()
+        view = self.view
         if view.batch is not None:
             raise DataError(f"batch({size}) after batch({view.batch}): give one size")
         return self.viewed(replace(view, batch=_count("batch", size)))
 
     def prefetch(self: Self, ahead: bool = True) -> Self:
         """Iterate with a thread that reads the next batch ahead; by itself it does so for large data."""
-        return self.viewed(replace(self.looked(), ahead=ahead))
+        return self.viewed(replace(self.view, ahead=ahead))
 
     def _of_rows(self, called: str, count: int) -> View:
         """The view, for what counts rows: it comes before their order and their batches."""
-        view = self.looked()
+        view = self.view
         if view.batch is not None:
             rows = count * view.batch if called == "take" else count
             raise DataError(

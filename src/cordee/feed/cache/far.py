@@ -82,10 +82,13 @@ class FarStore:
         self.bring, self.name, self.cache, self.held = bring, name, cache, held
         self.manifest = manifest or _manifest(bring(MANIFEST, 0, -1), name)
         self.table = BlockTable(self.manifest, cache.block)
-        self.sets = {one: FarSource(self, one) for one in self.manifest.sets if self.manifest.rows(one)}
-        """By name, those that have rows."""
-        if not self.sets:
+        if not any(map(self.manifest.rows, self.manifest.sets)):
             raise DataError(f"{name} has no rows: there is nothing to train on")
+
+    @cached_property
+    def sets(self) -> dict[str, FarSource]:
+        """By name, those that have rows."""
+        return {one: FarSource(self, one) for one in self.manifest.sets if self.manifest.rows(one)}
 
     @cached_property
     def levels(self) -> Levels:

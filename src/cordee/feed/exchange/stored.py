@@ -37,22 +37,26 @@ def store(place: str | os.PathLike[str], *, cache: Cache | None = None, token_fi
     hosts may hold it, or parts of it each: `cordee://HOST:PORT,HOST:PORT/NAME`.
     """
     named = os.fspath(place)
-    if named.startswith(SCHEME):
-        return _held(named, cache, token_file)
-    named = absolute(named)
-    if cache is None and named.startswith("/"):
-        return _data_of(open_store(named), named)
-    shown = without_query(named)
-    return _data_of(FarStore(Below(named), shown, cache or Cache()), shown)
+    if cache is None and named.startswith(SCHEME):
+        return _fetched(named, token_file)
+    if cache is None and (folder := absolute(named)).startswith("/"):
+        return _data_of(open_store(folder), folder)
+    far = far_store(named, cache or Cache(), token_file)
+    return _data_of(far, far.name)
 
 
-def _held(named: str, cache: Cache | None, token_file: str | Path | None) -> Data:
+def far_store(named: str, cache: Cache, token_file: str | Path | None = None) -> FarStore:
+    """A store elsewhere, of which no more than the manifest is fetched at once."""
+    if not named.startswith(SCHEME):
+        named = absolute(named)
+        return FarStore(Below(named), without_query(named), cache)
     remote = Remote.parse(named)
-    access = Access.of(token_file, remote.holders)
-    if cache is not None:
-        bring = FromHolders(remote, access)
-        far = FarStore(bring, named, replace(cache, block=WHOLE), held=bring.held)
-        return _data_of(far, named)
+    bring = FromHolders(remote, Access.of(token_file, remote.holders))
+    return FarStore(bring, named, replace(cache, block=WHOLE), held=bring.held)
+
+
+def _fetched(named: str, token_file: str | Path | None) -> Data:
+    access = Access.of(token_file, Remote.parse(named).holders)
     began = time.monotonic()
 
     def tell(text: str) -> None:

@@ -32,7 +32,7 @@ class Extended(ABC):
 
     @property
     @abstractmethod
-    def _divided(self) -> bool:
+    def divided(self) -> bool:
         """Whether rows are dealt to several sets already."""
 
 
@@ -64,7 +64,7 @@ class OnRows(Extended):
         most = 100.0 if replacement else 1.0
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= most:
             raise DataError(f"sample({fraction!r}): a number above 0, and at most {most:g}, was expected")
-        return self.then(Sample(float(fraction), bool(replacement), int(seed), self._divided))
+        return self.then(Sample(float(fraction), bool(replacement), int(seed), self.divided))
 
     def select(self: Self, *columns: str) -> Self:
         """Only these columns, in this order."""
