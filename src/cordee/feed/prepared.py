@@ -35,7 +35,7 @@ _BESIDE = ("values", "less", "times", "categories", "classes")
 def prepared(run: str | Path, new_rows: Any, functions: Mapping[str, Callable[..., Any]] | None = None) -> Source:
     """New rows as the model of a run takes them: `cordee.predict(model, cordee.data.prepared(run, "new.csv"))`.
 
-    `new_rows`: paths of files as those of the training, a frame, a dict of columns, or a list of dicts. A label may be
+    `new_rows`: paths of files as those of the training, a table, a dict of columns, or a list of dicts. A label may be
     missing, and is not looked at. No row is left out: `filter` and `sample` are for training. Functions of the user's
     are given again by their names: `functions={"clean": clean}`.
     """
