@@ -180,3 +180,68 @@ def test_cifar_files_of_another_size_or_with_other_labels_are_refused(tmp_path: 
         list(CifarReader().chunks(place_of(cut), {}))
     with pytest.raises(DataError, match=r"row 9: the label \[10\] is none of CIFAR-10"):
         read(CifarReader(), write_cifar(tmp_path / "data_batch_3.bin", [[9]] * 8 + [[10]]))
+
+
+# ------------------------------------------------------------- skipped and counted
+
+
+def faults_of(reader: Any, *paths: Path) -> list[str]:
+    places = [place_of(path) for path in paths]
+    schema = reader.schema(places)
+    chunks = [chunk for place in places for chunk in reader.chunks(place, schema)]
+    return [str(fault).rpartition("/")[2] for chunk in chunks for fault in chunk.faults]
+
+
+def test_a_file_that_was_cut_off_gives_the_rows_that_it_has(tmp_path: Path) -> None:
+    np.save(tmp_path / "good.npy", X)
+    short = damaged(tmp_path, "short")
+    short.write_bytes(short.read_bytes()[: 128 + 57 * X[0].nbytes + 11])
+    reader = ArrayReader(on_error="skip")
+    np.testing.assert_array_equal(read(reader, short, tmp_path / "good.npy")["x"], np.concatenate([X[:57], X]))
+    np.testing.assert_array_equal(
+        read(reader, short, tmp_path / "good.npy", start=24)["x"], np.concatenate([X[24:57], X])
+    )
+    assert faults_of(reader, short, tmp_path / "good.npy") == ["a.npy, row 58: the file ends; 43 rows are missing"]
+    with pytest.raises(DataError, match="on_error='skip'"):
+        read(ArrayReader(), short)
+
+
+@pytest.mark.parametrize("form", ["object", "times", "lengths", "short npz", "crc", "idx", "csv"])
+def test_files_that_cannot_be_read_are_left_out_and_counted(form: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "good.npy", X)
+    bad, reader = damaged(tmp_path, form), ArrayReader(on_error="skip")
+    for paths in ((bad, tmp_path / "good.npy"), (tmp_path / "good.npy", bad)):
+        np.testing.assert_array_equal(read(reader, *paths)["x"], X)
+        assert len(faults_of(reader, *paths)) == 1
+    with pytest.raises(DataError, match=bad.name):
+        reader.schema([place_of(bad)])
+
+
+def test_a_file_that_is_gone_is_no_damage(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", X)
+    place, reader = place_of(tmp_path / "a.npy"), ArrayReader(on_error="skip")
+    schema = reader.schema([place])
+    (tmp_path / "a.npy").unlink()
+    with pytest.raises(DataError, match="not there any more"):
+        list(reader.chunks(place, schema))
+    with pytest.raises(DataError, match="on_error='later' is not known"):
+        ArrayReader(on_error="later")
+
+
+def test_images_of_cifar_are_left_out_one_by_one(tmp_path: Path) -> None:
+    labels = [[n % 10] for n in range(20)]
+    path = write_cifar(tmp_path / "a.bin", [*labels[:3], [12], *labels[4:]])
+    path.write_bytes(path.read_bytes()[:-5])
+    empty, good = tmp_path / "b.bin", write_cifar(tmp_path / "c.bin", labels)
+    empty.write_bytes(b"")
+    reader = CifarReader(on_error="skip")
+    found = read(reader, path, empty, good)
+    assert found["y"].tolist() == [*(n % 10 for n in range(19) if n != 3), *(n % 10 for n in range(20))]
+    assert len(found["x"]) == 38
+    assert faults_of(reader, path, empty, good) == [
+        "a.bin, row 4: the label [12] is none of CIFAR-10",
+        "a.bin, row 20: the file ends within this image",
+        "b.bin, row 1: the file is empty",
+    ]
+    with pytest.raises(DataError, match=r"cordee\.data\.cifar10"):
+        CifarReader(100, "skip").schema([place_of(good)])

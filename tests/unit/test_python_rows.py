@@ -240,3 +240,53 @@ def test_what_gives_no_rows_is_refused(given: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         row_reader(given)
     assert RowReader(Squares(1)).in_process
+
+
+# ------------------------------------------------------------- skipped and counted
+
+
+class Holed(Dataset[Any]):
+    """Some samples cannot be read, or are of another kind."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, number: int) -> Any:
+        if number == 3:
+            raise OSError("no such picture")
+        if number == 5:
+            return {"x": np.zeros(3), "y": number}
+        return {"x": np.zeros(2), "z" if number == 7 else "y": number}
+
+
+def test_rows_that_cannot_be_read_are_left_out_and_counted() -> None:
+    given = {"kinds": {"x": "float32 (2,)", "y": "int64"}, "on_error": "skip", "version": "1"}
+    reader = row_reader(Holed(), **given)  # type: ignore[arg-type]
+    for start, left in ((0, [0, 1, 2, 4, 6, 8, 9]), (4, [4, 6, 8, 9]), (9, [9])):
+        assert read_places(reader, reader.places, start=start)["y"].tolist() == left
+    (chunk,) = reader.chunks(reader.places[0], reader.schema(reader.places))
+    reasons = {one.row: one.reason for one in chunk.faults}
+    assert list(reasons) == [4, 6, 8] and reasons[4] == "OSError: no such picture"
+    assert "row 6: x has the shape (3,), (2,) was expected" in reasons[6]
+    assert "row 8 has the fields x, z, the first rows have x, y" in reasons[8]
+    with pytest.raises(OSError, match="no such picture"):
+        rows_of(Holed(), version="1")
+
+
+def test_a_generator_ends_with_its_error_and_a_source_that_is_gone_raises_its_own() -> None:
+    def five() -> Iterator[Any]:
+        yield from ({"y": n} for n in range(5))
+        raise ConnectionError("gone")
+
+    class Gone(Dataset[Any]):
+        def __len__(self) -> int:
+            return 10**9
+
+        def __getitem__(self, number: int) -> Any:
+            if number >= 5:
+                raise ConnectionError("gone")
+            return {"y": number}
+
+    assert rows_of(five, on_error="skip")["y"].tolist() == list(range(5))
+    with pytest.raises(ConnectionError, match="gone"):
+        rows_of(Gone(), on_error="skip", version="1")

@@ -72,31 +72,33 @@ def tfrecord(what: What, *, features: Types = None, label: str | None = None, on
     return Chain(TFRecordReader(tuple(as_kinds(features or {}).items()), on_error), what, label=label)
 
 
-def cifar10(what: What) -> Chain:
+def cifar10(what: What, *, on_error: str = "stop") -> Chain:
     """CIFAR-10's binary files: x is uint8 (3, 32, 32), y the class; `test_batch.bin` is the test set.
 
-    `split(0.9, 0.1, 0, by=("path", {"test": "test_batch.bin"}))` holds out validation samples too.
+    `split(0.9, 0.1, 0, by=("path", {"test": "test_batch.bin"}))` holds out validation samples too. `on_error="skip"`
+    leaves out images that are cut off or have no possible label, and counts them.
     """
-    return Chain(CifarReader(10), what, parts=_by_name("test_batch.bin*"))
+    return Chain(CifarReader(10, on_error), what, parts=_by_name("test_batch.bin*"))
 
 
-def cifar100(what: What) -> Chain:
+def cifar100(what: What, *, on_error: str = "stop") -> Chain:
     """CIFAR-100's binary files: as `cifar10`, and `coarse`, the group of classes; `test.bin` is the test set."""
-    return Chain(CifarReader(100), what, parts=_by_name("test.bin*"))
+    return Chain(CifarReader(100, on_error), what, parts=_by_name("test.bin*"))
 
 
-def array_files(what: What, *, name: str = "x", **beside: What) -> Chain:
+def array_files(what: What, *, name: str = "x", on_error: str = "stop", **beside: What) -> Chain:
     """Arrays in files (npy, npz, IDX), near or far, read in pieces; rows of several files follow one another.
 
     A file of one array is the column `name`; those of an npz file have their own names. `y="labels/*.npy"` names as
     many files again, in the same order, for another column. What lies on this host's disk needs no copy:
-    `cordee.data.npy`, `npz` and `idx`.
+    `cordee.data.npy`, `npz` and `idx`. `on_error="skip"` takes the whole rows that a file which was cut off has, leaves
+    out files that cannot be read, and counts both, as one each.
     """
     if not beside:
-        return Chain(ArrayReader(name), what)
+        return Chain(ArrayReader(name, on_error=on_error), what)
     places = resolve(what, ArrayReader.endings)
     others = {column: resolve(one, ArrayReader.endings) for column, one in beside.items()}
-    return Chain(array_reader(places, name, others), places)
+    return Chain(array_reader(places, name, others, on_error), places)
 
 
 def rows(
@@ -107,6 +109,7 @@ def rows(
     label: str | None = None,
     version: str | None = None,
     draws: bool = False,
+    on_error: str = "stop",
 ) -> Chain:
     """What a function or a dataset gives, row by row: written to a store once, and in any order from then on.
 
@@ -114,8 +117,10 @@ def rows(
     map-style dataset, whose samples are then decoded once instead of in each epoch. A pair is x and y; a dict has its
     own names; `names` are for longer tuples. The store is made anew when the code, or what the dataset holds, has
     changed; where that cannot be seen, count up a `version`. `draws=True` keeps what a dataset's samples draw.
+    `on_error="skip"` leaves out rows that raise an error or are of another kind than the first ones, and counts them;
+    a generator ends with its first error.
     """
-    reader = row_reader(given, names=names, kinds=kinds, version=version, draws=draws)
+    reader = row_reader(given, names=names, kinds=kinds, version=version, draws=draws, on_error=on_error)
     return Chain(reader, None, label=label)
 
 

@@ -25,7 +25,7 @@ from cordee.feed.sources.csvfile import (
 from cordee.feed.sources.csvparse import Bad, Parser
 from cordee.feed.sources.csvrows import last_end, lines_in, unclosed
 from cordee.feed.sources.inthreads import in_threads
-from cordee.feed.sources.seam import Chunk, Fault, Unreadable, check_on_error
+from cordee.feed.sources.seam import END, Chunk, Fault, Unreadable, check_on_error
 from cordee.feed.sources.types import TypePairs, check_names, other_columns, with_types
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "\\N")
@@ -34,7 +34,6 @@ BLOCK = 2 << 20
 """Bytes of a file that are parsed at a time: more of them leave the caches of a core, fewer cost calls."""
 LOOKED = 1 << 20
 """Bytes at the beginning of each file that decide the types of columns."""
-_END = 1 << 62
 _EXACT = 2**53
 
 
@@ -109,10 +108,10 @@ class CsvReader:
         except Unreadable as error:
             if self.on_error == "stop":
                 raise
-            yield Chunk(no_rows(schema), 0, _END, (Fault(place.shown, error.row, error.reason),))
+            yield Chunk(no_rows(schema), 0, END, (Fault(place.shown, error.row, error.reason),))
 
     def _chunks(self, place: Place, schema: Schema, start: int) -> Iterator[Chunk]:
-        if start >= _END:
+        if start >= END:
             return
         counted = (0, 0)
 

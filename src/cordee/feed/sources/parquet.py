@@ -14,12 +14,11 @@ from cordee.core.errors import DataError
 from cordee.feed.columns import TEXT, Kind, Schema
 from cordee.feed.places import Place
 from cordee.feed.sources.arrow import kind_of, no_rows, pyarrow, sorted_out
-from cordee.feed.sources.seam import Chunk, Fault, Unreadable, check_on_error
+from cordee.feed.sources.seam import END, Chunk, Fault, Unreadable, check_on_error
 from cordee.feed.sources.types import TypePairs, check_names, other_columns, with_types
 
 CHUNK = 4 << 20
 """Bytes of a row group, before decoding, that are decoded at a time."""
-_END = 1 << 62
 
 
 class _Footer(NamedTuple):
@@ -77,10 +76,10 @@ class ParquetReader:
         except Unreadable as error:
             if self.on_error == "stop":
                 raise
-            yield Chunk(no_rows(schema), 0, _END, (Fault(place.shown, error.row, error.reason),))
+            yield Chunk(no_rows(schema), 0, END, (Fault(place.shown, error.row, error.reason),))
 
     def _chunks(self, place: Place, schema: Schema, start: int) -> Iterator[Chunk]:
-        if start >= _END:
+        if start >= END:
             return
         with _opened(place) as file:
             wrong = other_columns(file.schema_arrow.names, list(schema), only=not self.columns)

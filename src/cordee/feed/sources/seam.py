@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -12,6 +13,16 @@ from cordee.feed.places import Place
 
 ON_ERROR = ("stop", "skip")
 """What becomes of a row that cannot be read: the error that names it, or it is left out and counted."""
+
+
+END = 1 << 62
+"""Where a file goes on of which nothing more can be read."""
+
+
+def is_damage(error: DataError) -> bool:
+    """Whether a file's content is at fault, not the way to it: then it may be left out."""
+    cause = error.__cause__ or error.__context__
+    return not isinstance(cause, OSError) or isinstance(cause, gzip.BadGzipFile)
 
 
 def check_on_error(given: str) -> None:
