@@ -160,7 +160,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         (range(2), lambda n: [(1, {1})], "values may be"),
         (range(2), lambda n: [(1, 2**70)], "cannot travel"),
         ([object()], words, "item 1 of the source"),
-        (["no such file"], words, "is not there"),
+        (["no such file"], words, "no file or folder"),
         (7, words, "source is int"),
     ):
         with pytest.raises(DataError, match=message):

@@ -12,7 +12,10 @@ from cordee.feed.data import Data
 from cordee.feed.exchange.pairs import VALUES, encode, value_of
 from cordee.feed.exchange.pieces import HEAD, Items, Lines, Piece, Reading
 from cordee.feed.exchange.rowpieces import Samples, StoreRows
+from cordee.feed.places import Place, resolve
 from cordee.feed.source import Source
+from cordee.feed.sources.compressed import is_packed
+from cordee.feed.sources.lines import LineReader
 from cordee.feed.store.opened import StoreSource, open_store
 
 FILE_BYTES = 8 << 20
@@ -26,9 +29,9 @@ ROWS = 4096
 def pieces_of(source: Any, folder: str) -> tuple[Reading, list[Piece]]:
     """How a source is read, and its pieces; items of an iterable are written to `folder`."""
     if isinstance(source, str | Path):
-        return Lines(), _pieces_of_file(source)
+        return _pieces_of_files([source])
     if isinstance(source, Sequence) and source and all(isinstance(one, str | Path) for one in source):
-        return Lines(), [piece for one in source for piece in _pieces_of_file(one)]
+        return _pieces_of_files(source)
     if isinstance(source, Chain):
         return _pieces_of_chain(source)
     if isinstance(source, Data):
@@ -45,15 +48,24 @@ def pieces_of(source: Any, folder: str) -> tuple[Reading, list[Piece]]:
     )
 
 
-def _pieces_of_file(given: str | Path) -> list[Piece]:
-    path = Path(given).expanduser().absolute()
-    if not path.is_file():
-        raise DataError(
-            f"{path} is not there: texts in a list are taken for paths of files. Give texts themselves as an iterator, "
-            "iter(texts)"
-        )
-    size = path.stat().st_size
-    return [Piece(str(path), at, min(at + FILE_BYTES, size)) for at in range(0, size, FILE_BYTES)]
+def _pieces_of_files(given: Sequence[str | Path]) -> tuple[Reading, list[Piece]]:
+    """Paths, URLs, patterns and folders, as readers of raw files take them."""
+    places: dict[str, Place] = {}
+    pieces: list[Piece] = []
+    for one in given:
+        try:
+            found = resolve(one, LineReader.endings)
+        except DataError as error:
+            raise DataError(
+                f"{error.message}. Texts are taken for paths of files: give texts themselves as an iterator, "
+                "iter(texts)"
+            ) from error
+        for place in found:
+            places[place.url] = place
+            each = max(1, place.size) if place.size > FILE_BYTES and is_packed(place) else FILE_BYTES
+            cuts = range(0, place.size, each)
+            pieces += [Piece(place.url, at, min(at + each, place.size)) for at in cuts]
+    return Lines(places), pieces
 
 
 def _written(source: Iterable[Any], path: str) -> list[Piece]:

@@ -103,11 +103,11 @@ def map_reduce(
 ) -> Reduced | Stream:
     """Map items to pairs, bring the pairs of each key together, and reduce them, in several processes.
 
-    `source`: paths of text files, whose lines are the items; a chain or source of `cordee.data`, whose rows come in
-    chunks, as dicts of arrays; or anything that gives items. `map(item)` gives pairs (key, value), `reduce(key,
-    values)` a value for each key; `combine(key, values)`, where one is given, makes one value of several of a task
-    before they are exchanged. Keys and values may be numbers, texts, bytes, tuples, and values NumPy arrays, lists and
-    dicts too; they are not pickled.
+    `source`: text files, whose lines are the items (paths, URLs, patterns, folders, or a list of these, also gzip'ed);
+    a chain or source of `cordee.data`, whose rows come in chunks, as dicts of arrays; or anything that gives items.
+    `map(item)` gives pairs (key, value), `reduce(key, values)` a value for each key; `combine(key, values)`, where one
+    is given, makes one value of several of a task before they are exchanged. Keys and values may be numbers, texts,
+    bytes, tuples, and values NumPy arrays, lists and dicts too; they are not pickled.
 
     A process whose pairs take more than `memory` writes them to the temporary folder. A task whose process dies is done
     again. The result is a dict in the order of the keys, or with `stream=True` an iterator of (key, value) that reads

@@ -6,11 +6,14 @@ Nothing heavy is imported here: processes that count words start without PyTorch
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from cordee.feed.exchange.pairs import decode
+from cordee.feed.places import Place
+from cordee.feed.sources.compressed import opened
 
 HEAD = struct.Struct("<I")
 """The length of an item, before its bytes."""
@@ -34,16 +37,22 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of text files; a piece has the lines that begin in it."""
+    """Lines of text files, here or far, also gzip'ed; a piece has the lines that begin in it."""
+
+    places: Mapping[str, Place]
+    """By the name of their pieces."""
 
     def items(self, piece: Piece) -> Iterator[str]:
         """Each line, without its end; bytes that are no UTF-8 are replaced."""
-        with open(piece.name, "rb") as file:
+        place = self.places[piece.name]
+        # What is packed in a file is longer than the file: it is one piece.
+        stop = inf if (piece.start, piece.stop) == (0, place.size) else piece.stop
+        with opened(place) as file:
             if piece.start:
                 file.seek(piece.start - 1)
                 file.readline()  # the rest of a line that began before
             at = file.tell() if piece.start else 0
-            while at < piece.stop and (line := file.readline()):
+            while at < stop and (line := file.readline()):
                 at += len(line)
                 yield line.decode("utf-8", "replace").rstrip("\r\n")
 

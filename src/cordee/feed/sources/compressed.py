@@ -18,6 +18,12 @@ BLOCK = 1 << 22
 """Bytes that are read at once."""
 
 
+def is_packed(place: Place) -> bool:
+    """Whether a file's bytes begin as gzip's do."""
+    with place.open() as raw:
+        return raw.read(2) == _GZIP
+
+
 @contextmanager
 def opened(place: Place) -> Iterator[BinaryIO]:
     """A file's bytes, unpacked if they begin as gzip's do; what cannot be read names the file."""
