@@ -21,7 +21,8 @@ from cordee.feed.steps.pack import Finish
 from cordee.feed.store.aggregate import aggregate
 from cordee.feed.store.cached import cache_folder
 from cordee.feed.store.layout import Features
-from cordee.feed.store.opened import open_store
+from cordee.feed.store.opened import StoreSource, open_store
+from harness import until
 from rows_here import chain, columns, files, whole
 
 RANDOM = np.random.default_rng(3)
@@ -213,6 +214,21 @@ def test_it_is_gone_through_in_the_order_of_a_training() -> None:
     assert ahead == [one.x.tolist() for one in base.shuffle(3).batch(64)]
     assert [row["n"] for row in base.shuffle(3)] == Order(N, N, seed=3).ids(0, 0).tolist()
     assert [row["kind"] for row in base] == KIND
+
+
+def test_rows_are_read_ahead_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, read, given = chain("kind", n=np.arange(N), kind=KIND), [], StoreSource.rows
+    monkeypatch.setattr("cordee.feed.view._ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(StoreSource, "rows", lambda self, ids: read.append(len(ids)) or given(self, ids))
+    rows = iter(base)
+    next(rows)
+    assert read == [10]
+    ahead = base.shuffle(3).prefetch()
+    read.clear()
+    rows = iter(ahead)
+    first = next(rows)
+    until(lambda: read == [10, 10])
+    assert [first["n"], *(row["n"] for row in rows)] == [row["n"] for row in base.shuffle(3)]
 
 
 def test_take_and_repeat() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from cordee.feed.steps.user import rows_in
 from cordee.feed.store.opened import StoreSource
 
 Self = TypeVar("Self", bound="Viewed")
+T = TypeVar("T")
 LARGE_BYTES = 2**28
 """A set of so many bytes is read ahead by a thread: it may not lie in memory."""
 LIKE_A_BUFFER = 100
@@ -103,7 +104,7 @@ class Viewed(ABC):
         return self.viewed(replace(view, batch=_count("batch", size)))
 
     def prefetch(self: Self, ahead: bool = True) -> Self:
-        """Iterate with a thread that reads the next batch ahead; by itself it does so for large data."""
+        """Iterate with a thread that reads ahead; by itself it does so for batches of large data."""
         return self.viewed(replace(self.view, ahead=ahead))
 
     def _of_rows(self, called: str, count: int) -> View:
@@ -141,24 +142,33 @@ def batches_of(source: Source, view: View, size: int, nbytes: int) -> Iterator[B
         return batch
 
     ahead = nbytes >= LARGE_BYTES if view.ahead is None else view.ahead
-    if not ahead:
-        for step in range(order.steps):
-            yield change(gathered(step), late)
-        return
-    with ThreadPoolExecutor(1, "cordee-prefetch") as pool:
-        following: Future[Batch] = pool.submit(gathered, 0)
-        for step in range(order.steps):
-            batch = following.result()
-            if step + 1 < order.steps:
-                following = pool.submit(gathered, step + 1)
-            yield change(batch, late)
+    for batch in _in_turn(gathered, order.steps, ahead=ahead):
+        yield change(batch, late)
 
 
 def rows_of_set(source: StoreSource, view: View, count: int, times: int) -> Iterator[dict[str, Any]]:
     """Each row as a dict; texts as such."""
     order = view.order(count * times, _ROWS_AT_ONCE)
-    for step in range(order.steps):
-        yield from rows_in(source.rows(order.ids(view.epoch, step) % count))
+
+    def read(step: int) -> list[dict[str, Any]]:
+        return list(rows_in(source.rows(order.ids(view.epoch, step) % count)))
+
+    for rows in _in_turn(read, order.steps, ahead=bool(view.ahead)):
+        yield from rows
+
+
+def _in_turn(get: Callable[[int], T], steps: int, *, ahead: bool) -> Iterator[T]:
+    """What `get` gives for each step; with `ahead` by a thread, which gets the next one meanwhile."""
+    if not ahead:
+        yield from map(get, range(steps))
+        return
+    with ThreadPoolExecutor(1, "cordee-prefetch") as pool:
+        following: Future[T] = pool.submit(get, 0)
+        for step in range(steps):
+            found = following.result()
+            if step + 1 < steps:
+                following = pool.submit(get, step + 1)
+            yield found
 
 
 def _count(called: str, value: Any) -> int:
