@@ -15,8 +15,10 @@ import torch
 from cordee.core.errors import DataError, UsageError
 from cordee.feed.counted import HERE
 from cordee.feed.exchange import messages as said
+from cordee.feed.exchange.access import Access
 from cordee.feed.exchange.fetch import Fetched, fetch
 from cordee.feed.exchange.holder import Holder
+from cordee.feed.exchange.holders import FromHolders, Turns
 from cordee.feed.exchange.listing import MANIFEST
 from cordee.feed.exchange.remote import Remote, ask
 from cordee.feed.exchange.stored import store
@@ -198,3 +200,39 @@ def test_garbage_to_a_holder(made: Path) -> None:
             link.send(said.Ask("made"))
             assert isinstance(link.receive(said.decode), said.Entries)
         until(lambda: holder.served.stores >= 2)
+
+
+def test_shards_come_from_all_holders_by_turns_and_a_lost_one_is_left_alone(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hold everything: both carry about half. One is lost: it is dialled once, until it is tried again later."""
+    dialled: list[str] = []
+    dial = Access.dial
+    monkeypatch.setattr(Access, "dial", lambda self, place: dialled.append(place) or dial(self, place))
+    with contextlib.closing(Holder(made.parent, ANYWHERE, ACCESS)) as first:
+        with contextlib.closing(Holder(made.parent, ANYWHERE, ACCESS)) as second:
+            places = first.place, second.place
+            bring, later = (FromHolders(Remote.parse(f"cordee://{','.join(places)}/made"), ACCESS) for _ in range(2))
+            entries = [one for one in later.offers[first.place] if one.path != MANIFEST]
+            for entry in entries:
+                assert bring(entry.path, 0, -1) == (made / entry.path).read_bytes()
+            given, whole = bring.counters.by_holder, sum(one.size for one in entries)
+            assert given.keys() == set(places) and sum(given.values()) == whole
+            assert min(given.values()) >= whole / 2 - max(one.size for one in entries)
+        dialled.clear()
+        for tries in (1, 2):
+            for entry in entries:
+                assert later(entry.path, 0, -1) == (made / entry.path).read_bytes()
+            assert (dialled.count(first.place), dialled.count(second.place)) == (1, tries)
+            later._turns._lost.clear()  # a while has passed
+    turns = Turns()
+    for holder in places:
+        with pytest.raises(OSError), turns.asking(holder, 1):
+            raise OSError
+    assert turns.next_of(places) in places, "a lost one is the last resort"
+    with turns.asking(places[0], 1):
+        pass
+    assert turns.next_of(places) == places[0], "it is there again"
+    with turns.asking(places[0], 5):
+        turns._lost.clear()
+        assert turns.next_of(places) == places[1], "bytes are on their way from the other one"

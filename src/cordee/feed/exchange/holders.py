@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +21,63 @@ from cordee.feed.locality import Holders
 from cordee.feed.store.layout import Shard
 from cordee.group.bulk import Link
 
+LOST_S = 30.0
+"""So long a holder that could not be reached is asked only for what no other one gives."""
+
+
+class Turns:
+    """Which holder is asked next: one that is there, with the fewest bytes on their way, then the fewest so far."""
+
+    def __init__(self) -> None:
+        """None was asked yet."""
+        self._turn = threading.Lock()
+        self._under_way: Counter[str] = Counter()
+        self._asked: Counter[str] = Counter()
+        self._lost: dict[str, float] = {}
+        self._first: dict[str, float] = {}
+        """Of those that are equal, the first: another one in each process."""
+
+    def next_of(self, holders: Collection[str]) -> str:
+        """The best one of these."""
+
+        def rank(holder: str) -> tuple[bool, int, int, float]:
+            lost = time.monotonic() < self._lost.get(holder, 0.0)
+            first = self._first.setdefault(holder, random.random())
+            return lost, self._under_way[holder], self._asked[holder], first
+
+        with self._turn:
+            return min(holders, key=rank)
+
+    @contextmanager
+    def asking(self, holder: str, nbytes: int) -> Iterator[None]:
+        """While it is asked for so many bytes; an error means that it is lost."""
+        with self._turn:
+            self._under_way[holder] += nbytes
+            self._asked[holder] += nbytes
+        try:
+            yield
+        except Exception:
+            with self._turn:
+                self._lost[holder] = time.monotonic() + LOST_S
+            raise
+        else:
+            with self._turn:
+                self._lost.pop(holder, None)
+        finally:
+            with self._turn:
+                self._under_way[holder] -= nbytes
+
 
 @dataclass(frozen=True)
 class FromHolders:
-    """Brings whole files of a store, from any host that holds them; when one is lost, from another one."""
+    """Brings whole files of a store, from all hosts that hold them by turns; when one is lost, from the others."""
 
     remote: Remote
     access: Access
     counters: Counters = field(default_factory=Counters, compare=False)
     """How many bytes each of them has given to this process."""
     _here: threading.local = field(default_factory=threading.local, compare=False, repr=False)
+    _turns: Turns = field(default_factory=Turns, compare=False, repr=False)
     _offers: dict[str, list[Entry]] = field(default_factory=dict, compare=False, repr=False)
 
     def __reduce__(self) -> Any:
@@ -45,14 +96,16 @@ class FromHolders:
         if path == MANIFEST:
             return manifest_of(self.remote, self.offers, self.access)
         reasons = []
-        for holder, entries in self.offers.items():
-            for entry in entries:
-                if entry.path == path:
-                    try:
-                        return self._got(holder, entry)
-                    except (OSError, ValueError, CordeeError) as error:
-                        self._links.pop(holder, None)
-                        reasons.append(f"; {holder}: {error}")
+        there = {holder: one for holder, entries in self.offers.items() for one in entries if one.path == path}
+        while there:
+            holder = self._turns.next_of(there)
+            entry = there.pop(holder)
+            try:
+                with self._turns.asking(holder, entry.size):
+                    return self._got(holder, entry)
+            except (OSError, ValueError, CordeeError) as error:
+                self._links.pop(holder, None)
+                reasons.append(f"; {holder}: {error}")
         raise DataError(
             f"{path} of {self.remote.name or 'the store'} is at none of the holders {', '.join(self.offers)}"
             f"{''.join(reasons)}. Name a holder that has it, or start `cordee data serve` there again"
