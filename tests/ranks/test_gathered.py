@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,10 @@ def start(model: str, out: Path, **more: Any) -> Run:
 @pytest.mark.parametrize(
     ("model", "plan", "workers"), [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
 )
-def test_equals_one_process(warm: int, tmp_path: Path, model: str, plan: str, workers: int) -> None:
-    fewer = {"steps" if model in ("llama", "bert") else "stop_steps": 8} if (model, plan, workers) in FAST else {}
-    run = start(model, tmp_path / "run", workers=workers, plan=plan, **fewer)
-    alone = start(model, tmp_path / "alone", **fewer)
+def test_equals_one_process(reference: Callable[..., Run], tmp_path: Path, model: str, plan: str, workers: int) -> None:
+    run = start(model, tmp_path / "run", workers=workers, plan=plan)
+    alone = reference(MODELS[model][0], **MODELS[model][1])
+    assert len(alone.losses) == 20
     assert_same(run, alone, loss=1e-10, tensor=1e-8)
     for name in ("cut", "shard"):
         (event,) = run.of(name)

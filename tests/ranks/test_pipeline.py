@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,19 @@ PLANS = {
     "pipeline=2,schedule=1f1b,micro_batches=3": 4,
     "tensor=2,pipeline=2": 4,
     "tensor=2,pipeline=2,schedule=zero-bubble": 8,
+    "pipeline=2,schedule=interleaved,micro_batches=2": 4,
+    "pipeline=2,schedule=gpipe,micro_batches=2": 4,
+    "pipeline=2,schedule=zero-bubble": 4,
 }
 """With the workers that each runs on."""
 
 
 def start(kind: str, out: Path, **more: Any) -> Run:
-    settings = SETTINGS.get(kind, {"kind": kind, **({} if kind in FILES else {"stop_steps": 20})})
-    return train(FILES.get(kind, "staged"), out, **{**settings, **more})
+    return train(FILES.get(kind, "staged"), out, **{**settings_of(kind), **more})
+
+
+def settings_of(kind: str) -> dict[str, Any]:
+    return SETTINGS.get(kind, {"kind": kind, **({} if kind in FILES else {"stop_steps": 20})})
 
 
 def same(run: Run, reference: Run) -> None:
@@ -51,18 +58,19 @@ def products() -> list[Any]:
             rare = place != (2 + turn) % len(MODELS)
             if fits and not (kind == "group" and "tensor" in plan):  # none of its layers can be cut
                 cases.append(pytest.param(plan, kind, marks=[pytest.mark.slow] if rare else []))
+    assert {case.values[0] for case in cases if not case.marks} == set(PLANS), "each plan is trained in every run"
     return cases
 
 
 @pytest.mark.parametrize(("plan", "kind"), products())
-def test_equals_one_process(warm: int, tmp_path: Path, plan: str, kind: str) -> None:
+def test_equals_one_process(reference: Callable[..., Run], tmp_path: Path, plan: str, kind: str) -> None:
     run = start(kind, tmp_path / "stages", workers=PLANS[plan], plan=plan)
-    reference = start(kind, tmp_path / "alone")
-    same(run, reference)
+    alone = reference(FILES.get(kind, "staged"), **settings_of(kind))
+    same(run, alone)
     (event,) = run.of("cut")
     assert event["loss"] < 1e-12 and event["gradient"] < 1e-9
     assert {stage for _, stage, _ in event["units"]} == set(range(4 if "interleaved" in plan else 2))
-    messages = [[event["message"] for event in one.of("warning")] for one in (run, reference)]
+    messages = [[event["message"] for event in one.of("warning")] for one in (run, alone)]
     assert messages[0] == messages[1]
 
 

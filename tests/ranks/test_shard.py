@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from strike import striking
 WORDS = ("optimizer", "gradients", "params")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("sliced", {"kind": "mlp", "stop_steps": 20, "clip": 0.5}),
-    "cnn": ("cnn", {}),
+    "cnn": ("cnn", {"stop_steps": 20, "epochs": 2, "clip": 0.5}),
     "gpt": ("gpt", {"stop_steps": 20, "clip": 0.5, "epochs": 3}),
     "llama": ("cut_models", {"kind": "llama"}),
     "bert": ("cut_models", {"kind": "bert"}),
@@ -32,6 +33,8 @@ FAST = [
     ("gpt", "shard=optimizer,accumulate=3", 2),
     ("llama", "shard=params", 2),
     ("bert", "shard=gradients,shards=2", 4),
+    ("mlp", "shard=optimizer,shards=2", 4),
+    ("gpt", "shard=params,shards=2", 4),
     ("scaled", "shard=params,tensor=2", 4),  # with a parameter of one number, and slices
 ]
 SLOW = [
@@ -52,8 +55,9 @@ def start(model: str, out: Path, **more: Any) -> Run:
 @pytest.mark.parametrize(
     ("model", "plan", "workers"), [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
 )
-def test_equals_one_process(warm: int, tmp_path: Path, model: str, plan: str, workers: int) -> None:
-    run, alone = start(model, tmp_path / "run", workers=workers, plan=plan), start(model, tmp_path / "alone")
+def test_equals_one_process(reference: Callable[..., Run], tmp_path: Path, model: str, plan: str, workers: int) -> None:
+    run = start(model, tmp_path / "run", workers=workers, plan=plan)
+    alone = reference(MODELS[model][0], **MODELS[model][1])
     assert_same(run, alone, loss=1e-10, tensor=1e-8)
     (event,) = run.of("shard")
     assert event["units"] and event["loss"] < 1e-12 and event["gradient"] < 1e-9
