@@ -73,6 +73,10 @@ def test_every_worker_holds_its_part_of_the_state(warm: int, tmp_path: Path) -> 
     for event in held.values():
         for name, times in (("parameters", 1), ("gradients", 1), ("optimizer", 2)):
             assert event[name] == pytest.approx(times * ideal, rel=0.1)
+    for event in run.of("memory"):  # two blocks of this model are most of it; gradients of one of them
+        assert 4 * ideal < event["gathered"] < 8 * ideal
+        parts = sum(event[name] or 0 for name in ("parameters", "gradients", "state", "buckets", "activations"))
+        assert event["total"] == parts + event["gathered"]
 
 
 def test_resumes_under_any_plan_on_any_number_of_workers(warm: int, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,9 +12,10 @@ from torch import nn
 from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
 from cordee.diagnose.room import GIB, Kept, Room, Sizes, Verdict, estimate, judge, share_of
+from cordee.split.shard import gathered_bytes
 from cordee.train import fitting
 from cordee.train.cutting import first_batch
-from cordee.train.fitting import check_fits, saved_bytes, sizes_of, state_bytes, with_activations
+from cordee.train.fitting import check_fits, estimate_of_job, saved_bytes, sizes_of, state_bytes, with_activations
 from cordee.train.jobfile import load_job
 from cordee.train.stepper import Stepper
 from harness import JOBS
@@ -30,8 +32,37 @@ def test_needs_by_plan() -> None:
     assert (offloaded.state, offloaded.host) == (2 * GIB, (8 + 3) * GIB)
     assert offloaded.activations == 2 * GIB + (10 - 3) * GIB // 5
     assert estimate(SIZES, Plan(sync="server"), batch=8, replicas=1).state == 0  # its servers have it
+    sharded = estimate(replace(SIZES, gathered=3 * GIB), Plan(shard="params"), batch=8, replicas=2)
+    assert (sharded.total, sharded.certain) == (needs.total + 3 * GIB, needs.certain)
     plan = Plan(share="proportional", proportions=(3, 1), accumulate=2)
     assert (share_of(8, plan, 2), share_of(7, Plan(accumulate=4), 2), share_of(1, Plan(), 4)) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "micros", "staged", "expected"),
+    [
+        ("params", 1, False, (2 + 8 + 9) + (2 + 9)),  # the rest, two units one after the other; gradients of one
+        ("gradients", 4, False, 23 + (2 + 9)),
+        ("optimizer", 1, False, 23 + (2 + 9)),
+        ("optimizer", 4, False, 23 + 23),  # gradients of all micro-batches are kept whole
+        ("params", 1, True, 23 + 23),
+    ],
+)
+def test_what_is_gathered_in_a_step_counts_too(word: str, micros: int, staged: bool, expected: int) -> None:
+    whole = {"bytes.weight": 2, "blocks.0.up": 3, "blocks.0.down": 1, "blocks.1.up": 8, "blocks.2.up": 9}
+    units = ("blocks.0", "blocks.1", "blocks.2")
+    assert gathered_bytes(whole, units, word, micros=micros, staged=staged) == expected
+    assert gathered_bytes(whole, (), "params", micros=micros, staged=staged) == 2 * 23
+
+
+def test_a_sharded_job_is_estimated_by_what_it_keeps_and_what_it_gathers() -> None:
+    job = load_job(JOBS / "gpt.py", {})
+    parameters = sum(one.nbytes for one in job.make_model().parameters())
+    needs = {word: estimate_of_job(job, Plan(shard=word), 4)[0] for word in ("params", "gradients")}
+    for one in needs.values():  # between steps all words keep a quarter
+        assert (one.parameters, one.gradients, one.state) == (parameters // 4, parameters // 4, parameters // 2)
+    assert parameters < needs["params"].gathered <= 2 * parameters
+    assert needs["gradients"].gathered >= needs["params"].gathered
 
 
 @pytest.mark.parametrize(

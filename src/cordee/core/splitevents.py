@@ -131,3 +131,5 @@ class MemoryEvent(Event):
     """the same in host memory"""
     samples: Count
     """that it computes at once"""
+    gathered: Count = 0
+    """parameters and gradients that lie over workers (`shard`): what is whole here for a moment, at the most"""

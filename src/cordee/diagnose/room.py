@@ -38,6 +38,8 @@ class Sizes:
     """Under the plan's `recompute`."""
     blocks: int = 1
     """Whose activations are computed again one after the other."""
+    gathered: int = 0
+    """Parameters and gradients that are whole for a moment, under `shard=`."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Needs:
     """What a GPU keeps there."""
     samples: int = 0
     """That a worker computes at once."""
+    gathered: int = 0
+    """At the most, of parameters and gradients that lie over workers: what is whole here for a moment."""
 
     @property
     def certain(self) -> int:
@@ -64,12 +68,16 @@ class Needs:
     @property
     def total(self) -> int:
         """All of it, as far as it is known."""
-        return self.certain + self.buckets + (self.activations or 0)
+        return self.certain + self.gathered + self.buckets + (self.activations or 0)
 
     def __str__(self) -> str:
         """Each part in GiB or MiB."""
         parts = {"parameters": self.parameters, "gradients": self.gradients, "optimizer state": self.state}
-        parts |= {"communication": self.buckets, f"activations of {self.samples} samples": self.activations}
+        parts |= {
+            "gathered at a time": self.gathered,
+            "communication": self.buckets,
+            f"activations of {self.samples} samples": self.activations,
+        }
         words = [
             f"{name} {'not known' if size is None else in_words(size)}" for name, size in parts.items() if size != 0
         ]
@@ -108,7 +116,9 @@ def estimate(sizes: Sizes, plan: Plan, *, batch: int, replicas: int) -> Needs:
     activations = peak_of(sizes, samples)
     buckets = bucket_bytes(plan, sizes.gradients) if replicas > 1 else 0
     state = 0 if plan.sync == "server" and not plan.merges else sizes.state  # then servers have it
-    needs = Needs(sizes.parameters, sizes.gradients, state, buckets, activations, samples=samples)
+    needs = Needs(
+        sizes.parameters, sizes.gradients, state, buckets, activations, samples=samples, gathered=sizes.gathered
+    )
     host = 0
     if plan.offload in ("optimizer", "all") and needs.state is not None:
         host, needs = needs.state, replace(needs, state=min(needs.state, UNDER_WAY))

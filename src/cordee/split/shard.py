@@ -12,7 +12,7 @@ with the last one. Sums, not means: the loss of a share is weighted by its sampl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
@@ -182,6 +182,21 @@ def find_units(model: nn.Module, called: AbstractSet[nn.Module] | None = None) -
                 yield from walk(child, path)
 
     return tuple(dict.fromkeys(walk(model, "")))
+
+
+def gathered_bytes(whole: Mapping[str, int], units: Sequence[str], word: str, *, micros: int, staged: bool) -> int:
+    """What a worker holds for a moment beside its own part, at the most: parameters and gradients that are gathered.
+
+    `whole`: bytes of each sharded parameter, gathered. The backward pass reads the unit ahead while it computes one.
+    `staged`: of a pipeline, which gathers a stage at a time.
+    """
+    total = sum(whole.values())
+    blocks = [sum(size for name, size in whole.items() if name.startswith(f"{unit}.")) for unit in units]
+    rest = total - sum(blocks)
+    pairs = [sum(blocks[at : at + 2]) for at in range(len(blocks))]
+    parameters = rest + max(pairs, default=0) if word == "params" and not staged else total
+    kept = staged or (word == "optimizer" and micros > 1)
+    return parameters + (total if kept else rest + max(blocks, default=0))
 
 
 def _is_block(module: nn.Module) -> bool:

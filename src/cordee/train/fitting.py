@@ -27,11 +27,11 @@ from cordee.core.plan import Plan
 from cordee.core.world import World
 from cordee.diagnose.room import Kept, Needs, Room, Sizes, estimate, judge
 from cordee.feed.order import Order
-from cordee.group.sliced import local_of
+from cordee.group.sliced import is_sliced, local_of
 from cordee.group.team import Team
 from cordee.split.recompute import KEPT, keeping_all, pieces
 from cordee.split.record import unchanged
-from cordee.split.shard import reshard
+from cordee.split.shard import find_units, gathered_bytes, parameters_of, reshard
 from cordee.sync.stepping import is_torchs_own
 from cordee.train.cutting import first_batch
 from cordee.train.job import Job
@@ -44,18 +44,12 @@ NOTABLE = 0.1
 """Of what is free: from here on activations are counted on a CPU too."""
 COUNTED = (2, 4)
 """Samples of the two passes."""
-SHARDED = {
-    "parameters": ("params",),
-    "gradients": ("params", "gradients"),
-    "state": ("params", "gradients", "optimizer"),
-}
-"""Which words of `Plan.shard` spread what; of a pipeline, the parameters of a stage are gathered to compute it."""
 
 
 def check_fits(job: Job, stepper: Stepper, order: Order, model: nn.Module, optimizer: Optimizer) -> None:
     """Tell what this worker needs; raise if the plan cannot fit, warn if it may not. Before the first step; local."""
     plan, room = stepper.plan, room_of(model, stepper.device)
-    sizes = sizes_of(model, optimizer)
+    sizes = replace(sizes_of(model, optimizer), gathered=_gathered(stepper, model))
     short = room.on_gpu or plan.recompute != "none" or sizes.parameters + sizes.gradients > NOTABLE * room.device
     large = sum(one.numel() * one.element_size() for one in model.parameters()) >= LARGE
     spares = (plan.recompute, plan.offload) != ("none", "none")
@@ -82,7 +76,20 @@ def _any(team: Team, wish: bool) -> bool:
 def event_of(worker: int, needs: Needs, room: Room) -> MemoryEvent:
     """The record of an estimate."""
     parts = (needs.parameters, needs.gradients, needs.state, needs.buckets, needs.activations)
-    return MemoryEvent(worker, *parts, needs.total, needs.host, room.device, room.host, needs.samples)
+    return MemoryEvent(worker, *parts, needs.total, needs.host, room.device, room.host, needs.samples, needs.gathered)
+
+
+def _gathered(stepper: Stepper, model: nn.Module) -> int:
+    """What is whole for a moment of a model whose state lies over workers; 0 of any other."""
+    sharding, plan = stepper.placing.sharding, stepper.plan
+    if sharding is None or model not in sharding.of:
+        return 0
+    held = {name: one for name, one in parameters_of(model).items() if is_sliced(one, "shard")}
+    whole = {
+        name: one.numel() * one.element_size() // (plan.tensor if is_sliced(one, "slice") else 1)
+        for name, one in held.items()
+    }
+    return gathered_bytes(whole, sharding.of[model].units, plan.shard, micros=plan.accumulate, staged=plan.pipeline > 1)
 
 
 def estimate_of_job(job: Job, plan: Plan, workers: int) -> tuple[Needs, Room]:
@@ -95,15 +102,16 @@ def estimate_of_job(job: Job, plan: Plan, workers: int) -> tuple[Needs, Room]:
     model, order = stepper.place(job.make_model()), job.order(job.resolve(workers))
     sizes = with_activations(sizes_of(model, job.make_optimizer(model)), job, order, model, stepper)
     stages, shards, slices = plan.shape(workers)
-    gathered = {"parameters"} if stages > 1 else ()
-    spread = {name for name, words in SHARDED.items() if plan.shard in words and name not in gathered}
-    over = {name: stages * slices * (shards if name in spread else 1) for name in SHARDED}
-    state = None if sizes.state is None else sizes.state // over["state"]
+    over = plan.shape(workers).size
+    whole = {name: one.nbytes // (stages * slices) for name, one in model.named_parameters()}
+    how: dict[str, Any] = {"micros": plan.accumulate, "staged": stages > 1}
+    gathered = gathered_bytes(whole, find_units(model), plan.shard, **how) if shards > 1 else 0
     sizes = replace(
         sizes,
-        parameters=sizes.parameters // over["parameters"],
-        gradients=sizes.gradients // over["gradients"],
-        state=state,
+        parameters=sizes.parameters // over,
+        gradients=sizes.gradients // over,
+        state=None if sizes.state is None else sizes.state // over,
+        gathered=gathered,
     )
     replicas = workers // (stages * slices)
     return estimate(sizes, plan, batch=order.batch, replicas=replicas), room_of(model, "cpu", workers)
