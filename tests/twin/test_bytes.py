@@ -41,7 +41,7 @@ def leaves(out: Path) -> float:
 def test_every_codec_and_local_steps(able: None, warm: int, tmp_path: Path) -> None:
     """One worker per host: all that it sends crosses its interface. Where that is little, there are more steps."""
     steps = {"sync=allreduce": 6, "compress=bf16": 6, "compress=int8": 6, "compress=topk": 20}
-    steps |= {"compress=powersgd": 20, "sync=local,local_steps=6": 12}
+    steps |= {"compress=onebit": 20, "compress=powersgd": 20, "sync=local,local_steps=6": 12}
     plans = [f"{number}:{plan}" for plan, number in steps.items()]
     hosts = count(tmp_path, "2 x link=1000mbit", "sync=allreduce", *plans)
     columns: dict[tuple[int, str], dict[int, float]] = {}
