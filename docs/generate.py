@@ -258,18 +258,16 @@ def plan() -> list[str]:
         "A plan says *how* to train here: which worker computes which samples (feed), how a replica lies over ranks "
         "(split), how replicas agree (sync), and what the devices do. On the command line it is `auto`, a YAML file, "
         "or `key=value,...`; from Python also a `cordee.Plan`. What is not given keeps its default, and `auto` is all "
-        "defaults. A key or value that does not exist is refused with the nearest one that does; one that is not "
-        "built in this version is refused by its name.",
+        "defaults. A key or value that does not exist is refused with the nearest one that does.",
     ]
     titles = {"feed": "Feed", "split": "Split", "sync": "Sync", "device": "Device"}
     for part in dict.fromkeys(key.part for key in plan_keys()):
         rows = []
         for key in plan_keys():
             if key.part == part:
-                works = ", ".join(f"`{_written(value)}`" for value in key.built) or "all of them"
-                rows.append([f"`{key.name}`", f"`{_written(key.default)}`", key.help, key.allowed, works])
-        parts += [f"## {titles[part]}", table(("key", "default", "meaning", "allowed", "works now"), rows)]
-    given = [{key.name: value} for key in plan_keys() for value in key.built or key.choices]
+                rows.append([f"`{key.name}`", f"`{_written(key.default)}`", key.help, key.allowed])
+        parts += [f"## {titles[part]}", table(("key", "default", "meaning", "allowed"), rows)]
+    given = [{key.name: value} for key in plan_keys() for value in key.choices]
     served = [{"sync": "server", **one} for one in given if Plan.from_dict(one).faithfulness != "statistical"]
     lossy = [
         f"`{','.join(f'{name}={_written(value)}' for name, value in one.items())}`"
@@ -280,7 +278,7 @@ def plan() -> list[str]:
         "`cordee plan` lists the keys in the terminal; `cordee plan PLAN` checks a plan and prints all of it.",
         "## How near to one process",
         "A plan is *same* if it gives what one process gives, up to rounding and the model's own random draws, and "
-        f"*statistical* otherwise; `run.json` says which. Of what works now, these make it statistical: "
+        f"*statistical* otherwise; `run.json` says which. These make it statistical: "
         f"{', '.join(lossy) or 'none'}.",
     ]
     return parts

@@ -199,7 +199,6 @@ def test_a_function_that_makes_what_does_not_fit(fields: str, words: tuple[str, 
     [
         ("shar=equal", ("shar", "share", "Allowed keys")),
         ("share=even", ("share", "even", "equal")),
-        ("share=balanced", ("share=balanced", "not built yet", "share=equal")),
         ("pipeline=2,compile=true", ("pipeline=2", "compile=true", "leave one of them out")),
         ("proportions=5:3:2", ("3", "2 start")),
         ("equal", ("key=value",)),

@@ -119,7 +119,7 @@ def replica(rank: int, meeting: Meeting, script: Script, codec: str | None, oute
             model.weight.grad = gradient
             sync.in_hand = InHand((0, window), window, rank, 1.0)
             weight = float(2 + rank + window)
-            sync.commit(lambda weight=weight: Record(0.0, weight, *[0.0] * 6, 0), void=False, treatment=Treatment())
+            sync.commit(lambda weight=weight: Record(0.0, weight, *[0.0] * 7, 0), void=False, treatment=Treatment())
             sync.update(optimizer)
         assert (team.meter.hidden_s > hidden_s) == under_way or codec is not None  # whose few bytes are not counted
         sync.behind = behind

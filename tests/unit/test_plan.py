@@ -77,18 +77,6 @@ def test_errors_name_the_key_the_value_and_what_is_allowed(text: str, words: lis
         assert word in str(caught.value)
 
 
-LATER = [
-    "share=balanced",
-]
-
-
-@pytest.mark.parametrize("text", LATER)
-def test_what_is_not_built_yet_says_so_and_what_works(text: str) -> None:
-    name = text.partition("=")[0]
-    with pytest.raises(PlanError, match=f"{text} is not built yet in this version; what works is {name}="):
-        Plan.parse(text)
-
-
 @pytest.mark.parametrize(
     "values", [{"pipeline": 0}, {"accumulate": True}, {"share": None}, {"overlap": 1}, {"proportions": 3}]
 )
@@ -130,6 +118,10 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(sync="server", push="parameters", mode="stale", staleness=2), 2, "so it has no mode=stale"),
         (Plan(sync="server", push="parameters", compress="powersgd"), 2, "compress=powersgd needs a sum"),
         (Plan(sync="server", local_steps=4), 2, "or sync=server,push=parameters"),
+        (Plan(share="balanced", sync="local"), 2, "share=balanced works where all replicas commit each step together"),
+        (Plan(share="balanced", sync="server", mode="async"), 2, "share=balanced works where all replicas commit"),
+        (Plan(share="balanced", sync="auto"), 2, "share=balanced works where all replicas commit each step together"),
+        (Plan(share="balanced", shard="params"), 2, "share=balanced does not work with shard=params yet"),
         (Plan(local_steps=4), 2, "local_steps=4 means nothing under sync=allreduce; set sync=local"),
         (Plan(local_lr="same"), 2, "local_lr=same means nothing under sync=allreduce; set sync=local"),
         (Plan(merge="behind"), 2, "merge=behind means nothing under sync=allreduce; set sync=local"),
@@ -199,7 +191,7 @@ def test_plans_that_run() -> None:
     Plan.parse("shard=optimizer,shards=2,tensor=2,recompute=block").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 38
+    assert len(REFUSALS) == 40
 
 
 def test_the_shape_of_a_replica() -> None:

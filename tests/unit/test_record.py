@@ -33,7 +33,7 @@ def commit(ledger: Ledger, step: int, count: int, digest: int) -> None:
 def test_records_add_up_over_thousands_of_replicas() -> None:
     draw = random.Random(0)
     digests = [draw.getrandbits(64) for _ in range(5_000)]
-    records = [Record(1.0, 2.0, 0, 0, 0, 0, 0, samples=3, digest=digest) for digest in digests]
+    records = [Record(1.0, 2.0, 0, 0, 0, 0, 0, 0, samples=3, digest=digest) for digest in digests]
     sums = np.sum([np.asarray(one.numbers(), dtype=np.float32) for one in records], axis=0, dtype=np.float32)
     summed = Record.summed(sums.tolist())
     assert (summed.digest, summed.samples, summed.mean_loss) == (sum(digests) % 2**64, 15_000, 0.5)

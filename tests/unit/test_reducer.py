@@ -22,7 +22,7 @@ from cordee.sync.seam import Treatment
 from cordee.train.placing import Placing
 from cordee.train.reducers import Reducers
 
-RECORD = Record(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2**40 + 3)
+RECORD = Record(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2**40 + 3)
 
 
 class Doubling(Transport):

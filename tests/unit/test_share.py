@@ -50,7 +50,7 @@ def test_proportional_shares_by_largest_remainder(size: int, proportions: tuple,
 def test_proportions_follow_the_worker_and_not_its_place() -> None:
     share = Share("proportional", (5, 3, 2))
     assert sizes_of(share, 100, (2, 0)) == [29, 71]
-    assert sizes_of(share, 100, (1, 9)) == [47, 53]  # a stranger counts as the mean, 10 / 3
+    assert sizes_of(share, 100, (1, 2, 9)) == [40, 27, 33]  # a stranger counts as the mean of the two, 2.5
 
 
 def test_those_who_were_to_get_nothing_take_over_when_they_are_alone() -> None:
@@ -82,3 +82,16 @@ def test_shares_change_at_their_first_step() -> None:
     assert shares.changed(3, other).entries == ((0, equal), (3, other))  # what was to begin later is dropped
     assert shares.changed(9, other).at(8) == unequal
     assert Shares.from_list(shares.to_list()) == shares
+
+
+def test_a_newcomer_counts_as_the_mean_of_those_that_are_there() -> None:
+    """Worker 1 was lost, and worker 3 came."""
+    assert Share("proportional", (2.0, 100.0, 4.0)).fractions((0, 2, 3)) == [2 / 9, 4 / 9, 3 / 9]
+
+
+def test_shares_that_are_over_are_dropped() -> None:
+    one, two, three = (Share("proportional", (1.0, part)) for part in (2.0, 3.0, 4.0))
+    shares = Shares(((0, one), (5, two)))
+    assert shares.changed(9, three, 4).entries == ((0, one), (5, two), (9, three))
+    assert shares.changed(9, three, 5).entries == ((5, two), (9, three))
+    assert shares.changed(5, three, 4).entries == ((0, one), (5, three))

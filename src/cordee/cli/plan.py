@@ -111,8 +111,7 @@ def show_keys() -> None:
         if key.part != part:
             part = key.part
             table.add_row(f"[bold]{part}[/bold]", end_section=False)
-        now = f"; works now: {', '.join(map(written, key.built))}" if key.built else ""
-        table.add_row(f"  {key.name}={written(key.default)}", key.help, key.allowed + now)
+        table.add_row(f"  {key.name}={written(key.default)}", key.help, key.allowed)
     console = Console(highlight=False)
     console.print(table)
     console.print("Give them as --plan key=value,key=value or as a YAML file; what is not given keeps its default.")

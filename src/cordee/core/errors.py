@@ -41,7 +41,7 @@ class DataError(CordeeError, code=11, title="data"):
 
 
 class PlanError(CordeeError, code=12, title="plan"):
-    """The plan is misspelt, contradicts itself, or asks for something that is not built."""
+    """The plan is misspelt, contradicts itself, or asks for something that does not work here."""
 
 
 class ModelError(CordeeError, code=13, title="model does not fit"):

@@ -12,7 +12,15 @@ from msgspec import structs
 from cordee.core.event import Count, Event, Moment, Number
 from cordee.core.feedevents import FeedEvent
 from cordee.core.splitevents import CutEvent, HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
-from cordee.core.syncevents import DecisionEvent, PositionEvent, PushesEvent, ServerEvent, TrafficEvent, WindowEvent
+from cordee.core.syncevents import (
+    DecisionEvent,
+    PositionEvent,
+    PushesEvent,
+    ServerEvent,
+    SharesEvent,
+    TrafficEvent,
+    WindowEvent,
+)
 
 __all__ = [
     "CutEvent",
@@ -27,6 +35,7 @@ __all__ = [
     "PushesEvent",
     "ServerEvent",
     "ShardEvent",
+    "SharesEvent",
     "TrafficEvent",
     "WindowEvent",
 ]

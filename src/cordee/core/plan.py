@@ -38,8 +38,6 @@ class Key:
     help: str
     choices: tuple[str, ...] = ()
     """The allowed words; empty for numbers and switches."""
-    built: tuple[Any, ...] = ()
-    """The values that work in this version; empty when all allowed ones do."""
     minimum: float = -math.inf
 
     @property
@@ -64,11 +62,6 @@ class Key:
         if not fits:
             hint = did_you_mean(given, self.choices, f"{self.name}={{}}") if isinstance(given, str) else ""
             raise PlanError(f"plan key {self.name} was given {shown(given)}; expected {self.allowed}.{hint}")
-        if self.built and value not in self.built:
-            works = " or ".join(f"{self.name}={written(one)}" for one in self.built)
-            raise PlanError(
-                f"plan key {self.name}={written(value)} is not built yet in this version; what works is {works}."
-            )
         return value
 
 
@@ -103,7 +96,6 @@ class Plan:
         "feed",
         "who computes which samples of a global batch",
         choices=("equal", "proportional", "sampled", "local", "balanced"),
-        built=("equal", "proportional", "sampled", "local"),
     )
     proportions: tuple[float, ...] = _key(
         (), "feed", "parts of a global batch: one number per worker; per replica with tensor or pipeline above 1"

@@ -25,6 +25,8 @@ class Record(NamedTuple):
     """Workers that know of one which waits to come in."""
     news: float
     """Workers whose buffers changed, where they had not so far."""
+    uneven: float
+    """Replicas whose speed is no longer that by which shares were balanced."""
     samples: float
     digest: int
     """Of the samples that were delivered."""

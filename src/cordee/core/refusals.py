@@ -41,6 +41,16 @@ REFUSALS = (
         "proportions=5:3:2.",
     ),
     Refusal(
+        lambda plan, workers: plan.share == "balanced" and (plan.merges or plan.sync == "auto" or plan.mode != "sync"),
+        "share=balanced works where all replicas commit each step together: with sync=allreduce, or sync=server and "
+        "mode=sync. Where they compute windows, the faster ones take more parts by themselves; leave share out.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.share == "balanced" and plan.shard != "none",
+        "share=balanced does not work with shard={shard} yet, whose workers wait for each other in every layer; leave "
+        "one of them out.",
+    ),
+    Refusal(
         lambda plan, workers: plan.tensor * plan.pipeline == 1 and len(plan.proportions) not in (0, workers),
         "proportions={proportions} name {named} worker(s), but {workers} start.",
     ),

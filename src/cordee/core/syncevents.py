@@ -98,6 +98,23 @@ class PositionEvent(Event):
     """of the parameters of that part, at the end of a job; empty before, and where the loop is the user's own"""
 
 
+class SharesEvent(Event):
+    """Shares were balanced: each replica computes as much of a step as it has shown to be fast."""
+
+    step: Count
+    """from which step on, counted as in `step`"""
+    owners: list[Count]
+    """the numbers of the shares, as in `position`"""
+    before: list[Count]
+    """samples of each share of a whole batch until then"""
+    after: list[Count]
+    """samples of each from then on"""
+    measured_ms: list[Number]
+    """how long each took for those before: the median of three steps, from the step before until all was computed"""
+    reason: str
+    """why it was decided: the start, other members, a changed speed, or a change of shares just before"""
+
+
 class DecisionEvent(Event):
     """What sync=auto decided on, and from what."""
 

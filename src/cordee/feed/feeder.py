@@ -155,10 +155,18 @@ class Feeder:
         self._near = None
         self._expect_no_more()
 
-    def reshare(self, shares: Shares) -> None:
-        """Cut batches by another value of shares, from those on that were not taken yet."""
+    def reshare(self, shares: Shares, first_step: int) -> None:
+        """Cut batches by another value of shares, which differs from `first_step` on; what is read before it stays."""
         self.shares = shares
-        self.forget()
+        for slot, (_, request) in list(self._requested.items()):
+            if self._number(slot) >= first_step:
+                self._loader.cancel(request)
+                del self._requested[slot]
+        self._strip = {slot: batch for slot, batch in self._strip.items() if self._number(slot) < first_step}
+        self._expect_no_more()
+
+    def _number(self, slot: Slot) -> int:
+        return slot.epoch * self.order.steps + slot.step
 
     def hold(self, hold: bool) -> None:
         """Gather nothing ahead, or do so again where that pays."""

@@ -21,8 +21,8 @@ class Share:
     `equal`: sizes differ by at most one. `proportional`: sizes by largest remainder. `sampled`: every sample goes to a
     worker drawn at random. `local`: sizes as above, and each worker prefers samples that its host holds. `proportions`
     belong to worker ids, so that they still fit when some workers are gone; a worker without one counts as the mean of
-    those given. `sampled` draws by them if there are any. Where several workers compute a share together, their
-    `Mesh.numbers` stand for worker ids.
+    those that are there. `sampled` draws by them if there are any. Where several workers compute a share together,
+    their `Mesh.numbers` stand for worker ids.
     """
 
     rule: str = "equal"
@@ -59,7 +59,8 @@ class Share:
         if not self.proportions:
             return (1.0,) * len(workers)
         known = self.proportions
-        mean = sum(known) / len(known)
+        named = [known[worker] for worker in workers if worker < len(known)]
+        mean = sum(named) / len(named) if named else 1.0
         weights = tuple(float(known[worker]) if worker < len(known) else mean for worker in workers)
         # Only workers that were to get nothing are left: so all of them compute.
         return weights if sum(weights) else (1.0,) * len(workers)
@@ -93,9 +94,14 @@ class Shares:
         """How many steps from this one on are cut alike, at most so many."""
         return min([most, *(first - step for first, _ in self.entries if first > step)])
 
-    def changed(self, first_step: int, share: Share) -> Shares:
-        """Another share from `first_step` on, in place of those that were to begin there or later."""
-        return Shares((*(one for one in self.entries if one[0] < first_step), (first_step, share)))
+    def changed(self, first_step: int, share: Share, now: int = 0) -> Shares:
+        """Another share from `first_step` on, in place of those that were to begin there or later.
+
+        Those that are over before step `now` are dropped.
+        """
+        kept = [one for one in self.entries if one[0] < first_step]
+        ends = [first for first, _ in kept[1:]] + [first_step]
+        return Shares((*(one for one, end in zip(kept, ends, strict=True) if end > now), (first_step, share)))
 
     def to_list(self) -> list[Any]:
         """In a form that a file or a message gives back as it was."""

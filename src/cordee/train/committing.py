@@ -26,8 +26,8 @@ def record_of(stepper: Stepper, loop: Loop) -> Record:
     """This replica's record of the open step, or of its part of one."""
     channel, wish = stepper.team.channel, stepper.wish
     wishes = (wish.stop, channel.stop_reason is not None, wish.save, channel.newcomers)
-    news = not loop.windows.taken and stepper.buffers.news()
-    return Record(loop.losses.total(), loop.own_weight, *wishes, news, loop.count, loop.digest)
+    news = (not loop.windows.taken and stepper.buffers.news(), stepper.balancing.uneven)
+    return Record(loop.losses.total(), loop.own_weight, *wishes, *news, loop.count, loop.digest)
 
 
 def enter(
@@ -40,6 +40,7 @@ def enter(
 ) -> None:
     """Write down what is committed: a step, or those of a window, with this worker's samples of each."""
     grad_norm, rate, waits = told
+    stepper.balancing.measure(loop)
     stepper.team.awaited = records[-1].admit > 0
     stepper.news = loop.enter(stepper.ledger, records, stepper.number, grad_norm, rate)
     stepper.last = last = stepper.news[-1]
@@ -48,6 +49,7 @@ def enter(
     stepper.team.steps = last.steps
     heap.warm(last.steps)
     stepper.reporter.commit(list(zip(stepper.news, own, strict=True)), waits=waits, window=window)
+    stepper.balancing.committed(loop, records[-1])
 
 
 def do_part(stepper: Stepper, loop: Loop, optimizer: Optimizer, clip: float | None) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cordee.core.errors import UsageError
 from cordee.core.events import WarningEvent
+from cordee.core.plan import Plan
 from cordee.core.record import Record
 from cordee.diagnose.guard import Guard
 from cordee.feed.batch import Batch
@@ -42,13 +43,19 @@ Start = tuple[int, int]
 """Epoch, and step within it."""
 
 
+def first_share(plan: Plan, seed: int) -> Share:
+    """How the first steps are cut: what is balanced begins with the proportions that are given, else equal."""
+    begins = "proportional" if plan.proportions else "equal"
+    return Share(begins if plan.share == "balanced" else plan.share, plan.proportions, seed=seed)
+
+
 class Loop:
     """One loop over batches: its data, and what its open step has done so far."""
 
     def __init__(self, stepper: Stepper, source: Source, order: Order, weigh: Weigh | None, data: object) -> None:
         """Over a source, made of `data`, in this order; shared as the workers agreed, else as the plan says."""
         team, plan = stepper.team, stepper.plan
-        shares = stepper.loops.shares or Shares(((0, Share(plan.share, plan.proportions, seed=order.seed)),))
+        shares = stepper.loops.shares or Shares(((0, first_share(plan, order.seed)),))
         self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=stepper.device)
         self._weigh, self.data = weigh, data
         if (far := source.traits.far) is not None and (advice := far.advice(order)):
@@ -242,9 +249,14 @@ class Loops:
         feeder = loop.feeder
         if first_step <= batch.epoch * feeder.order.steps + batch.step:
             raise UsageError(f"first_step={first_step} has begun already: shares can change from the next step on")
-        self.shares = feeder.shares.changed(first_step, share)
-        agree_on(feeder.team, {"shares": self.shares.to_list()})
-        feeder.reshare(self.shares)
+        agree_on(feeder.team, {"first step": first_step, "share": [share.rule, *share.proportions, share.seed]})
+        self.cut(loop, share, first_step)
+
+    def cut(self, loop: Loop, share: Share, first_step: int) -> None:
+        """The same, once all workers have agreed on it or decided it from the same numbers."""
+        now = loop.feeder.order.steps * (batch := self.current()[1]).epoch + batch.step
+        self.shares = loop.feeder.shares.changed(first_step, share, now)
+        loop.feeder.reshare(self.shares, first_step)
 
     def train(self) -> None:
         """The innermost loop trains: no other one may do so in the same step."""

@@ -107,6 +107,8 @@ class Reporter:
         self._recent: deque[StepEvent | WindowEvent] = deque(maxlen=4096)
         self._written_at = self._sent_at = self._usage_at = 0.0
         self._asked = self._arrived = 0.0
+        self.whole_s = self.busy_s = 0.0
+        """From the step before until this worker arrived, without callbacks; and without waits for others."""
         self.start()
 
     def introduce(self, device: str, threads: int) -> None:
@@ -156,6 +158,8 @@ class Reporter:
     def arrives(self) -> None:
         """All gradients of this worker are there: stamped before it waits for those of the others."""
         self._arrived = time.perf_counter()
+        self.whole_s = self._arrived - self._began - self._callbacks
+        self.busy_s = self.whole_s - (self._team.meter.blocked_s - self._before.blocked_s)
 
     def step_ms(self) -> dict[str, float]:
         """Percentiles of the time of a step."""

@@ -32,6 +32,7 @@ from cordee.sync.gradients import drop
 from cordee.sync.meeting_points import meeting_points
 from cordee.sync.seam import Agreed, Sync, Treatment
 from cordee.train.agreement import of_data, share_model
+from cordee.train.balancing import Balancing
 from cordee.train.buffers import Buffers
 from cordee.train.committing import Told, do_part, enter, record_of
 from cordee.train.ledger import Committed, Ledger
@@ -64,8 +65,7 @@ class Stepper:
         self, team: Team | None = None, *, plan: Plan | None = None, seed: int = 0, device: str = "cpu"
     ) -> None:
         """`team` is None for one process alone."""
-        self.team, self.plan = team or Team(), plan or Plan()
-        self.seed, self.device = seed, device
+        self.team, self.plan, self.seed, self.device = team or Team(), plan or Plan(), seed, device
         self.ledger, self.reporter = Ledger(), Reporter(self.team)
         self.last: Committed | None = None
         """The step that was committed last; None before the first."""
@@ -85,7 +85,7 @@ class Stepper:
         self._trail, self.loops, self.positions = Trail(self.buffers), Loops(), Positions(self)
         self.reducers = Reducers(self.team, self.plan, self.models, self.placing)
         self._norms = Norms(self.models, self.reporter.came)
-        self.precision = Precision(self.plan.precision, device)
+        self.precision, self.balancing = Precision(self.plan.precision, device), Balancing(self)
         self.number = 0
         """Steps that were committed before the one in whose body we are, over all epochs."""
         self.team.on_regroup.append(self._regrouped)
@@ -259,6 +259,7 @@ class Stepper:
 
     def _begin_step(self, loop: Loop) -> None:
         self.positions.begin(loop)
+        self.balancing.begin()
         loop.begin_step(self.team.membership.generation)
         loop.guard.begin_step()
         self.reporter.asks()

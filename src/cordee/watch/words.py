@@ -13,6 +13,8 @@ from cordee.watch.summary import Summary, Worker
 
 NOTICEABLE = 0.10
 """Waiting below this share of the time is not worth a word."""
+MOST_SHARES = 8
+"""Shares that a line names."""
 LEAST_CALLBACKS = 0.005
 """Callbacks that take less than this share of the time are not worth a column."""
 
@@ -146,6 +148,10 @@ def tell(event: events.Event) -> str:
         case events.DecisionEvent(before=before, choice=choice) if before != choice:
             link = f"{event.compute_ms:.3g} ms of computing, {event.link_mbit:.3g} Mbit/s"
             return f"sync=auto, from step {event.step} on: {before} → {choice} ({link}; {event.reason})"
+        case events.SharesEvent():
+            sizes = [" : ".join(map(str, one[:MOST_SHARES])) for one in (event.before, event.after)]
+            more = "" if len(event.after) <= MOST_SHARES else " : ..."
+            return f"shares from step {event.step} on: {sizes[0]}{more} → {sizes[1]}{more} samples ({event.reason})"
         case events.JoinedEvent():
             return f"worker {event.worker} on {event.host} has joined, in the place of worker {event.replaces}"
         case events.RegroupEvent():

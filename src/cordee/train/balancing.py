@@ -1,0 +1,120 @@
+"""`share=balanced`: shares follow the measured speed of each replica, so that all come to the collective together.
+
+A replica's rate is its samples per second from the end of the step before to its arrival, without what it waited in
+collectives. All agree on a table of rates after three steps of a generation, and whenever the record of a step says
+that a replica's rate has changed; `balance` decides. A change takes effect two steps later: the next step is read
+already.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from cordee.core.events import SharesEvent
+from cordee.core.record import Record
+from cordee.feed.balance import balance
+from cordee.feed.share import Share
+
+if TYPE_CHECKING:
+    from cordee.train.loops import Loop
+    from cordee.train.stepper import Stepper
+
+MEASURED = 3
+"""Steps whose median is a replica's rate."""
+UNEVEN = 0.15
+"""By how much a rate differs from that of the last decision before all decide again."""
+
+
+class Balancing:
+    """Measures the speed of this replica, and changes shares together with the others."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        """Nothing is measured yet."""
+        self._stepper, self._on = stepper, stepper.plan.share == "balanced"
+        self._rates: deque[float] = deque(maxlen=MEASURED)
+        self._decided = 0.0
+        """The rate at the last decision; 0 before the first."""
+        self._due = 0
+        """After so many steps all decide, whatever they measured; 0: only when a rate has changed."""
+        self._skip = 0
+        """Up to this step the shares are not those that were decided on last."""
+        self._where = (-1, -1)
+        """The loop and the generation of what is measured."""
+        self._why = ""
+
+    def begin(self) -> None:
+        """A step begins, the same one on all workers: measure anew in a new generation, and in a new loop."""
+        loops = self._stepper.loops
+        now = (loops.begun, self._stepper.team.membership.generation)
+        if self._on and now != self._where and len(loops.open) == 1:
+            self._why = "other members" if now[0] == self._where[0] else "the start"
+            self._where = now
+            self._restart(self._stepper.done)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether this replica's rate is no longer that of the last decision."""
+        if not self._decided or len(self._rates) < MEASURED:
+            return False
+        return abs(statistics.median(self._rates) / self._decided - 1.0) > UNEVEN
+
+    def measure(self, loop: Loop) -> None:
+        """A step is over; of a replica on several workers the first one measures."""
+        team = self._stepper.team
+        if not self._on or self._stepper.done < self._skip or team.slices.rank or team.stages.rank:
+            return
+        seconds = self._stepper.reporter.whole_s if team.sliced else self._stepper.reporter.busy_s
+        if loop.count and seconds > 0.0:
+            self._rates.append(loop.count / seconds)
+
+    def committed(self, loop: Loop, record: Record) -> None:
+        """A step is committed everywhere: decide, if it is time. All workers call this, and come to the same."""
+        done = self._stepper.done
+        if not self._on or len(self._stepper.loops.open) > 1 or not (done == self._due or record.uneven):
+            return
+        if done < self._skip:  # what was wished before the last change took effect
+            return
+        self._why = self._why if done == self._due else "a replica's speed has changed"
+        self._decide(loop, done)
+
+    def _decide(self, loop: Loop, done: int) -> None:
+        team, order, (_, batch) = self._stepper.team, loop.feeder.order, self._stepper.loops.current()
+        step = batch.epoch * order.steps + batch.step
+        owners, count = team.lines.mesh.numbers, team.shares
+        before = loop.feeder.shares.at(step + 1)
+        rate = statistics.median(self._rates) if self._rates else 0.0
+        while True:
+            # Of a worker that was handed the result over, the members may be others by now: not those of the table.
+            table = torch.zeros(count, dtype=torch.float64)
+            if team.share < count:
+                table[team.share] = rate
+            if team.agree([table]):
+                break
+            owners, count = team.lines.mesh.numbers, team.shares
+        rates = table.tolist()
+        sizes = [len(before.positions(order.batch, owners, index)) for index in range(count)]
+        seconds = [size / rate if rate else 0.0 for size, rate in zip(sizes, rates, strict=True)]
+        share = balance(sizes, seconds, order.batch, owners)
+        if share is None:
+            self._decided, self._due = rate, 0
+            return
+        self._stepper.loops.cut(loop, share, step + 2)
+        self._tell(done, owners, seconds, (before, share), order.batch)
+        self._restart(done + 1)
+        self._why = "the shares have changed"
+
+    def _restart(self, first: int) -> None:
+        """Measure from the step after so many on."""
+        self._rates.clear()
+        self._decided, self._skip, self._due = 0.0, first, first + MEASURED
+
+    def _tell(
+        self, done: int, owners: tuple[int, ...], seconds: list[float], shares: tuple[Share, Share], batch: int
+    ) -> None:
+        before, after = ([len(one.positions(batch, owners, at)) for at in range(len(owners))] for one in shares)
+        milliseconds = [round(1e3 * one, 3) for one in seconds]
+        self._stepper.reporter.tell(SharesEvent(done + 2, list(owners), before, after, milliseconds, self._why))

@@ -1,0 +1,66 @@
+"""Shares by speed, as a value."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cordee.core.events import SharesEvent
+from cordee.core.plan import Plan
+from cordee.feed.balance import balance
+from cordee.train.balancing import Balancing
+from cordee.watch.words import tell
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "batch", "after"),
+    [
+        ((16, 16, 16), (1.0, 4.0, 1.0), 48, (22, 5, 21)),
+        ((21, 6, 21), (1.3, 1.4, 1.3), 48, None),  # as even as 48 samples allow
+        ((16, 16, 16), (1.0, 1.02, 1.0), 48, None),
+        ((1, 1), (1.0, 100.0), 2, None),  # one sample for each
+        ((5, 5), (1.0, 1000.0), 10, (9, 1)),
+        ((9, 1), (9.0, 1.0), 10, (5, 5)),
+        ((9, 1), (0.9, 0.9), 10, None),  # one sample takes as long there as nine here
+        ((0, 3), (0.0, 1.0), 3, None),  # nothing is known of the first
+        ((2, 1, 0, 0), (1.0, 1.0, 0.0, 0.0), 3, None),
+        ((100, 100), (3.0, 1.0), 200, (50, 150)),
+    ],
+)
+def test_all_take_equally_long(
+    sizes: tuple[int, ...], seconds: tuple[float, ...], batch: int, after: tuple[int, ...] | None
+) -> None:
+    share = balance(sizes, seconds, batch, range(len(sizes)))
+    owners = tuple(range(len(sizes)))
+    cut = share and tuple(len(share.positions(batch, owners, index)) for index in owners)
+    assert cut == after
+
+
+def test_proportions_belong_to_the_numbers_of_the_workers() -> None:
+    share = balance((10, 10), (1.0, 3.0), 20, (1, 4))
+    assert share is not None and share.proportions == (0.0, 15.0, 0.0, 0.0, 5.0)
+
+
+def test_many_slow_ones_get_a_sample_each() -> None:
+    share = balance((10,) * 10, (0.1, *[100.0] * 9), 100, range(10))
+    assert share is not None and share.proportions == (91.0, *[1.0] * 9)
+
+
+def test_a_rate_that_has_changed_is_uneven_once_three_steps_say_so() -> None:
+    team = SimpleNamespace(slices=SimpleNamespace(rank=0), stages=SimpleNamespace(rank=0), sliced=False)
+    stepper: Any = SimpleNamespace(plan=Plan(share="balanced"), team=team, done=5)
+    stepper.reporter = SimpleNamespace(busy_s=0.0)
+    balancing, loop = Balancing(stepper), SimpleNamespace(count=12)
+    balancing._decided = 12.0
+    said = []
+    for stepper.reporter.busy_s in (1.0, 1.0, 1.0, 1.1, 1.3, 1.3):
+        balancing.measure(loop)  # type: ignore[arg-type]
+        said.append(balancing.uneven)
+    assert said == [False] * 5 + [True]
+
+
+def test_a_change_in_words() -> None:
+    event = SharesEvent(5, [0, 1], [24, 24], [38, 10], [1.0, 4.0], "the start")
+    assert tell(event) == "shares from step 5 on: 24 : 24 → 38 : 10 samples (the start)"
