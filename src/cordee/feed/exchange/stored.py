@@ -65,7 +65,8 @@ def _fetched(named: str, token_file: str | Path | None) -> Data:
 
     fetched = fetch(named, access=access, tell=tell)
     if fetched.received:
-        HERE.count(fetched_bytes=fetched.received, fetched_s=fetched.seconds, holders={**dict(fetched.by_holder)})
+        given = {holder: nbytes for holder, nbytes in fetched.by_holder if nbytes}
+        HERE.count(fetched_bytes=fetched.received, fetched_s=fetched.seconds, holders=given)
     return _data_of(open_store(fetched.folder), named)
 
 
