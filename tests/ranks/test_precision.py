@@ -76,16 +76,23 @@ def test_unfused_goes_on_where_fused_stopped(reference: Reference, tmp_path: Pat
     assert_same(resumed, reference("mlp"))
 
 
-def test_a_traced_model_trains_the_same(reference: Reference, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", ["compile=true", "compile=true,shard=params"])
+def test_a_traced_model_trains_the_same(plan: str, reference: Reference, tmp_path: Path) -> None:
     """All of `compile=true` but the C++ compiler, which takes half a minute where its cache is empty."""
-    assert_same(train("traced", tmp_path / "run", workers=2, plan="compile=true"), reference("mlp"), loss=1e-9)
+    assert_same(train("traced", tmp_path / "run", workers=2, plan=plan), reference("mlp"), loss=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("job", ["mlp", "cnn", "gpt"])
-def test_a_compiled_model_trains_the_same(job: str, reference: Reference, tmp_path: Path) -> None:
-    assert_same(train(job, tmp_path / "run", workers=2, plan="compile=true"), reference(job), loss=1e-9)
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        *((job, "compile=true") for job in ("mlp", "cnn", "gpt")),
+        ("gpt", "compile=true,shard=params"),
+    ],
+)
+def test_a_compiled_model_trains_the_same(job: str, plan: str, reference: Reference, tmp_path: Path) -> None:
+    assert_same(train(job, tmp_path / "run", workers=2, plan=plan), reference(job), loss=1e-9)
 
 
 @pytest.mark.slow

@@ -130,21 +130,37 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(sync="local", precision="fp16"), 2, "sync=local does not work with precision=fp16"),
         (Plan(sync="auto", compress="int8"), 2, "compress=int8 means nothing under sync=auto"),
         (Plan(sync="server", compress="powersgd"), 2, "compress=powersgd needs a sum over all replicas"),
-        (Plan(tensor=2, compress="bf16"), 4, "tensor=2 does not work with compress=bf16 yet"),
+        (
+            Plan(tensor=2, compress="bf16"),
+            4,
+            "compress=bf16, which keeps .* leave compress out, or keep replicas whole",
+        ),
         (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
         (Plan(offload="all", sync="local"), 2, "works with sync=allreduce alone, not with sync=local"),
         (Plan(offload="activations", compile=True), 1, "offload=activations does not work with compile=true yet"),
-        (Plan(tensor=2, offload="optimizer"), 2, "tensor=2 does not work with offload=optimizer yet"),
+        (
+            Plan(tensor=2, offload="optimizer"),
+            2,
+            "with offload=optimizer, which takes .* with tensor=2: more workers",
+        ),
         (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
         (Plan(tensor=2, pipeline=2), 6, "tensor=2,pipeline=2 puts each replica on 4 workers; start a multiple of 4"),
-        (Plan(pipeline=2, compile=True), 2, "pipeline=2 does not work with compile=true yet"),
+        (
+            Plan(pipeline=2, compile=True),
+            2,
+            "pipeline=2 does not work with compile=true, because .* or use shard=params alone",
+        ),
         (Plan(pipeline=2, accumulate=3), 2, "leave accumulate=3 out, and set micro_batches=3"),
         (Plan(schedule="gpipe"), 2, "schedule=gpipe means nothing without stages; set pipeline=2"),
         (Plan(micro_batches=4), 2, "micro_batches=4 means nothing without stages; set pipeline=2 or more, or use acc"),
         (Plan(sequence=True), 2, "sequence=true shares the tokens out .* set tensor=2 or more"),
-        (Plan(tensor=2, sync="local"), 4, "tensor=2 does not work with sync=local yet"),
-        (Plan(tensor=2, compile=True), 4, "tensor=2 does not work with compile=true yet"),
-        (Plan(tensor=2, precision="fp16"), 4, "tensor=2 does not work with precision=fp16 yet"),
+        (Plan(tensor=2, sync="local"), 4, "tensor=2 does not work with sync=local, whose merges.* use sync=allreduce"),
+        (Plan(tensor=2, compile=True), 4, "tensor=2 does not work with compile=true, because"),
+        (
+            Plan(tensor=2, precision="fp16"),
+            4,
+            "precision=fp16, because a gradient that overflows .* use precision=bf16",
+        ),
         (
             Plan(tensor=2, share="proportional", proportions=(5, 3, 2)),
             4,
@@ -156,10 +172,14 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(shards=2), 2, "shards=2 means nothing under shard=none; set shard=optimizer, gradients or params"),
         (Plan(shard="params", shards=2, tensor=2), 6, "on 2 x tensor=2 x pipeline=1 workers; start a multiple"),
         (Plan(shard="params", layout="channels_last"), 2, "keeps parameters in rows"),
-        (Plan(shard="params", sync="auto"), 2, "shard=params does not work with sync=auto yet"),
-        (Plan(shard="params", compile=True), 2, "shard=params does not work with compile=true yet"),
-        (Plan(shard="params", precision="fp16"), 2, "shard=params does not work with precision=fp16 yet"),
-        (Plan(shard="params", compress="bf16"), 2, "shard=params does not work with compress=bf16 yet"),
+        (Plan(shard="params", sync="auto"), 2, "shard=params does not work with sync=auto, whose"),
+        (
+            Plan(shard="params", compile=True, graphs="true"),
+            2,
+            "gathers parameters into other memory .* leave graphs out",
+        ),
+        (Plan(shard="params", precision="fp16"), 2, "shard=params does not work with precision=fp16, because"),
+        (Plan(shard="params", compress="bf16"), 2, "shard=params does not work with compress=bf16, which"),
         (Plan(shard="params", shards=3, pipeline=2), 8, "on 3 x tensor=1 x pipeline=2 workers; start a multiple"),
         (Plan(pipeline=2, schedule="zero-bubble", layout="channels_last"), 2, "torch crashes on CPUs .* schedule=1f1b"),
         (Plan(pipeline=2, schedule="zero-bubble", recompute="block"), 2, "in pieces: .* use schedule=1f1b"),
@@ -191,7 +211,7 @@ def test_plans_that_run() -> None:
     Plan.parse("shard=optimizer,shards=2,tensor=2,recompute=block").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 40
+    assert len(REFUSALS) == 41
 
 
 def test_the_shape_of_a_replica() -> None:

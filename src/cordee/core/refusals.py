@@ -22,11 +22,11 @@ class Refusal(NamedTuple):
     how many replicas, or shards of them, that makes."""
 
 
-def _refuse_cut(text: str, applies: Callable[[Plan], bool]) -> Refusal:
-    """What does not work yet where a replica lies over several workers."""
+def _refuse_cut(text: str, why: str, applies: Callable[[Plan], bool]) -> Refusal:
+    """What does not work where a replica lies over several workers; `why`: the cause, and what to do instead."""
     return Refusal(
         lambda plan, workers: (plan.tensor, plan.pipeline, plan.shard) != (1, 1, "none") and applies(plan),
-        f"{{cut}} does not work with {text} yet; leave one of them out.",
+        f"{{cut}} does not work with {text}, {why}",
     )
 
 
@@ -188,11 +188,41 @@ REFUSALS = (
         "recompute={recompute} does not work with schedule=zero-bubble, which computes a backward pass in pieces: for "
         "each of them a block would be computed again, that of a transformer four times; use schedule=1f1b.",
     ),
-    _refuse_cut("sync={sync}", lambda plan: plan.sync != "allreduce"),
-    _refuse_cut("compile=true", lambda plan: plan.compile),
-    _refuse_cut("precision=fp16", lambda plan: plan.precision == "fp16"),
-    _refuse_cut("offload={offload}", lambda plan: plan.offload != "none"),
-    _refuse_cut("compress={compress}", lambda plan: plan.compress != "none"),
+    _refuse_cut(
+        "sync={sync}",
+        "whose merges, servers and codecs take whole parameters, of which a worker has a part here; use "
+        "sync=allreduce, or keep replicas whole: recompute=block or accumulate=N then save memory.",
+        lambda plan: plan.sync != "allreduce",
+    ),
+    _refuse_cut(
+        "compile=true",
+        "because torch.compile cannot trace how workers exchange slices and stages within the model; leave compile "
+        "out, or use shard=params alone, which can be compiled.",
+        lambda plan: plan.compile and plan.tensor * plan.pipeline > 1,
+    ),
+    Refusal(
+        lambda plan, workers: plan.shard != "none" and plan.graphs == "true" and plan.compile,
+        "shard={shard} gathers parameters into other memory in each step, but graphs=true replays kernels over the "
+        "memory of the first one; leave graphs out.",
+    ),
+    _refuse_cut(
+        "precision=fp16",
+        "because a gradient that overflows on one worker would have to void the step on all workers of its replica; "
+        "use precision=bf16, which needs no scale, or fp32.",
+        lambda plan: plan.precision == "fp16",
+    ),
+    _refuse_cut(
+        "offload={offload}",
+        "which takes parameters and the state of an optimizer as whole tensors; leave offload out. What needs less "
+        "memory with {cut}: more workers per replica, recompute=block, or a smaller batch.",
+        lambda plan: plan.offload != "none",
+    ),
+    _refuse_cut(
+        "compress={compress}",
+        "which keeps what it leaves out by whole parameters, of which a worker has a part here; leave compress out, "
+        "or keep replicas whole. With each replica on one host only gradients cross the network.",
+        lambda plan: plan.compress != "none",
+    ),
 )
 
 
