@@ -16,6 +16,7 @@ from cordee.group.team import Team
 from cordee.group.transport.seam import Transport
 from cordee.sync.allreduce import AllReduce
 from cordee.sync.batchnorm import StepState, bind
+from cordee.sync.buckets import most_mb_on
 from cordee.sync.gradients import drop
 from cordee.sync.lossy import Exact
 from cordee.sync.seam import Treatment
@@ -90,9 +91,21 @@ def test_gradients_and_riders_are_summed_in_buckets(bucket_mb: float, buckets: i
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("bucket_mb", "buckets"), [(0.0, 4), (4.0, 4), (25.0, 2)])
-def test_without_a_size_in_the_plan_sums_on_cpus_begin_early(bucket_mb: float, buckets: int) -> None:
+@pytest.mark.parametrize(
+    ("mbit", "wanted_mb"), [(0.1, 0.5), (10, 0.5), (200, 0.834), (1000, 4.17), (5000, 20.9), (1e5, 25.0)]
+)
+def test_a_bucket_takes_some_35_ms_on_the_link(mbit: float, wanted_mb: float) -> None:
+    assert most_mb_on(mbit * 125_000) == pytest.approx(wanted_mb, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("mbit", "bucket_mb", "buckets"),
+    [(0, 0.0, 4), (0, 4.0, 4), (0, 25.0, 2), (100, 0.0, 6), (1000, 0.0, 4), (10_000, 0.0, 4), (100, 25.0, 2)],
+)
+def test_without_a_size_in_the_plan_sums_on_cpus_begin_early(mbit: float, bucket_mb: float, buckets: int) -> None:
+    """`mbit`: of the slowest link between hosts, 0 where all are on one."""
     team = Echo()
+    team.lines.pace(mbit * 125_000)
     model = nn.Sequential(*(nn.Linear(768, 768, bias=False) for _ in range(6)))  # 2.25 MiB each
     reducer = AllReduce(model.parameters(), Exact(team), bucket_mb=bucket_mb, overlap=True)
     model(torch.ones(1, 768)).sum().backward()

@@ -40,8 +40,10 @@ class Lines:
         self.shape, self.per_replica = shape, shape.size
         self._hosts: dict[int, str] = {}
         """The address of each member's host."""
+        self.rate = 0.0
+        """Of the slowest link between hosts, in bytes per second, if this worker was there when it was measured."""
         self._rates: dict[str, float] = {}
-        """What was measured: bytes per second to the address of the host before ours."""
+        """The same, by the address of the host before ours."""
         self.mesh = Mesh((((membership.worker,),),))
         """Which worker holds what in this generation."""
         # Two along the replicas, because the collectives of one must meet in one order everywhere. Layers communicate
@@ -134,6 +136,7 @@ class Lines:
 
     def pace(self, rate: float) -> None:
         """Send sums no faster than the slowest link between hosts, of so many bytes per second."""
+        self.rate = rate
         addresses = list(dict.fromkeys(self._hosts.values()))
         if len(addresses) > 1:  # every link of a ring carries the same, and gloo's ring goes to the rank before
             self._rates = {addresses[addresses.index(self._hosts[self._membership.worker]) - 1]: rate}

@@ -26,7 +26,7 @@ from cordee.core.errors import ModelError
 from cordee.core.record import SIZE, Record
 from cordee.group.comm import NEVER, Handle
 from cordee.sync import sparse
-from cordee.sync.buckets import Buckets
+from cordee.sync.buckets import Buckets, most_mb_on
 from cordee.sync.gradients import treat
 from cordee.sync.lossy import Exact, Lossy
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
@@ -276,12 +276,12 @@ class AllReduce(Sync):
 
     def _build(self) -> bool:
         """Take memory for the gradients; False if a worker was lost."""
-        found = sparse.find(self.parameters, self.team.layers)
+        found = sparse.find(self.parameters, self.team.layers, self.team.lines.rate)
         if found is None:
             return False
-        self._sparse |= found
+        self._sparse |= found[0]
         self._turn = self._kept = 0
-        most_mb = self._bucket_mb or _chosen_mb(self.parameters, self._adds)
+        most_mb = self._bucket_mb or _chosen_mb(self.parameters, self._adds, link=found[1])
         if self.team.sums.shares_memory:  # what travels through it is there twice meanwhile
             most_mb = min(most_mb, CPU_BUCKET_MB)
         self._buckets = Buckets.of(self.parameters, self._sparse, SIZE, most_mb, apart=isinstance(self._adds, Lossy))
@@ -291,8 +291,8 @@ class AllReduce(Sync):
         return True
 
 
-def _chosen_mb(parameters: Iterable[nn.Parameter], adds: Exact) -> float:
-    """The size of a bucket where the plan has 0 for it."""
-    if not all(parameter.is_cpu for parameter in parameters):
-        return BUCKET_MB
-    return SMALL_BUCKET_MB if isinstance(adds, Lossy) else CPU_BUCKET_MB
+def _chosen_mb(parameters: Iterable[nn.Parameter], adds: Exact, link: float) -> float:
+    """The size of a bucket where the plan has 0 for it; `link`: what was measured between hosts, 0: nothing."""
+    on_cpu, lossy = all(parameter.is_cpu for parameter in parameters), isinstance(adds, Lossy)
+    most_mb = BUCKET_MB if not on_cpu else SMALL_BUCKET_MB if lossy else CPU_BUCKET_MB
+    return min(most_mb, most_mb_on(link)) if link and not lossy else most_mb

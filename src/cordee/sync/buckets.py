@@ -20,6 +20,9 @@ from cordee.sync.sparse import is_sparse
 
 FIRST_MB = 1.0
 """The first bucket is small, so that the wire is busy early."""
+TRAVELS_S, LEAST_MB, MOST_MB = 0.035, 0.5, 25.0
+"""Between hosts a bucket is as large as what the slowest link carries in so long: gradients set out soon, and what each
+bucket costs by itself stays small beside that. A CNN of 4.8 MB took 1.3 % longer with 0.25 MiB at 10 Mbit/s."""
 SMALL_BYTES = 4 * 2**20
 """Gradients of so many bytes in all have two sets of buckets."""
 _LATE = 2.0**12
@@ -136,6 +139,11 @@ class Buckets(list[Bucket]):
     def _present(self, turn: int) -> NDArray[Any]:
         """For each parameter: on how many replicas it has a gradient."""
         return self.riders[turn][-len(self._parameters) :]
+
+
+def most_mb_on(link: float) -> float:
+    """The size of a bucket between hosts, in MiB, where the slowest link carries so many bytes per second."""
+    return min(MOST_MB, max(LEAST_MB, link * TRAVELS_S / 2**20))
 
 
 def grouped(parameters: Sequence[nn.Parameter], most_mb: float) -> list[list[nn.Parameter]]:

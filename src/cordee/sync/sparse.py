@@ -22,11 +22,16 @@ def is_sparse(gradient: Tensor | None) -> bool:
     return gradient is not None and gradient.layout is not torch.strided
 
 
-def find(parameters: Sequence[nn.Parameter], comm: Comm) -> set[int] | None:
-    """The numbers of the parameters whose gradient is sparse on some replica; None if a worker was lost."""
-    mine = torch.tensor([is_sparse(parameter.grad) for parameter in parameters], dtype=torch.uint8)
-    replicas = comm.gather(mine).wait()
-    return None if replicas is None else set(torch.stack(replicas).any(0).nonzero().view(-1).tolist())
+def find(parameters: Sequence[nn.Parameter], comm: Comm, number: float) -> tuple[set[int], float] | None:
+    """The numbers of the parameters whose gradient is sparse on some replica; None if a worker was lost.
+
+    And the largest `number` of all replicas: what is agreed on together is agreed on by all or by none.
+    """
+    mine = torch.tensor([*(is_sparse(parameter.grad) for parameter in parameters), number], dtype=torch.float64)
+    if (replicas := comm.gather(mine).wait()) is None:
+        return None
+    table = torch.stack(replicas)
+    return set(table[:, :-1].any(0).nonzero().view(-1).tolist()), float(table[:, -1].max())
 
 
 def values_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
