@@ -199,7 +199,7 @@ def test_a_function_that_makes_what_does_not_fit(fields: str, words: tuple[str, 
     [
         ("shar=equal", ("shar", "share", "Allowed keys")),
         ("share=even", ("share", "even", "equal")),
-        ("pipeline=2,compile=true", ("pipeline=2", "compile=true", "leave one of them out")),
+        ("pipeline=2,compile=true", ("pipeline=2", "compile=true", "leave compile out")),
         ("proportions=5:3:2", ("3", "2 start")),
         ("equal", ("key=value",)),
         ("nowhere.yaml", ("nowhere.yaml",)),
