@@ -33,6 +33,12 @@ def test_the_gentlest_way_that_hides_is_taken() -> None:
     assert decided(2).choice == Way("onebit", 16)  # 8, 1.1 s
 
 
+def test_most_waiting_is_accepted_by_the_last_way_that_is_near() -> None:
+    """Eight steps of 0.5 s, and a merge by one bit of 0.8 s: 1.2 times the computing. By int8 it would be too long."""
+    assert decided(2.84).choice == Way("onebit", 8)
+    assert decided(20).choice == Way("onebit", 8), "int8 every 8 steps: 1.2 times the computing"
+
+
 def test_the_first_steps_do_not_wait_long() -> None:
     first = {mbit: first_way(WAYS, COSTS, mbit * MBIT, 0.1) for mbit in (1000, 400, 200, 40, 10, 0.1)}
     assert first[1000] == Way()  # 0.064 s

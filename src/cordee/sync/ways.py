@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 HIDES = 0.5
 """The part of the computing, its backward pass, behind which gradients are sent."""
-HIDDEN, MERGED = 1.05, 1.15
+HIDDEN, MERGED, PATIENT = 1.05, 1.15, 1.25
 """What is sent counts as hidden while a step takes at most so many times its computing: for gradients, and for merges.
 
 A merge is waited for, and costs less per step the more steps lie between two. But each further step takes replicas
-further apart, so some waiting is accepted before that.
+further apart, so some waiting is accepted before that; most of it by `LAST_NEAR`.
 """
 NEAR = 1.1
 """Where nothing hides, the gentlest way is taken whose step is at most so much longer than the shortest."""
@@ -55,6 +55,9 @@ int8 every 4, 8, 16 and 32 steps, and at 1.923, 1.948 and 1.990 by one bit every
 bit 2.11, PowerSGD 2.10, the largest numbers 2.56. Merges that are left behind lose more than those that are waited for:
 int8 every 8 steps 1.948. So these are not among the ways, nor is int8 every 4 steps: every 8 is as near, and costs half
 as much."""
+
+LAST_NEAR = Way("onebit", 8)
+"""The last of the ways that ended within 1 % of exact sums."""
 
 
 class Cost(NamedTuple):
@@ -120,9 +123,16 @@ def decide(measured: Measured, costs: Mapping[str, Cost], ways: Sequence[Way], n
         elif back and way in tried and measured.link < LIKE * tried[way][0]:
             steps[way] = max(steps[way], tried[way][1] * measured.compute_s)
     for way in ways:
-        if steps[way] <= (MERGED if way.every else HIDDEN) * measured.compute_s:
+        if steps[way] <= _most(way) * measured.compute_s:
             return Decision(
                 way, steps, f"{way}: a step of {steps[way]:.3g} s, {measured.compute_s:.3g} s of it computes"
             )
     near = next(way for way in ways if steps[way] <= NEAR * min(steps.values()))
     return Decision(near, steps, f"{near}: nothing hides, and its step of {steps[near]:.3g} s is near the shortest")
+
+
+def _most(way: Way) -> float:
+    """How many times its computing a step may take by this way."""
+    if way == LAST_NEAR:
+        return PATIENT
+    return MERGED if way.every else HIDDEN
