@@ -239,8 +239,7 @@ class Recorder:
             started = {"workers": self._run["workers"], "plan": self._run["plan"]}
             seen = {"failures": self.failures, "time_s": self._times.totals(), "resources": self._resources.summary()}
             result |= started | seen
-            if self._fed:
-                result["data"] = add_up(self._fed.values())
+            result["data"] = add_up(self._fed.values()) if self._fed else {}
             result.setdefault("ended", reason)  # in words, if the training said why
             self._write_json("result.json", result)
             self.event(events.ResultEvent(result))
