@@ -54,6 +54,7 @@ PLANS = (
     "compress=powersgd",
     "sync=local,local_steps=8",
     "sync=local,local_steps=8,compress=int8",
+    "sync=local,local_steps=8,compress=onebit",
     "sync=local,local_steps=16,compress=onebit",
     "sync=local,local_steps=50",
     "sync=local,local_steps=50,outer=nesterov",
