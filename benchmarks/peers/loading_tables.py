@@ -64,10 +64,12 @@ class _Grain:
             yield torch.from_numpy(x), torch.from_numpy(y)
 
     def state(self) -> Any:
-        return self._iterator.get_state()
+        """Its own, and how many batches were taken: that says where the epoch ends."""
+        return [self._iterator.get_state(), self._done]
 
     def resume(self, state: Any) -> Iterator[Any]:
-        self._iterator.set_state(state)
+        own, self._done = state
+        self._iterator.set_state(own)
         return self.epoch(0)
 
 
