@@ -24,7 +24,7 @@ class Serving:
     def __init__(self, *, tls: bool = False) -> None:
         self.token = secrets.token_hex(32)
         self.listener = Listener(LOOPBACK, self.token, tls=tls, silence_s=10)
-        holder = Holder(0, self._reach, lambda message: None, deadline_s=10, logs=None)
+        self.holder = holder = Holder(0, self._reach, lambda message: None, deadline_s=10, logs=None)
         place = Place(0, "here", LOOPBACK, self.listener.port)
         holder.see(view := Holders(1, [Holding(place)]))
         self.listener.start(holder.serve)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import cordee
-from cordee.sync.adaptive import Adaptive
+from cordee.sync.measuring import Link
 
 
 class Compared(nn.Module):
@@ -23,7 +23,7 @@ class Compared(nn.Module):
 
 def job(kind: str = "") -> cordee.Job:
     """`kind`: a model that needs the other replicas in its forward pass, by BatchNorm or by `cordee.gather`."""
-    Adaptive._probe = lambda self: 1e3  # type: ignore[method-assign]
+    Link.measure = lambda self: 1e3  # type: ignore[method-assign]
     models = {
         "": lambda: nn.Linear(64, 10),
         "batchnorm": lambda: nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10)),

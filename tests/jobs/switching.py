@@ -45,6 +45,6 @@ def job(
 
     reducers.WAYS = tuple(Way(codec, every) for every in (0, 2, 3) for codec in CODECS)
     adaptive.decide, adaptive.first_way = decide, lambda *args: way_of(begins)
-    adaptive.FIRST, adaptive.SOON, adaptive.EVERY = 1, 2, 2
+    adaptive.FIRST, adaptive.SOON, adaptive.EVERY, adaptive.SPARE = 1, 2, 2, 0
     made = mlp.job(optimizer=optimizer, stop_steps=stop_steps)
     return made.replace(epochs=epochs, callbacks=[Uneven(arrange)])

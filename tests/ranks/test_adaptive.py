@@ -142,11 +142,45 @@ def test_a_slow_link_leads_to_local_steps(tmp_path: Path) -> None:
     assert train("slow_link", tmp_path / "same", workers=2, plan="sync=auto,faithful=same").of("window") == []
 
 
+def test_it_reacts_to_a_link_that_changes(tmp_path: Path) -> None:
+    """Told: 1000 Mbit/s, 20 from step 30 on, and 1000 again from step 80 on; a step takes 0.1 s."""
+    run = train("falling_link", tmp_path / "run", workers=2, plan="sync=auto", falls=30, returns=80)
+    changes = [event for event in run.of("decision") if event["choice"] != event["before"]]
+    fall = next(event for event in changes if event["step"] > 30)
+    back = next(event for event in changes if event["step"] > 80)
+    assert fall["before"] == back["choice"] == "none" and fall["choice"] != "none"
+    assert fall["step"] <= 30 + 20 + 1 and back["step"] <= 80 + 20 + 1
+    assert all(30 < event["step"] <= 51 or event["step"] > 80 for event in changes), "nothing else changes anything"
+
+
+def test_where_there_is_one_way_there_is_one_decision(tmp_path: Path) -> None:
+    plan = "sync=auto,faithful=same"
+    run = train("falling_link", tmp_path / "run", workers=2, plan=plan, falls=30, returns=80)
+    assert [event["step"] for event in run.of("decision")] == [3] and len(run.losses) > 100
+
+
+def test_short_steps_are_probed_seldom(tmp_path: Path) -> None:
+    """Told: 1000 Mbit/s, where it takes 36 ms to see that it is as it was, and steps of 20 ms."""
+    run = train("falling_link", tmp_path / "run", workers=2, plan="sync=auto", falls=0, returns=0, step_s=0.02)
+    first, second, *_ = [event["step"] for event in run.of("decision")]
+    assert first == 3 and 50 <= second - first <= 70
+
+
+def test_after_a_loss_codecs_are_tried_among_those_that_are_left(tmp_path: Path) -> None:
+    """An exact sum sends 4/3 of a copy among three, and one among two."""
+    tried = tmp_path / "tried"
+    settings = {"falls": 0, "returns": 0, "dies": 10, "tried": tried}
+    run = train("falling_link", tmp_path / "run", workers=3, plan="sync=auto", **settings)
+    assert [event["worker"] for event in run.of("failure")] == [2]
+    assert sorted(tried.read_text().splitlines()) == ["2 2", "2 2", "3 3", "3 3", "3 3"]
+
+
 def test_a_worker_is_replaced(tmp_path: Path) -> None:
     """The newcomer decides with the others, though it has seen none of the steps before."""
     settings = {"starts": tmp_path / "starts", "fates": "1:3:SIGKILL", "waits": "6"}
     plan = "sync=auto,faithful=same,replace=true"
     run = train("replaced", tmp_path / "run", workers=3, plan=plan, **settings)
     assert [(event["worker"], event["replaces"]) for event in run.of("joined")] == [(3, 1)]
-    assert any(event["step"] > 7 for event in run.of("decision"))
+    told = [event["event"] for event in run.events if event["event"] in ("joined", "decision")]
+    assert told == ["decision", "joined", "decision"], "once among those that begin, and once with the newcomer"
     assert_same(run, train("replaced", tmp_path / "alone", starts=tmp_path / "starts"))

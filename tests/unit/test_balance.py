@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cordee.core.errors import PlanError
 from cordee.core.events import SharesEvent
 from cordee.core.plan import Plan
 from cordee.feed.balance import balance
@@ -24,7 +25,9 @@ from cordee.watch.words import tell
         ((5, 5), (1.0, 1000.0), 10, (9, 1)),
         ((9, 1), (9.0, 1.0), 10, (5, 5)),
         ((9, 1), (0.9, 0.9), 10, None),  # one sample takes as long there as nine here
-        ((0, 3), (0.0, 1.0), 3, None),  # nothing is known of the first
+        ((0, 3), (0.0, 1.0), 3, (1, 2)),  # nothing is known of the first: it gets a sample, and is measured
+        ((0, 40), (0.0, 1.0), 40, (1, 39)),
+        ((1, 2), (0.0, 1.0), 3, None),  # it was not measured yet
         ((2, 1, 0, 0), (1.0, 1.0, 0.0, 0.0), 3, None),
         ((100, 100), (3.0, 1.0), 200, (50, 150)),
     ],
@@ -50,7 +53,8 @@ def test_many_slow_ones_get_a_sample_each() -> None:
 
 def test_a_rate_that_has_changed_is_uneven_once_three_steps_say_so() -> None:
     team = SimpleNamespace(slices=SimpleNamespace(rank=0), stages=SimpleNamespace(rank=0), sliced=False)
-    stepper: Any = SimpleNamespace(plan=Plan(share="balanced"), team=team, done=5)
+    stepper: Any = SimpleNamespace(plan=Plan(share="balanced"), team=team, done=5, device="cpu")
+    stepper.loops = SimpleNamespace(open=[object()])
     stepper.reporter = SimpleNamespace(busy_s=0.0)
     balancing, loop = Balancing(stepper), SimpleNamespace(count=12)
     balancing._decided = 12.0
@@ -59,6 +63,26 @@ def test_a_rate_that_has_changed_is_uneven_once_three_steps_say_so() -> None:
         balancing.measure(loop)  # type: ignore[arg-type]
         said.append(balancing.uneven)
     assert said == [False] * 5 + [True]
+
+
+def test_a_decision_that_was_due_within_a_loop_inside_is_made_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper: Any = SimpleNamespace(plan=Plan(share="balanced"), done=9, device="cpu", loops=SimpleNamespace(open=[1]))
+    balancing, decided = Balancing(stepper), []
+    monkeypatch.setattr(balancing, "_decide", lambda loop, done: decided.append(done))
+    record: Any = SimpleNamespace(uneven=False)
+    balancing._restart(0)
+    balancing._due = 8  # that step was trained by a loop inside
+    balancing.committed(SimpleNamespace(), record)  # type: ignore[arg-type]
+    balancing._due = 0
+    balancing.committed(SimpleNamespace(), record)  # type: ignore[arg-type]
+    assert decided == [9]
+
+
+def test_it_is_refused_where_the_time_of_computing_is_not_known() -> None:
+    stepper: Any = SimpleNamespace(plan=Plan(share="balanced"), device="cuda:0")
+    with pytest.raises(PlanError, match=r"not tried on GPUs yet.*proportions=2:1"):
+        Balancing(stepper)
+    Balancing(SimpleNamespace(plan=Plan(), device="cuda:0"))  # type: ignore[arg-type]
 
 
 def test_a_change_in_words() -> None:

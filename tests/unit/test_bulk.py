@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cordee.group import bulk
+from cordee.group import bulk, tls
 from cordee.group.bulk import Gone, Link, Listener, Tally, dial
 from cordee.group.messages import Holders, Holding, Place, Who, decode_message
 from cordee.group.wire import LOOPBACK, Address
@@ -87,15 +88,41 @@ def test_a_view_that_changes_while_a_worker_dials() -> None:
 
 
 def test_a_listener_that_is_there_for_long_has_certificates_that_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "RENEW_S", 0.0)
+    monkeypatch.setattr(tls, "RENEW_S", 0.0)
     token = secrets.token_hex(32)
     listener = Listener(LOOPBACK, token, tls=True, silence_s=SILENCE_S)
-    seen = [listener._tls.certificate] if listener._tls else []
+    seen: list[object] = [listener._certificates._last]
     listener.start(lambda link, who: link.send(Who("node", "there")))
     for _ in range(2):
         link = dial(Address(LOOPBACK, listener.port, token, True), Who("node", "here"), SILENCE_S)
         assert link.receive(decode_message) == Who("node", "there")
-        assert listener._tls is not None and listener._tls.certificate not in seen
-        seen.append(listener._tls.certificate)
+        assert listener._certificates._last not in seen, "another one for each connection"
+        seen.append(listener._certificates._last)
         link.close()
+    listener.close()
+
+
+def test_a_listener_goes_on_when_no_more_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "PAUSE_S", 0.01)
+    token = secrets.token_hex(32)
+    listener = Listener(LOOPBACK, token, tls=False, silence_s=SILENCE_S)
+    accept, fails = listener._socket.accept, iter(range(3))
+
+    class Crowded:
+        """Its socket, of which the first three connections find no descriptor."""
+
+        def accept(self) -> object:
+            if next(fails, None) is not None:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(plain, name)
+
+    plain, listener._socket = listener._socket, Crowded()  # type: ignore[assignment]
+    listener.start(lambda link, who: link.send(link.receive(decode_message)))
+    link = dial(Address(LOOPBACK, listener.port, token), Who("node", "here"), SILENCE_S)
+    link.send(Who("node", "there"))
+    assert link.receive(decode_message) == Who("node", "there") and next(fails, None) is None
+    link.close()
     listener.close()

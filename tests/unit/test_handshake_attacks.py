@@ -7,6 +7,7 @@ import datetime
 import json
 import queue
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +17,10 @@ import pytest
 
 from cordee.core.errors import CordeeError, RendezvousError, SecurityError
 from cordee.core.events import StrangerEvent
+from cordee.group import tls
 from cordee.group.messages import Hello, Who
 from cordee.group.tls import make_server_tls
 from cordee.group.wire import HEADER, Address, client_tls, connect, nonce, pack
-from cordee.runtime.coordinator import server
 from cordee.runtime.coordinator.hub import Hub
 
 TOKEN = "a" * 64
@@ -95,6 +96,18 @@ def nobody_came_in(hub: Hub, *reasons: str) -> bool:
     return hub.roster.alive == frozenset() and hub.notices.empty()
 
 
+def test_a_coordinator_that_is_there_for_long_has_certificates_that_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "RENEW_S", 0.0)
+    seen = set()
+    with serving(tls=True) as hub:
+        for number in range(2):
+            connection, _ = connect(hub.address, msgspec.structs.replace(WHO, number=number))
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            seen.add(connection.sock.getpeercert(binary_form=True))
+            connection.sock.close()
+    assert len(seen) == 2
+
+
 def test_a_man_in_the_middle_has_another_certificate() -> None:
     """Who passes on every message between a worker and its hub is refused by the worker, which tells it nothing."""
     said: list[bytes] = []
@@ -128,7 +141,7 @@ def test_a_certificate_of_another_run_is_refused() -> None:
 
 @pytest.mark.parametrize("days", [-3, -0.01])
 def test_a_certificate_that_has_expired_is_refused(days: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "make_server_tls", lambda: make_server_tls(datetime.timedelta(days=days)))
+    monkeypatch.setattr(tls, "make_server_tls", lambda: make_server_tls(datetime.timedelta(days=days)))
     with serving(tls=True) as hub:
         with pytest.raises(SecurityError, match=r"certificate is valid from .* check the clocks"):
             connect(hub.address, WHO)

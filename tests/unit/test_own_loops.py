@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from cordee.core.errors import DivergedError, UsageError
+from cordee.feed.share import Share
 from cordee.train.session import Session, stepper_of
 from cordee.train.stepper import Stepper
 
@@ -333,3 +334,21 @@ def test_draws_of_samples_and_of_the_loop_do_not_mix(body: bool) -> None:
     whole = run((0, 0))
     assert len(set(whole)) == 20
     assert run((2, 1)) == whole[9:]
+
+
+def test_a_loop_inside_is_cut_as_the_step_around_it_after_shares_have_changed_twice() -> None:
+    trained, seen = Trained(), []
+    loops = stepper_of(trained.session).loops
+    for batch in trained.session.batches((X, Y), batch=10, epochs=4):
+        trained.step(batch)
+        number = 4 * batch.epoch + batch.step
+        if number in (2, 7):
+            loops.cut(loops.open[0], Share("proportional", (1.0 + number,)), number + 2)
+        inside = 0
+        for inner in trained.session.batches((X, Y), batch=10, epochs=1, start=(0, 0)):
+            inside += len(inner)
+            share = loops.open[1].feeder.shares.at(0)
+        assert inside == 40
+        seen.append(share.proportions)
+    assert seen == 4 * [()] + 5 * [(3.0,)] + 7 * [(8.0,)]
+    assert loops.shares is None

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from cordee.core.events import StrangerEvent
-from cordee.group import bulk
+from cordee.group import bulk, tls
 from cordee.group.bulk import Gone, Link, Listener, dial
 from cordee.group.messages import Hello, Who
 from cordee.group.strangers import PEER, Strangers
@@ -48,7 +48,7 @@ def test_without_the_token(serving: Serving) -> None:
 def test_an_expired_certificate(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     if not serving.address.tls:
         pytest.skip("without TLS there is no certificate")
-    monkeypatch.setattr(bulk, "make_server_tls", lambda: make_server_tls(datetime.timedelta(days=-2)))
+    monkeypatch.setattr(tls, "make_server_tls", lambda: make_server_tls(datetime.timedelta(days=-2)))
     listener = Listener(LOOPBACK, serving.token, tls=True, silence_s=5)
     listener.start(lambda link, who: None)
     with pytest.raises(Gone, match="valid from"):

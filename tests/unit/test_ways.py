@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from cordee.group.team import Team
-from cordee.sync import measuring
-from cordee.sync.measuring import LONG_S, SIZES, Clock, Probe, costs_of
+from cordee.sync import adaptive, measuring
+from cordee.sync.measuring import LONG_S, SIZES, Check, Clock, Probe, costs_of
 from cordee.sync.ways import WAYS, Cost, Decision, Measured, Tried, Way, decide, first_way, forecast
 
 MBIT = 1e6 / 8
@@ -147,6 +147,43 @@ def test_a_slow_link_is_not_probed_for_long() -> None:
     assert probed(10)[1] == 5 and probed(10, former=10)[1] == 5
     assert probed(1000)[1] == 10 and probed(1000, former=1000)[1] == 6
     found, count = probed(10, former=1000)
-    assert found == pytest.approx(10) and count <= 3, "it has become slower"
+    assert found == pytest.approx(10) and count <= 6, "it has become slower: one exchange is too long"
     assert probed(1000, former=10)[0] == pytest.approx(1000, rel=0.01)
     assert probed(1e6) == (pytest.approx(1e6), len(SIZES) - 1 + 3), "faster than can be measured"
+
+
+def checked(before: float, mbit: float, *stalls: float) -> tuple[bool, float]:
+    """Whether a link is found to be as it was, and how long that takes; its first long exchanges stall for so long."""
+    probe, stalling, spent = Probe(4, 0.0), list(stalls), 0.0
+    while not probe.is_over:
+        probe.took(*2 * [4 * probe.size / (before * MBIT)])
+    check = Check(probe.seen)
+    while not check.is_over:
+        seconds = 4 * check.size / (mbit * MBIT)
+        if seconds >= measuring.CHECK_S and stalling:
+            seconds += stalling.pop(0)
+        check.took(seconds, seconds)
+        spent += seconds
+    return check.holds, spent
+
+
+@pytest.mark.parametrize("mbit", [10, 20, 50, 100, 300, 1000])
+def test_a_link_that_is_as_it_was_takes_little_of_the_time(mbit: float) -> None:
+    """With steps of 0.1 s there is time for it every 20 steps; and it still notices what has changed."""
+    holds, spent = checked(mbit, mbit)
+    assert holds and adaptive.SPARE * spent <= adaptive.EVERY * 0.1
+    assert checked(mbit, mbit, 0.025)[0], "a host that was held back once"
+    assert checked(mbit, 1.2 * mbit)[0]
+    for times in (0.01, 0.1, 0.5, 2, 100):
+        assert not checked(mbit, times * mbit)[0]
+
+
+def test_a_link_that_fell_is_not_waited_for() -> None:
+    """No exchange is as long as those of the link as it was."""
+    assert checked(1000, 20) == (False, pytest.approx(0.105, rel=0.1))
+    assert checked(1000, 1)[1] < 3
+
+
+def test_a_very_fast_or_slow_link_is_checked_by_what_there_is() -> None:
+    assert checked(1e6, 1e6)[0] and checked(0.2, 0.2) == (True, pytest.approx(1.31, rel=0.1))
+    assert not checked(0.2, 0.02)[0] and not checked(1e6, 1e3)[0]

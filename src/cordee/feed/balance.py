@@ -13,10 +13,15 @@ LEAST_GAIN = 0.03
 def balance(sizes: Sequence[int], seconds: Sequence[float], batch: int, owners: Sequence[int]) -> Share | None:
     """The share rule with which all take equally long, if these sizes of shares took so many seconds.
 
-    A share's time is taken to grow with its samples. Each gets at least one sample of a whole batch; `owners` are the
-    numbers that the proportions belong to. None: what there is to gain is not worth a change, or is not known.
+    A share's time is taken to grow with its samples. Each gets at least one sample of a whole batch, also one that had
+    none, of which nothing is known before it has; `owners` are the numbers that the proportions belong to. None: what
+    there is to gain is not worth a change, or is not known.
     """
-    if batch < len(sizes) or len(sizes) < 2 or min(sizes) < 1 or min(seconds) <= 0.0:
+    if batch < len(sizes) or len(sizes) < 2:
+        return None
+    if min(sizes) < 1:
+        return _share(_cut([max(size, 1) for size in sizes], batch), owners)
+    if min(seconds) <= 0.0:
         return None
     each = [one / size for one, size in zip(seconds, sizes, strict=True)]
     fresh = _cut([1.0 / one for one in each], batch)
@@ -24,7 +29,11 @@ def balance(sizes: Sequence[int], seconds: Sequence[float], batch: int, owners: 
     now = max(one * batch / sum(sizes) for one in seconds)
     if forecast > (1.0 - LEAST_GAIN) * now:
         return None
-    sized = dict(zip(owners, fresh, strict=True))
+    return _share(fresh, owners)
+
+
+def _share(sizes: Sequence[int], owners: Sequence[int]) -> Share:
+    sized = dict(zip(owners, sizes, strict=True))
     return Share("proportional", tuple(float(sized.get(owner, 0)) for owner in range(max(owners) + 1)))
 
 

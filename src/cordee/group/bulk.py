@@ -12,14 +12,13 @@ import select
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from cordee.core.errors import CordeeError
 from cordee.group.messages import Hello, Welcome, Who, decode_message
 from cordee.group.strangers import CROWDED, PEER, Strangers, Unproven, why
-from cordee.group.tls import VALID, ServerTls, make_server_tls
+from cordee.group.tls import Certificates
 from cordee.group.wire import HEADER, Address, Cut, connect, length_of, nonce, pack, proof, proven, unpack
 
 if TYPE_CHECKING:  # torch takes seconds to import, and files travel without it
@@ -37,8 +36,8 @@ GREETING = 4096
 HANDSHAKE_S = 10.0
 MOST_STRANGERS = 64
 """Connections at a time that have not shown the token yet."""
-RENEW_S = VALID.total_seconds() / 2
-"""A listener that is there for longer makes itself a new certificate."""
+PAUSE_S = 0.5
+"""Until connections are accepted again, when this process may not open another one."""
 MOST_PARTS = 512
 """Buffers that one call of the system may take."""
 
@@ -212,8 +211,8 @@ class Listener:
         self._token, self._silence_s = token, silence_s
         self.tally = Tally()
         """Of all its connections."""
-        self._tls: ServerTls | None = make_server_tls() if tls else None
-        self._tls_made = time.monotonic()
+        self._certificates = Certificates(tls=tls)
+        self._closed = threading.Event()
         family = socket.AF_INET6 if ":" in interface else socket.AF_INET
         self._socket = socket.create_server((interface, port), family=family, backlog=128)
         self.port: int = self._socket.getsockname()[1]
@@ -225,6 +224,7 @@ class Listener:
 
     def close(self) -> None:
         """Let no more peers in."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -233,8 +233,10 @@ class Listener:
         while True:
             try:
                 sock, (address, *_) = self._socket.accept()
-            except OSError:
-                return
+            except OSError:  # closed; or too many open files, or it has hung up already
+                if self._closed.wait(PAUSE_S):
+                    return
+                continue
             if not self._unproven.acquire(blocking=False):
                 sock.close()
                 self._refuse(address, CROWDED)
@@ -247,7 +249,7 @@ class Listener:
             try:
                 sock.settimeout(HANDSHAKE_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                tls = self._certified()
+                tls = self._certificates.now()
                 secured = tls.context.wrap_socket(sock, server_side=True) if tls else sock
                 link = Link(secured, HANDSHAKE_S, self.tally)
                 who = self._prove(link, tls.certificate if tls else b"")
@@ -266,12 +268,6 @@ class Listener:
     def _refuse(self, address: str, reason: str) -> None:
         if self.strangers is not None:
             self.strangers.refuse(address, reason)
-
-    def _certified(self) -> ServerTls | None:
-        """The certificate for a new connection: another one before the last one expires."""
-        if self._tls is not None and time.monotonic() - self._tls_made > RENEW_S:
-            self._tls, self._tls_made = make_server_tls(), time.monotonic()
-        return self._tls
 
     def _prove(self, link: Link, certificate: bytes) -> Who:
         """Who is at the other end, if it shows the token."""

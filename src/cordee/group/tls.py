@@ -5,11 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 import ssl
+import time
 from dataclasses import dataclass
 
 from cordee.core.errors import SecurityError
 
 VALID = datetime.timedelta(days=30)
+RENEW_S = VALID.total_seconds() / 2
+"""What listens for longer makes itself a new certificate."""
 SLACK = datetime.timedelta(days=1)
 """How far the clocks of hosts may be apart."""
 
@@ -67,3 +70,18 @@ def make_server_tls(valid: datetime.timedelta = VALID) -> ServerTls:
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return ServerTls(context, certificate.public_bytes(serialization.Encoding.DER))
+
+
+class Certificates:
+    """Those of one listener: another one before the last one expires."""
+
+    def __init__(self, *, tls: bool) -> None:
+        """Without `tls` there is none."""
+        self._last: ServerTls | None = make_server_tls() if tls else None
+        self._made = time.monotonic()
+
+    def now(self) -> ServerTls | None:
+        """For a new connection; it keeps it."""
+        if self._last is not None and time.monotonic() - self._made > RENEW_S:
+            self._last, self._made = make_server_tls(), time.monotonic()
+        return self._last

@@ -3,7 +3,8 @@
 It begins with exact sums in every step, or, on a link on which one of them would take long, with the gentlest way that
 does not. Every few steps all replicas agree on how long they compute and how fast the link between them is, and take
 the same decision (`sync/ways.py`): exact sums, codecs, or local steps whose merges are compressed. Each decision is an
-event, with its numbers and the step times that it forecasts; the next one tells what was measured.
+event, with its numbers and the step times that it forecasts; the next one tells what was measured. Where there is
+nothing to choose from there is one decision, and what is measured for the others takes little of the time between them.
 
 What a codec has left out goes with the next step or merge of the same kind, whichever codec that has. Before gradients
 are added up again after local steps, what merges have left out is added, and the states of optimizers, which were each
@@ -12,6 +13,7 @@ replica's own, are averaged.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -28,12 +30,14 @@ from cordee.sync.allreduce import AllReduce
 from cordee.sync.buckets import Bucket
 from cordee.sync.local import LocalSteps
 from cordee.sync.lossy import CODECS, LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
-from cordee.sync.measuring import Clock, Probe, costs_of
+from cordee.sync.measuring import Clock, Link, costs_of
 from cordee.sync.seam import Agreed, Kept, Recorded, Sync, Treatment
 from cordee.sync.ways import Cost, Decision, Measured, Way, decide, first_way
 
 FIRST, SOON, EVERY = 2, 8, 20
 """Steps before the first decision, after one that changed the way, and after one that did not."""
+SPARE = 30
+"""Then so many times as long as it took to measure the link lies between that decision and the next one."""
 BEGIN_S = 0.1
 """The first steps or window, which measure computing, go by the gentlest way that sends at most so long per step."""
 BUCKET_MB = 2.0
@@ -71,30 +75,32 @@ class Adaptive(Sync):
         self._clock = Clock(team, warms_up=True)
         self._compute_s = float("inf")
         """Of a step without what is sent, as far as it is known."""
-        self._link = 0.0
-        """Bytes per second, when it was last measured."""
+        self._link = Link(team, self.parameters)
+        self._generation = 0
+        """In which this was measured."""
         self._tried: dict[Way, tuple[float, float]] = {}
         self._costs: dict[str, Cost] = {}
         self._is_new = False
         """Whether the way in use was taken by the last decision."""
-        self._done, self._next = 0, FIRST
+        self._done, self._next = 0, float(FIRST)
         """Steps since this was made, on all replicas at the same time, and after which of them to decide."""
+        self._spared_until = 0.0
+        """The time before which none goes into a decision; 0: the last one took none."""
 
     def meet(self) -> None:
         """Measure the link, and begin by another way where exact sums would take long."""
-        while self.team.replicas > 1 and self.parameters:
+        while self.team.replicas > 1 and self.parameters and len(self._settings.ways) > 1:
+            self._renew()
             own = torch.zeros(self.team.replicas, 2, dtype=torch.float64)
-            own[self.team.replica] = torch.tensor([self._probe(), self._settings.merges()])
+            own[self.team.replica] = torch.tensor([self._link.measure(), self._settings.merges()])
             if self.team.agree([own]) and own[:, 0].min() > 0.0:
-                self._link, merges = own.amin(dim=0).tolist()
-                replicas, stations = self.team.replicas, self.team.sums.stations
-                codecs = {way.codec for way in self._settings.ways}
-                self._costs = costs_of(self.parameters, codecs, replicas, stations)
+                link, merges = own.amin(dim=0).tolist()
+                costs = self._try_codecs()
                 ways = [way for way in self._settings.ways if merges or not way.every]
-                self._use(first_way(ways, self._costs, self._link, BEGIN_S))
+                self._use(first_way(ways, costs, link, BEGIN_S))
                 if self.way != Way():
-                    reason = f"{self.way}: an exact sum would take {self._costs['none'].sent / self._link:.3g} s"
-                    self._tell(1, Way(), reason, Measured(0.0, 0.0, 0.0, self._link), {})
+                    reason = f"{self.way}: an exact sum would take {costs['none'].sent / link:.3g} s"
+                    self._tell(1, Way(), reason, Measured(0.0, 0.0, 0.0, link), {})
                 return
 
     def begin(self, record: Recorded | None) -> bool:
@@ -162,8 +168,20 @@ class Adaptive(Sync):
     def _count(self, steps: int) -> None:
         """So many more steps are done; decide again, if it is time, or will be before the next window ends."""
         self._done += steps
-        if self._done + max(1, self.way.every) > self._next and self.parameters:
+        if self._done + max(1, self.way.every) <= self._next or not self.parameters:
+            return
+        if self._has_time():
             self._decide(self.team.steps + steps)
+        else:
+            self._next = self._done + SOON
+
+    def _has_time(self) -> bool:
+        """Whether what the last decision took is little beside the time since: so all agree, in the mean."""
+        while self._spared_until and self.team.replicas > 1:
+            spare = torch.tensor([time.perf_counter() - self._spared_until], dtype=torch.float64)
+            if self.team.agree([spare]):
+                return spare.item() >= 0.0
+        return True
 
     def _decide(self, steps: int) -> None:
         """After so many steps: all replicas measure, agree and decide; until they do, whoever is lost meanwhile.
@@ -175,25 +193,41 @@ class Adaptive(Sync):
         ways = [way for way in self._settings.ways if merges or not way.every or way == self.way]
         probes = not self.way.every
         while self.team.replicas > 1:
-            replicas, stations = self.team.replicas, self.team.sums.stations
-            self._costs = self._costs or costs_of(self.parameters, {way.codec for way in ways}, replicas, stations)
-            link = self._probe() if probes else self._local.link(self._costs[self.way.codec].seconds)
-            names = sorted(self._costs)
+            self._renew()
+            costs = self._try_codecs()
+            link = self._link.measure() if probes else self._local.link(costs[self.way.codec].seconds)
+            names = sorted(costs)
             own = [self._clock.compute_s, 1.0 / self._clock.compute_s, self._clock.step_s, link, len(ways)]
             table = torch.zeros(self.team.replicas, len(own) + len(names), dtype=torch.float64)
-            table[self.team.replica] = torch.tensor([*own, *(self._costs[name].seconds for name in names)])
+            table[self.team.replica] = torch.tensor([*own, *(costs[name].seconds for name in names)])
             if not self.team.agree([table]) or table[:, 3].min() <= 0.0:
                 continue
             (compute_s, _, step_s, *_), seconds = table[:, :5].amax(dim=0).tolist(), table[:, 5:].amax(dim=0).tolist()
             shared_s = self.team.replicas / float(table[:, 1].sum())
             measured = self._seen(Measured(compute_s, shared_s, step_s, float(table[:, 3].min()), self._is_new))
             ways = ways[: int(table[:, 4].min())]  # local steps are the last: the others are the same on all replicas
-            costs = {name: self._costs[name]._replace(seconds=most) for name, most in zip(names, seconds, strict=True)}
+            costs = {name: costs[name]._replace(seconds=most) for name, most in zip(names, seconds, strict=True)}
             decision = decide(measured, costs, ways, self.way, self._tried)
             if probes or decision.choice == self.way:
                 self._take(steps, measured, decision)
+                if probes and not self._is_new:
+                    self._spared_until = time.perf_counter() + SPARE * self._link.worth_s
                 return
             probes = True
+
+    def _renew(self) -> None:
+        """What was measured counts among these replicas, and with their shares."""
+        if self._generation != self.team.membership.generation:
+            self._generation = self.team.membership.generation
+            self._link.forget()
+            self._costs, self._tried, self._compute_s = {}, {}, float("inf")
+
+    def _try_codecs(self) -> dict[str, Cost]:
+        """What each of them takes; tried once among these replicas."""
+        if not self._costs:
+            codecs = {way.codec for way in self._settings.ways}
+            self._costs = costs_of(self.parameters, codecs, self.team.replicas, self.team.sums.stations)
+        return self._costs
 
     def _seen(self, measured: Measured) -> Measured:
         """With what is known of the computing alone: where gradients are sent meanwhile, that takes longer."""
@@ -204,11 +238,14 @@ class Adaptive(Sync):
     def _take(self, steps: int, measured: Measured, decision: Decision) -> None:
         before = self.way
         self._use(decision.choice)
-        self._compute_s, self._link = measured.compute_s, measured.link
+        self._compute_s = measured.compute_s
         self._tried[before] = measured.link, measured.step_s / measured.compute_s
         self._sums.overlap = self._overlap
         self._is_new = before != self.way
-        self._next = self._done + (SOON if self._is_new else EVERY)
+        if len(self._settings.ways) == 1:
+            self._next = math.inf
+        else:
+            self._next, self._spared_until = self._done + (SOON if self._is_new else EVERY), 0.0
         self._tell(steps + 1, before, decision.reason, measured, decision.forecast_s)
         self._clock = Clock(self.team)
 
@@ -226,27 +263,6 @@ class Adaptive(Sync):
             forecast_ms = {str(way): round(1e3 * seconds, 3) for way, seconds in forecast_s.items()}
             numbers = (compute_ms, link_mbit, measured_ms, forecast_ms)
             self.team.channel.post(DecisionEvent(step, str(before), str(self.way), reason, *numbers))
-
-    def _probe(self) -> float:
-        """Bytes per second over the link, by exchanges that all replicas make; 0 if a replica was lost."""
-        device = self.parameters[0].device
-        former = torch.tensor([self._link], dtype=torch.float64)  # a newcomer knows of none
-        if not self.team.sums.sum(former).wait():
-            return 0.0
-        probe = Probe(4 * (self.team.replicas - 1), former.item() / self.team.replicas)
-        while not probe.is_over:
-            if not self.team.sums.sum(torch.zeros(1)).wait():  # all begin at the same time
-                return 0.0
-            began = time.perf_counter()
-            if (parts := self.team.sums.gather(torch.zeros(probe.size, device=device)).wait()) is None:
-                return 0.0
-            parts[0][:1].item()
-            took = time.perf_counter() - began
-            all_took = torch.tensor([took], dtype=torch.float64)
-            if not self.team.sums.sum(all_took).wait():
-                return 0.0
-            probe.took(took, all_took.item() / self.team.replicas)
-        return probe.link
 
 
 class Changing(Lossy):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from cordee.core.errors import PlanError
 from cordee.core.events import SharesEvent
 from cordee.core.record import Record
 from cordee.feed.balance import balance
@@ -35,6 +36,12 @@ class Balancing:
     def __init__(self, stepper: Stepper) -> None:
         """Nothing is measured yet."""
         self._stepper, self._on = stepper, stepper.plan.share == "balanced"
+        if self._on and stepper.device.startswith("cuda"):
+            raise PlanError(
+                "share=balanced was not tried on GPUs yet: the rate of a worker is that at which it computes, and a "
+                "GPU goes on after the worker has handed its work over. Give the speeds that you know: "
+                "proportions=2:1, one number per worker"
+            )
         self._rates: deque[float] = deque(maxlen=MEASURED)
         self._decided = 0.0
         """The rate at the last decision; 0 before the first."""
@@ -67,6 +74,8 @@ class Balancing:
         team = self._stepper.team
         if not self._on or self._stepper.done < self._skip or team.slices.rank or team.stages.rank:
             return
+        if len(self._stepper.loops.open) > 1:
+            return
         seconds = self._stepper.reporter.whole_s if team.sliced else self._stepper.reporter.busy_s
         if loop.count and seconds > 0.0:
             self._rates.append(loop.count / seconds)
@@ -74,11 +83,12 @@ class Balancing:
     def committed(self, loop: Loop, record: Record) -> None:
         """A step is committed everywhere: decide, if it is time. All workers call this, and come to the same."""
         done = self._stepper.done
-        if not self._on or len(self._stepper.loops.open) > 1 or not (done == self._due or record.uneven):
+        is_due = 0 < self._due <= done  # that step may have been one of a loop inside
+        if not self._on or len(self._stepper.loops.open) > 1 or not (is_due or record.uneven):
             return
         if done < self._skip:  # what was wished before the last change took effect
             return
-        self._why = self._why if done == self._due else "a replica's speed has changed"
+        self._why = self._why if is_due else "a replica's speed has changed"
         self._decide(loop, done)
 
     def _decide(self, loop: Loop, done: int) -> None:

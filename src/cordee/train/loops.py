@@ -55,7 +55,7 @@ class Loop:
     def __init__(self, stepper: Stepper, source: Source, order: Order, weigh: Weigh | None, data: object) -> None:
         """Over a source, made of `data`, in this order; shared as the workers agreed, else as the plan says."""
         team, plan = stepper.team, stepper.plan
-        shares = stepper.loops.shares or Shares(((0, first_share(plan, order.seed)),))
+        shares = stepper.loops.shares_inside() or Shares(((0, first_share(plan, order.seed)),))
         self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=stepper.device)
         self._weigh, self.data = weigh, data
         if (far := source.traits.far) is not None and (advice := far.advice(order)):
@@ -192,6 +192,12 @@ class Loops:
         self._next: dict[Hashable, tuple[int, object]] = {}
         """The epoch with which a loop over some data goes on, by its fingerprint and by its place in memory."""
 
+    def shares_inside(self) -> Shares | None:
+        """Those of a loop that begins now: inside another one, as its step is cut; else what the workers agreed on."""
+        if self.shares is None or not self.open or (batch := self.open[0].batch) is None:
+            return self.shares
+        return Shares(((0, self.shares.at(_number(self.open[0], batch))),))
+
     def current(self) -> tuple[Loop, Batch]:
         """The loop whose batch the user's code works on, and the batch; there has to be one."""
         loop = self.open[-1] if self.open else None
@@ -247,16 +253,17 @@ class Loops:
         self.check_merged("shares were changed")
         loop, batch = self.current()
         feeder = loop.feeder
-        if first_step <= batch.epoch * feeder.order.steps + batch.step:
+        if first_step <= _number(loop, batch):
             raise UsageError(f"first_step={first_step} has begun already: shares can change from the next step on")
         agree_on(feeder.team, {"first step": first_step, "share": [share.rule, *share.proportions, share.seed]})
         self.cut(loop, share, first_step)
 
     def cut(self, loop: Loop, share: Share, first_step: int) -> None:
         """The same, once all workers have agreed on it or decided it from the same numbers."""
-        now = loop.feeder.order.steps * (batch := self.current()[1]).epoch + batch.step
-        self.shares = loop.feeder.shares.changed(first_step, share, now)
-        loop.feeder.reshare(self.shares, first_step)
+        shares = loop.feeder.shares.changed(first_step, share, _number(*self.current()))
+        loop.feeder.reshare(shares, first_step)
+        if loop is self.open[0]:
+            self.shares = shares
 
     def train(self) -> None:
         """The innermost loop trains: no other one may do so in the same step."""
@@ -298,3 +305,8 @@ class Loops:
         """A step of this epoch was committed."""
         for key in (loop.feeder.source.fingerprint, id(loop.data)):
             self._next[key] = epoch + 1, loop.data  # held, so that no other object gets its place in memory
+
+
+def _number(loop: Loop, batch: Batch) -> int:
+    """Of the step of this batch, counted over all epochs."""
+    return batch.epoch * loop.feeder.order.steps + batch.step

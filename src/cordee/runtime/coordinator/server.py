@@ -20,7 +20,7 @@ from cordee.core.errors import RendezvousError
 from cordee.group.client import BEAT_S, STALL_S
 from cordee.group.messages import Evicted, Hello, Message, Welcome, Who, decode_message
 from cordee.group.strangers import CROWDED, Strangers, Unproven, why
-from cordee.group.tls import ServerTls, make_server_tls
+from cordee.group.tls import Certificates, ServerTls
 from cordee.group.wire import HEADER, MAX_FRAME, Address, Cut, length_of, nonce, pack, proof, proven, unpack
 
 SILENCE_S = {"worker": 60.0, "node": 3.0, "server": 5.0}
@@ -83,7 +83,7 @@ class Server:
         self._unproven = 0
         """Connections that have not shown the token yet."""
         self._token = bind.token
-        self._tls: ServerTls | None = make_server_tls() if bind.tls else None
+        self._certificates = Certificates(tls=bind.tls)
         self.peers: dict[tuple[str, int], Peer] = {}
         self._standing: Message | None = None
         """What every peer is told, whenever it connects: that the run stops."""
@@ -172,8 +172,10 @@ class Server:
         peer = writer = None
         try:
             try:
-                reader, writer = await self._open(sock)
-                peer = await asyncio.wait_for(self._greet(reader, writer), HANDSHAKE_S)
+                tls = self._certificates.now()
+                reader, writer = await self._open(sock, tls)
+                greeting = self._greet(reader, writer, tls.certificate if tls else b"")
+                peer = await asyncio.wait_for(greeting, HANDSHAKE_S)
             except Exception as error:  # whatever a stranger sends: it is not let in, and that is all
                 self._strangers.refuse(address, why(error))
             finally:
@@ -192,17 +194,21 @@ class Server:
         finally:
             writer.close() if writer is not None else sock.close()
 
-    async def _open(self, sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(
+        self, sock: socket.socket, tls: ServerTls | None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
-        context, limit_s = (self._tls.context, HANDSHAKE_S) if self._tls else (None, None)
+        context, limit_s = (tls.context, HANDSHAKE_S) if tls else (None, None)
         transport, _ = await self._loop.connect_accepted_socket(
             lambda: protocol, sock, ssl=context, ssl_handshake_timeout=limit_s
         )
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Peer | None:
-        who = await _prove(reader, writer, self._token, self._tls.certificate if self._tls else b"")
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, certificate: bytes
+    ) -> Peer | None:
+        who = await _prove(reader, writer, self._token, certificate)
         peer = Peer(who.role, who.number, who.host, writer, time.monotonic())
         answer = self._host.admit(peer)
         writer.write(pack(answer))

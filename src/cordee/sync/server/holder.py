@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from cordee.core.errors import CordeeError
+from cordee.core.events import WarningEvent
 from cordee.group.bulk import Gone, Link
-from cordee.group.messages import Filled, Holders, Message, Place, Who
+from cordee.group.messages import Filled, Holders, Message, Place, Posted, Who
 from cordee.sync.server import messages as said
 from cordee.sync.server import rules
 from cordee.sync.server.log import Entry, Log, LogReader
@@ -80,7 +81,13 @@ class Holder:
                 there = self._views.as_first()[1].filling
             except NotFirst:
                 return
-            if there is None or self._copying.has(there) or not self._copying.fill(there, self._content()):
+            if there is None or self._copying.has(there):
+                return
+            try:
+                if not self._copying.fill(there, self._content()):
+                    return
+            except ValueError as refused:  # tried again when servers or workers have changed
+                self._tell(Posted([WarningEvent(_without_backup(there, refused))]))
                 return
         self._tell(Filled(there.number))
 
@@ -288,6 +295,13 @@ def _answered(asked: Callable[[Link, Said], Answer], link: Link, message: Said) 
         return said.Refused(str(error)), ()
     except Exception as error:  # of the user's optimizer, or a defect: the run ends with it
         return said.Refused(f"{type(error).__name__}: {error}"), ()
+
+
+def _without_backup(there: Place, refused: ValueError) -> str:
+    return (
+        f"the parameter server on {there.host} that was to become a backup refused what it was given: {refused}. Until "
+        "servers or workers change, what it was to hold has no backup; the run's folder has it, unless persist=false"
+    )
 
 
 def _fresh(store: Store, worker: int = -1) -> Answer:

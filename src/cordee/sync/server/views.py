@@ -106,7 +106,7 @@ class Copying:
             copy[1].cut()
 
     def fill(self, there: Place, content: Iterable[Entry]) -> bool:
-        """Give a new server all that there is; False if it is lost."""
+        """Give a new server all that there is; False if it is lost, `ValueError` if it refuses that."""
         try:
             self._connect(there)
             for message, tensors in content:
@@ -114,6 +114,9 @@ class Copying:
         except Gone:  # the coordinator sees it, and names another one
             self._drop()
             return False
+        except ValueError:
+            self._drop()
+            raise
         return True
 
     def _connect(self, there: Place) -> None:
