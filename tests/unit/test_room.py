@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -85,6 +86,41 @@ def test_what_cannot_fit_is_refused(plan: Plan, room: Room, refused: tuple[str, 
     assert all(word in found.refusal for word in refused) and all(word in found.warning for word in warned)
     assert (bool(found.refusal), bool(found.warning)) == (bool(refused), bool(warned))
     assert (found == Verdict()) == (not refused and not warned)
+
+
+@pytest.mark.parametrize(
+    ("plan", "workers", "offered", "not_offered"),
+    [
+        ("sync=allreduce", 1, "offload=optimizer recompute=block accumulate=2 shard=params tensor=2", ""),
+        ("tensor=2", 2, "recompute=block accumulate=2 shard=params tensor=4", "offload"),
+        ("pipeline=2", 2, "recompute=block micro_batches=8 shard=params tensor=2", "offload accumulate"),
+        ("pipeline=2,schedule=zero-bubble", 2, "micro_batches=8 shard=params", "recompute"),
+        ("compile=true", 1, "offload=optimizer shard=params", "tensor offload=activations"),
+        ("compress=int8", 2, "offload=optimizer recompute=block", "tensor shard"),
+        ("precision=fp16", 2, "recompute=block", "tensor shard"),
+        ("offload=all", 1, "recompute=block accumulate=2", "tensor shard offload=optimizer"),
+        ("sync=local,local_steps=4", 2, "recompute=block", "tensor shard offload=optimizer"),
+        ("layout=channels_last", 2, "recompute=block tensor=2", "shard"),
+        ("proportions=3:1", 2, "shard=params tensor=2", ""),
+        ("share=balanced", 2, "tensor=2", "shard"),
+    ],
+)
+def test_only_what_can_run_is_offered(plan: str, workers: int, offered: str, not_offered: str) -> None:
+    parsed = Plan.parse(plan)
+    said = judge(estimate(SIZES, parsed, batch=80, replicas=1), Room(20 * GIB, 99 * GIB, on_gpu=True), parsed)
+    ways = re.findall(r"(\w+=[\w-]+)(?: \(|;|$)", said.warning.partition("What needs less: ")[2])
+    assert all(one in ways for one in offered.split())
+    assert not [one for one in ways for word in not_offered.split() if one.startswith(word)]
+    for one in ways:  # and each can really be written beside what is there
+        name, _, value = one.partition("=")
+        changed = Plan.from_dict({**parsed.to_dict(), name: value})
+        assert not changed.refusals(workers * (changed.tensor if parsed.proportions else 4)), one
+
+
+def test_offloading_that_host_memory_cannot_hold() -> None:
+    plan = Plan(offload="all")
+    refusal = judge(estimate(SIZES, plan, batch=8, replicas=1), Room(40 * GIB, GIB, on_gpu=True), plan).refusal
+    assert "leave offload out, and use tensor=2" in refusal and "fewer workers per host" in refusal
 
 
 def test_the_state_of_optimizers_is_known_before_their_first_step() -> None:

@@ -271,6 +271,11 @@ class Plan:
         return Shape(self.pipeline, 1 if self.shard == "none" else self.shards or left, self.tensor)
 
     @property
+    def micros(self) -> int:
+        """Micro-batches that a share is cut into, if it has so many samples."""
+        return (self.micro_batches or 2 * self.pipeline) if self.pipeline > 1 else self.accumulate
+
+    @property
     def merges(self) -> bool:
         """Whether replicas update by themselves, and merge their parameters at the end of each window."""
         return self.sync == "local" or (self.sync == "server" and self.push == "parameters")
