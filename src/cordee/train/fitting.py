@@ -17,6 +17,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -121,9 +122,11 @@ def estimate_of_job(job: Job, plan: Plan, workers: int) -> tuple[Needs, Room]:
 
 
 def room_of(model: nn.Module, device: str, workers: int | None = None) -> Room:
-    """What this worker may take: its part of what is free, and what its model holds already."""
+    """What this worker may take: its part of what is free, and what its model holds there already."""
     beside = World.from_env().local_size if workers is None else workers
-    held = sum(local_of(one).nbytes for one in model.parameters())
+    kind = torch.device(device).type
+    shaped = (local_of(one) for one in model.parameters() if not is_lazy(one))
+    held = sum(one.nbytes for one in shaped if one.device.type == kind)
     host = available_memory() // beside
     if device == "cpu":
         return Room(host + held + psutil.swap_memory().free // beside, host)
