@@ -13,6 +13,9 @@ from cordee.core.errors import JobError, PlanError, UsageError
 from cordee.core.events import StartEvent, StepEvent
 from cordee.core.plan import Plan, plan_keys
 from cordee.core.plantext import written
+from cordee.diagnose.room import Room
+from cordee.runtime import resources
+from cordee.train import fitting
 from cordee.watch.report import Reported
 from harness import JOBS
 
@@ -97,6 +100,19 @@ def test_the_cut_of_a_job_is_printed_below_the_plan(tmp_path: Path, capsys: Read
     assert main._run(["plan", "recompute=block", "--job", job, "--json"]) == 0
     memory = json.loads(capsys.readouterr().out)["memory"]
     assert memory["state"] == 2 * memory["gradients"] and memory["total"] > memory["activations"] > 0
+
+
+def test_memory_is_compared_with_that_of_the_devices_that_workers_would_have(
+    capsys: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(resources, "gpus", lambda: 1)
+    monkeypatch.setattr(
+        fitting, "room_of", lambda model, device, workers: asked.append((device, workers)) or Room(1, 1, on_gpu=True)
+    )
+    job = str(JOBS / "sliced.py")
+    assert main._run(["plan", "shard=params", "--workers", "2", "--job", job, "--set", "kind=mlp"]) == 0
+    assert asked == [("cuda:0", 2)] and "of GPU memory" in capsys.readouterr().out
 
 
 def test_the_keys_of_a_plan_are_listed(capsys: Read) -> None:

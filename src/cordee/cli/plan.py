@@ -84,6 +84,7 @@ class Found:
 def look_at_job(file: Path, settings: list[str] | None, plan: Plan, workers: int) -> Found:
     """What a job needs and how its model would be cut, by a few passes of few samples in this process."""
     from cordee.diagnose.room import judge
+    from cordee.runtime.resources import devices
     from cordee.train.cutting import cut_of_job
     from cordee.train.fitting import estimate_of_job
     from cordee.train.jobfile import load_job
@@ -92,8 +93,9 @@ def look_at_job(file: Path, settings: list[str] | None, plan: Plan, workers: int
     job = load_job(python_file(file), parse_settings(settings))
     cut = cut_of_job(job, plan.tensor, sequence=plan.sequence) if plan.tensor > 1 else None
     cuts: dict[str, Cut | Stages] = {} if cut is None else {"cut": cut}
-    cuts |= {"stages": stages_of_job(job, plan)} if plan.pipeline > 1 else {}
-    needs, room = estimate_of_job(job, plan, workers)
+    stages = stages_of_job(job, plan) if plan.pipeline > 1 else None
+    cuts |= {"stages": stages} if stages is not None else {}
+    needs, room = estimate_of_job(job, plan, workers, stages, devices(workers, "auto")[0])
     return Found(needs, room, judge(needs, room, plan), cuts)
 
 

@@ -41,6 +41,10 @@ class Sizes:
     """Whose activations are computed again one after the other."""
     gathered: int = 0
     """Parameters and gradients that are whole for a moment, under `shard=`."""
+    held: int | None = None
+    """Activations that a worker of a pipeline keeps at the most, by its table; None: not measured."""
+    micros: int = 1
+    """Micro-batches of which it keeps them."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Needs:
     """That a worker computes at once."""
     gathered: int = 0
     """At the most, of parameters and gradients that lie over workers: what is whole here for a moment."""
+    micros: int = 1
+    """Of a pipeline: micro-batches of so many samples whose activations are kept at once."""
 
     @property
     def certain(self) -> int:
@@ -77,7 +83,7 @@ class Needs:
         parts |= {
             "gathered at a time": self.gathered,
             "communication": self.buckets,
-            f"activations of {self.samples} samples": self.activations,
+            f"activations of {f'{self.micros} x ' * (self.micros > 1)}{self.samples} samples": self.activations,
         }
         words = [
             f"{name} {'not known' if size is None else in_words(size)}" for name, size in parts.items() if size != 0
@@ -108,17 +114,20 @@ class Verdict:
 def share_of(batch: int, plan: Plan, replicas: int) -> int:
     """The most samples that a worker computes at once."""
     largest = max(plan.proportions) / sum(plan.proportions) if plan.proportions else 1 / max(1, replicas)
-    return max(1, math.ceil(math.ceil(batch * largest) / plan.accumulate))
+    return max(1, math.ceil(math.ceil(batch * largest) / plan.micros))
 
 
 def estimate(sizes: Sizes, plan: Plan, *, batch: int, replicas: int) -> Needs:
     """What a worker needs under a plan, for global batches of so many samples."""
     samples = share_of(batch, plan, replicas)
-    activations = peak_of(sizes, samples)
+    activations = peak_of(sizes, samples) if plan.pipeline == 1 else sizes.held
     buckets = bucket_bytes(plan, sizes.gradients) if replicas > 1 else 0
     state = 0 if plan.sync == "server" and not plan.merges else sizes.state  # then servers have it
     needs = Needs(
-        sizes.parameters, sizes.gradients, state, buckets, activations, samples=samples, gathered=sizes.gathered
+        *(sizes.parameters, sizes.gradients, state, buckets, activations),
+        samples=samples,
+        gathered=sizes.gathered,
+        micros=sizes.micros,
     )
     host = 0
     if plan.offload in ("optimizer", "all") and needs.state is not None:

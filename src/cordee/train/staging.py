@@ -50,7 +50,7 @@ def plan_staging(job: Job, model: nn.Module, order: Order, stepper: Stepper) -> 
     One worker measures what parts of the model cost, and every worker how fast it is.
     """
     plan, team = stepper.plan, stepper.team
-    number, micros = _number_of_stages(job, plan), plan.micro_batches or 2 * plan.pipeline
+    number, micros = _number_of_stages(job, plan), plan.micros
     refuse_batchnorm(model, plan, micros, team.shares)
     samples = max(2, order.batch // (micros * team.shares))
     run = partial(compute, job, model, first_batch(job, order, stepper.device, samples))
