@@ -96,6 +96,7 @@ def main() -> None:
     given = parser.parse_args()
     starts = [take_turns(max(12, given.pairs), given.schedule) for _ in range(1 if given.quick else given.starts)]
     figures = summary(TASKS[TASK].chunk, [turns for turns, _ in starts])
+    del figures["processor_step_ms"], figures["processor_share_while_waiting"]  # which these turns do not measure
     forecasts = [told for _, told in starts]
     result = {"goal": GOAL, "forecast_goal": NEAR, **described(), "peer": PEER.words, **figures, "steps": forecasts}
     low, high = figures["ratio_median_95"]

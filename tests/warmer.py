@@ -42,9 +42,9 @@ def main() -> None:
     assert threading.active_count() == 1, "a thread does not survive a fork"
     write = ending._write_program
 
-    def write_program(training: Any, model: Any) -> None:
+    def write_program(training: Any, model: Any, device: str) -> None:
         if not untraced(training.out).exists():
-            write(training, model)
+            write(training, model, device)
 
     ending._write_program = write_program
     forkserver.main()

@@ -14,16 +14,21 @@ from cordee.train.job import Save, Stop
 
 
 class Block(nn.Module):
-    """A residual block with a norm that is not cut; `scaled`: with a weight that acts on slices and elsewhere."""
+    """A residual block with a norm that is not cut.
 
-    def __init__(self, width: int, scaled: bool = False) -> None:
+    `scaled`: with a weight that acts on slices and elsewhere; `shared`: with shares over what is cut.
+    """
+
+    def __init__(self, width: int, scaled: bool = False, shared: bool = False) -> None:
         super().__init__()
+        self.shared = shared
         self.scale = nn.Parameter(torch.full((), 0.7)) if scaled else None
         self.norm = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         between = nn.functional.gelu(self.up(self.norm(x)))
+        between = 4 * between.softmax(-1) if self.shared else between
         if self.scale is not None:
             between, x = between * self.scale, x * self.scale
         out: Tensor = x + self.down(between)
@@ -34,7 +39,7 @@ def model(kind: str) -> nn.Module:
     if kind == "mlp":
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
     drop = nn.Dropout(0.1 if kind == "drops" else 0.0)
-    blocks = [Block(24, kind == "scaled"), Block(24)]
+    blocks = [Block(24, kind == "scaled", kind == "shared"), Block(24)]
     return nn.Sequential(nn.Linear(64, 24), *blocks, drop, nn.Linear(24, 10))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,11 @@ def test_what_does_not_go_together_is_refused(plan: str) -> None:
 def test_a_wrong_gradient_is_refused_and_named(warm: int, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"the gradient of 1\.scale differs by 0\.\d+ of its size"):
         train("sliced", tmp_path / "named", workers=2, plan="tensor=2", kind="scaled")
+    with pytest.raises(ModelError) as caught:
+        train("sliced", tmp_path / "loss", workers=4, plan="tensor=2,pipeline=2", kind="shared")
+    said = str(caught.value)
+    assert re.search(r"cut, the loss of two samples is [\d.]+; the gradient of 1\.\w+\.\w+ differs most, by", said)
+    assert re.search(r"Leave the layer 1\.\w+, or .* out of tensor_plan\. ", said)
     run = train("sliced", tmp_path / "found", workers=2, plan="tensor=2", kind="scaled", cut="found")
     same(run, train("sliced", tmp_path / "alone", kind="scaled"))
     (event,) = run.of("cut")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from cordee.core.errors import JobError, PlanError, UsageError
 from cordee.core.events import StartEvent, StepEvent
 from cordee.core.plan import Plan, plan_keys
 from cordee.core.plantext import written
+from cordee.diagnose.room import Room
+from cordee.runtime import resources
+from cordee.split.schedules.one_f_one_b import one_f_one_b
+from cordee.train import fitting
 from cordee.watch.report import Reported
 from harness import JOBS
 
@@ -94,9 +99,27 @@ def test_the_cut_of_a_job_is_printed_below_the_plan(tmp_path: Path, capsys: Read
     assert main._run(["plan", "tensor=2,pipeline=2", "--job", job, "--set", "kind=blocks", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["cut"]["slices"] == 2 and {unit["stage"] for unit in told["stages"]} == {0, 1}
+    assert told["schedule"]["table"] == str(one_f_one_b(2, 4)) and told["schedule"]["held"] == [2, 1]
+    assert main._run(["plan", "pipeline=2,schedule=gpipe", "--job", job, "--set", "kind=blocks"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"# a step of 4 micro-batches .*\n# rank 0 F0>.*B3<.*\n# rank 1 .*F0>", said)
+    assert re.search(r"# rank by rank, idle for \d+%, \d+% of the step, .* held: 4, 4\n", said)
     assert main._run(["plan", "recompute=block", "--job", job, "--json"]) == 0
     memory = json.loads(capsys.readouterr().out)["memory"]
     assert memory["state"] == 2 * memory["gradients"] and memory["total"] > memory["activations"] > 0
+
+
+def test_memory_is_compared_with_that_of_the_devices_that_workers_would_have(
+    capsys: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(resources, "gpus", lambda: 1)
+    monkeypatch.setattr(
+        fitting, "room_of", lambda model, device, workers: asked.append((device, workers)) or Room(1, 1, on_gpu=True)
+    )
+    job = str(JOBS / "sliced.py")
+    assert main._run(["plan", "shard=params", "--workers", "2", "--job", job, "--set", "kind=mlp"]) == 0
+    assert asked == [("cuda:0", 2)] and "of GPU memory" in capsys.readouterr().out
 
 
 def test_the_keys_of_a_plan_are_listed(capsys: Read) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,21 @@ def test_what_is_left_of_a_replica_is_told_a_plan_of_its_own(tmp_path: Path) -> 
     assert "1 worker: " in told("tensor=3,sequence=true,proportions=1", 1)
     assert "--workers 1 --plan sync=allreduce" in told("tensor=3,sequence=true,proportions=1", 1)
     assert "--workers 2 --plan shard=gradients" in told("shard=gradients", 2)
-    for plan, left in (("pipeline=3,layout=channels_last", 2), ("auto", 2), ("tensor=3", 0)):
-        assert "on " not in told(plan, left).partition(": cordee")[2], "a plan that cannot run, or no split"
+    assert "--workers 2 --plan shard=params --resume" in told("pipeline=3,layout=channels_last", 2)
+    for plan, left in (("auto", 2), ("tensor=3", 0)):
+        assert "; on " not in launch(tmp_path, plan=plan).going_on(left), "no split, or nothing is left"
+
+
+def test_what_is_left_on_several_hosts_is_told_a_plan(tmp_path: Path) -> None:
+    """Each host has its own number of workers, and one may be gone: the user knows which."""
+    (tmp_path / "checkpoints" / "step-00000023").mkdir(parents=True)
+    hosts = replace(launch(tmp_path, plan="pipeline=4"), rendezvous=Rendezvous("192.0.2.7", 29400, 2))
+    assert hosts.going_on(3) == (
+        f"{hosts.going_on()}; on 3 workers: the same on each host that is left, with --plan shard=params, and with "
+        "--nodes and --workers as they are now"
+    )
+    one_each = replace(hosts, workers=1, plan=Plan(shard="optimizer", shards=2))
+    assert "; on 1 worker: " in one_each.going_on(1)
 
 
 def test_a_resumed_run_takes_over_what_was_not_given_anew(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cordee.split.schedules.gpipe import gpipe
 from cordee.split.schedules.interleaved import interleaved
 from cordee.split.schedules.one_f_one_b import one_f_one_b
 from cordee.split.schedules.simulate import Timeline, simulate
-from cordee.split.schedules.table import Action, Table, parse, read
+from cordee.split.schedules.table import Action, Table, parse
 from cordee.split.schedules.zero_bubble import zero_bubble
 from harness import DEADLINE_S
 
@@ -294,20 +294,6 @@ def test_text_that_is_no_table(text: str, reason: str) -> None:
     with pytest.raises(PlanError) as raised:
         parse(text)
     assert reason in str(raised.value)
-
-
-def test_a_table_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "own.txt"
-    path.write_text("# two ranks\nF0.0   B0.0  # the first\n\nF1.0 B1.0\n")
-    assert read(path) == one_f_one_b(2, 1)
-    path.write_text("F0.0 B")
-    with pytest.raises(PlanError, match=r"own\.txt: .*'B' is not"):
-        read(path)
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(PlanError, match="not text"):
-        read(path)
-    with pytest.raises(PlanError, match="could not be read"):
-        read(tmp_path / "none.txt")
 
 
 @pytest.mark.parametrize(

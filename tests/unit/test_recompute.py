@@ -16,7 +16,7 @@ from cordee.core.errors import ModelError
 from cordee.split.recompute import find_blocks, keeping_all, pieces, recompute
 from cordee.split.staged import Passed, Staged
 from cordee.split.stages import plan_stages
-from cordee.train.fitting import saved_bytes
+from cordee.train.counting import saved_bytes
 from staging import compare_state, run_stages
 
 WIDTH, ROWS, DEPTH = 16, 4, 6

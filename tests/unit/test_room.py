@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -11,11 +12,13 @@ from torch import nn
 
 from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
-from cordee.diagnose.room import GIB, Kept, Room, Sizes, Verdict, estimate, judge, share_of
+from cordee.diagnose.room import GIB, Kept, Needs, Room, Sizes, Verdict, estimate, judge, share_of
 from cordee.split.shard import gathered_bytes
+from cordee.split.stages import plan_stages
 from cordee.train import fitting
-from cordee.train.cutting import first_batch
-from cordee.train.fitting import check_fits, estimate_of_job, saved_bytes, sizes_of, state_bytes, with_activations
+from cordee.train.counting import saved_bytes, with_activations
+from cordee.train.cutting import first_batch, model_of_job
+from cordee.train.fitting import check_fits, estimate_of_job, sizes_of, state_bytes
 from cordee.train.jobfile import load_job
 from cordee.train.stepper import Stepper
 from harness import JOBS
@@ -87,6 +90,42 @@ def test_what_cannot_fit_is_refused(plan: Plan, room: Room, refused: tuple[str, 
     assert (found == Verdict()) == (not refused and not warned)
 
 
+@pytest.mark.parametrize(
+    ("plan", "workers", "offered", "not_offered"),
+    [
+        ("sync=allreduce", 1, "offload=optimizer recompute=block accumulate=2 shard=params tensor=2", ""),
+        ("tensor=2", 2, "recompute=block accumulate=2 shard=params tensor=4", "offload"),
+        ("pipeline=2", 2, "recompute=block micro_batches=8 shard=params tensor=2", "offload accumulate"),
+        ("pipeline=2,schedule=zero-bubble", 2, "micro_batches=8 shard=params", "recompute"),
+        ("compile=true", 1, "offload=optimizer shard=params", "tensor offload=activations"),
+        ("compress=int8", 2, "offload=optimizer recompute=block", "tensor shard"),
+        ("precision=fp16", 2, "recompute=block", "tensor shard"),
+        ("offload=all", 1, "recompute=block accumulate=2", "tensor shard offload=optimizer"),
+        ("sync=local,local_steps=4", 2, "recompute=block", "tensor shard offload=optimizer"),
+        ("layout=channels_last", 2, "recompute=block tensor=2", "shard"),
+        ("proportions=3:1", 2, "shard=params tensor=2", ""),
+        ("share=balanced", 2, "tensor=2", "shard"),
+    ],
+)
+def test_only_what_can_run_is_offered(plan: str, workers: int, offered: str, not_offered: str) -> None:
+    parsed = Plan.parse(plan)
+    needs = estimate(replace(SIZES, held=9 * GIB), parsed, batch=80, replicas=1)
+    said = judge(needs, Room(20 * GIB, 99 * GIB, on_gpu=True), parsed)
+    ways = re.findall(r"(\w+=[\w-]+)(?: \(|;|$)", said.warning.partition("What needs less: ")[2])
+    assert all(one in ways for one in offered.split())
+    assert not [one for one in ways for word in not_offered.split() if one.startswith(word)]
+    for one in ways:  # and each can really be written beside what is there
+        name, _, value = one.partition("=")
+        changed = Plan.from_dict({**parsed.to_dict(), name: value})
+        assert not changed.refusals(workers * (changed.tensor if parsed.proportions else 4)), one
+
+
+def test_offloading_that_host_memory_cannot_hold() -> None:
+    plan = Plan(offload="all")
+    refusal = judge(estimate(SIZES, plan, batch=8, replicas=1), Room(40 * GIB, GIB, on_gpu=True), plan).refusal
+    assert "leave offload out, and use tensor=2" in refusal and "fewer workers per host" in refusal
+
+
 def test_the_state_of_optimizers_is_known_before_their_first_step() -> None:
     parameters = [nn.Parameter(torch.zeros(10, 30)), nn.Parameter(torch.zeros(7))]
     bytes_of = 4 * 307
@@ -123,3 +162,25 @@ def test_activations_of_a_batch_follow_from_those_of_few_samples() -> None:
     sizes = with_activations(sizes_of(model, job.make_optimizer(model)), job, order, model, stepper)
     measured = saved_bytes(model, lambda: job.compute(model, first_batch(job, order, "cpu", 101))[0])
     assert sizes.kept is not None and sizes.kept.at(101) == pytest.approx(measured, rel=0.01)
+
+
+def test_activations_of_a_pipeline_follow_from_its_table() -> None:
+    """Of micro-batches under way, on the worker that keeps most of them; not those of the whole model and share."""
+    job = load_job(JOBS / "gpt.py", {})
+    whole = estimate_of_job(job, Plan(), 1)[0]
+    assert whole.activations is not None
+
+    def needs(words: str, counts: list[int]) -> Needs:
+        stages = plan_stages(*model_of_job(job), counts, costs="parameters")
+        found = estimate_of_job(job, Plan.parse(f"pipeline=2,schedule={words}"), 2, stages)[0]
+        assert found.samples == 26 and found.activations is not None  # a quarter of 101, rounded up
+        return found
+
+    one, all_of_them = needs("1f1b", [3, 3]), needs("gpipe", [3, 3])
+    assert (one.micros, all_of_them.micros) == (2, 4)  # of the first stage, and of the last one, which has the head
+    both = one.activations / 2 + all_of_them.activations / 4
+    assert both == pytest.approx(whole.activations * 26 / 101, rel=0.01)
+    assert f"activations of 2 x {one.samples} samples" in str(one)
+    assert needs("1f1b,recompute=block", [3, 3]).activations < one.activations
+    assert needs("interleaved", [2, 1, 1, 2]).micros == 3  # once for each of its stages
+    assert estimate_of_job(job, Plan(pipeline=2), 2)[0].activations is None  # no stages, no estimate

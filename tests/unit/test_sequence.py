@@ -21,7 +21,7 @@ from cordee.split.recompute import recompute
 from cordee.split.staged import Staged
 from cordee.split.stages import plan_stages
 from cordee.split.tokens import share_tokens
-from cordee.train.fitting import saved_bytes
+from cordee.train.counting import saved_bytes
 
 
 class Attention(nn.Module):

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import cordee
 from cordee.core.errors import CheckpointError
 from cordee.group.team import Team
+from cordee.state.export import PROGRAM, WEIGHTS
+from cordee.train.ending import end
 from cordee.train.job import Job, Save, Stop
 from cordee.train.loop import Training, refuse_another, run_job
 from cordee.train.saving import Saver
@@ -75,3 +78,15 @@ def test_a_run_does_not_go_on_with_another_batch(tmp_path: Path) -> None:
     other = {**kept["trained_on"], "batch": {**kept["trained_on"]["batch"], "batch": 50}}
     with pytest.raises(CheckpointError, match="another batch: saved batch 100, now batch 50"):
         refuse_another(kept["trained_on"], other)
+
+
+def test_a_split_model_is_put_together_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a replica that lies over workers: their GPUs may have room for its parts alone."""
+    training = trained(tmp_path, 3)
+    training.stepper.device = "meta"  # where tensors have no memory, and nothing can be read or computed
+    monkeypatch.setattr(Team, "sliced", True)
+    outcome = end(training)
+    assert (tmp_path / PROGRAM).exists()
+    state = training.setup.model.state_dict()
+    assert all(torch.equal(one, state[name]) for name, one in load_file(tmp_path / WEIGHTS).items())
+    assert outcome.result["params_sha256"]

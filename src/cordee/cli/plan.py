@@ -18,6 +18,7 @@ from cordee.core.plantext import written
 if TYPE_CHECKING:
     from cordee.diagnose.room import Needs, Room, Verdict
     from cordee.split.cut import Cut
+    from cordee.split.schedules.simulate import Timeline
     from cordee.split.stages import Stages
 
 
@@ -68,33 +69,52 @@ class Found:
     verdict: Verdict
     cuts: Mapping[str, Cut | Stages]
     """Its slices and its stages, where the plan has any."""
+    timeline: Timeline | None
+    """A step of its pipeline, by the costs of units."""
 
     def lines(self) -> list[str]:
         """In words."""
         said = [one for one in (self.verdict.refusal, self.verdict.warning) if one]
         cuts = [line for one in self.cuts.values() for line in str(one).splitlines()]
-        return [f"memory per worker: {self.needs}", *said, *cuts]
+        return [f"memory per worker: {self.needs}", *said, *cuts, *self._schedule()]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON; bytes."""
         memory = {**asdict(self.needs), "total": self.needs.total, "free": self.room.device}
-        return {"memory": memory, **{name: one.to_dict() for name, one in self.cuts.items()}}
+        found = {"memory": memory, **{name: one.to_dict() for name, one in self.cuts.items()}}
+        if (line := self.timeline) is not None:
+            found["schedule"] = {"table": str(line.table), "bubble": line.bubble, "held": line.held}
+        return found
+
+    def _schedule(self) -> list[str]:
+        """The step as it is drawn, and what its workers wait and hold."""
+        if (line := self.timeline) is None:
+            return []
+        idle, held = (", ".join(map(one, values)) for one, values in (("{:.0%}".format, line.bubble), (str, line.held)))
+        return [
+            f"a step of {line.table.micros} micro-batches by these costs (F forward, B backward, I and W its parts):",
+            *str(line).splitlines(),
+            f"rank by rank, idle for {idle} of the step, and micro-batches whose activations are held: {held}",
+        ]
 
 
 def look_at_job(file: Path, settings: list[str] | None, plan: Plan, workers: int) -> Found:
     """What a job needs and how its model would be cut, by a few passes of few samples in this process."""
     from cordee.diagnose.room import judge
+    from cordee.runtime.resources import devices
     from cordee.train.cutting import cut_of_job
     from cordee.train.fitting import estimate_of_job
     from cordee.train.jobfile import load_job
-    from cordee.train.staging import stages_of_job
+    from cordee.train.staging import stages_of_job, timeline_of_job
 
     job = load_job(python_file(file), parse_settings(settings))
     cut = cut_of_job(job, plan.tensor, sequence=plan.sequence) if plan.tensor > 1 else None
     cuts: dict[str, Cut | Stages] = {} if cut is None else {"cut": cut}
-    cuts |= {"stages": stages_of_job(job, plan)} if plan.pipeline > 1 else {}
-    needs, room = estimate_of_job(job, plan, workers)
-    return Found(needs, room, judge(needs, room, plan), cuts)
+    stages = stages_of_job(job, plan) if plan.pipeline > 1 else None
+    cuts |= {"stages": stages} if stages is not None else {}
+    needs, room = estimate_of_job(job, plan, workers, stages, devices(workers, "auto")[0])
+    timeline = timeline_of_job(job, plan, workers, stages) if stages is not None else None
+    return Found(needs, room, judge(needs, room, plan), cuts, timeline)
 
 
 def show_keys() -> None:

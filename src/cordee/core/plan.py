@@ -271,6 +271,11 @@ class Plan:
         return Shape(self.pipeline, 1 if self.shard == "none" else self.shards or left, self.tensor)
 
     @property
+    def micros(self) -> int:
+        """Micro-batches that a share is cut into, if it has so many samples."""
+        return (self.micro_batches or 2 * self.pipeline) if self.pipeline > 1 else self.accumulate
+
+    @property
     def merges(self) -> bool:
         """Whether replicas update by themselves, and merge their parameters at the end of each window."""
         return self.sync == "local" or (self.sync == "server" and self.push == "parameters")
@@ -295,8 +300,15 @@ class Plan:
         if not self.refusals(workers):
             return self
         cut = ("tensor", "sequence", "pipeline", "schedule", "micro_batches", "shard", "shards", "proportions", "share")
-        whole = {key.name: key.default for key in plan_keys() if key.name in cut}
-        return replace(self, **whole | {"shard": "params" if workers > 1 else "none"})
+        defaults = {key.name: key.default for key in plan_keys()}
+        whole = {name: value for name, value in defaults.items() if name in cut}
+        fewer = replace(self, **whole | {"shard": "params" if workers > 1 else "none"})
+        for name in (
+            one for one in defaults if one not in cut
+        ):  # what does not go with shards, such as layout=channels_last
+            without = replace(fewer, **{name: defaults[name]})
+            fewer = min(fewer, without, key=lambda plan: len(plan.refusals(workers)))
+        return fewer
 
     def refusals(self, workers: int) -> list[str]:
         """Why this plan cannot run on so many workers; empty when it can."""

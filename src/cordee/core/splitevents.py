@@ -33,7 +33,7 @@ class PipelineEvent(Event):
     """The schedule of a pipeline, and what a step of it is forecast to take."""
 
     schedule: str
-    """its name in the plan, or the file that it came from"""
+    """its name in the plan"""
     table: str
     """a line per rank of the pipeline: its actions in order, each as kind, stage and micro-batch, such as `F0.3`"""
     stage_ms: list[tuple[Number, Number, Number, Number]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cordee.core.plan import Plan
 
@@ -40,6 +41,10 @@ class Sizes:
     """Whose activations are computed again one after the other."""
     gathered: int = 0
     """Parameters and gradients that are whole for a moment, under `shard=`."""
+    held: int | None = None
+    """Activations that a worker of a pipeline keeps at the most, by its table; None: not measured."""
+    micros: int = 1
+    """Micro-batches of which it keeps them."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class Needs:
     """That a worker computes at once."""
     gathered: int = 0
     """At the most, of parameters and gradients that lie over workers: what is whole here for a moment."""
+    micros: int = 1
+    """Of a pipeline: micro-batches of so many samples whose activations are kept at once."""
 
     @property
     def certain(self) -> int:
@@ -76,7 +83,7 @@ class Needs:
         parts |= {
             "gathered at a time": self.gathered,
             "communication": self.buckets,
-            f"activations of {self.samples} samples": self.activations,
+            f"activations of {f'{self.micros} x ' * (self.micros > 1)}{self.samples} samples": self.activations,
         }
         words = [
             f"{name} {'not known' if size is None else in_words(size)}" for name, size in parts.items() if size != 0
@@ -107,17 +114,20 @@ class Verdict:
 def share_of(batch: int, plan: Plan, replicas: int) -> int:
     """The most samples that a worker computes at once."""
     largest = max(plan.proportions) / sum(plan.proportions) if plan.proportions else 1 / max(1, replicas)
-    return max(1, math.ceil(math.ceil(batch * largest) / plan.accumulate))
+    return max(1, math.ceil(math.ceil(batch * largest) / plan.micros))
 
 
 def estimate(sizes: Sizes, plan: Plan, *, batch: int, replicas: int) -> Needs:
     """What a worker needs under a plan, for global batches of so many samples."""
     samples = share_of(batch, plan, replicas)
-    activations = peak_of(sizes, samples)
+    activations = peak_of(sizes, samples) if plan.pipeline == 1 else sizes.held
     buckets = bucket_bytes(plan, sizes.gradients) if replicas > 1 else 0
     state = 0 if plan.sync == "server" and not plan.merges else sizes.state  # then servers have it
     needs = Needs(
-        sizes.parameters, sizes.gradients, state, buckets, activations, samples=samples, gathered=sizes.gathered
+        *(sizes.parameters, sizes.gradients, state, buckets, activations),
+        samples=samples,
+        gathered=sizes.gathered,
+        micros=sizes.micros,
     )
     host = 0
     if plan.offload in ("optimizer", "all") and needs.state is not None:
@@ -152,37 +162,55 @@ def judge(needs: Needs, room: Room, plan: Plan) -> Verdict:
     what = f"a worker needs {{}} of {where} memory, where {in_words(room.device)} are free for it: {needs}"
     if needs.certain > room.device:
         least = what.format(f"at least {in_words(needs.certain)}")
-        return Verdict(refusal=f"plan {plan} does not fit: {least}. {_remedies(needs, room, plan, certain=True)}")
+        return Verdict(refusal=f"plan {plan} does not fit: {least}. {remedies(needs, room, plan, certain=True)}")
     if room.on_gpu and needs.host > room.host:
+        ways = ["fewer workers per host", *_spreading(replace(plan, offload="none"), "leave offload out, and use ")]
         return Verdict(
             refusal=f"plan {plan} does not fit: offload={plan.offload} keeps {in_words(needs.host)} in host memory for "
-            f"each worker, where {in_words(room.host)} are free for it. Start fewer workers per host, or use tensor=N"
+            f"each worker, where {in_words(room.host)} are free for it. What needs less: {'; '.join(ways)}"
         )
     if needs.total > room.device:
         about = what.format(f"about {in_words(needs.total)}")
-        return Verdict(warning=f"this may not fit: {about}. {_remedies(needs, room, plan, certain=False)}")
+        return Verdict(warning=f"this may not fit: {about}. {remedies(needs, room, plan, certain=False)}")
     return Verdict()
 
 
-def _remedies(needs: Needs, room: Room, plan: Plan, *, certain: bool) -> str:
-    """What to change, what helps most first."""
-    found = []
-    one_worker = (plan.tensor, plan.pipeline, plan.shard) == (1, 1, "none")
-    if room.on_gpu and plan.offload in ("none", "activations") and needs.state and one_worker:
-        moved = "optimizer" if plan.offload == "none" else "all"
-        found.append(f"offload={moved} (moves {in_words(needs.state)} of optimizer state to host memory)")
-    if not certain and plan.recompute == "none" and plan.schedule != "zero-bubble":
-        found.append("recompute=block (computes activations again instead of keeping them)")
-    if not certain and room.on_gpu and plan.offload in ("none", "optimizer") and one_worker and not plan.compile:
-        found.append(f"offload={'activations' if plan.offload == 'none' else 'all'}")
-    if not certain and needs.samples > 1 and plan.pipeline == 1:
-        found.append(f"accumulate={2 * plan.accumulate} (half as many samples at once), or a smaller batch")
-    if one_worker and plan.sync == "allreduce":
-        found.append("shard=params (spreads parameters, gradients and optimizer state over the workers)")
-    found.append(f"tensor={2 * plan.tensor} (cuts the linear layers over {2 * plan.tensor} workers)")
+def remedies(needs: Needs, room: Room, plan: Plan, *, certain: bool) -> str:
+    """What to change, what helps most first; only what can run. `certain`: activations alone are not the cause."""
+    moves_state, moves_activations = plan.offload in ("optimizer", "all"), plan.offload in ("activations", "all")
+    ways = []
+    if room.on_gpu and not moves_state and needs.state:
+        moved = "all" if moves_activations else "optimizer"
+        state = f" (moves {in_words(needs.state)} of optimizer state to host memory)"
+        ways += _that_run(plan, offload=moved, why=state)
+    if not certain and plan.recompute == "none":
+        ways += _that_run(plan, recompute="block", why=" (computes activations again instead of keeping them)")
+    if not certain and room.on_gpu and not moves_activations:
+        ways += _that_run(plan, offload="all" if moves_state else "activations")
+    if not certain and needs.samples > 1:
+        half = " (half as many samples at once), or a smaller batch"
+        ways += _that_run(plan, accumulate=2 * plan.accumulate, why=half)
+        if plan.pipeline > 1:
+            ways += _that_run(plan, micro_batches=2 * plan.micros, why=half)
+    ways += _spreading(plan)
     if not room.on_gpu:
-        found.append("fewer workers per host")
-    return f"What needs less: {'; '.join(found)}"
+        ways.append("fewer workers per host")
+    return f"What needs less: {'; '.join(ways) or 'a smaller model, or a GPU with more memory'}"
+
+
+def _spreading(plan: Plan, before: str = "") -> list[str]:
+    """The keys that lay a replica over more workers."""
+    everything = " (spreads parameters, gradients and optimizer state over the workers)"
+    sharded = _that_run(plan, shard="params", why=everything) if plan.shard == "none" else []
+    cut = _that_run(plan, tensor=2 * plan.tensor, why=f" (cuts the linear layers over {2 * plan.tensor} workers)")
+    return [before + way for way in (*sharded, *cut)]
+
+
+def _that_run(plan: Plan, why: str = "", **change: Any) -> list[str]:
+    """A change of the plan in words, if the plan can run with it on as many workers as it then asks for."""
+    changed = replace(plan, **change)
+    workers = changed.tensor * changed.pipeline * (len(changed.proportions) or max(1, changed.shards))
+    return [] if changed.refusals(workers) else [",".join(f"{name}={value}" for name, value in change.items()) + why]
 
 
 def in_words(size: float) -> str:

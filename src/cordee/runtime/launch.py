@@ -134,9 +134,15 @@ class Launch:
             return ""
         said = f"to go on after step {step}: {self.again()}"
         plan = self.plan.on_fewer(left)
-        split = self.plan.shape(self.workers).size > 1
-        if not (left and split) or self.nodes > 1 or plan.refusals(left):
+        split = self.plan.shape(left + 1).size > 1  # of all hosts there were at least so many
+        if not (left and split) or plan.refusals(left):
             return said
+        if self.nodes > 1:  # which hosts are left, and with how many workers, is not known here
+            options = (self.wording.option(name) for name in ("nodes", "workers"))
+            return (
+                f"{said}; on {plural(left, 'worker')}: the same on each host that is left, with "
+                f"{self.wording.option('plan', str(plan))}, and with {' and '.join(options)} as they are now"
+            )
         fewer = {**self.given, "workers": left, "plan": str(plan)}
         return f"{said}; on {plural(left, 'worker')}: {replace(self, given=fewer).again()}"
 

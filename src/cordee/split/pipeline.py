@@ -103,6 +103,11 @@ class Pipeline(Split):
         """The state of the model lies over shards now, as this word of the plan says."""
         self._gathered = GatheredStages(self._team, word, self.staged)
 
+    def gather(self) -> None:
+        """Make the sharded state of these stages whole, until the model is resharded; who holds them calls this."""
+        if self._gathered is not None:
+            self._gathered.gather()
+
     def counts(self, parameter: nn.Parameter) -> bool:
         """On the first worker that has it, as far as that is the slice which counts."""
         if not self._counts:  # not before the model is sharded: its parameters are others then
@@ -135,8 +140,7 @@ class Pipeline(Split):
     def evaluate(self, cut: Callable[[int], Sequence[Micro]]) -> list[Any] | None:
         """The forwards of the table alone; the worker with the last stage has what they give."""
         micros = cut(self._most)
-        if self._gathered is not None:  # until the evaluation is over
-            self._gathered.gather()
+        self.gather()
         if not micros:
             return []
         with torch.no_grad():

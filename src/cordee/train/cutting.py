@@ -87,14 +87,15 @@ class Comparison:
         except (IndexError, ValueError, TypeError, RuntimeError, AssertionError) as error:
             self._team.lines.leave_if_broken()
             raise self._misfit(f"it fails ({(str(error).splitlines() or [''])[0]}).") from error
+        worst, where = self._largest_difference(model, split, cut)  # all workers, also where the loss is wrong
+        wrong = []
         if not math.isclose(whole.loss, cut.loss, rel_tol=LOSS_TOLERANCE, abs_tol=LOSS_TOLERANCE):
-            raise self._misfit(f"the loss of two samples is {cut.loss:g}.")
-        worst, where = self._largest_difference(model, split, cut)
-        if worst is not None and worst > GRADIENT_TOLERANCE.get(next(model.parameters()).dtype, 0.01):
-            layer = where.rpartition(".")[0] or where
-            advice = f" Leave the layer {layer}, or the layers between which it stands, out of tensor_plan"
-            told = f"the gradient of {where} differs by {worst:.2g} of its size."
-            raise self._misfit(told + advice if self._team.slices.size > 1 else told)
+            wrong.append(f"the loss of two samples is {cut.loss:g}")
+        allowed = GRADIENT_TOLERANCE.get(next(model.parameters()).dtype, 0.01)
+        if worst is not None and (wrong or worst > allowed):
+            wrong.append(f"the gradient of {where} differs {'most, ' * bool(wrong)}by {worst:.2g} of its size")
+        if wrong:
+            raise self._misfit(f"{'; '.join(wrong)}.{self._advice(where)}")
         differences = (abs(cut.loss - whole.loss), worst, where)
         return [*self._cut_event(split, differences), *self._shard_event(model, placing.sharding, differences)]
 
@@ -151,6 +152,13 @@ class Comparison:
         worst = torch.stack(sides).max(0).values.nan_to_num(nan=math.inf)
         place = int(worst.argmax()) if len(worst) else 0
         return (float(worst[place]), list(sizes)[place]) if len(worst) else (None, "")
+
+    def _advice(self, parameter: str) -> str:
+        """What to leave as it is, if the gradient of this parameter is wrong; empty: not known."""
+        layer = parameter.rpartition(".")[0] or parameter
+        if not layer or self._team.slices.size == 1:
+            return ""
+        return f" Leave the layer {layer}, or the layers between which it stands, out of tensor_plan."
 
     def _misfit(self, found: str) -> ModelError:
         if self._shards > 1 and self._team.slices.size == self._team.stages.size == 1:

@@ -84,7 +84,7 @@ def _bring_back_best(training: Training) -> bool:
 
 def _write_files(training: Training, *, brought_back: bool) -> str:
     """The last checkpoint, the model and its program; the checksum of its weights."""
-    aside, model = training.stepper.reporter.aside, training.setup.model
+    aside, model, device = training.stepper.reporter.aside, training.setup.model, training.stepper.device
     if not brought_back:  # otherwise it stands, and the model is no longer that of the last step
         with aside("saving"):
             training.write_checkpoint()
@@ -92,21 +92,22 @@ def _write_files(training: Training, *, brought_back: bool) -> str:
         training.saver.close()
         if not training.stepper.team.speaks:
             return ""
-        model = training.job.make_model().to(training.stepper.device)
+        # In host memory: beside this worker's part and its optimizer's state, a GPU may have no room for all of it.
+        model, device = training.job.make_model(), "cpu"
         step = training.evaluations.step if brought_back else training.stepper.done
         restore(training.saver.model_of(step), model)
     if training.interrupted is None:
         with aside("tracing"):  # seconds for a large model, while its checkpoint is written
-            _write_program(training, model)
+            _write_program(training, model, device)
     with aside("saving"):
         training.saver.close()
         save_features(training.out, training.job.data.features)
         return save_model(training.out / WEIGHTS, capture(model, live=True))
 
 
-def _write_program(training: Training, model: nn.Module) -> None:
+def _write_program(training: Training, model: nn.Module, device: str) -> None:
     """The model as its job calls it, for those who do not have its code; why that cannot be done is on record."""
-    job, batch = training.job, first_batch(training.job, training.setup.order, training.stepper.device, 3)
+    job, batch = training.job, first_batch(training.job, training.setup.order, device, 3)
     try:
         call = called_with(model, lambda: job.compute(model, batch), lambda: model(batch.x))
         save_program(training.out / PROGRAM, model, trace_program(model, *call))

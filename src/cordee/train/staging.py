@@ -19,7 +19,9 @@ from cordee.feed.order import Order
 from cordee.group.team import Team
 from cordee.split.balance import speeds_of
 from cordee.split.costs import pass_ms
-from cordee.split.pipeline import Staging, stages_of
+from cordee.split.pipeline import Staging, stages_of, table
+from cordee.split.schedules.costs import Costs, StageCosts
+from cordee.split.schedules.simulate import Timeline, simulate
 from cordee.split.stages import Stages, plan_stages
 from cordee.train.cutting import compute, first_batch, model_of_job
 from cordee.train.gathering import count_calls
@@ -32,6 +34,17 @@ def stages_of_job(job: Job, plan: Plan) -> Stages:
     number = _number_of_stages(job, plan)
     model, run = model_of_job(job)
     return plan_stages(model, run, job.stages or number)
+
+
+def timeline_of_job(job: Job, plan: Plan, workers: int, stages: Stages) -> Timeline:
+    """How a step is forecast to go by the costs of units, of which a third is the forward pass; messages are free."""
+    shares = workers // (plan.pipeline * plan.tensor)
+    samples = -(-job.order(job.resolve(workers)).batch // shares)
+    costs = [0.0] * len(stages)
+    for place, unit in enumerate(stages.units):
+        costs[stages.stage_of(place)] += unit.cost / 3
+    steps = table(plan.schedule, plan.pipeline, min(plan.micros, samples))
+    return simulate(steps, Costs(tuple(StageCosts(cost, cost, cost) for cost in costs)))
 
 
 def _number_of_stages(job: Job, plan: Plan) -> int:
@@ -50,7 +63,7 @@ def plan_staging(job: Job, model: nn.Module, order: Order, stepper: Stepper) -> 
     One worker measures what parts of the model cost, and every worker how fast it is.
     """
     plan, team = stepper.plan, stepper.team
-    number, micros = _number_of_stages(job, plan), plan.micro_batches or 2 * plan.pipeline
+    number, micros = _number_of_stages(job, plan), plan.micros
     refuse_batchnorm(model, plan, micros, team.shares)
     samples = max(2, order.batch // (micros * team.shares))
     run = partial(compute, job, model, first_batch(job, order, stepper.device, samples))

@@ -27,6 +27,7 @@ from cordee.train.agreement import agree_on, in_json, of_job, of_optimizer, shar
 from cordee.train.checks import subject_of
 from cordee.train.cutting import Comparison, two_that_count
 from cordee.train.devices import fuse
+from cordee.train.early import EarlyMemory
 from cordee.train.fitting import check_fits
 from cordee.train.job import Job, Resolved
 from cordee.train.placing import Layout
@@ -81,15 +82,17 @@ def set_up(job: Job, stepper: Stepper, saver: Saver, *, resume: bool) -> tuple[S
     saver.owners = owners_of(team, lambda name: stepper.split.writes(name))
     snapshot = share_snapshot(team, saver.latest) if resume else None
     first = team.membership.members[0]
-    order, model = _make_model(job, stepper, snapshot)
-    if job.preflight:
-        for message in check.before_training(subject_of(job, model), job.data.train, order, team, stepper.device):
-            tell(WarningEvent(message))
-    share_model(model, team, stepper.plan)
-    if job.start_from is not None and snapshot is None and team.membership.members[0] != first:
-        raise CheckpointError("the worker that read start_from was lost before all workers had it: start again")
-    setup = _make_optimizer(job, stepper, order, model, snapshot)
-    check_fits(job, stepper, order, setup.model, setup.optimizer)
+    order, model, memory = _make_model(job, stepper, snapshot)
+    with memory.explained():
+        _put_on_device(job, stepper, order, model)
+        if job.preflight:
+            for message in check.before_training(subject_of(job, model), job.data.train, order, team, stepper.device):
+                tell(WarningEvent(message))
+        share_model(model, team, stepper.plan)
+        if job.start_from is not None and snapshot is None and team.membership.members[0] != first:
+            raise CheckpointError("the worker that read start_from was lost before all workers had it: start again")
+        setup = _make_optimizer(job, stepper, order, model, snapshot)
+        check_fits(job, stepper, order, setup.model, setup.optimizer)
     return setup, snapshot
 
 
@@ -98,24 +101,33 @@ def set_up_from(job: Job, stepper: Stepper, receive: Callable[[], Snapshot]) -> 
 
     It calls no collective. The model is made before: the others wait for what follows.
     """
-    _, model = _make_model(job, stepper, None)
-    snapshot = receive()
-    order = job.order(_resolved(job, snapshot))
-    return _make_optimizer(job, stepper, order, model, snapshot, agree=False), snapshot
+    order, model, memory = _make_model(job, stepper, None)
+    with memory.explained():
+        _put_on_device(job, stepper, order, model)
+        snapshot = receive()
+        order = job.order(_resolved(job, snapshot))
+        return _make_optimizer(job, stepper, order, model, snapshot, agree=False), snapshot
 
 
-def _make_model(job: Job, stepper: Stepper, snapshot: Snapshot | None) -> tuple[Order, nn.Module]:
-    """The order of the data, and the model on its device as the job makes it; local."""
+def _make_model(job: Job, stepper: Stepper, snapshot: Snapshot | None) -> tuple[Order, nn.Module, EarlyMemory]:
+    """The order of the data, and the model as the job makes it, if it can fit; local."""
     stepper.seed = job.seed
     order = job.order(_resolved(job, snapshot))
     torch.manual_seed(job.seed)
-    model = job.make_model().to(stepper.device)
+    model = job.make_model()
+    memory = EarlyMemory(job, stepper, order, model)
+    memory.check()
     if job.start_from is not None and snapshot is None and stepper.team.speaks:  # the others get them from it
         weights = read_weights(job.start_from)
         if message := take_weights(model, weights, where=job.start_from, partly=job.start_partly):
             stepper.reporter.tell(WarningEvent(message))
+    return order, model, memory
+
+
+def _put_on_device(job: Job, stepper: Stepper, order: Order, model: nn.Module) -> None:
+    """All of the model, also where it is cut afterwards; local."""
+    model.to(stepper.device)
     check.materialise(subject_of(job, model), job.data.train, order, stepper.device)
-    return order, model
 
 
 def _make_optimizer(

@@ -9,11 +9,9 @@ As text a table has one line per rank, such as `F0.0 F0.1 B0.0 B0.1`; `#` begins
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 from cordee.core.errors import PlanError
@@ -137,16 +135,3 @@ def _action(word: str, line: int) -> Action:
             "of inputs) or W (gradient of weights), then stage, dot and micro-batch, such as F0.3."
         )
     return Action(found[1], int(found[2]), int(found[3]))
-
-
-def read(path: str | os.PathLike[str]) -> Table:
-    """The table in a file of the user's."""
-    where = Path(path).absolute()
-    try:
-        return parse(where.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(f"pipeline table {where} could not be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise PlanError(f"pipeline table {where} is not text in UTF-8. Give a file with one line per rank.") from None
-    except PlanError as error:
-        raise PlanError(f"{where}: {error}") from None
