@@ -65,6 +65,7 @@ def _of_transformers(words: str, kind: str) -> Model:
 
 MODELS = {
     "mlp": Model("five linear layers", "staged", {"kind": "deep", "stop_steps": 20}),
+    "lenet": Model("LeNet: convolutions, then two linear layers", "staged", {"kind": "lenet", "stop_steps": 20}),
     "cnn": Model("convolutions with GroupNorm", "staged", {"kind": "group", "stop_steps": 20}),
     "cnn-bn": Model(
         "convolutions and linear layers with BatchNorm", "cnn", {"stop_steps": 20, "epochs": 2, "clip": 0.5}, True

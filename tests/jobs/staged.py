@@ -34,7 +34,20 @@ class Cnn(nn.Module):
         return out
 
 
+def lenet() -> nn.Module:
+    """Convolutions with pooling, then two linear layers with a ReLU between them."""
+    convolutions = [
+        layer
+        for before, after in ((1, 6), (6, 8))
+        for layer in (nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    ]
+    head = (nn.Flatten(), nn.Linear(8 * 2 * 2, 24), nn.ReLU(), nn.Linear(24, 10))
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *convolutions, *head)
+
+
 def model(kind: str) -> nn.Module:
+    if kind == "lenet":
+        return lenet()
     if kind in ("group", "batch"):
         return Cnn(kind)
     if kind == "deep":

@@ -308,6 +308,71 @@ def test_a_weight_of_several_layers_with_biases_in_one_stage() -> None:
         compare(Reused().double(), loss_of, rows(4, 2, 3, 5), ["enter", "layers.0"], split=split)
 
 
+class Chained(nn.Module):
+    """One weight twice in a stage, the second time behind the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.shared, self.head = nn.Linear(6, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.enter(x))
+        x = torch.tanh(self.shared(x)) + x
+        return self.head(torch.tanh(self.shared(x)) + x)
+
+
+def test_a_weight_that_is_used_again_behind_itself() -> None:
+    for split in (False, True):
+        compare(Chained().double(), loss_of, rows(4, 2), ["enter", "shared"], split=split)
+
+
+class Hands(nn.Module):
+    """A block that hands a learned tensor on, which it may also use itself."""
+
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.inner, self.token, self.used = nn.Linear(6, 6), nn.Parameter(torch.randn(6)), used
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        token = self.token.sin()
+        return torch.tanh(self.inner(x) + token if self.used else self.inner(x)), token
+
+
+class Sums(nn.Module):
+    """Two parameters of which autograd gives one gradient, in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.one, self.other = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.enter(x)) * (self.one + self.other))
+
+
+def test_two_parameters_have_gradients_of_their_own() -> None:
+    compare(Sums().double(), loss_of, rows(4, 2, 3), ["enter", "head"], split=True)
+
+
+class Handing(nn.Module):
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList(Hands(used) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x, token = block(x)
+        return self.head(x * token)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_learned_tensor_that_a_block_hands_on_by_itself(used: bool) -> None:
+    for split in (False, True):
+        compare(Handing(used).double(), loss_of, rows(4, 2), ["stem", "blocks.1", "head"], split=split)
+
+
 def test_checkpointed_layers() -> None:
     for split in (False, True):
         compare(Checkpointed().double(), loss_of, rows(4, 2), 4, split=split)
