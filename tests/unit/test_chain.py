@@ -15,6 +15,7 @@ from cordee.core.errors import DataError
 from cordee.feed.chain import Chain
 from cordee.feed.making import Making
 from cordee.feed.order import Order
+from cordee.feed.places import Place
 from cordee.feed.sources.csv import CsvReader
 from cordee.feed.steps.code import code_of
 from cordee.feed.steps.pack import Finish
@@ -178,6 +179,36 @@ def test_a_store_is_built_once_and_again_when_something_changes(tmp_path: Path) 
         for one in [chain("kind", a=A, kind=KIND).map(lambda given, factor=factor: {**given, "a": given["a"] * factor})]
     }
     assert len(keys) == 2  # a default of the function
+
+
+def test_a_warm_start_looks_into_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened = table(tmp_path / "table", rows=60), list[str]()
+    whole = Place.open
+    monkeypatch.setattr(Place, "open", lambda place: opened.append(place.key) or whole(place))
+    base = Chain(CsvReader(), path, label="kind").classes("kind").fill(0.0, "b")
+    kinds = base.data().features
+    assert opened
+    opened.clear()
+    again = Chain(CsvReader(), path, label="kind").classes("kind").fill(0.0, "b")
+    assert again.data().features == kinds
+    assert again.columns == ("a", "b", "kind")
+    assert not opened
+    (path / "0.csv").write_text("a,b,kind,more\n1,2,c1,3\n")
+    with pytest.raises(DataError):  # looked at again: the columns differ
+        Chain(CsvReader(), path, label="kind").classes("kind").fill(0.0, "b").data()
+
+
+def test_columns_are_looked_for_where_the_cache_holds_none_or_damage(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = table(tmp_path / "table", rows=60)
+    raw = Chain(CsvReader(), path).raw
+    (file,) = (cache / "fitted").glob("*.json")
+    assert [one.raw for one in Chain(CsvReader(), path).raw.values()] == [one.raw for one in raw.values()]
+    file.write_bytes(b'{"a": 3}')
+    assert Chain(CsvReader(), path).raw == raw
+    monkeypatch.setenv("CORDEE_CACHE", str(file / "below"))
+    assert Chain(CsvReader(), path).raw == raw
 
 
 OFFSET = 1

@@ -13,7 +13,7 @@ from cordee.feed.places import Place
 from cordee.feed.sources.seam import Reader
 from cordee.feed.steps.fit import Steps, fit
 from cordee.feed.steps.inprocess import first_rows, raw_rows
-from cordee.feed.steps.remembered import remembered
+from cordee.feed.steps.remembered import remembered, remembered_schema
 from cordee.feed.steps.seam import Fitting, Rows, Step
 from cordee.feed.steps.split import Split
 from cordee.feed.store.aggregate import aggregate
@@ -38,15 +38,14 @@ class Making:
     @cached_property
     def raw(self) -> Schema:
         """The columns of the files."""
-        schema = self.reader.schema(self.places)
+        schema = self._looked() if self.reader.in_process else remembered_schema(self._parts, self._looked)
         self.split.check(schema)
         return schema
 
     @cached_property
     def fitted(self) -> tuple[Step, ...]:
         """The steps as they are applied."""
-        places = [f"{place.key}\0{place.size}\0{place.mark}" for place in self.places]
-        return remembered([self.reader.key, self.split.key, *places], self.steps, self._fit)
+        return remembered([self.split.key, *self._parts], self.steps, self._fit)
 
     @property
     def recipe(self) -> Recipe:
@@ -61,6 +60,14 @@ class Making:
         """In a folder of the user's, with what those need who train from it."""
         recipe = replace(self.recipe, features=features)
         build(recipe, out, processes=processes, tell=Say(f"building the store {out}"), replace=anew)
+
+    @cached_property
+    def _parts(self) -> list[str]:
+        """What stands for the rows of the files as they are now."""
+        return [self.reader.key, *(f"{place.key}\0{place.size}\0{place.mark}" for place in self.places)]
+
+    def _looked(self) -> Schema:
+        return self.reader.schema(self.places)
 
     def _fit(self) -> tuple[Step, ...]:
         return fit(self.steps, self.raw, self._sample, self._gather)
