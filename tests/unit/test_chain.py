@@ -211,6 +211,23 @@ def test_columns_are_looked_for_where_the_cache_holds_none_or_damage(
     assert Chain(CsvReader(), path).raw == raw
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 500, 5000])
+def test_the_first_row_that_steps_leave_is_found_without_all_rows_in_memory(chunk: int) -> None:
+    """A file that is sorted by class, of which a filter takes the last one."""
+    held: list[int] = []
+    base = chain("n", chunk=chunk, n=np.arange(5000)).map(lambda one: held.append(len(one["n"])) or one)
+    base = base.filter(lambda one: one["n"] >= 4990).map(lambda one: {"n": one["n"] + 0.5})
+    making = base._making(())
+    assert [one.called for one in making._fit()] == ["map", "filter", "map"]
+    assert max(held) <= max(2 * 512, chunk)
+    assert held[0] <= 512
+    assert making.store().manifest.rows("train") == 10
+    with pytest.raises(DataError, match="no row left behind map, filter"):
+        chain("n", n=np.arange(5000)).map(lambda one: one).filter(lambda one: one["n"] > 5000).map(
+            lambda one: one
+        ).data()
+
+
 OFFSET = 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +12,8 @@ from cordee.core.errors import DataError
 from cordee.feed.columns import Schema
 from cordee.feed.places import Place
 from cordee.feed.sources.seam import Reader
-from cordee.feed.steps.fit import Steps, fit
-from cordee.feed.steps.inprocess import first_rows, raw_rows
+from cordee.feed.steps.fit import LOOK, Steps, fit
+from cordee.feed.steps.inprocess import blocks_of, raw_rows
 from cordee.feed.steps.remembered import remembered, remembered_schema
 from cordee.feed.steps.seam import Fitting, Rows, Step
 from cordee.feed.steps.split import Split
@@ -70,10 +71,10 @@ class Making:
         return self.reader.schema(self.places)
 
     def _fit(self) -> tuple[Step, ...]:
-        return fit(self.steps, self.raw, self._sample, self._gather)
+        return fit(self.steps, self.raw, self._blocks, self._gather)
 
-    def _sample(self, count: int) -> Rows:
-        return first_rows(raw_rows(self.reader, self.places, self.raw, self.split), self.raw, count)
+    def _blocks(self) -> Iterator[Rows]:
+        return blocks_of(raw_rows(self.reader, self.places, self.raw, self.split), self.raw, LOOK)
 
     def _gather(self, before: tuple[Step, ...], fittings: tuple[Fitting, ...]) -> list[Any]:
         names = ", ".join(str(getattr(one, "called", type(one).__name__)) for one in fittings)
