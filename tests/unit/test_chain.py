@@ -62,6 +62,23 @@ def test_a_set_of_a_row_depends_on_seed_and_origin_alone() -> None:
     assert values(base.split(0.6, 0.3, 0.1, seed=5)) != sets
 
 
+@pytest.mark.parametrize("by", ["row", "path"])
+def test_a_file_of_the_same_name_moves_no_row_to_another_set(tmp_path: Path, by: str) -> None:
+    paths = [tmp_path / f"{folder}/x.csv" for folder in "abcdef"]
+    for number, path in enumerate(paths):
+        path.parent.mkdir()
+        path.write_text("\n".join(["n", *(str(100 * number + one) for one in range(100))]) + "\n")
+
+    def dealt(count: int) -> dict[int, str]:
+        found = values(Chain(CsvReader(), paths[:count]).split(0.5, 0.25, 0.25, seed=1, by=by))
+        return {int(n): name for name, numbers in found.items() for n in numbers}
+
+    whole = dealt(6)
+    assert len(whole) == 600 and len(set(whole.values())) > 1
+    for count in range(1, 6):
+        assert {n: name for n, name in whole.items() if n < 100 * count} == dealt(count)
+
+
 def test_sets_by_path_by_pattern_and_by_a_key() -> None:
     tables = {
         f"{'val/' if one > 7 else ''}{one}": columns(n=np.full(20, one), who=[f"u{one % 5}"] * 20) for one in range(10)

@@ -65,7 +65,8 @@ class Making:
     @cached_property
     def _parts(self) -> list[str]:
         """What stands for the rows of the files as they are now."""
-        return [self.reader.key, *(f"{place.key}\0{place.size}\0{place.mark}" for place in self.places)]
+        places = [f"{one.key}\0{one.size}\0{one.mark}{one.origin and chr(0)}{one.origin}" for one in self.places]
+        return [self.reader.key, *places]
 
     def _looked(self) -> Schema:
         return self.reader.schema(self.places)

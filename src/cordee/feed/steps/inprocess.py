@@ -23,7 +23,7 @@ def raw_rows(reader: Reader, places: Sequence[Place], schema: Schema, split: Spl
     for place in places:
         first = 0
         for chunk in reader.chunks(place, schema):
-            origins = origins_of(place.key, first, chunk.rows)
+            origins = origins_of(place.identity, first, chunk.rows)
             sets = np.full(chunk.rows, TRAIN, np.uint8)
             if split is not None:
                 sets = split.sets(place, chunk.columns, origins)
