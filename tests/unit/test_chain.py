@@ -15,6 +15,7 @@ from cordee.core.errors import DataError
 from cordee.feed.chain import Chain
 from cordee.feed.making import Making
 from cordee.feed.order import Order
+from cordee.feed.places import Place
 from cordee.feed.sources.csv import CsvReader
 from cordee.feed.steps.code import code_of
 from cordee.feed.steps.pack import Finish
@@ -59,6 +60,23 @@ def test_a_set_of_a_row_depends_on_seed_and_origin_alone() -> None:
         files(longer).split(0.6, 0.3, 0.1, seed=4)
     ).items()} == sets  # fmt: skip
     assert values(base.split(0.6, 0.3, 0.1, seed=5)) != sets
+
+
+@pytest.mark.parametrize("by", ["row", "path"])
+def test_a_file_of_the_same_name_moves_no_row_to_another_set(tmp_path: Path, by: str) -> None:
+    paths = [tmp_path / f"{folder}/x.csv" for folder in "abcdef"]
+    for number, path in enumerate(paths):
+        path.parent.mkdir()
+        path.write_text("\n".join(["n", *(str(100 * number + one) for one in range(100))]) + "\n")
+
+    def dealt(count: int) -> dict[int, str]:
+        found = values(Chain(CsvReader(), paths[:count]).split(0.5, 0.25, 0.25, seed=1, by=by))
+        return {int(n): name for name, numbers in found.items() for n in numbers}
+
+    whole = dealt(6)
+    assert len(whole) == 600 and len(set(whole.values())) > 1
+    for count in range(1, 6):
+        assert {n: name for n, name in whole.items() if n < 100 * count} == dealt(count)
 
 
 def test_sets_by_path_by_pattern_and_by_a_key() -> None:
@@ -178,6 +196,53 @@ def test_a_store_is_built_once_and_again_when_something_changes(tmp_path: Path) 
         for one in [chain("kind", a=A, kind=KIND).map(lambda given, factor=factor: {**given, "a": given["a"] * factor})]
     }
     assert len(keys) == 2  # a default of the function
+
+
+def test_a_warm_start_looks_into_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened = table(tmp_path / "table", rows=60), list[str]()
+    whole = Place.open
+    monkeypatch.setattr(Place, "open", lambda place: opened.append(place.key) or whole(place))
+    base = Chain(CsvReader(), path, label="kind").classes("kind").fill(0.0, "b")
+    kinds = base.data().features
+    assert opened
+    opened.clear()
+    again = Chain(CsvReader(), path, label="kind").classes("kind").fill(0.0, "b")
+    assert again.data().features == kinds
+    assert again.columns == ("a", "b", "kind")
+    assert not opened
+    (path / "0.csv").write_text("a,b,kind,more\n1,2,c1,3\n")
+    with pytest.raises(DataError):  # looked at again: the columns differ
+        Chain(CsvReader(), path, label="kind").classes("kind").fill(0.0, "b").data()
+
+
+def test_columns_are_looked_for_where_the_cache_holds_none_or_damage(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = table(tmp_path / "table", rows=60)
+    raw = Chain(CsvReader(), path).raw
+    (file,) = (cache / "fitted").glob("*.json")
+    assert [one.raw for one in Chain(CsvReader(), path).raw.values()] == [one.raw for one in raw.values()]
+    file.write_bytes(b'{"a": 3}')
+    assert Chain(CsvReader(), path).raw == raw
+    monkeypatch.setenv("CORDEE_CACHE", str(file / "below"))
+    assert Chain(CsvReader(), path).raw == raw
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 500, 5000])
+def test_the_first_row_that_steps_leave_is_found_without_all_rows_in_memory(chunk: int) -> None:
+    """A file that is sorted by class, of which a filter takes the last one."""
+    held: list[int] = []
+    base = chain("n", chunk=chunk, n=np.arange(5000)).map(lambda one: held.append(len(one["n"])) or one)
+    base = base.filter(lambda one: one["n"] >= 4990).map(lambda one: {"n": one["n"] + 0.5})
+    making = base._making(())
+    assert [one.called for one in making._fit()] == ["map", "filter", "map"]
+    assert max(held) <= max(2 * 512, chunk)
+    assert held[0] <= 512
+    assert making.store().manifest.rows("train") == 10
+    with pytest.raises(DataError, match="no row left behind map, filter"):
+        chain("n", n=np.arange(5000)).map(lambda one: one).filter(lambda one: one["n"] > 5000).map(
+            lambda one: one
+        ).data()
 
 
 OFFSET = 1

@@ -12,6 +12,7 @@ import torch
 
 from cordee.core.errors import DataError
 from cordee.feed.columns import Ragged
+from cordee.feed.steps.origin import words_of
 from cordee.feed.steps.written import classes_of
 from rows_here import chain, columns, files, whole
 
@@ -181,6 +182,33 @@ def test_two_targets_and_an_image_beside_a_table() -> None:
     }
     alone = whole(base.drop("age", "weight").data().train)
     assert alone["x"].dtype == np.uint8
+
+
+LARGE = [2**60, 2**60 + 1, 2**60 + 100, -(2**60), -(2**60) - 1, 2**53, 2**53 + 1, 2**62 + 3, -(2**62) - 3]
+TOP = [2**63, 2**63 + 1, 2**64 - 1, 2**64 - 2, 7]
+
+
+@pytest.mark.parametrize("ids", [LARGE, TOP], ids=["int64", "uint64"])
+def test_ids_that_float64_does_not_tell_apart(ids: list[int]) -> None:
+    base = chain(id=np.array(ids, np.int64 if min(ids) < 0 else np.uint64))
+    assert column(base.classes("id"), "id").tolist() == [sorted(ids).index(one) for one in ids]
+    assert column(base.one_hot("id"), "id").argmax(axis=1).tolist() == [sorted(ids).index(one) for one in ids]
+    assert len(set(column(base.hash("id", 2**40, places=True), "id").tolist())) == len(ids)
+
+
+def test_equal_numbers_have_equal_words_whatever_they_are_kept_as() -> None:
+    ints = np.array([0, 1, -5, 2**52, 2**53, 2**60, -(2**60)])
+    assert words_of(ints).tolist() == words_of(ints.astype(np.float64)).tolist()
+    assert words_of(ints[:2]).tolist() == words_of(np.array([False, True])).tolist()
+    assert words_of(np.array([2**63], np.uint64)).tolist() == words_of(np.array([2.0**63])).tolist()
+    # As ever: rows keep their sets and places.
+    assert words_of(ints[:3]).tolist() == [
+        9697987418369713155, 2482578371271027166, 3448488173254353844
+    ]  # fmt: skip
+    floats = np.array([-0.0, 2.5, np.nan, 1e300, np.inf])
+    assert words_of(floats).tolist() == [
+        9697987418369713155, 7736276164693560445, 6538965058142043870, 4411661916946490119, 13827364380089593077
+    ]  # fmt: skip
 
 
 def test_names_of_classes() -> None:

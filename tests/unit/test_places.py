@@ -159,6 +159,21 @@ def test_blocks_are_read_ahead_and_few_are_kept(monkeypatch: pytest.MonkeyPatch)
         file.read()
 
 
+def test_files_of_equal_names_that_are_named_later_leave_earlier_ones_as_they_are(tmp_path: Path) -> None:
+    for name in ("a/x.csv", "b/x.csv", "c/b/x.csv", "c/y.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    named = [tmp_path / "a/x.csv", tmp_path / "b", tmp_path / "c/b/x.csv", tmp_path / "c/y.csv"]
+    known: list[str] = []
+    for count in range(1, 5):
+        places = resolve(named[:count])
+        assert [place.identity for place in places[:-1]] == known
+        known.append(places[-1].identity)
+        assert [place.identity for place in resolve(places)] == known
+    assert known == ["x.csv", "b/x.csv", "c/b/x.csv", "y.csv"]
+    assert len({place.key for place in places}) == 4
+
+
 # ------------------------------------------------------------- http
 
 
@@ -221,6 +236,7 @@ def test_files_of_web_servers(served: Any, monkeypatch: pytest.MonkeyPatch, rang
     server.busy = 1
     places = resolve([f"{url}/d/a.csv?token=secret", f"{url}/b.csv", f"{url}/c/a.csv"])
     assert [(place.key, place.size) for place in places] == [("d/a.csv", 12_345), ("b.csv", 0), ("c/a.csv", 5)]
+    assert [place.identity for place in places] == ["a.csv", "b.csv", "c/a.csv"]
     assert places[0].shown == f"{url}/d/a.csv" and places[0].name == "a.csv"
     assert len({place.mark for place in places}) == 3 and all(place.mark for place in places)
     with places[0].open() as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from cordee.core.errors import DataError
 from cordee.feed.columns import Schema
 from cordee.feed.late import Late
 from cordee.feed.sources import labels as folders
+from cordee.feed.sources.arrays import ArrayReader
 from cordee.feed.sources.seam import Reader
 from cordee.feed.steps.carried import Enter, Leave
 from cordee.feed.steps.seam import Step
@@ -94,6 +95,8 @@ def _of_reader(reader: Any) -> dict[str, Any]:
     kind = type(reader)
     if not kind.__module__.startswith(_READERS) or reader.in_process:
         return {}
+    if isinstance(reader, ArrayReader):  # which of the training's files lay beside others: nothing for new ones
+        reader = replace(reader, beside=())
     try:
         return {"name": f"{kind.__module__}.{kind.__qualname__}", "options": msgspec.to_builtins(reader)}
     except (TypeError, NotImplementedError):

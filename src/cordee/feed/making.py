@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,9 @@ from cordee.core.errors import DataError
 from cordee.feed.columns import Schema
 from cordee.feed.places import Place
 from cordee.feed.sources.seam import Reader
-from cordee.feed.steps.fit import Steps, fit
-from cordee.feed.steps.inprocess import first_rows, raw_rows
-from cordee.feed.steps.remembered import remembered
+from cordee.feed.steps.fit import LOOK, Steps, fit
+from cordee.feed.steps.inprocess import blocks_of, raw_rows
+from cordee.feed.steps.remembered import remembered, remembered_schema
 from cordee.feed.steps.seam import Fitting, Rows, Step
 from cordee.feed.steps.split import Split
 from cordee.feed.store.aggregate import aggregate
@@ -38,15 +39,14 @@ class Making:
     @cached_property
     def raw(self) -> Schema:
         """The columns of the files."""
-        schema = self.reader.schema(self.places)
+        schema = self._looked() if self.reader.in_process else remembered_schema(self._parts, self._looked)
         self.split.check(schema)
         return schema
 
     @cached_property
     def fitted(self) -> tuple[Step, ...]:
         """The steps as they are applied."""
-        places = [f"{place.key}\0{place.size}\0{place.mark}" for place in self.places]
-        return remembered([self.reader.key, self.split.key, *places], self.steps, self._fit)
+        return remembered([self.split.key, *self._parts], self.steps, self._fit)
 
     @property
     def recipe(self) -> Recipe:
@@ -62,11 +62,20 @@ class Making:
         recipe = replace(self.recipe, features=features)
         build(recipe, out, processes=processes, tell=Say(f"building the store {out}"), replace=anew)
 
-    def _fit(self) -> tuple[Step, ...]:
-        return fit(self.steps, self.raw, self._sample, self._gather)
+    @cached_property
+    def _parts(self) -> list[str]:
+        """What stands for the rows of the files as they are now."""
+        places = [f"{one.key}\0{one.size}\0{one.mark}{one.origin and chr(0)}{one.origin}" for one in self.places]
+        return [self.reader.key, *places]
 
-    def _sample(self, count: int) -> Rows:
-        return first_rows(raw_rows(self.reader, self.places, self.raw, self.split), self.raw, count)
+    def _looked(self) -> Schema:
+        return self.reader.schema(self.places)
+
+    def _fit(self) -> tuple[Step, ...]:
+        return fit(self.steps, self.raw, self._blocks, self._gather)
+
+    def _blocks(self) -> Iterator[Rows]:
+        return blocks_of(raw_rows(self.reader, self.places, self.raw, self.split), self.raw, LOOK)
 
     def _gather(self, before: tuple[Step, ...], fittings: tuple[Fitting, ...]) -> list[Any]:
         names = ", ".join(str(getattr(one, "called", type(one).__name__)) for one in fittings)

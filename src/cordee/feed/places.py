@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -27,6 +27,13 @@ class Place:
     """In bytes."""
     mark: str
     """Changes when its bytes do: the time of the last change, or the tag that a server gives it."""
+    origin: str = ""
+    """What its rows are known by, if that is not `key`: the same as before files of equal names were named after it."""
+
+    @property
+    def identity(self) -> str:
+        """What a row's set and random draws are a function of, with the row's number."""
+        return self.origin or self.key
 
     @property
     def name(self) -> str:
@@ -52,6 +59,8 @@ def resolve(what: What, endings: Sequence[str] = ()) -> tuple[Place, ...]:
 
     Of a folder, at any depth and sorted by path, those files that end in one of `endings` (all if there are none);
     hidden ones (`.crc`) and such as `_SUCCESS` are left out. What is named itself, or by a pattern, is taken as it is.
+    Files are known by their paths below what was named. Of several with the same one, those named later are known by
+    more of their paths, so that rows of earlier ones keep their sets: append to a list at its end.
     """
     named = [what] if isinstance(what, str | os.PathLike | Place) else what
     if not isinstance(named, Iterable):
@@ -112,18 +121,30 @@ def _distinct(places: Sequence[Place]) -> tuple[Place, ...]:
     for url, count in Counter(place.url for place in places).items():
         if count > 1:
             raise DataError(f"{without_query(url)} is named {count} times: name each file once")
-    while len(counts := Counter(place.key for place in places)) < len(places):
-        places = [_longer(place) if counts[place.key] > 1 else place for place in places]
-    return tuple(places)
+    named = list(places)
+    while len(counts := Counter(place.key for place in named)) < len(named):
+        named = [replace(one, key=_longer(one, one.key)) if counts[one.key] > 1 else one for one in named]
+    return tuple(_identified(places, named))
 
 
-def _longer(place: Place) -> Place:
-    """With one more part of its path in its key."""
+def _identified(places: Sequence[Place], named: Sequence[Place]) -> Iterator[Place]:
+    """Each known by its first key, if no place before it is: those that follow change nothing for it."""
+    taken: set[str] = set()
+    for first, place in zip(places, named, strict=True):
+        identity = first.identity
+        while identity in taken:
+            identity = _longer(first, identity)
+        taken.add(identity)
+        yield replace(place, origin="" if identity == place.key else identity)
+
+
+def _longer(place: Place, key: str) -> str:
+    """A key with one more part of the path in it."""
     parts = place.shown.partition("://")[2].split("/") if "://" in place.url else place.url.split("/")
-    wanted = place.key.count("/") + 2
+    wanted = key.count("/") + 2
     if wanted > len(parts):
         raise DataError(f"{place.shown} is named twice: name each file once")
-    return replace(place, key="/".join(parts[-wanted:]))
+    return "/".join(parts[-wanted:])
 
 
 def _nothing(files: Filesystem, url: str) -> DataError:

@@ -61,10 +61,13 @@ def _pieces_of_files(given: Sequence[str | Path]) -> tuple[Reading, list[Piece]]
                 "iter(texts)"
             ) from error
         for place in found:
-            places[place.url] = place
+            name = place.shown  # in messages; two URLs may differ in their queries alone
+            while places.get(name, place).url != place.url:
+                name += "'"
+            places[name] = place
             each = max(1, place.size) if place.size > FILE_BYTES and is_packed(place) else FILE_BYTES
             cuts = range(0, place.size, each)
-            pieces += [Piece(place.url, at, min(at + each, place.size)) for at in cuts]
+            pieces += [Piece(name, at, min(at + each, place.size)) for at in cuts]
     return Lines(places), pieces
 
 

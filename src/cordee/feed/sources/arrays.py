@@ -103,13 +103,13 @@ class ArrayReader:
             for name, pairs in self.beside:
                 found = next((one for key, one in pairs if key == place.key), None)
                 if found is None:
-                    raise DataError(f"no file for column {name!r} was given beside {place.url}")
+                    raise DataError(f"no file for column {name!r} was given beside {place.shown}")
                 arrays = {**arrays, **stack.enter_context(_arrays_of(found, name, self.on_error == "skip"))}
             lengths = {name: array.head.rows for name, array in arrays.items()}
             if len(set(lengths.values())) > 1:
                 given = ", ".join(f"{name}: {length}" for name, length in lengths.items())
                 raise DataError(
-                    f"{place.url}: its arrays differ in length ({given}), each needs one row per sample. Files "
+                    f"{place.shown}: its arrays differ in length ({given}), each needs one row per sample. Files "
                     "that hold training and test data side by side are read by cordee.data.npz"
                 )
             yield arrays
@@ -117,10 +117,10 @@ class ArrayReader:
     def _check(self, place: Place, arrays: dict[str, _Array], schema: Schema) -> None:
         kinds = {name: array.head.kind for name, array in arrays.items()}
         if missing := schema.keys() - kinds.keys():
-            raise DataError(f"{place.url} has no array {sorted(missing)[0]!r}, which the first file has")
+            raise DataError(f"{place.shown} has no array {sorted(missing)[0]!r}, which the first file has")
         for name, kind in schema.items():
             if kinds[name] != kind:
-                raise DataError(f"{place.url}: {name} is {kinds[name]}, in the first file it is {kind}")
+                raise DataError(f"{place.shown}: {name} is {kinds[name]}, in the first file it is {kind}")
 
 
 class _Array:
@@ -181,14 +181,14 @@ def _arrays_of(place: Place, name: str, whole: bool) -> Iterator[dict[str, _Arra
             yield from _of_npz(place, whole)
             return
         if beginning == NPY:
-            head = npy_head(file, place.url)
+            head = npy_head(file, place.shown)
         elif beginning[:2] == b"\0\0":
-            head = idx_head(file, place.url)
+            head = idx_head(file, place.shown)
         else:
             raise DataError(
-                f"{place.url} is no file of arrays (it begins with {beginning!r}): npy, npz or IDX was expected"
+                f"{place.shown} is no file of arrays (it begins with {beginning!r}): npy, npz or IDX was expected"
             )
-        yield {name: _Array(file, head, place.url)}
+        yield {name: _Array(file, head, place.shown)}
 
 
 def _of_npz(place: Place, whole: bool) -> Iterator[dict[str, _Array]]:
@@ -196,19 +196,19 @@ def _of_npz(place: Place, whole: bool) -> Iterator[dict[str, _Array]]:
     with ExitStack() as stack:
         archive = zipfile.ZipFile(stack.enter_context(place.open()))
         if whole and (wrong := archive.testzip()) is not None:  # a checksum stands behind the rows that it is of
-            raise DataError(f"{place.url}: {wrong} does not have the checksum that it should")
+            raise DataError(f"{place.shown}: {wrong} does not have the checksum that it should")
         members = archive.namelist()
         if not members or not all(member.endswith(".npy") for member in members):
             held = ", ".join(members[:4]) or "nothing"
             raise DataError(
-                f"{place.url} is a ZIP archive that holds {held}; arrays were expected, as numpy.savez writes"
+                f"{place.shown} is a ZIP archive that holds {held}; arrays were expected, as numpy.savez writes"
             )
         arrays = {}
         for member in members:
             raw = stack.enter_context(place.open())  # a position of its own
             file: Any = stack.enter_context(stack.enter_context(zipfile.ZipFile(raw)).open(member))
             name = member.removesuffix(".npy")
-            where = f"the array {name!r} in {place.url}"
+            where = f"the array {name!r} in {place.shown}"
             arrays[name] = _Array(file, npy_head(file, where), where)
         yield arrays
 

@@ -44,7 +44,7 @@ class CifarReader:
         """Always the same; a file of another form is refused here, before anything is read."""
         record = self._labels + _IMAGE
         for place in places:
-            if not place.url.endswith(".gz") and (not place.size or place.size % record):
+            if not place.name.endswith(".gz") and (not place.size or place.size % record):
                 other = _IMAGE + 3 - self._labels
                 hint = ""
                 if place.size and not place.size % other:
@@ -55,7 +55,7 @@ class CifarReader:
                 else:
                     hint = ", or leave out what is cut off and count it: on_error='skip'"
                 raise DataError(
-                    f"{place.url} has {place.size:,} bytes, which are no whole number of images of "
+                    f"{place.shown} has {place.size:,} bytes, which are no whole number of images of "
                     f"CIFAR-{self.classes} ({record} bytes each): it is cut off, or another file; fetch it again{hint}"
                 )
         coarse = {"coarse": Kind("int64")} if self.classes == 100 else {}
@@ -79,13 +79,13 @@ class CifarReader:
         with opened(place) as file:
             file.seek(start * record)
             if place.size == 0 and self.on_error == "skip":
-                yield Chunk(no_rows(self.schema(())), 0, END, (Fault(place.url, 1, "the file is empty"),))
+                yield Chunk(no_rows(self.schema(())), 0, END, (Fault(place.shown, 1, "the file is empty"),))
             while raw := file.read(_AT_ONCE * record):
                 whole = len(raw) // record
                 rows = np.frombuffer(raw[: whole * record], np.uint8).reshape(-1, record)
                 columns, faults = self._columns(place, rows, start)
                 if len(raw) % record:
-                    faults = [*faults, Fault(place.url, start + whole + 1, "the file ends within this image")]
+                    faults = [*faults, Fault(place.shown, start + whole + 1, "the file ends within this image")]
                 if faults and self.on_error == "stop":
                     raise DataError(
                         f"{faults[0]}: the file is damaged, or another one; fetch it again, or leave such images out "
@@ -104,7 +104,7 @@ class CifarReader:
         most = np.array([20, 100] if self.classes == 100 else [10])
         wrong = (labels >= most).any(axis=1)
         faults = [
-            Fault(place.url, before + at + 1, f"the label {labels[at].tolist()} is none of CIFAR-{self.classes}")
+            Fault(place.shown, before + at + 1, f"the label {labels[at].tolist()} is none of CIFAR-{self.classes}")
             for at in np.flatnonzero(wrong).tolist()
         ]
         if faults:

@@ -37,6 +37,6 @@ def opened(place: Place) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=raw) as file:
                 yield cast(BinaryIO, io.BufferedReader(file, BLOCK))
     except FileNotFoundError as error:
-        raise DataError(f"{place.url} is not there any more: it was found when the sources were listed") from error
+        raise DataError(f"{place.shown} is not there any more: it was found when the sources were listed") from error
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{place.url} cannot be read ({error}); it is damaged or not whole: fetch it again") from error
+        raise DataError(f"{place.shown} cannot be read ({error}): damaged or not whole, fetch it again") from error

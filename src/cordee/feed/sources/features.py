@@ -25,7 +25,7 @@ def infer(buffer: Bytes, parsed: Parsed, count: int, place: Place) -> Schema:
     """The kinds of all features of these messages: lists of one length become arrays, others stay ragged."""
     names = names_in(buffer, parsed)
     if not names:
-        raise DataError(f"{place.url}: its first {count} records have no features, so there is nothing to read")
+        raise DataError(f"{place.shown}: its first {count} records have no features, so there is nothing to read")
     return {name: _kind_of(buffer, parsed, name, count, place) for name in names}
 
 
@@ -67,7 +67,7 @@ def _kind_of(buffer: Bytes, parsed: Parsed, name: str, count: int, place: Place)
     if not kind or (kinds[kinds > 0] != kind).any():
         found = " and ".join(LISTS[one] for one in sorted(set(kinds.tolist())))
         raise DataError(
-            f"{place.url}: feature {name!r} holds {found} in the first {count} records, so its kind cannot be known; "
+            f"{place.shown}: feature {name!r} holds {found} in the first {count} records, so its kind cannot be known; "
             f"give the features to read: features={{{name!r}: 'float32', ...}}"
         )
     lists = lists_of(buffer, parsed.values.of(filled), kind)

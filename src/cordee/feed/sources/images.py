@@ -59,7 +59,7 @@ class ImageReader:
             first = self._read(place)
             if not isinstance(first, Fault):
                 return {"x": Kind("uint8", first.shape), **label}
-        raise DataError(f"none of {len(images)} images can be read, the first is {images[0].url}")
+        raise DataError(f"none of {len(images)} images can be read, the first is {images[0].shown}")
 
     def chunks(self, place: Place, schema: Schema, start: int = 0) -> Iterator[Chunk]:
         """The one row of a file."""
@@ -68,7 +68,7 @@ class ImageReader:
         pixels = self._read(place)
         if not isinstance(pixels, Fault) and pixels.shape != schema["x"].shape:
             shapes = f"it has the shape {pixels.shape}, another image {schema['x'].shape}"
-            pixels = Fault(place.url, 1, f"{shapes}: give one for all, such as size=(224, 224)")
+            pixels = Fault(place.shown, 1, f"{shapes}: give one for all, such as size=(224, 224)")
         if isinstance(pixels, Fault):
             if self.on_error == "stop":
                 raise DataError(f"{pixels}. To leave such files out and count them: on_error='skip'")
@@ -87,7 +87,7 @@ class ImageReader:
             raise
         except Exception as error:  # Pillow raises whatever its readers of many formats come upon
             what = "the file is empty" if not raw else f"it cannot be decoded ({type(error).__name__}: {error})"
-            return Fault(place.url, 1, what)
+            return Fault(place.shown, 1, what)
 
 
 def _is_clutter(place: Place) -> bool:

@@ -21,7 +21,7 @@ def label_of(kind: Kind, place: Place, by: str) -> int:
     name, classes = class_of(place, by), classes_in(kind)
     if name not in classes:
         raise DataError(
-            f"{place.url}: its class is {name!r} by its folder, which is none of {', '.join(classes[:8])}."
+            f"{place.shown}: its class is {name!r} by its folder, which is none of {', '.join(classes[:8])}."
             f"{did_you_mean(name, classes)} Give all of them: classes=[...]"
         )
     return classes.index(name)
@@ -49,7 +49,7 @@ def class_of(place: Place, by: str) -> str:
     folders = place.key.split("/")[:-1]
     if not folders:
         raise DataError(
-            f"{place.url} lies in no folder below what was named, so it has no class; name the folder that holds one "
+            f"{place.shown} lies in no folder below what was named, so it has no class; name the folder that holds one "
             "folder per class, or leave labels out: label=None"
         )
     return folders[-1] if by == "folder" else folders[0]

@@ -74,7 +74,7 @@ class LineReader:
                     texts = block.texts
                     if before < start:  # the rows that were read already, with the faults among them
                         texts = texts.slice(start - before - sum(row <= start for row, _ in block.faults), len(texts))
-                    faults = tuple(Fault(place.url, row, reason) for row, reason in block.faults if row > start)
+                    faults = tuple(Fault(place.shown, row, reason) for row, reason in block.faults if row > start)
                     columns: Columns = {"text": texts}
                     if label is not None:
                         columns["y"] = np.full(len(texts), label, np.int64)
@@ -111,7 +111,7 @@ class LineReader:
             end = len(data) if not raw else data.rfind(b"\n") + 1
             if not end and len(data) > LONGEST:
                 raise DataError(
-                    f"{place.url}, row {row}: the line is longer than {LONGEST:,} bytes: is this a text file?"
+                    f"{place.shown}, row {row}: the line is longer than {LONGEST:,} bytes: is this a text file?"
                 )
             if end:
                 block = self._lines(data[:end], place, row)
@@ -141,14 +141,14 @@ class LineReader:
         reason = f"it is no text in {self.encoding}: {error.reason} at byte {error.start + 1}"
         if stop or self.on_error == "stop":
             advice = "encoding='latin-1' or 'cp1252' may fit, or leave such rows out and count them: on_error='skip'"
-            raise DataError(f"{Fault(place.url, row, reason)}. {advice}") from error
+            raise DataError(f"{Fault(place.shown, row, reason)}. {advice}") from error
         return row, reason
 
     def _check_mark(self, raw: bytes, place: Place) -> None:
         """Refuse what says by its first bytes that it is in another encoding."""
         named = next((name for mark, name in _MARKS.items() if raw.startswith(mark)), None)
         if named is not None and not self._wide:
-            raise DataError(f"{place.url} begins as {named} does, not as {self.encoding}: give encoding={named!r}")
+            raise DataError(f"{place.shown} begins as {named} does, not as {self.encoding}: give encoding={named!r}")
 
     @property
     def _is_utf8(self) -> bool:

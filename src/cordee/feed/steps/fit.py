@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,11 +14,11 @@ from cordee.feed.steps.seam import Fitting, Rows, Step
 Steps = tuple["Step | Fitting", ...]
 Gather = Callable[[tuple[Step, ...], tuple[Fitting, ...]], list[Any]]
 """Statistics of each of these over the rows of the training set, as they are after the steps before them."""
-Sample = Callable[[int], Rows]
-"""Some of the first rows: at least so many, or all that there are."""
+Blocks = Callable[[], Iterator[Rows]]
+"""The rows of the files from the first on, `LOOK` or somewhat more at a time."""
 
-SIZES = (512, 65_536, 2**62)
-"""So many rows are looked at to see what a user's function makes of them, more where steps before leave none."""
+LOOK = 512
+"""So many rows are looked at to see what a user's function makes of them; the next ones where steps leave none."""
 
 
 _NOTHING = np.zeros(0, np.uint64), np.zeros(0, np.uint8)
@@ -48,14 +48,14 @@ class Apart(Protocol):
         ...
 
 
-def fit(steps: Sequence[Step | Fitting], schema: Schema, sample: Sample, gather: Gather) -> tuple[Step, ...]:
-    """The steps as they are applied, in order; `schema` and `sample` are of the files.
+def fit(steps: Sequence[Step | Fitting], schema: Schema, blocks: Blocks, gather: Gather) -> tuple[Step, ...]:
+    """The steps as they are applied, in order; `schema` and `blocks` are of the files.
 
     Fittings next to each other, none of which reads what another one makes, are gathered in one pass.
     """
     left = list(steps)
     done: list[Step] = []
-    looked = _Looked(sample)
+    looked = _Looked(blocks)
     while left:
         step = _on(left.pop(0), schema, looked)
         if not isinstance(step, Fitting):
@@ -96,10 +96,10 @@ def applied(steps: Iterable[Step], rows: Rows) -> Rows:
 
 
 class _Looked:
-    """Some rows behind the steps so far; more are read where steps leave none of them."""
+    """Some rows behind the steps so far; later ones are read where steps leave none of them."""
 
-    def __init__(self, sample: Sample) -> None:
-        self._sample, self._steps = sample, list[Step]()
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks, self._steps = blocks, list[Step]()
         self._rows: Rows | None = None
 
     def append(self, step: Step) -> None:
@@ -108,14 +108,16 @@ class _Looked:
             self._rows = step.apply(self._rows)
 
     def rows(self) -> Rows:
-        for size in SIZES:
-            if self._rows is not None and len(self._rows):
-                break
-            self._rows = applied(self._steps, self._sample(size))
-        assert self._rows is not None
-        if not len(self._rows):
-            raise DataError("there is no row left behind " + (_names(self._steps) or "reading") + ": check the steps")
+        if self._rows is None or not len(self._rows):
+            self._rows = self._first()
         return self._rows
+
+    def _first(self) -> Rows:
+        """Of the first block that steps leave rows of; no more than one is held."""
+        for block in self._blocks():
+            if len(rows := applied(self._steps, block)):
+                return rows
+        raise DataError("there is no row left behind " + (_names(self._steps) or "reading") + ": check the steps")
 
 
 def _names(steps: Iterable[Any]) -> str:

@@ -23,7 +23,7 @@ def raw_rows(reader: Reader, places: Sequence[Place], schema: Schema, split: Spl
     for place in places:
         first = 0
         for chunk in reader.chunks(place, schema):
-            origins = origins_of(place.key, first, chunk.rows)
+            origins = origins_of(place.identity, first, chunk.rows)
             sets = np.full(chunk.rows, TRAIN, np.uint8)
             if split is not None:
                 sets = split.sets(place, chunk.columns, origins)
@@ -31,16 +31,22 @@ def raw_rows(reader: Reader, places: Sequence[Place], schema: Schema, split: Spl
             first += chunk.rows
 
 
-def first_rows(rows: Iterator[Rows], schema: Schema, count: int) -> Rows:
-    """At least so many of the first rows, or all that there are."""
+def blocks_of(rows: Iterator[Rows], schema: Schema, least: int) -> Iterator[Rows]:
+    """All rows, at least so many at a time; the first block has no more, as it is most often enough."""
     parts: list[Rows] = []
-    total = 0
+    first = True
     for one in rows:
-        parts.append(cut_rows(one, 0, count - total))
-        total += len(parts[-1])
-        if total >= count:
-            break
-    return joined_rows(parts, schema)
+        parts.append(one)
+        total = sum(map(len, parts))
+        if first and total >= least:
+            yield cut_rows(joined_rows(parts, schema), 0, least)
+            cut = len(one) - (total - least)
+            parts, first = [cut_rows(one, cut, len(one))], False
+        elif total >= least:
+            yield joined_rows(parts, schema)
+            parts = []
+    if parts:
+        yield joined_rows(parts, schema)
 
 
 def joined_rows(parts: Sequence[Rows], schema: Schema) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from cordee.feed.permute import SPREAD, mix, random_bits
 Words = NDArray[np.uint64]
 _ONE = np.uint64(1)
 _PLACE = np.uint64(256)
+_EXACT = 2.0**53
+"""Below it float64 holds every whole number."""
+_ABOVE, _BELOW = (np.uint64(random_bits(1, f"whole {sign}")[0]) for sign in ("above", "below"))
 
 
 def origins_of(key: str, start: int, count: int) -> Words:
@@ -44,10 +48,22 @@ def words_of(column: Column, seed: int = 0) -> Words:
     key = np.uint64(random_bits(1, "value", seed)[0])
     if isinstance(column, Ragged):
         return mix(_summed(column) ^ key)
-    if column.dtype.kind == "f":  # whole numbers as such, whatever they are kept as; all zeros and NaN alike
-        numbers = np.where(np.isnan(column), np.nan, column.astype(np.float64) + 0.0)
-        return mix(numbers.view(np.uint64) * SPREAD ^ key)
-    return mix(column.astype(np.float64).view(np.uint64) * SPREAD ^ key)
+    numbers = column.astype(np.float64) + 0.0  # whole numbers as such, whatever they are kept as; all zeros alike
+    numbers[np.isnan(numbers)] = np.nan
+    words = numbers.view(np.uint64)
+    if (large := np.abs(numbers) >= _EXACT).any():
+        words[large] = _whole(column[large])
+    return mix(words * SPREAD ^ key)
+
+
+def _whole(column: NDArray[Any]) -> Words:
+    """Whole numbers that float64 does not tell apart, bit by bit; floats beyond 64 bits as they are."""
+    words = column.astype(np.float64).view(np.uint64)
+    fits = np.True_ if column.dtype.kind != "f" else (column >= -(2.0**63)) & (column < 2.0**64)
+    below, above = fits & (column < 0), fits & (column > 0)
+    words[below] = mix(column[below].astype(np.int64).view(np.uint64) ^ _BELOW)
+    words[above] = mix(column[above].astype(np.uint64) ^ _ABOVE)
+    return words
 
 
 def _summed(column: Ragged) -> Words:

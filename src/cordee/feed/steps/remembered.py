@@ -1,4 +1,4 @@
-"""Fitted steps in the cache: what was found out about the same rows once is not gathered again."""
+"""Fitted steps and columns of files in the cache: what was found out about the same rows once is not gathered again."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cordee.core import interrupts
 from cordee.core.damage import write_whole
 from cordee.core.errors import DataError, WaitedTooLong
 from cordee.core.locks import take_lock
+from cordee.feed.columns import Schema
 from cordee.feed.steps.seam import Step
 from cordee.feed.steps.user import Function
 from cordee.feed.steps.written import KINDS, read_steps
@@ -23,7 +24,7 @@ from cordee.feed.store.cached import cache_folder
 
 DEADLINE_S = 3600.0
 """How long a process waits until another one of this host has gathered the same statistics."""
-FORM = "1"
+FORM = "2"
 """Counted up when steps are fitted otherwise."""
 _LOOK_S = 0.05
 
@@ -33,8 +34,7 @@ def remembered(parts: Iterable[str], steps: Sequence[Any], make: Callable[[], tu
     functions = [step.function.call for step in steps if isinstance(getattr(step, "function", None), Function)]
     if not all(isinstance(one, KINDS) for one in steps):  # a step of the user's own make is not written
         return make()
-    digest = hashlib.sha256("\0".join([FORM, *parts, *(one.key for one in steps)]).encode()).hexdigest()[:32]
-    path = cache_folder() / "fitted" / f"{digest}.json"
+    path = _path([*parts, *(one.key for one in steps)])
     if (found := _read(path, functions)) is not None:
         return found
     with contextlib.suppress(OSError):
@@ -61,6 +61,23 @@ def remembered(parts: Iterable[str], steps: Sequence[Any], make: Callable[[], tu
         with contextlib.suppress(OSError):
             lock_path.unlink()
         os.close(lock)
+
+
+def remembered_schema(parts: Iterable[str], make: Callable[[], Schema]) -> Schema:
+    """The columns of the files that these parts of a key stand for: looked for in them once, then kept."""
+    path = _path(["columns", *parts])
+    with contextlib.suppress(OSError, msgspec.MsgspecError):  # not there, or damaged
+        return msgspec.json.decode(path.read_bytes(), type=Schema)
+    made = make()
+    with contextlib.suppress(OSError, UnicodeError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, msgspec.json.encode(made).decode())
+    return made
+
+
+def _path(parts: Iterable[str]) -> Path:
+    digest = hashlib.sha256("\0".join([FORM, *parts]).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return cache_folder() / "fitted" / f"{digest}.json"
 
 
 def _write(steps: tuple[Step, ...], functions: list[Any]) -> str:

@@ -69,7 +69,7 @@ class Split(msgspec.Struct, frozen=True):
             for name, pattern in self.patterns:
                 if fnmatchcase(place.key, pattern) or fnmatchcase(place.name, pattern):
                     return np.full(len(origins), NAMES[name], np.uint8)
-            one = np.array([word_of(place.key)], dtype=np.uint64)
+            one = np.array([word_of(place.identity)], dtype=np.uint64)
             return np.repeat(self._dealt(one), len(origins))
         return self._dealt(origins if self.by == "row" else words_of(columns[self.by]))
 

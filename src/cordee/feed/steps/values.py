@@ -50,7 +50,10 @@ def in_order(values: Any) -> tuple[Value, ...]:
 
 def column_of(values: tuple[Value, ...]) -> Column:
     """The values as a column."""
-    return Ragged.of(values) if values and isinstance(values[0], str) else np.asarray(values)
+    if values and isinstance(values[0], str):
+        return Ragged.of(values)
+    large = any(isinstance(one, int) and one >= 2**63 for one in values)
+    return np.asarray(values, np.uint64 if large else None)
 
 
 def places_in(values: tuple[Value, ...], column: Column) -> Ids:

@@ -141,7 +141,8 @@ class Recipe:
         for part in parts:
             whole.update(f"{len(part)} {part}".encode("utf-8", "surrogatepass"))
         for place in self.places:
-            whole.update(f"{place.key}\0{place.size}\0{place.mark}\0".encode("utf-8", "surrogatepass"))
+            origin = f"{place.origin}\0" if place.origin else ""
+            whole.update(f"{place.key}\0{place.size}\0{place.mark}\0{origin}".encode("utf-8", "surrogatepass"))
         return whole.hexdigest()[:32]
 
     @cached_property
@@ -151,8 +152,8 @@ class Recipe:
 
 
 def origins_of(place: Place, start: int, count: int) -> NDArray[np.uint64]:
-    """Of `count` rows of a file from row `start` on: 64 bits each, of the file's key and the row's number alone."""
-    key = np.uint64(random_bits(1, f"origin {place.key}")[0])
+    """Of `count` rows of a file from row `start` on: 64 bits each, of the file's identity and the row's number."""
+    key = np.uint64(random_bits(1, f"origin {place.identity}")[0])
     return mix((np.arange(start, start + count, dtype=np.uint64) + _ONE) * SPREAD + key)
 
 
