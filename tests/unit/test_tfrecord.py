@@ -151,7 +151,7 @@ def test_messages_do_not_show_what_is_secret_in_a_url(tmp_path: Path, monkeypatc
     path = write(tmp_path / "a.tfrecord", example(x=1), b"\xff" * 9)
     monkeypatch.setattr(Place, "open", lambda self: path.open("rb"))
     place = Place("https://host/a.tfrecord?sig=secret", "a.tfrecord", path.stat().st_size, "")
-    with pytest.raises(DataError, match="^https://host/a.tfrecord, row 2") as caught:
+    with pytest.raises(DataError, match=r"^https://host/a.tfrecord, row 2") as caught:
         list(TFRecordReader(features=(("x", Kind("int64")),)).chunks(place, {"x": Kind("int64")}))
     assert "secret" not in str(caught.value)
 
