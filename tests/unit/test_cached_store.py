@@ -60,12 +60,12 @@ def test_what_was_not_used_for_longest_goes_first_and_nothing_in_use(
     for at, recipe in enumerate((first, second, third)):
         path = cached_store(recipe).path
         os.utime(path / ".lock", (1_000 + at, 1_000 + at))
-    monkeypatch.setenv("CORDEE_CACHE_BYTES", str(int(3.6 * one)))
+    monkeypatch.setenv("CORDEE_CACHE_BYTES", str(int(3.2 * one)))
     cached_store(fourth)
     assert names(cache) == {first.key, third.key, fourth.key}  # the first is the oldest, and in use
     check_rows(held.sets["train"], np.arange(3000))
     del held
-    monkeypatch.setenv("CORDEE_CACHE_BYTES", str(int(1.6 * one)))
+    monkeypatch.setenv("CORDEE_CACHE_BYTES", str(int(1.2 * one)))
     cached_store(second)
     assert names(cache) == {second.key}
 
