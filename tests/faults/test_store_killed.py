@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -18,10 +19,13 @@ import numpy as np
 import pytest
 
 from cordee.core.errors import DataError
+from cordee.feed.exchange.fetch import fetch
+from cordee.feed.exchange.holder import Holder
 from cordee.feed.store.layout import MANIFEST
 from cordee.feed.store.opened import open_store
 from cordee.feed.store.recipe import Recipe
 from cordee.feed.tasks import run_tasks
+from exchanging import ACCESS, ANYWHERE
 from harness import DEADLINE_S, descendants, until
 from stores import KINDS, Counter, Slow, Thirds, Wide, built, check_rows, contents, opened, places_of
 
@@ -140,6 +144,39 @@ def test_builders_killed_at_any_instant(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_builders_killed_at_any_instant(tmp_path: Path) -> None:
     kill_builders(tmp_path, 1_000)
+
+
+def test_processes_that_fetch_a_store_killed_at_any_instant(tmp_path: Path) -> None:
+    """What has the name of the store is whole, what came is not fetched again, and the next one completes it."""
+    built(recipe_of(tmp_path / "in"), tmp_path / "made")
+    ready, told = os.pipe()
+
+    def hold() -> None:
+        holder = Holder(tmp_path / "made", ANYWHERE, ACCESS)
+        os.write(told, holder.place.encode())
+        signal.pause()
+
+    pid = forked(hold)
+    url, cache = f"cordee://{os.read(ready, 100).decode()}/made", tmp_path / "cache"
+    draw, killed = random.Random(3), 0
+    try:
+        while killed < 40:
+            code = ended(forked(dying(lambda: fetch(url, access=ACCESS, folder=cache), draw.randrange(1, 250))))
+            assert code in (0, -signal.SIGKILL)
+            killed += code != 0
+            for whole in cache.glob("*"):
+                if re.fullmatch("[0-9a-f]{32}", whole.name):
+                    open_store(whole).verify()
+                    shutil.rmtree(whole)
+        reader = forked(lambda: open_store(fetch(url, access=ACCESS, folder=cache).folder).verify())
+        assert ended(reader) == 0
+        (store,) = (one for one in cache.iterdir() if re.fullmatch("[0-9a-f]{32}", one.name))
+        assert contents(store) == contents(tmp_path / "made") and not list(cache.glob("*.part"))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ready)
+        os.close(told)
 
 
 def test_processes_of_a_build_are_killed(tmp_path: Path) -> None:

@@ -54,20 +54,42 @@ def test_a_damaged_store_is_built_again(tmp_path: Path) -> None:
 def test_what_was_not_used_for_longest_goes_first_and_nothing_in_use(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second, third, fourth = (recipe_of(tmp_path / name, 30 + at) for at, name in enumerate("abcd"))
+    first, second, third, fourth = (recipe_of(tmp_path / name, 3000, 20_000 + at) for at, name in enumerate("abcd"))
     held = cached_store(first)
     one = next(entries_of(cache)).nbytes
     for at, recipe in enumerate((first, second, third)):
         path = cached_store(recipe).path
         os.utime(path / ".lock", (1_000 + at, 1_000 + at))
-    monkeypatch.setenv("CORDEE_CACHE_BYTES", str(int(3.6 * one)))
+    monkeypatch.setenv("CORDEE_CACHE_BYTES", str(int(3.2 * one)))
     cached_store(fourth)
     assert names(cache) == {first.key, third.key, fourth.key}  # the first is the oldest, and in use
-    check_rows(held.sets["train"], np.arange(30))
+    check_rows(held.sets["train"], np.arange(3000))
     del held
-    monkeypatch.setenv("CORDEE_CACHE_BYTES", str(int(1.6 * one)))
+    monkeypatch.setenv("CORDEE_CACHE_BYTES", str(int(1.2 * one)))
     cached_store(second)
     assert names(cache) == {second.key}
+
+
+def test_a_store_that_waits_for_its_name_is_not_removed(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes room between the end of a build and its last rename."""
+    recipe, other = recipe_of(tmp_path / "in"), recipe_of(tmp_path / "other", shard_bytes=900)
+    rename, tried = Path.rename, list[str]()
+
+    def late(path: Path, target: Path) -> Path:
+        if path.name.endswith(".part") and path.parent == cache and not tried:
+            tried.append(path.name)
+            monkeypatch.setenv("CORDEE_CACHE_BYTES", "1")
+            with pytest.raises(StorageError, match=r"the cache .* may hold"):
+                cached_store(other)
+            monkeypatch.delenv("CORDEE_CACHE_BYTES")
+            assert path.exists()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    check_rows(cached_store(recipe).sets["train"], np.arange(30))
+    assert tried
 
 
 def test_a_store_larger_than_the_budget_is_refused_and_leaves_nothing(

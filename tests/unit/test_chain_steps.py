@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from cordee.core.errors import DataError
 from cordee.feed.columns import Ragged
 from cordee.feed.steps.origin import words_of
+from cordee.feed.steps.words import Words
 from cordee.feed.steps.written import classes_of
 from rows_here import chain, columns, files, whole
 
@@ -132,6 +134,14 @@ def test_tokenize_and_pad() -> None:
     assert raw[1] == [ord("a") + 1, ord(" ") + 1, ord("c") + 1]
     own = chain(t=texts).tokenize("t", lambda many: {"input_ids": [[len(one)] for one in many]}, length=2)
     assert [row["t"].tolist() for row in own] == [[17, 0], [5, 0], [0, 0], [7, 0]]
+
+
+def test_words_of_a_chunk_are_added_to_the_vocabulary_without_a_copy_of_it() -> None:
+    step = Words("text", 3)
+    for turned in (False, True):
+        both = vocabulary, part = Counter(a=3, b=2, c=1), Counter(b=5, d=1)
+        assert step.merge(*(reversed(both) if turned else both)) is vocabulary
+        assert vocabulary == Counter(a=3, b=7, c=1, d=1) and part == Counter(b=5, d=1)
 
 
 def test_pack_and_the_end_of_a_chain() -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -51,6 +52,7 @@ class Ranges(BaseHTTPRequestHandler):
     ranges: ClassVar[bool] = True
     served: ClassVar[list[int]] = []
     breaks: ClassVar[int] = 0
+    tag: ClassVar[str] = "first"
 
     def do_GET(self) -> None:
         path = self.folder / self.path.partition("?")[0].lstrip("/")
@@ -64,6 +66,7 @@ class Ranges(BaseHTTPRequestHandler):
         self.send_response(206 if self.ranges else 200)
         self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(raw)}")
         self.send_header("Content-Length", str(stop - start))
+        self.send_header("ETag", self.tag)
         self.end_headers()
         if type(self).breaks:
             type(self).breaks -= 1
@@ -201,6 +204,18 @@ def test_a_web_server(server: tuple[str, type[Ranges]], folder: Path, tmp_path: 
     assert same(again.train.gather(np.arange(0, 400, 7)), local.train.gather(np.arange(0, 400, 7)))
 
 
+def test_a_store_that_is_replaced_during_a_run_is_refused(server: tuple[str, type[Ranges]], folder: Path) -> None:
+    url, kind = server
+    data = cordee.data.store(url, cache=Cache("1kB", 0, block=320))
+    data.train.gather(np.arange(5))
+    kind.tag = "second"
+    for ids in (np.arange(60), np.arange(399, 300, -1)):  # of a file that was read, and of one that was not
+        with pytest.raises(DataError, match=rf"{url}/.* was replaced while the store was read"):
+            pickle.loads(pickle.dumps(data.train)).gather(ids)
+    with pytest.raises(DataError, match="was replaced"):
+        data.train.gather(np.arange(60))
+
+
 def test_a_bucket(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     moto = pytest.importorskip("moto.server")
@@ -222,6 +237,15 @@ def test_a_bucket(folder: Path, tmp_path: Path) -> None:
                     out.write(path.read_bytes())
         data = cordee.data.store("s3://mine/data/", cache=Cache("100kB", "1MB", tmp_path, block="2kB"))
         walk(data.train, cordee.data.store(folder).train, Share(), epochs=1)
+        shorter = cordee.data.store("s3://mine/data", cache=Cache("1kB", 0, block=320))
+        shorter.train.gather(np.arange(1))
+        time.sleep(1.1)  # the time of a change is told in whole seconds
+        with files.open_output_stream("mine/data/manifest.json") as out:
+            out.write(b"{}")
+        with pytest.raises(DataError, match=r"data/manifest.json was replaced"):
+            shorter.train.gather(np.arange(300, 310))
+        with pytest.raises(DataError, match="is no manifest of a store"):
+            cordee.data.store("s3://mine/data")  # not what was read before, nor cut to its length
         with pytest.raises(DataError, match="mine/none/manifest"):
             cordee.data.store("s3://mine/none")
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import threading
@@ -12,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from cordee.core.errors import DataError, UsageError
+from cordee.core.errors import DataError, StorageError, UsageError
 from cordee.feed.counted import HERE
 from cordee.feed.exchange import messages as said
 from cordee.feed.exchange.access import Access
 from cordee.feed.exchange.fetch import Fetched, fetch
 from cordee.feed.exchange.holder import Holder
 from cordee.feed.exchange.holders import FromHolders, Turns
-from cordee.feed.exchange.listing import MANIFEST
+from cordee.feed.exchange.listing import MANIFEST, Entry, check_entries
 from cordee.feed.exchange.remote import Remote, ask
 from cordee.feed.exchange.stored import store
+from cordee.feed.store.cached import cached_store, entries_of
 from cordee.feed.store.opened import open_store
 from cordee.feed.store.recipe import Recipe
 from exchanging import ACCESS, ANYWHERE, files_below
@@ -66,6 +68,78 @@ def test_it_is_fetched_once_and_gives_the_same_batches(
         assert fetch(url, access=ACCESS).received == 0
         assert fetch(f"cordee://{holder.place}/", access=ACCESS).folder.parent == tmp_path / "cache"
         until(lambda: holder.served.size == size(made) + 2 * head)
+
+
+def test_what_was_fetched_is_used_when_its_holders_are_gone(made: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    with contextlib.closing(Holder(made.parent, ANYWHERE, ACCESS)) as holder:
+        url = f"cordee://{holder.place}/made"
+        got = fetch(url, access=ACCESS, folder=tmp_path / "c")
+    again = fetch(url, access=ACCESS, folder=tmp_path / "c", tell=told.append)
+    assert again.folder == got.folder and again.had == size(made) and "was fetched from there before" in told[0]
+    shutil.rmtree(next(got.folder.glob("train-*")))
+    for other in (url, f"{url}-2"):
+        with pytest.raises(DataError, match="no holder of"):
+            fetch(other, access=ACCESS, folder=tmp_path / "c")
+
+
+def test_a_fetched_store_that_was_damaged_is_fetched_again(made: Path, tmp_path: Path) -> None:
+    with contextlib.closing(Holder(made.parent, ANYWHERE, ACCESS)) as holder:
+        url = f"cordee://{holder.place}/made"
+        got = fetch(url, access=ACCESS, folder=tmp_path / "c")
+        for damage in (Path.unlink, lambda path: os.truncate(path, 200)):
+            damage(next(one for one in got.folder.rglob("x.npy") if one.stat().st_size > 200))
+            assert fetch(url, access=ACCESS, folder=tmp_path / "c").folder == got.folder
+            open_store(got.folder).verify()
+
+
+def test_a_fetched_store_stays_within_the_budget_of_the_cache(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("CORDEE_CACHE", str(cache))
+    recipe = Recipe(Counter(5, kinds=FIXED), places_of(tmp_path / "old", [200]), shard_bytes=500)
+    old = cached_store(recipe).path
+    whole = size(made)
+    monkeypatch.setenv("CORDEE_CACHE_BYTES", str(whole + size(old) // 2))
+    with contextlib.closing(Holder(made.parent, ANYWHERE, ACCESS)) as holder:
+        url = f"cordee://{holder.place}/made"
+        got = fetch(url, access=ACCESS)
+        assert not old.exists() and got.folder.parent == cache
+        shutil.rmtree(got.folder)
+        monkeypatch.setenv("CORDEE_CACHE_BYTES", str(whole // 2))
+        with pytest.raises(StorageError, match=r"CORDEE_CACHE_BYTES, or fetch shards when"):
+            fetch(url, access=ACCESS)
+        assert sum(one.nbytes for one in entries_of(cache)) == 0
+
+
+def test_a_long_list_of_files_is_checked_once(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def check(entries: list[Entry]) -> None:
+        looked.append(len(entries))
+        check_entries(entries)
+
+    monkeypatch.setattr("cordee.feed.exchange.remote.check_entries", check)
+    sent = [said.Entries([Entry(f"{part}-{at}", 1, "crc32:00000000") for at in range(100)]) for part in range(9)]
+
+    class Listing:
+        def __init__(self, *more: object) -> None:
+            self.left = [*sent, *more]
+
+        def send(self, message: object) -> None:
+            pass
+
+        def receive(self, decode: object) -> object:
+            return self.left.pop(0)
+
+    end = said.Entries([Entry(MANIFEST, 1, "crc32:00000000")])
+    assert len(ask(Listing(end, said.Finished()), "made")) == 901 and looked == [901]  # type: ignore[arg-type]
+    monkeypatch.setattr("cordee.feed.exchange.remote.MOST_FILES", 500)
+    endless = Listing(*sent, *sent)
+    with pytest.raises(ValueError, match="it lists more than 500 files"):
+        ask(endless, "made")  # type: ignore[arg-type]
+    assert len(endless.left) > 9
 
 
 def test_processes_of_a_host_fetch_it_once(made: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import threading
@@ -178,16 +179,23 @@ def test_files_of_equal_names_that_are_named_later_leave_earlier_ones_as_they_ar
 
 
 class Served(BaseHTTPRequestHandler):
-    """Files of a dict, with or without ranges; `busy` makes the next answers 503."""
+    """Files of a dict, with or without ranges, of at most `most` bytes; `busy` makes the next answers 503."""
 
     files: ClassVar[dict[str, bytes]] = {}
     ranges = True
+    most = 2**40
+    breaks = 0
+    """So many answers end early."""
     busy = 0
     status = 0
+    login: ClassVar[str] = ""
 
     def do_GET(self) -> None:
         kind = type(self)
         data = kind.files.get(self.path.partition("?")[0].lstrip("/"))
+        if self.headers.get("Authorization", "") != kind.login:
+            self.send_error(401)
+            return
         if kind.busy or kind.status or data is None:
             kind.busy -= bool(kind.busy)
             self.send_error(kind.status or (404 if data is None else 503))
@@ -196,7 +204,7 @@ class Served(BaseHTTPRequestHandler):
         start, stop = 0, len(data)
         if wanted:
             first, _, last = wanted.removeprefix("bytes=").partition("-")
-            start, stop = int(first), min(len(data), int(last) + 1)
+            start, stop = int(first), min(len(data), int(last) + 1, int(first) + kind.most)
             if start >= len(data):
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{len(data)}")
@@ -210,6 +218,9 @@ class Served(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(stop - start))
         self.send_header("ETag", f'"{hash(data)}"')
         self.end_headers()
+        if kind.breaks and stop - start > 1:
+            kind.breaks -= 1
+            stop -= 1
         self.wfile.write(data[start:stop])
 
     def log_message(self, *_: Any) -> None:
@@ -244,6 +255,39 @@ def test_files_of_web_servers(served: Any, monkeypatch: pytest.MonkeyPatch, rang
         file.seek(-45, io.SEEK_END)
         assert file.read() == server.files["d/a.csv"][-45:]
     assert [place.open().read() for place in places[1:]] == [b"", b"other"]
+
+
+@pytest.mark.parametrize("fault", [{"most": 300}, {"breaks": 3}])
+def test_a_file_comes_whole_from_servers_that_give_less_than_was_asked_for(
+    served: Any, monkeypatch: pytest.MonkeyPatch, fault: dict[str, int]
+) -> None:
+    monkeypatch.setattr(ahead, "BLOCK", 1000)
+    url, server = served
+    server.files = {"a.csv": os.urandom(4_321)}
+    (place,) = resolve(f"{url}/a.csv")
+    for name, value in fault.items():
+        setattr(server, name, value)
+    with place.open() as file:
+        assert file.read() == server.files["a.csv"]
+    files = filesystem_of(url)
+    assert files.part(f"{url}/a.csv", 1000, -1)[0] == server.files["a.csv"][1000:]
+    assert files.part(f"{url}/a.csv", 4000, 1000)[0] == server.files["a.csv"][4000:]
+
+
+def test_user_and_password_in_a_url_are_used_and_never_shown(served: Any) -> None:
+    url, server = served
+    server.files = {"a.csv": b"1,2"}
+    server.login = f"Basic {base64.b64encode(b'me:p@ss').decode()}"
+    given = url.replace("http://", "http://me:p%40ss@")
+    (place,) = resolve(f"{given}/a.csv")
+    assert place.open().read() == b"1,2" and place.shown == f"{url}/a.csv"
+    server.login = "another"
+    with pytest.raises(DataError, match="no permission to read") as caught:
+        resolve(f"{given}/a.csv")
+    for wrong in (f"{given}x/a.csv", f"{given}/a b.csv?sig=p%40ss", "http://me:p%40ss@h:x/a.csv"):
+        with pytest.raises(DataError, match="cannot be asked for: a URL was expected") as caught:
+            resolve(wrong)
+        assert "p%40ss" not in str(caught.value)
 
 
 def test_web_servers_that_do_not_give_a_file(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:

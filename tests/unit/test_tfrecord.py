@@ -13,6 +13,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c, masked_
 
 from cordee.core.errors import DataError
 from cordee.feed.columns import Kind, Ragged
+from cordee.feed.places import Place
 from cordee.feed.sources import crc32c as own
 from cordee.feed.sources.kinds import TEXTS, as_kinds
 from cordee.feed.sources.tfrecord import TFRecordReader
@@ -132,6 +133,27 @@ def test_a_damaged_record_is_named_or_left_out_and_counted(
     assert [value for chunk in chunks for value in chunk.columns["a"].tolist()] == left
     assert [fault.row for chunk in chunks for fault in chunk.faults] == [row]
     assert list(reader.chunks(place_of(path), reader.schema([]), chunks[-1].next)) == []
+
+
+@pytest.mark.parametrize("ending", ["tfrecord", "tfrecord.gz"])
+@pytest.mark.parametrize("length", [2**31, 2**60, 2**64 - 1])
+def test_a_length_that_no_record_has_is_a_damaged_record(ending: str, length: int, tmp_path: Path) -> None:
+    head = struct.pack("<Q", length)
+    raw = framed(example(x=1)) + head + struct.pack("<I", masked_crc32c(head)) + b"few bytes"
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(gzip.compress(raw) if ending.endswith("gz") else raw)
+    with pytest.raises(DataError, match=rf"a.{ending}, row 2: .*longer than 2,147,483,648 bytes.*on_error='skip'"):
+        read(TFRecordReader(), path)
+    assert read(TFRecordReader(on_error="skip"), path)["x"].tolist() == [1]
+
+
+def test_messages_do_not_show_what_is_secret_in_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.tfrecord", example(x=1), b"\xff" * 9)
+    monkeypatch.setattr(Place, "open", lambda self: path.open("rb"))
+    place = Place("https://host/a.tfrecord?sig=secret", "a.tfrecord", path.stat().st_size, "")
+    with pytest.raises(DataError, match=r"^https://host/a.tfrecord, row 2") as caught:
+        list(TFRecordReader(features=(("x", Kind("int64")),)).chunks(place, {"x": Kind("int64")}))
+    assert "secret" not in str(caught.value)
 
 
 def test_what_cannot_be_a_column_is_refused_with_advice(tmp_path: Path) -> None:

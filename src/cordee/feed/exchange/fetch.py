@@ -1,10 +1,12 @@
 """Fetches a store from the hosts that hold it, or parts of it, to the local disk: once per host, in whole shards.
 
-It lies in the cache of stores, under a name of its manifest's, and is removed from there as they are.
+It lies in the cache of stores, under a name of its manifest's, and is removed from there as they are. `<url>.fetched`
+holds the name of the store that was last fetched from a URL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -13,18 +15,19 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cordee.core import interrupts
+from cordee.core.damage import write_whole
 from cordee.core.errors import CordeeError, DataError, StorageError, WaitedTooLong
 from cordee.core.locks import take_lock
 from cordee.feed.exchange.access import Access
 from cordee.feed.exchange.landing import Landing
 from cordee.feed.exchange.listing import BLOCK, MANIFEST, Entry
 from cordee.feed.exchange.remote import Remote, ask, checksum_of, get, manifest_of, offers_of, shards_of, size_of
-from cordee.feed.store.cached import cache_folder
+from cordee.feed.store.cached import Room, bytes_in, cache_folder, opened
 from cordee.feed.store.layout import LOCK
 from cordee.group.bulk import Link
 
@@ -61,45 +64,82 @@ def fetch(
     """
     began, remote = time.monotonic(), Remote.parse(url)
     root = folder.expanduser().absolute() if folder is not None else cache_folder()
-    offers = offers_of(remote, access)
-    raw = manifest_of(remote, offers, access)
-    name = checksum_of(raw).removeprefix("sha256:")[:32]
-    host = re.sub(r"[^\w-]", "_", socket.gethostname())
-    part = f"{name}.{host}.part"
-    locks: list[int] = []
+    note = root / f"{checksum_of(url.encode()).removeprefix('sha256:')[:32]}.fetched"
     try:
-        try:
+        offers = offers_of(remote, access)
+    except DataError as error:
+        if (known := _known(note)) is None:
+            raise
+        tell(f"{error}. What was fetched from there before is used")
+        return known
+    raw = manifest_of(remote, offers, access)
+    name, until = checksum_of(raw).removeprefix("sha256:")[:32], began + deadline_s
+    with contextlib.ExitStack() as locks:
+        with _writing(root):
             root.mkdir(parents=True, exist_ok=True)
-            locks.append(_lock(root / f"{name}.lock", began + deadline_s, tell))
-            if _is_whole(root / name, raw):
-                return Fetched(root / name, had=size_of(raw), seconds=time.monotonic() - began)
-            (root / part).mkdir(exist_ok=True)
-            locks.append(_lock(root / part / LOCK, began + deadline_s, tell))  # so that it is not removed
-        except OSError as error:
-            raise StorageError(f"cannot write to {root}: {error.strerror}") from error
-        work = _Fetching(remote, access, offers, root / part, raw, tell)
-        work.run(began + deadline_s)
-        try:
-            if (root / name).exists():  # and is not whole
-                gone = root / f"{name}.gone-{os.getpid()}"
-                (root / name).rename(gone)
-                shutil.rmtree(gone, ignore_errors=True)
-            (root / part).rename(root / name)
-        except OSError as error:
-            raise StorageError(f"{root / part} cannot be given the name {name}: {error.strerror}") from error
-        sent = tuple(sorted(work.by_holder.items()))
-        return Fetched(root / name, sum(work.by_holder.values()), work.had, sent, time.monotonic() - began)
-    finally:
-        for lock in locks:
-            os.close(lock)
+            locks.callback(os.close, _lock(root / f"{name}.lock", until, tell))
+        if _is_whole(root / name, raw):
+            fetched = Fetched(root / name, had=size_of(raw))
+        else:
+            part = _part(root, name, raw)
+            with _writing(root):
+                part.mkdir(exist_ok=True)
+                locks.callback(os.close, _lock(part / LOCK, until, tell))  # so that it is not removed
+            work = _Fetching(remote, access, offers, part, raw, tell)
+            work.run(until)
+            _name(part, root / name)
+            fetched = Fetched(
+                root / name, sum(work.by_holder.values()), work.had, tuple(sorted(work.by_holder.items()))
+            )
+        with _writing(root):
+            write_whole(note, name)
+    return replace(fetched, seconds=time.monotonic() - began)
+
+
+def _part(root: Path, name: str, raw: bytes) -> Path:
+    """Where it grows; older stores are removed until there is room for all of it."""
+    host = re.sub(r"[^\w-]", "_", socket.gethostname())
+    part = root / f"{name}.{host}.part"
+    room = Room(root, root / name, part, 0, "fetch shards when they are needed: store(..., cache=cordee.data.Cache())")
+    room.make(0, coming=max(0, size_of(raw) - bytes_in(part)))
+    return part
+
+
+def _name(part: Path, folder: Path) -> None:
+    try:
+        if folder.exists():  # and is not whole
+            gone = folder.with_name(f"{folder.name}.gone-{os.getpid()}")
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        part.rename(folder)
+    except OSError as error:
+        raise StorageError(f"{part} cannot be given the name {folder.name}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write to {root}: {error.strerror}") from error
 
 
 def _is_whole(folder: Path, raw: bytes) -> bool:
-    """Its manifest was written last."""
+    """Its manifest was written last, and its files are as long as they were."""
     try:
-        return (folder / MANIFEST).read_bytes() == raw
+        return (folder / MANIFEST).read_bytes() == raw and opened(folder) is not None
     except OSError:
         return False
+
+
+def _known(note: Path) -> Fetched | None:
+    """The store that was fetched before, where it is still there."""
+    try:
+        folder = note.with_name(note.read_text(encoding="utf-8"))
+        raw = (folder / MANIFEST).read_bytes()
+    except (OSError, ValueError):
+        return None
+    return Fetched(folder, had=size_of(raw)) if _is_whole(folder, raw) else None
 
 
 def _lock(path: Path, until: float, tell: Callable[[str], None]) -> int:

@@ -79,6 +79,8 @@ class FromHolders:
     _here: threading.local = field(default_factory=threading.local, compare=False, repr=False)
     _turns: Turns = field(default_factory=Turns, compare=False, repr=False)
     _offers: dict[str, list[Entry]] = field(default_factory=dict, compare=False, repr=False)
+    _found: dict[str, dict[str, Entry]] = field(default_factory=dict, compare=False, repr=False)
+    """Of each file, the holders that have it."""
 
     def __reduce__(self) -> Any:
         """A process that is sent it asks for itself."""
@@ -96,7 +98,9 @@ class FromHolders:
         if path == MANIFEST:
             return manifest_of(self.remote, self.offers, self.access)
         reasons = []
-        there = {holder: one for holder, entries in self.offers.items() for one in entries if one.path == path}
+        if not self._found:
+            self._found.update(_by_path(self.offers))
+        there = dict(self._found.get(path, {}))
         while there:
             holder = self._turns.next_of(there)
             entry = there.pop(holder)
@@ -149,6 +153,14 @@ class FromHolders:
         came = get(link, numbers[entry.path], entry, 0, lambda at, part: data.extend(part))
         self.counters.count(holders={holder: came})
         return bytes(data)
+
+
+def _by_path(offers: dict[str, list[Entry]]) -> dict[str, dict[str, Entry]]:
+    found: dict[str, dict[str, Entry]] = {}
+    for holder, entries in offers.items():
+        for entry in entries:
+            found.setdefault(entry.path, {})[holder] = entry
+    return found
 
 
 def _address(holder: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from cordee.core.errors import CordeeError, DataError, UsageError
 from cordee.feed.exchange import messages as said
 from cordee.feed.exchange.access import Access, split_place
-from cordee.feed.exchange.listing import BLOCK, MANIFEST, Checksum, Entry, check_entries
+from cordee.feed.exchange.listing import BLOCK, MANIFEST, MOST_FILES, Checksum, Entry, check_entries
 from cordee.feed.store.layout import Manifest
 from cordee.group.bulk import Gone, Link
 
@@ -69,7 +69,9 @@ def ask(link: Link, name: str) -> list[Entry]:
         if not isinstance(message, said.Entries):
             raise Gone("a message came that does not belong here")
         entries += message.entries
-        check_entries(entries)
+        if len(entries) > MOST_FILES:
+            raise ValueError(f"it lists more than {MOST_FILES:,} files")
+    check_entries(entries)
     if not any(one.path == MANIFEST for one in entries):
         raise ValueError(f"it has no {MANIFEST} of the store")
     return entries

@@ -53,12 +53,14 @@ class ArrowFiles:
 
         return read_ahead(fetch, size, url)
 
-    def part(self, url: str, start: int, count: int) -> bytes:
-        """Read at an offset; what was opened lately is not asked for its size again."""
+    def part(self, url: str, start: int, count: int) -> tuple[bytes, str]:
+        """Read at an offset. A file that was opened lately is opened again only if it is another one now."""
+        now = self.look(url)
+        mark = "" if now is None else now.mark
         with _naming(url):
-            file = _input(url, *_environment())
+            file = _input(url, mark, *_environment())
             data: bytes = file.read_at(file.size() - start if count < 0 else count, start)
-        return data
+        return data, mark
 
     def _listed(self, url: str, *, recursive: bool) -> list[Entry]:
         from pyarrow.fs import FileSelector
@@ -93,8 +95,8 @@ def _environment() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def _input(url: str, *environment: str) -> Any:
-    """An open file; `environment` tells apart what lies at other servers under the same name."""
+def _input(url: str, mark: str, *environment: str) -> Any:
+    """An open file; `mark` and `environment` tell apart what lay there before, or lies at another server."""
     files, path = _opened(url)
     return files.open_input_file(path)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
+import re
 import shutil
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,51 +50,70 @@ class HttpFiles:
             _same(answer, url, size, mark)
             if answer.status == 200 and size > 0:
                 return _copied(answer, url, size)
-            first = answer.read() if size else b""
+            first = _first(answer, min(ahead.BLOCK, size))
 
         def fetch(start: int, count: int) -> bytes:
-            return _range(url, start, count, size, mark)
+            data, found = _range(url, start, count)
+            if found != (size, mark):
+                raise _changed(url)
+            return data
 
         return read_ahead(fetch, size, without_query(url), first)
 
-    def part(self, url: str, start: int, count: int) -> bytes:
-        """By a range; of a server without them the whole file comes each time. Once more if the connection breaks."""
-        until = time.monotonic() + seam.DEADLINE_S
-        while True:
-            try:
-                with _asked(url, start, _ALL if count < 0 else count) as answer:
-                    if answer is None:
-                        raise DataError(f"{without_query(url)} is not there (HTTP 404)")
-                    data: bytes = answer.read() if answer.status in (200, 206) else b""
-                    return data if answer.status == 206 else data[start:][: None if count < 0 else count]
-            except (OSError, http.client.HTTPException) as error:
-                if time.monotonic() > until:
-                    raise _unreachable(url, error) from None
-                time.sleep(0.2)
+    def part(self, url: str, start: int, count: int) -> tuple[bytes, str]:
+        """By ranges; of a server without them the whole file comes each time."""
+        data, (_, mark) = _range(url, start, _ALL if count < 0 else count)
+        return data, mark
 
 
-def _range(url: str, start: int, count: int, size: int, mark: str) -> bytes:
-    """Part of a file; once more if the connection breaks."""
-    until = time.monotonic() + seam.DEADLINE_S
+def _first(answer: Any, wanted: int) -> bytes | None:
+    """The first block; None if it does not come whole: then it is asked for again."""
+    try:
+        data: bytes = answer.read()
+    except (OSError, http.client.HTTPException):
+        return None
+    return data if len(data) == wanted else None
+
+
+def _range(url: str, start: int, count: int) -> tuple[bytes, tuple[int, str]]:
+    """Part of a file, up to its end; of which file, by size and mark.
+
+    What is still lacking is asked for again: connections break, and servers may give less at once than was asked for.
+    """
+    until, data, known = time.monotonic() + seam.DEADLINE_S, b"", None
     while True:
         try:
-            with _asked(url, start, count) as answer:
-                if answer is None or answer.status != 206:
-                    raise _changed(url)
-                _same(answer, url, size, mark)
-                data: bytes = answer.read()
-                return data
+            with _asked(url, start + len(data), count - len(data)) as answer:
+                if answer is None:
+                    raise DataError(f"{without_query(url)} is not there (HTTP 404)")
+                came = answer.read() if answer.status in (200, 206) else b""
         except (OSError, http.client.HTTPException) as error:
             if time.monotonic() > until:
                 raise _unreachable(url, error) from None
             time.sleep(0.2)
+            continue
+        if answer.status == 200:
+            return came[start:][:count], (len(came), _mark(answer.headers))
+        found = _size(answer, url), _mark(answer.headers)
+        if known not in (None, found):
+            raise _changed(url)
+        known, wanted = found, min(count, max(0, found[0] - start))
+        if came and _start(answer) != start + len(data):
+            raise DataError(
+                f"the server of {without_query(url)} gave other bytes than it was asked for: fetch the file first, and "
+                "give its path"
+            )
+        data, until = (data + came)[:wanted], time.monotonic() + seam.DEADLINE_S
+        if len(data) == wanted or not came:
+            return data, found
 
 
 @contextmanager
 def _asked(url: str, start: int, count: int) -> Iterator[Any]:
     """The answer to a request for part of a file; None for 404. A server that is busy is asked again."""
     until = time.monotonic() + seam.DEADLINE_S
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-{start + count - 1}"})
+    request = _request(url)
+    request.add_header("Range", f"bytes={start}-{start + count - 1}")
     while True:
         wait = max(0.1, min(seam.DEADLINE_S / 2, until - time.monotonic()))
         try:
@@ -106,9 +128,9 @@ def _asked(url: str, start: int, count: int) -> Iterator[Any]:
                 break
             if error.code not in _AGAIN or time.monotonic() > until:
                 raise _refused(url, error) from None
-        except (http.client.HTTPException, ValueError) as error:
-            raise DataError(f"{without_query(url)} cannot be asked for: {error}") from None
-        except OSError as error:
+        except (http.client.InvalidURL, ValueError):  # what they say may hold secrets
+            raise _no_url(url) from None
+        except (OSError, http.client.HTTPException) as error:
             if time.monotonic() > until or isinstance(getattr(error, "reason", None), ConnectionRefusedError):
                 raise _unreachable(url, error) from None
         time.sleep(0.2)
@@ -117,6 +139,27 @@ def _asked(url: str, start: int, count: int) -> Iterator[Any]:
     finally:
         if answer is not None:
             answer.close()
+
+
+def _request(url: str) -> urllib.request.Request:
+    """For a URL; user and password in it are sent as basic authentication, and to no other server."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        login, found, host = parts.netloc.rpartition("@")
+        request = urllib.request.Request(parts._replace(netloc=host).geturl())
+    except ValueError:
+        raise _no_url(url) from None
+    if found:
+        token = base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()
+        request.add_unredirected_header("Authorization", f"Basic {token}")
+    return request
+
+
+def _no_url(url: str) -> DataError:
+    return DataError(
+        f"{without_query(url)} cannot be asked for: a URL was expected, such as https://host:8080/folder/file; in it a "
+        "space is %20"
+    )
 
 
 def _size(answer: Any, url: str) -> int:
@@ -130,6 +173,12 @@ def _size(answer: Any, url: str) -> int:
             "first, and give its path"
         )
     return int(whole)
+
+
+def _start(answer: Any) -> int:
+    """Where the part begins that came."""
+    begins = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+    return int(begins[1]) if begins else -1
 
 
 def _mark(headers: Message) -> str:

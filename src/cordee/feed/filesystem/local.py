@@ -54,11 +54,11 @@ class LocalFiles:
         except FileNotFoundError:
             raise DataError(f"{url} is not there any more: it was when the data was looked at") from None
 
-    def part(self, url: str, start: int, count: int) -> bytes:
-        """Some bytes of a file."""
+    def part(self, url: str, start: int, count: int) -> tuple[bytes, str]:
+        """Some bytes of a file, and its mark."""
         with self.open(url, 0, "") as file, _naming(url):
             file.seek(start)
-            return file.read(count)
+            return file.read(count), _entry(url, os.fstat(file.fileno())).mark
 
 
 def _entry(url: str, found: os.stat_result) -> Entry:

@@ -44,8 +44,8 @@ class Filesystem(Protocol):
         """A file of this size and mark, for reading at any offset."""
         ...
 
-    def part(self, url: str, start: int, count: int) -> bytes:
-        """Up to `count` bytes of a file from `start` on, in one request; all that follow if `count` is -1."""
+    def part(self, url: str, start: int, count: int) -> tuple[bytes, str]:
+        """Up to `count` bytes of a file from `start` on, all that follow if `count` is -1; with the file's mark."""
         ...
 
 

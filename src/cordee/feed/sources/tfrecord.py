@@ -28,6 +28,8 @@ _HEAD, _TAIL = 12, 4
 _LENGTH = struct.Struct("<Q")
 _LOOKED = 256
 """So many records, of the first file that has any, tell which features there are."""
+_LONGEST = 1 << 31
+"""Bytes of a message at most: protobuf has no longer ones."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class TFRecordReader:
                     few = frames.first(_LOOKED)
                     parsed = parse(few.buffer, few.starts, few.stops)
                     for number, reason in sorted(parsed.bad.items()):
-                        raise DataError(str(Fault(place.url, number + 1, reason)))
+                        raise DataError(str(Fault(place.shown, number + 1, reason)))
                     return infer(few.buffer, parsed, len(few.starts), place)
         raise DataError(
-            f"no record in {len(places)} files, the first of which is {places[0].url}: they are empty"
+            f"no record in {len(places)} files, the first of which is {places[0].shown}: they are empty"
             if places
             else "there are no TFRecord files"
         )
@@ -86,7 +88,7 @@ class TFRecordReader:
         for name, kind in schema.items():
             columns[name], wrong = column_of(frames.buffer, parsed, name, kind, count)
             bad = {**wrong, **bad}
-        faults = tuple(Fault(place.url, before + number + 1, bad[number]) for number in sorted(bad))
+        faults = tuple(Fault(place.shown, before + number + 1, bad[number]) for number in sorted(bad))
         if faults and self.on_error == "stop":
             raise DataError(f"{faults[0]}. To leave such records out and count them: on_error='skip'")
         good = np.setdiff1d(np.arange(count), np.array(list(bad), dtype=np.int64))
@@ -126,7 +128,7 @@ def _frames(file: BinaryIO, check_from: int = 0) -> Iterator[_Frames]:
     """The records of a file, those of a block at a time; messages are checked from record `check_from` on."""
     rest, number, reason = b"", 0, ""
     while not reason:
-        block = file.read(max(BLOCK, _missing(rest)))
+        block = _read(file, max(BLOCK, _missing(rest)))
         if not block and not rest:
             return
         data = rest + block
@@ -142,6 +144,8 @@ def _frames(file: BinaryIO, check_from: int = 0) -> Iterator[_Frames]:
             reason = f"it is cut off: the file ends {len(data) - end} bytes behind its beginning"
         elif _is_lost(data[end : end + _HEAD]):
             reason = "the checksum of its length is wrong: from here on the file cannot be read"
+        elif _missing(data[end : end + _HEAD]) > _LONGEST:
+            reason = f"it says that it is longer than {_LONGEST:,} bytes, which no message is: the file is damaged"
         faults = {len(starts): reason} if reason else {}
         if number + len(starts) > check_from:
             damaged = _wrong(buffer, starts, stops - starts)
@@ -150,6 +154,15 @@ def _frames(file: BinaryIO, check_from: int = 0) -> Iterator[_Frames]:
         rest = data[end:]
         if len(starts) or faults:
             yield _Frames(buffer, starts, stops, faults)
+
+
+def _read(file: BinaryIO, count: int) -> bytes:
+    """So many bytes, or those that there are: no more memory is taken than comes."""
+    parts: list[bytes] = []
+    while count > 0 and (part := file.read(min(count, 16 * BLOCK))):
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
 
 
 def _heads(data: bytes) -> tuple[list[int], int]:

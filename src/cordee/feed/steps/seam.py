@@ -70,7 +70,7 @@ class Fitting(Protocol):
         ...
 
     def merge(self, one: Any, other: Any) -> Any:
-        """Statistics of the rows of both."""
+        """Statistics of the rows of both, which are not used any more: they may be changed."""
         ...
 
     def fitted(self, statistics: Any) -> Step:

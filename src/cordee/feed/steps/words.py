@@ -53,8 +53,10 @@ class Words(Written, frozen=True, tag="tokenize"):
         return Counter(word for text in column.tolist() for word in words_in(text, self.lower))
 
     def merge(self, one: Any, other: Any) -> Any:
-        """Of both."""
-        if len(one) + len(other) > 2 * MOST_WORDS or len(merged := one + other) > MOST_WORDS:
+        """Of both, in the larger one: to copy the whole vocabulary for each chunk takes very long."""
+        less, merged = sorted((one, other), key=len)
+        merged.update(less)
+        if len(merged) > MOST_WORDS:
             raise DataError(
                 f"tokenize({self.column!r}): there are more than {MOST_WORDS:,} different words. Make fewer of them by "
                 f"map before, or hash: tokenize({self.column!r}, by='bytes') needs no vocabulary"

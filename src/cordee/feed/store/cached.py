@@ -23,7 +23,7 @@ from pathlib import Path
 
 from cordee.core import interrupts
 from cordee.core.errors import DataError, StorageError, UsageError, WaitedTooLong
-from cordee.core.locks import leads_to, take_lock
+from cordee.core.locks import take_lock
 from cordee.core.text import plain
 from cordee.feed.store.build import Progress, Tell, build, manifest_of, processes_for, shown
 from cordee.feed.store.layout import BUILDING, LOCK
@@ -52,7 +52,7 @@ def cached_store(
     """The store of a recipe, built in the cache unless it is there already."""
     root = cache_folder()
     entry = root / recipe.key
-    if (store := _opened(entry)) is not None:
+    if (store := opened(entry)) is not None:
         return store
     with storage_errors(root, 0):
         try:
@@ -73,11 +73,14 @@ def cached_store(
 
 def _built(root: Path, entry: Path, recipe: Recipe, processes: int | None, tell: Tell) -> Store:
     """Build it under the lock, and give it its name."""
-    if (store := _opened(entry)) is not None:  # built while we waited for the lock
+    if (store := opened(entry)) is not None:  # built while we waited for the lock
         return store
     part = root / f"{recipe.key}.{_host()}.part"
     spans = spans_of(recipe.places)
-    room = _Room(root, entry, part, processes_for(recipe, len(spans)) if processes is None else processes, recipe)
+    processes_used = processes_for(recipe, len(spans)) if processes is None else processes
+    # Each process may be about to write a shard; one shard over the budget is tolerated.
+    ahead = max(0, max(1, processes_used) - 1) * recipe.shard_bytes
+    room = Room(root, entry, part, ahead, "build it elsewhere with `cordee data build SOURCE OUT` and train from OUT")
 
     def hear(progress: Progress) -> None:
         room.make(progress.nbytes)
@@ -93,7 +96,7 @@ def _built(root: Path, entry: Path, recipe: Recipe, processes: int | None, tell:
     with contextlib.suppress(OSError):  # on a file system without locks another host may have been first
         part.rename(entry)
     shutil.rmtree(part, ignore_errors=True)
-    store = _opened(entry)
+    store = opened(entry)
     if store is None:
         raise StorageError(
             f"{entry} was removed as soon as it was built: give the cache more room (CORDEE_CACHE_BYTES)"
@@ -101,7 +104,7 @@ def _built(root: Path, entry: Path, recipe: Recipe, processes: int | None, tell:
     return store
 
 
-def _opened(entry: Path) -> Store | None:
+def opened(entry: Path) -> Store | None:
     """The store, if it is there and whole."""
     if manifest_of(entry) is None:
         return None
@@ -124,7 +127,7 @@ def _await(root: Path, recipe: Recipe, deadline_s: float) -> int | Store:
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             return lock
-        if (store := _opened(entry)) is not None:
+        if (store := opened(entry)) is not None:
             return store
         interrupts.check()
         who = path.read_text(encoding="utf-8", errors="replace")
@@ -163,35 +166,33 @@ class _Entry:
     nbytes: int
 
 
-class _Room:
+class Room:
     """Keeps the cache within its budget while a store grows in it."""
 
-    def __init__(self, root: Path, entry: Path, part: Path, processes: int, recipe: Recipe) -> None:
-        self._root, self._entry, self._part = root, entry, part
-        self._begun = _size(part)
-        # Each process may be about to write a shard; one shard over the budget is tolerated.
-        self._ahead = max(0, max(1, processes) - 1) * recipe.shard_bytes
+    def __init__(self, root: Path, entry: Path, part: Path, ahead: int, advice: str) -> None:
+        """The store grows in `part`, up to `ahead` bytes before that is told; `advice`: what else is to be done."""
+        self._root, self._entry, self._part, self._advice = root, entry, part, advice
+        self._begun, self._ahead = bytes_in(part), ahead
         self._budget = budget_of(root)
         self._others = sum(one.nbytes for one in self._list())
 
-    def make(self, nbytes: int) -> None:
-        """Remove old stores until there is room; so many bytes of rows were made."""
-        if self._fits(nbytes):
+    def make(self, nbytes: int, coming: int = 0) -> None:
+        """Remove old stores until there is room; so many bytes of rows were made, and so many are known to come."""
+        if self._fits(nbytes + coming):
             return
-        self._begun = _size(self._part) - nbytes  # some were made twice, by processes that died
+        self._begun = bytes_in(self._part) - nbytes  # some were made twice, by processes that died
         entries = self._list()
         self._others = sum(one.nbytes for one in entries)
         for one in sorted(entries, key=lambda one: one.used):
-            if self._fits(nbytes):
+            if self._fits(nbytes + coming):
                 return
             if _remove(one.path):
                 self._others -= one.nbytes
-        if self._others + self._begun + nbytes > self._budget:
+        if self._others + (takes := self._begun + nbytes + coming) > self._budget:
             used = f", {self._others:,} of them in use by other processes" if self._others else ""
             raise _Full(
-                f"the store {self._entry} takes {self._begun + nbytes:,} bytes so far, and the cache {self._root} may "
-                f"hold {self._budget:,}{used}: set CORDEE_CACHE_BYTES, or build it elsewhere with `cordee data build "
-                "SOURCE OUT` and train from OUT"
+                f"the store {self._entry} takes {takes:,} bytes{'' if coming else ' so far'}, and the cache "
+                f"{self._root} may hold {self._budget:,}{used}: set CORDEE_CACHE_BYTES, or {self._advice}"
             )
 
     def _fits(self, nbytes: int) -> bool:
@@ -210,7 +211,7 @@ def entries_of(root: Path) -> Iterator[_Entry]:
                 manifest = manifest_of(path)
                 shards = [one for each in manifest.sets.values() for one in each] if manifest else None
                 known = None if shards is None else sum(file.size for one in shards for file in one.files)
-                yield _Entry(path, used, _size(path) if known is None else known)
+                yield _Entry(path, used, bytes_in(path) if known is None else known)
 
 
 def budget_of(root: Path) -> int:
@@ -226,32 +227,36 @@ def budget_of(root: Path) -> int:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a store that no process has open; whether it is gone."""
-    if not path.exists():
-        return False
-    try:
-        lock = take_lock(path / LOCK)
-    except OSError:
-        return False
-    if lock is None:
-        return False
-    try:
-        if not leads_to(path / LOCK, lock):
+    """Remove a store that no process has open, nor builds; whether it is gone."""
+    builders = path.with_name(f"{path.name[:32]}.lock")
+    with contextlib.ExitStack() as locks:
+        if not path.exists():
+            return False
+        building = not _locked(builders, locks)
+        if building and path.name.endswith(".part"):  # it may be whole, and about to be given its name
+            return False
+        if not _locked(path / LOCK, locks):
             return False
         gone = path.with_name(f"{path.name[:32]}.gone-{os.getpid()}")
         path.rename(gone)  # at once, so that nobody opens half of it
         shutil.rmtree(gone, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            builders = path.with_name(f"{path.name[:32]}.lock")
-            if (other := take_lock(builders)) is not None:
-                builders.unlink()
-                os.close(other)
+        if not building:
+            builders.unlink(missing_ok=True)
         return True
-    finally:
-        os.close(lock)
 
 
-def _size(path: Path) -> int:
+def _locked(path: Path, locks: contextlib.ExitStack) -> bool:
+    """Whether the lock at `path` could be taken; it is held until `locks` is closed."""
+    try:
+        handle = take_lock(path)
+    except OSError:
+        return False
+    if handle is not None:
+        locks.callback(os.close, handle)
+    return handle is not None
+
+
+def bytes_in(path: Path) -> int:
     """Bytes of all files in a folder."""
     total = 0
     for folder, _, files in os.walk(path):
