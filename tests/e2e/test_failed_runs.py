@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from cordee.core import errors
 from cordee.core.events import CheckpointEvent, Event
 from cordee.watch.summarise import summarise
-from harness import DEADLINE_S, Run, command, run_script, start, train, until
+from harness import DEADLINE_S, Run, command, distance, job_file, run_script, start, train, until
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -160,6 +161,41 @@ def test_a_disk_that_fills_up_leaves_a_way_on(small_disk: Path, tmp_path: Path) 
 
     with pytest.raises(errors.StorageError, match=r"cannot write .*events\.jsonl: .*; to go on after step \d+: "):
         train("steady", out, workers=2, listen=fill, delay=0.02, epochs=5)
+
+
+def is_mounted(*words: str | Path) -> bool:
+    """Whether `mount` did it: not while a file there is open for writing."""
+    return subprocess.run(["mount", *words], capture_output=True, check=False).returncode == 0
+
+
+def test_a_checkpoint_folder_that_becomes_read_only_leaves_a_way_on(tmp_path: Path) -> None:
+    """After some checkpoints, and again when it is resumed; it trains to its end once the folder can be written."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    if not is_mounted("--bind", folder, folder):
+        pytest.skip("file systems cannot be mounted here")
+    words = ["train", str(job_file("steady")), "--out", str(tmp_path / "run"), "--workers", "2", "--threads", "1"]
+    words += ["--set", "delay=0.03", "--set", "save_steps=2"]
+    try:
+        with start(*words) as process:
+            until(lambda: any(folder.glob("step-*")))
+            until(lambda: is_mounted("-o", "remount,bind,ro", folder))
+            _, said = process.communicate(timeout=DEADLINE_S)
+        for ended in (process.returncode, (again := command(*words, "--resume")).returncode):
+            assert ended == errors.StorageError.code, said
+        for text in (said, again.stderr):
+            last = text.splitlines()[-1]
+            assert (
+                "Read-only file system" in last and f"cannot write {folder}/step-" in last and "Traceback" not in text
+            )
+            assert f"; to go on after step {max(folder.iterdir()).name.removeprefix('step-').lstrip('0')}: " in last
+        assert is_mounted("-o", "remount,bind,rw", folder)
+        assert command(*words, "--resume", "--set", "delay=0").returncode == 0
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    alone = train("steady", tmp_path / "alone", delay=0)
+    assert Run(tmp_path / "run").result["order_sha256"] == alone.result["order_sha256"]
+    assert distance(Run(tmp_path / "run"), alone) <= 1e-9
 
 
 def test_a_checkpoint_that_takes_too_long_can_be_given_up(tmp_path: Path) -> None:

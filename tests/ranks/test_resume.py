@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 import cordee
 from cordee.core.errors import CheckpointError, UsageError
 from cordee.train.jobfile import load_job
-from harness import Run, assert_same, distance, job_file, train
+from harness import Run, assert_audited, assert_same, distance, job_file, train
 
 Reference = Callable[..., Run]
 
@@ -67,6 +68,48 @@ def test_a_run_whose_end_was_lost_goes_on_from_its_last_checkpoint(reference: Re
     alone = reference("mlp")
     assert run.result["order_sha256"] == alone.result["order_sha256"]
     assert distance(run, alone) <= 1e-9
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "why"),
+    [
+        ("tensors-00000.safetensors", flip_a_bit, "its SHA-256 is not the one that was written"),
+        ("tensors-00000.safetensors", lambda path: os.truncate(path, 999), "it has 999 bytes instead of"),
+        ("checkpoint.json", flip_a_bit, ""),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    file: str, damage: Callable[[Path], object], why: str, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    train("mlp", out, workers=2, save_steps=4, stop_steps=9)
+    damage(out / "checkpoints" / "step-00000009" / file)
+    run = train("mlp", out, workers=2, resume=True)
+    (note,) = [one["message"] for one in run.of("warning") if "checkpoint" in one["message"]]
+    assert note.startswith(f"an older checkpoint is used: {out / 'checkpoints' / 'step-00000009' / file} is damaged: ")
+    assert why in note
+    assert [event["step"] for event in run.of("step")] == [*range(1, 10), 9, 10]
+    alone = reference("mlp")
+    assert run.result["order_sha256"] == alone.result["order_sha256"]
+    assert distance(run, alone) <= 1e-9
+    assert_audited(run)
+
+
+def test_where_all_checkpoints_are_damaged_none_is_loaded(warm: int, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train("mlp", out, workers=2, save_steps=4, stop_steps=6)
+    for path in (out / "checkpoints").iterdir():
+        flip_a_bit(path / "tensors-00000.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"no intact checkpoint in .*: .*step-00000006.* is damaged: .*; start without"
+    ):
+        train("mlp", out, workers=2, resume=True)
 
 
 @pytest.mark.parametrize(("settings", "least"), [({"save_steps": 3}, 4), ({"save_seconds": 0.0}, 3)])

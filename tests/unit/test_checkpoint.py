@@ -19,7 +19,7 @@ import torch
 
 from cordee.core.errors import CheckpointError, StorageError, UsageError, WaitedTooLong
 from cordee.state import checkpoint as checkpoint_module
-from cordee.state import files, layout
+from cordee.state import files, index, layout
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.export import save_model
 from cordee.state.naming import Snapshot
@@ -122,7 +122,7 @@ def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     body = json.loads(path.read_text())
     body.pop("sha256")
     body["files"] = {"../x": {"bytes": 1, "sha256": ""}}
-    path.write_text(json.dumps({"sha256": layout._seal(body), **body}))
+    path.write_text(json.dumps({"sha256": index.seal(body), **body}))
     with pytest.raises(CheckpointError, match="not a file of this folder"):
         checkpoints.read(1)
 

@@ -22,7 +22,7 @@ from cordee.core.errors import CheckpointError, CordeeError, PlanError
 from cordee.core.plan import Plan
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program, trace_program
-from cordee.state.layout import INDEX, _seal
+from cordee.state.index import INDEX, seal
 from cordee.state.load import load
 from cordee.state.naming import capture, restore
 from records import end, epoch, event, start, step, times, usage, write
@@ -123,13 +123,13 @@ def test_checkpoints(tmp_path: Path, counts: dict[str, int]) -> None:
     for _ in range(150):
         crafted = mutated(body, draw)
         if isinstance(crafted, dict):
-            crafted["sha256"] = _seal(crafted)
+            crafted["sha256"] = seal(crafted)
         (folder / INDEX).write_text(json.dumps(crafted))
         only_ours(resume, crafted, counts)
         only_ours(checkpoints.best, crafted, counts)
     (folder / INDEX).write_text("[" * 100_000)
     only_ours(resume, "deep", counts)
-    (folder / INDEX).write_text(json.dumps({"sha256": _seal(body), **body}))
+    (folder / INDEX).write_text(json.dumps({"sha256": seal(body), **body}))
     for file in list(folder.iterdir()):
         whole = file.read_bytes()
         for _ in range(15):

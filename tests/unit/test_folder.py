@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,11 @@ from cordee.runtime.recorder import Recorder
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import PYTHON
 from harness import DEADLINE_S
-from records import end, start, step, write
+from records import end, start, step, write, write_checkpoint
 
 HOLDS = """
 import sys, time
+from collections.abc import Callable
 from pathlib import Path
 from cordee.runtime.folder import Hold
 hold = Hold(Path(sys.argv[1]))
@@ -190,9 +192,29 @@ def test_settings_are_written_down_and_found_again(tmp_path: Path) -> None:
 
 def test_the_newest_checkpoint_is_named(tmp_path: Path) -> None:
     assert saved_step(tmp_path) is None
-    for name in ("step-00000009", "step-00000123", ".step-00000200.new-1", "step-odd"):
+    for number in (9, 123):
+        write_checkpoint(tmp_path, number)
+    for name in (".step-00000200.new-1", "step-odd"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert saved_step(tmp_path) == 123
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("checkpoint.json", lambda path: path.unlink()),
+        ("checkpoint.json", lambda path: os.truncate(path, 20)),
+        ("checkpoint.json", lambda path: path.write_text(path.read_text().replace("123", "124"))),
+        ("tensors-00000.safetensors", lambda path: path.unlink()),
+        ("tensors-00000.safetensors", lambda path: os.truncate(path, 2)),
+    ],
+)
+def test_a_damaged_checkpoint_is_not_named(tmp_path: Path, file: str, damage: Callable[[Path], object]) -> None:
+    """By its index and the sizes of its files: of all that they hold, the SHA-256 would take minutes."""
+    for number in (9, 123):
+        path = write_checkpoint(tmp_path, number)
+    damage(path / file)
+    assert saved_step(tmp_path) == 9
 
 
 def fail_in(folder: Path, *, ours: bool) -> None:

@@ -20,6 +20,7 @@ from cordee.runtime.rendezvous import Rendezvous
 from cordee.runtime.spec import Target
 from cordee.runtime.wording import COMMAND, PYTHON
 from harness import JOBS
+from records import write_checkpoint
 
 
 def launch(out: Path = Path("runs/a b"), **more: object) -> Launch:
@@ -60,14 +61,14 @@ def test_the_command_that_goes_on_can_be_pasted() -> None:
 
 def test_how_to_go_on_is_said_where_there_is_a_checkpoint(tmp_path: Path) -> None:
     assert launch(tmp_path).going_on() == ""
-    (tmp_path / "checkpoints" / "step-00000023").mkdir(parents=True)
+    write_checkpoint(tmp_path, 23)
     assert launch(tmp_path).going_on() == f"to go on after step 23: {launch(tmp_path).again()}"
     script = Launch(Target("script", "loop.py"), 1, Plan(), tmp_path)
     assert script.going_on() == ""
 
 
 def test_what_is_left_of_a_replica_is_told_a_plan_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "step-00000023").mkdir(parents=True)
+    write_checkpoint(tmp_path, 23)
 
     def told(plan: str, left: int) -> str:
         return launch(tmp_path, plan=plan).going_on(left).rpartition("; on ")[2]

@@ -13,7 +13,8 @@ from torch import nn
 from cordee.core.errors import CheckpointError, WaitedTooLong, WorkersLost
 from cordee.group.sliced import Place
 from cordee.state.checkpoint import Checkpoints
-from cordee.state.layout import Owners, _seal, read_index
+from cordee.state.index import read_index, seal
+from cordee.state.layout import Owners
 from cordee.state.naming import Slice, Snapshot, capture, restore
 
 WHOLE = torch.arange(24.0).reshape(4, 6)
@@ -67,7 +68,7 @@ def test_slices_of_any_form_are_put_together_and_a_missing_one_is_seen(tmp_path:
     body = json.loads(path.read_text())
     del body["sha256"]
     body["tensors"]["w"]["slices"].pop()
-    path.write_text(json.dumps({"sha256": _seal(body), **body}))
+    path.write_text(json.dumps({"sha256": seal(body), **body}))
     with pytest.raises(CheckpointError, match="slices hold 20 of 24 elements"):
         checkpoints.read(1)
 

@@ -18,6 +18,7 @@ from cordee.core.eventlog import read_events
 from cordee.core.events import EndEvent, Event, StepEvent
 from cordee.core.locks import is_locked, take_lock
 from cordee.runtime.wording import COMMAND, Wording
+from cordee.state.index import newest_sealed
 
 LOCK = "run.lock"
 OURS = ("report.html", "events.jsonl", "run.json")
@@ -132,9 +133,8 @@ def _is_scripts(folder: Path) -> bool:
 
 
 def saved_step(folder: Path) -> int | None:
-    """The step of the newest checkpoint; None if there is none."""
-    steps = [path.name.removeprefix("step-") for path in folder.glob("checkpoints/step-*")]
-    return max((int(step) for step in steps if step.isdecimal()), default=None)
+    """The step of the newest checkpoint, but for those that are seen to be damaged; None if there is none."""
+    return newest_sealed(folder / "checkpoints")
 
 
 def former_settings(folder: Path) -> dict[str, str]:

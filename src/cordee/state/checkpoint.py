@@ -16,11 +16,11 @@ from threading import Event, Thread
 from cordee.core.errors import CheckpointError, UsageError, WaitedTooLong
 from cordee.core.locks import lock
 from cordee.state.files import need_space, storage_errors, sync
-from cordee.state.layout import Owners, read_folder, read_index, tensor_bytes, write_folder
+from cordee.state.index import list_checkpoints, read_index
+from cordee.state.layout import Owners, read_folder, tensor_bytes, write_folder
 from cordee.state.naming import Snapshot
 from cordee.state.staging import Staging
 
-STEP = re.compile(r"step-(\d{8,})")
 _HIDDEN = re.compile(r"\.(step-\d{8,})\.(old|(?:new|gone)-.*)")
 
 
@@ -124,10 +124,7 @@ class Checkpoints:
 
     def list(self) -> list[tuple[int, Path]]:
         """All complete checkpoints as (step, folder), oldest step first."""
-        if not self.folder.is_dir():
-            return []
-        found = ((STEP.fullmatch(path.name), path) for path in self.folder.iterdir())
-        return sorted((int(match.group(1)), path) for match, path in found if match)
+        return list_checkpoints(self.folder)
 
     def read_latest(self) -> tuple[Snapshot | None, Sequence[CheckpointError]]:
         """The newest checkpoint that can be read, or None; and why newer ones cannot."""
@@ -260,7 +257,10 @@ def sweep(folder: Path) -> None:
         found = _HIDDEN.fullmatch(path.name)
         if not found:
             continue
-        with suppress(FileNotFoundError), _locked(path) as mine:
+        with (
+            suppress(OSError),
+            _locked(path) as mine,
+        ):  # gone already; or nothing may be changed here, says the next save
             if not mine:  # its writer lives; or there are no locks here, and leftovers only cost space
                 continue
             final = folder / found.group(1)

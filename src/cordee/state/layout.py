@@ -7,7 +7,6 @@ owner has written the index. Where a worker holds whole tensors, it is the only 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -18,15 +17,14 @@ from typing import Any
 
 import torch
 
-from cordee.core.damage import DAMAGE, named, write_whole
-from cordee.core.errors import CheckpointError, WaitedTooLong, WorkersLost
+from cordee.core.damage import named, write_whole
+from cordee.core.errors import WaitedTooLong, WorkersLost
 from cordee.group.sliced import Place, box_of
 from cordee.state.files import read_tensors, sha256, sync, write_tensors
+from cordee.state.index import FORMAT, INDEX, check_size, damaged, read_index, seal
 from cordee.state.naming import Slice, Snapshot, merge_meta
 from cordee.state.plain import decode
 
-FORMAT = 1
-INDEX = "checkpoint.json"
 LOOK_S = 0.01
 
 
@@ -65,7 +63,7 @@ def write_folder(
         **part,
     }
     body = json.loads(json.dumps(body, allow_nan=False))  # as a reader gets it, so that both seal the same thing
-    (folder / INDEX).write_text(json.dumps({"sha256": _seal(body), **body}, indent=1), encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps({"sha256": seal(body), **body}, indent=1), encoding="utf-8")
     sync(folder / INDEX)
     sync(folder)
 
@@ -88,27 +86,6 @@ def write_part(folder: Path, snapshot: Snapshot, owner: int, on_read: Callable[[
     return {"files": {file: {"bytes": (folder / file).stat().st_size, "sha256": checksum}}, "tensors": tensors}
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """Read and check `checkpoint.json`."""
-    path = folder / INDEX
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-        if body.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {body.get('format')!r}; this version of Cordée reads format {FORMAT}. "
-                "Read it with the version that wrote it."
-            )
-        if body.pop("sha256", None) != _seal(body):
-            raise damaged(path, "its checksum does not match its content")
-        return {**body, "step": int(body["step"]), "metrics": dict(body["metrics"])}
-    except FileNotFoundError as problem:
-        raise CheckpointError(
-            f"{path} is not there: {folder} is no checkpoint. Name a folder that holds one."
-        ) from problem
-    except (OSError, *DAMAGE) as problem:
-        raise damaged(path, str(problem)) from problem
-
-
 def read_folder(folder: Path, only: str = "") -> Snapshot:
     """Read a checkpoint back, putting sliced tensors together; `only` those whose names begin so.
 
@@ -125,13 +102,8 @@ def read_folder(folder: Path, only: str = "") -> Snapshot:
 
 
 def _read_file(folder: Path, name: str, entry: Mapping[str, Any], only: str) -> dict[str, torch.Tensor]:
-    if Path(name).name != name:
-        raise damaged(folder / INDEX, f"it names {name!r}, which is not a file of this folder")
-    path = folder / name
+    path = check_size(folder, name, entry)
     try:
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise damaged(path, f"it has {size:,} bytes instead of {entry['bytes']:,}")
         if sha256(path) != entry["sha256"]:
             raise damaged(path, "its SHA-256 is not the one that was written")
         return read_tensors(path, only=only)[1]
@@ -159,16 +131,6 @@ def _assemble(name: str, entry: Mapping[str, Any], stored: Mapping[str, Mapping[
 def _box(content: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
     """What a piece is of a tensor in a file: all of it, or, from a slice that lies at several places, one box."""
     return box_of(content, piece["start"], piece["shape"]) if "start" in piece else content
-
-
-def _seal(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def damaged(path: Path, why: str) -> CheckpointError:
-    """The error for a file that is not what was written."""
-    return CheckpointError(f"{path} is damaged: {why}. Resume from another checkpoint.")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from cordee.core.damage import DAMAGE, named
 from cordee.core.errors import CheckpointError, UsageError
 from cordee.state.export import PROGRAM, WEIGHTS
 from cordee.state.files import read_tensors
-from cordee.state.layout import INDEX, damaged, read_folder
+from cordee.state.index import INDEX, damaged
+from cordee.state.layout import read_folder
 from cordee.state.naming import few, fingerprint, load_weights, under_all_names, with_tied
 from cordee.state.program import Program, Recipe
 

@@ -74,9 +74,11 @@ class Saver:
         """The newest intact checkpoint."""
         snapshot, problems = self._checkpoints.read_latest()
         if snapshot is None:
-            raise CheckpointError(f"--resume: there is no intact checkpoint in {self._folder}; start without it")
+            why = "".join(f": {problem.message}" for problem in problems[:1])
+            way = "start without it, in another folder"
+            raise CheckpointError(f"--resume: there is no intact checkpoint in {self._folder}{why}", next_step=way)
         for problem in problems:
-            self._warn(f"an older checkpoint is used: {problem}")
+            self._warn(f"an older checkpoint is used: {problem.message}")
         return snapshot
 
     def model_of(self, step: int) -> Snapshot:
