@@ -11,21 +11,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from blocks import write_store
 from cordee.cli.report import report
-from cordee.core.errors import CheckpointError, CordeeError, PlanError
+from cordee.core.errors import CheckpointError, CordeeError, DataError, PlanError
 from cordee.core.plan import Plan
+from cordee.feed.store.layout import MANIFEST
+from cordee.feed.store.opened import open_store
+from cordee.feed.store.write import npy_head
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.export import PROGRAM, WEIGHTS, save_model, save_program, trace_program
 from cordee.state.index import INDEX, seal
 from cordee.state.load import load
 from cordee.state.naming import capture, restore
 from records import end, epoch, event, start, step, times, usage, write
+from stores import columns_of
 
 ODD = [
     None, True, -1, 0, 1.5, 10**400, -(10**18), 1e308, "", "x", "\x1b[31m", "../../x", "a\0b", "9" * 5000, [], [[]], {},
@@ -137,6 +143,88 @@ def test_checkpoints(tmp_path: Path, counts: dict[str, int]) -> None:
             only_ours(resume, file, counts)
         file.write_bytes(whole)
     resume()
+
+
+def test_stores(tmp_path: Path, counts: dict[str, int]) -> None:
+    """With other words in the manifest, and with bytes of any file changed: no page and no address is touched."""
+    out = tmp_path / "store"
+    given = columns_of(np.arange(30))
+    write_store(out, given, 8, train=20, test=10)
+    whole = json.loads((out / MANIFEST).read_text())
+    draw = random.Random(0)
+
+    def read() -> None:
+        for source in open_store(out).sets.values():
+            source.rows(np.arange(len(source)))
+
+    for _ in range(600):
+        crafted = mutated(whole, draw)
+        (out / MANIFEST).write_text(json.dumps(crafted))
+        only_ours(read, crafted, counts)
+    (out / MANIFEST).write_text("[" * 100_000)
+    only_ours(read, "deep", counts)
+    (out / MANIFEST).write_text(json.dumps(whole))
+    for file in sorted(out.glob("*/*.npy")):
+        raw = file.read_bytes()
+        for _ in range(5):
+            file.write_bytes(spoiled(raw, draw))
+            only_ours(read, file, counts)
+        file.write_bytes(raw)
+    read()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda one: one["columns"]["id"].update(dtype="object"), "no type of numbers"),
+        (lambda one: one["columns"]["id"].update(dtype="O"), "no type of numbers"),
+        (lambda one: one["columns"]["id"].update(dtype="S8"), "no type of numbers"),
+        (lambda one: one["columns"]["id"].update(dtype="i4,O"), "no type of numbers"),
+        (lambda one: one["columns"]["id"].update(dtype=">i8"), "no type of numbers"),
+        (lambda one: one["columns"]["id"].update(dtype="text"), "no type of numbers"),
+        (lambda one: one["columns"]["tokens"].update(dtype="O"), "no type of numbers"),
+        (lambda one: one["columns"]["id"].update(shape=[-1]), "impossible shape"),
+        (lambda one: one["columns"]["id"].update(shape=[2**40, 2**40]), "impossible shape"),
+        (lambda one: one["sets"]["train"][0].update(rows=2**70), "without rows"),
+        (lambda one: one["sets"]["train"][0].update(rows=100_000), "does not hold 100,000 rows"),
+        (lambda one: one["sets"]["train"][0].update(rows=9), "does not hold 9 rows"),
+        (lambda one: one["sets"].update(train=[]), "without rows"),
+        (lambda one: one["sets"]["train"][0].update(folder="../other"), "no file or folder in it"),
+        (lambda one: one["sets"]["train"][0].update(folder="/etc"), "no file or folder in it"),
+        (lambda one: one["sets"]["train"][0].update(folder=".."), "no file or folder in it"),
+        (lambda one: one["sets"]["train"][0]["files"][0].update(name="../../x"), "no file or folder in it"),
+        (lambda one: one["sets"]["train"][0]["files"].pop(0), "has no id"),
+        (lambda one: one["sets"].update(other=one["sets"].pop("test")), "sets that are not"),
+    ],
+)
+def test_a_store_whose_manifest_lies(tmp_path: Path, change: Callable[[Any], Any], error: str) -> None:
+    write_store(tmp_path / "store", columns_of(np.arange(30)), 8, train=20, test=10)
+    manifest = json.loads((tmp_path / "store" / MANIFEST).read_text())
+    change(manifest)
+    (tmp_path / "store" / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=error):
+        open_store(tmp_path / "store")
+
+
+def test_a_store_of_objects_whose_files_agree(tmp_path: Path) -> None:
+    """NumPy would take the numbers in them for addresses."""
+    write_store(tmp_path / "store", {"id": np.arange(30)}, 30)
+    (file,) = (tmp_path / "store").glob("*/id.npy")
+    file.write_bytes(npy_head(np.dtype(object), (30,)) + file.read_bytes()[4096:])
+    path = tmp_path / "store" / MANIFEST
+    path.write_text(path.read_text().replace('"int64"', '"object"'))
+    with pytest.raises(DataError, match="no type of numbers"):
+        open_store(tmp_path / "store")
+
+
+def test_entries_that_begin_outside_of_their_file(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", columns_of(np.arange(30)), 30)
+    (file,) = (tmp_path / "store").glob("*/tokens.0.npy")
+    raw = bytearray(file.read_bytes())
+    raw[4096 + 8 : 4096 + 16] = (10**9).to_bytes(8, "little")
+    file.write_bytes(raw)
+    with pytest.raises(DataError, match="where entries begin"):
+        open_store(tmp_path / "store").sets["train"].rows(np.arange(3))
 
 
 def test_plans(tmp_path: Path, counts: dict[str, int]) -> None:

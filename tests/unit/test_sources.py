@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import tracemalloc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,26 @@ def test_arrays_are_brought_to_a_device_once_and_go_with_their_source() -> None:
     del sets, parts, whole, there
     gc.collect()
     assert gone() is None
+
+
+def test_mapped_arrays_go_to_a_device_through_a_small_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    arrays = {"x": np.arange(3_000_000, dtype=np.float32).reshape(-1, 3), "y": np.arange(1_000_000) % 256}
+    arrays["scaled"] = arrays["y"].astype(np.uint8)
+    for name, array in arrays.items():
+        np.save(tmp_path / name, array)
+    mapped = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in arrays}
+    monkeypatch.setattr("cordee.feed.arrays.AT_ONCE", 100_000)
+    source = ArraySource(mapped, scaled=["scaled"])
+    tracemalloc.start()
+    found = source.tensors(torch.device("cpu"))  # torch's own memory is not counted
+    assert tracemalloc.get_traced_memory()[1] < 300_000
+    tracemalloc.stop()
+    assert [one.device.type for one in source.tensors(torch.device("meta"))] == ["meta"] * 3
+    for one, array in zip(found, arrays.values(), strict=True):
+        assert np.array_equal(one.numpy(), array) and one.numpy().dtype == array.dtype
+    assert not recwarn.list
 
 
 def test_sets_of_a_data_may_be_given_as_arrays() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +92,22 @@ def test_a_split_model_is_put_together_in_host_memory(tmp_path: Path, monkeypatc
     state = training.setup.model.state_dict()
     assert all(torch.equal(one, state[name]) for name, one in load_file(tmp_path / WEIGHTS).items())
     assert outcome.result["params_sha256"]
+
+
+def test_what_a_run_was_resumed_from_is_let_go_before_its_first_step(tmp_path: Path) -> None:
+    """It holds the weights and the optimizer's state of the whole model, on every worker."""
+    handed: list[weakref.ref[Any]] = []
+    alive: list[bool] = []
+
+    def receive() -> Any:
+        given = trained(tmp_path / "first", 3).handed()
+        handed.append(weakref.ref(given))
+        return given
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        gc.collect()
+        alive.append(handed[0]() is not None)
+        return nn.functional.cross_entropy(output, target)
+
+    run_job(job(5, loss=loss), Stepper(), out=tmp_path / "second", receive=receive)
+    assert alive[:2] == [False, False]

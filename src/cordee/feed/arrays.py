@@ -21,6 +21,8 @@ LABELS = ("y", "label", "labels", "target", "targets", "class")
 """Columns that are likely to be the target, for an example in an error."""
 _NUMBERS = "biuf"  # kinds of NumPy's types
 _SAMPLED_BYTES = 4_096
+AT_ONCE = 2**26
+"""Bytes that are on their way to a device at a time."""
 
 
 class ArraySource:
@@ -78,12 +80,12 @@ class ArraySource:
         """Memory that all samples take."""
         return sum(column.rows.nbytes for column in self._columns)
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Every array as a tensor of the type it has here; `structured` makes batches of rows of them."""
-        return [column.tensor() for column in self._columns]
+    def tensors(self, device: torch.device) -> list[torch.Tensor]:
+        """Every array on a device, of the type it has here; `structured` makes batches of rows of them."""
+        return [column.on(device) for column in self._columns]
 
     def structured(self, rows: list[torch.Tensor]) -> Fields:
-        """Rows of `tensors()` as a batch: scaled where that was asked for, by name if the arrays have names."""
+        """Rows of `tensors` as a batch: scaled where that was asked for, by name if the arrays have names."""
         pairs = zip(self._columns, rows, strict=True)
         return self._structure([tensor.float() / 255 if column.scaled else tensor for column, tensor in pairs])
 
@@ -107,8 +109,18 @@ class _Column:
     def buffer(self, count: int, pin: bool) -> torch.Tensor:
         return torch.empty((count, *self.rows.shape[1:]), dtype=self.dtype, pin_memory=pin)
 
-    def tensor(self) -> torch.Tensor:
-        tensor = torch.from_numpy(self.rows if self.rows.flags.writeable else self.rows.copy())
+    def on(self, device: torch.device) -> torch.Tensor:
+        """What torch may not write into, such as mapped rows, goes through a buffer, some of it at a time."""
+        if self.rows.flags.writeable:
+            tensor = torch.from_numpy(self.rows).to(device)
+        else:
+            each = max(1, AT_ONCE // max(1, self.rows.nbytes // len(self.rows)))
+            buffer = np.empty((min(each, len(self.rows)), *self.rows.shape[1:]), self.rows.dtype)
+            tensor = torch.empty(self.rows.shape, dtype=torch.from_numpy(buffer).dtype, device=device)
+            for start in range(0, len(self.rows), each):
+                part = self.rows[start : start + each]
+                buffer[: len(part)] = part
+                tensor[start : start + len(part)].copy_(torch.from_numpy(buffer[: len(part)]))
         return tensor if self.scaled else tensor.view(self.dtype)
 
     def fill(self, ids: Ids, target: torch.Tensor) -> torch.Tensor:

@@ -59,6 +59,7 @@ def run_job(
         training = Training(job, stepper, setup, saver, evaluations, out)
         if snapshot is not None:
             training.take_up(snapshot)
+        del snapshot  # weights and optimizer state of the whole model, in host memory
         job.check_schedule(setup.schedule, job.last_step(setup.order.steps), setup.order.steps)
         if receive is None:
             tell, batch = stepper.reporter.tell, setup.resolved.batch

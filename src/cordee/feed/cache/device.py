@@ -16,15 +16,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from cordee.feed.arrays import ArraySource
+from cordee.feed.arrays import AT_ONCE, ArraySource
 from cordee.feed.counted import HERE
 from cordee.feed.permute import Ids
 from cordee.feed.source import Fields, Source, Traits, check_ids
 
 LARGEST_PART = 0.25
 """Of the GPU's free memory that data may take; the model, its activations and other workers want the rest."""
-_AT_ONCE = 2**26
-"""Bytes of a far set that are on their way at a time."""
 _TELL_S = 2.0
 _uploaded: WeakKeyDictionary[object, dict[torch.device, list[torch.Tensor]]] = WeakKeyDictionary()
 
@@ -115,7 +113,7 @@ def upload(table: ArraySource, device: torch.device) -> list[torch.Tensor]:
     """The arrays of a table on a device; copied when they are first asked for, and let go with the table."""
     there = _uploaded.setdefault(table, {})
     if device not in there:
-        there[device] = [tensor.to(device) for tensor in table.tensors()]
+        there[device] = table.tensors(device)
     return there[device]
 
 
@@ -129,7 +127,7 @@ def _fetched(source: Source, device: torch.device) -> list[torch.Tensor]:
     columns = {
         name: torch.empty((count, *column.shape[1:]), dtype=column.dtype, device=device) for name, column in one.items()
     }
-    each = max(1, _AT_ONCE // max(1, sum(column.nbytes for column in one.values())))
+    each = max(1, AT_ONCE // max(1, sum(column.nbytes for column in one.values())))
     for start in range(0, count, each):
         ids = np.arange(start, min(start + each, count))
         for name, column in source.gather(ids).items():

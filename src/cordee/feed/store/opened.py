@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from cordee.core.errors import DataError
 from cordee.core.locks import lock
 from cordee.feed.arrays import ArraySource
-from cordee.feed.columns import TEXT, Columns, Kind, Ragged
+from cordee.feed.columns import TEXT, Columns, Ragged
 from cordee.feed.permute import Ids
 from cordee.feed.source import Fields, Traits, check_ids, digest_of
-from cordee.feed.store.layout import BUILDING, FORM, HEAD, LOCK, MANIFEST, ColumnFile, Manifest, Shard, file_names
+from cordee.feed.store.check import check_files, check_manifest, dtype_of, row_bytes
+from cordee.feed.store.layout import BUILDING, FORM, HEAD, LOCK, MANIFEST, ColumnFile, Manifest, file_names
 from cordee.feed.store.mapping import Places, mapped
-from cordee.feed.store.write import npy_head
 
 _PIECE = 1 << 20
 
@@ -78,7 +78,7 @@ class StoreSource:
         self._shards = folder.manifest.sets[name]
         self._count = folder.manifest.rows(name)
         self._fixed = {column: kind for column, kind in self.schema.items() if not kind.ragged}
-        self._places = Places([shard.rows for shard in self._shards], [_width(one) for one in self._fixed.values()])
+        self._places = Places([shard.rows for shard in self._shards], [row_bytes(one) for one in self._fixed.values()])
         self._open: dict[tuple[int, str], Ragged] = {}
 
     def __len__(self) -> int:
@@ -169,8 +169,9 @@ class StoreSource:
         if found is None:
             one, kind = self._shards[shard], self.schema[name]
             paths = [self.folder.path / one.folder / file for file in file_names(name, kind)]
-            dtype = np.dtype(np.uint8 if kind.dtype == TEXT else kind.dtype)
-            offsets, values = (_flat(path, each) for path, each in zip(paths, (np.dtype(np.int64), dtype), strict=True))
+            offsets, values = _flat(paths[0], np.dtype(np.int64)), _flat(paths[1], dtype_of(name, kind))
+            if offsets[0] != 0 or offsets[-1] != len(values) or (offsets[1:] < offsets[:-1]).any():
+                raise DataError(f"{paths[0]} does not say where entries begin: copy or build the store again")
             found = self._open[shard, name] = Ragged(offsets, values, text=kind.dtype == TEXT)
         return found
 
@@ -182,14 +183,18 @@ def open_store(path: str | Path) -> Store:
         raise DataError(_no_store(folder))
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise DataError(f"{folder / MANIFEST} is no manifest of a store ({error}): build the store again") from error
     if manifest.form != FORM:
         raise DataError(
             f"{folder} was written in form {manifest.form}, this version of cordee reads form {FORM}: build it again"
         )
-    opened = Folder(folder, manifest)
-    _check_files(opened)
+    try:
+        check_manifest(manifest)
+    except DataError as error:
+        raise DataError(f"{folder} is no store: {error.message}; build it again") from None
+    opened = Folder(folder, manifest)  # from here on nobody removes its files
+    check_files(folder, manifest)
     return Store(opened)
 
 
@@ -215,48 +220,11 @@ def _no_store(folder: Path) -> str:
     return f"{folder} is no store (it has no {MANIFEST}): make one with `cordee data build SOURCE OUT`"
 
 
-def _check_files(folder: Folder) -> None:
-    """Every file is there, is as long as it was, and begins as it must: a missing page would kill who touches it."""
-    for path, file in folder.files():
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}): copy or build the store again") from error
-        if size != file.size:
-            raise DataError(
-                f"{path} has {size:,} bytes where {file.size:,} were written: it was cut short; copy or build the "
-                "store again"
-            )
-    for shards in folder.manifest.sets.values():
-        _check_heads(folder, shards[-1])
-
-
-def _check_heads(folder: Folder, shard: Shard) -> None:
-    """The columns of a shard are what the manifest says."""
-    sizes = {file.name: file.size for file in shard.files}
-    for name, kind in folder.manifest.schema.items():
-        files = file_names(name, kind)
-        if missing := [file for file in files if file not in sizes]:
-            raise DataError(f"{folder.path / shard.folder} has no {missing[0]}: copy or build the store again")
-        if kind.ragged:
-            continue
-        dtype = np.dtype(kind.dtype)
-        head = npy_head(dtype, (shard.rows, *kind.shape))
-        path = folder.path / shard.folder / files[0]
-        with path.open("rb") as file:
-            if file.read(HEAD) != head or sizes[files[0]] != HEAD + shard.rows * _width(kind):
-                raise DataError(f"{path} does not hold {shard.rows:,} rows of {kind}: copy or build the store again")
-
-
 def _flat(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The numbers of a file, mapped."""
     if path.stat().st_size <= HEAD:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r", offset=HEAD)
-
-
-def _width(kind: Kind) -> int:
-    return int(np.dtype(kind.dtype).itemsize * np.prod(kind.shape, dtype=np.int64))
 
 
 def _shared(path: Path) -> int | None:
