@@ -137,6 +137,16 @@ def test_the_others_go_on_where_a_whole_replica_is_left(
     assert_same(run, train("staged", tmp_path / "alone", **settings), loss=1e-10, tensor=1e-8)
 
 
+@pytest.mark.parametrize("victim", [5, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stage_of_slices_is_lost_where_another_replica_is_left(warm: int, tmp_path: Path, victim: int) -> None:
+    settings: dict[str, Any] = {"save_steps": 3, "epochs": 4}
+    strike = striking({victim: 6}, signal.SIGKILL)
+    run = train("staged", tmp_path / "run", workers=8, plan="tensor=2,pipeline=2", listen=strike, **settings)
+    first = 4 * (victim // 4)
+    assert sorted(event["worker"] for event in run.of("failure")) == [first, first + 1, first + 2, first + 3]
+    assert_same(run, train("staged", tmp_path / "alone", **settings), loss=1e-10, tensor=1e-8)
+
+
 def test_a_forecast_stands_beside_what_was_measured(warm: int, tmp_path: Path) -> None:
     run = train("staged", tmp_path / "run", workers=4, plan="pipeline=2", kind="drops", epochs=4)
     early, late = run.of("pipeline")

@@ -76,7 +76,15 @@ def test_unfused_goes_on_where_fused_stopped(reference: Reference, tmp_path: Pat
     assert_same(resumed, reference("mlp"))
 
 
-@pytest.mark.parametrize("plan", ["compile=true", "compile=true,shard=params"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "compile=true",
+        "compile=true,shard=params",
+        "compile=true,shard=gradients,accumulate=2",
+        pytest.param("compile=true,shard=optimizer", marks=pytest.mark.slow),
+    ],
+)
 def test_a_traced_model_trains_the_same(plan: str, reference: Reference, tmp_path: Path) -> None:
     """All of `compile=true` but the C++ compiler, which takes half a minute where its cache is empty."""
     assert_same(train("traced", tmp_path / "run", workers=2, plan=plan), reference("mlp"), loss=1e-9)

@@ -136,7 +136,12 @@ def test_the_others_go_on_where_a_whole_replica_is_left(
 
 @pytest.mark.parametrize(
     ("plan", "workers"),
-    [("shard=params,tensor=2", 4), pytest.param("shard=optimizer", 3, marks=pytest.mark.slow)],
+    [
+        ("shard=gradients,shards=2", 4),
+        ("shard=params,tensor=2,shards=2", 8),
+        pytest.param("shard=params,tensor=2", 4, marks=pytest.mark.slow),
+        pytest.param("shard=optimizer", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_an_own_loop_is_sharded_too(warm: int, tmp_path: Path, plan: str, workers: int) -> None:
     for count, how in ((1, "auto"), (workers, plan)):

@@ -138,10 +138,11 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(tensor=2, replace=True), 4, "replace=true works where every worker holds the whole model"),
         (Plan(offload="all", sync="local"), 2, "works with sync=allreduce alone, not with sync=local"),
         (Plan(offload="activations", compile=True), 1, "offload=activations does not work with compile=true yet"),
+        (Plan(shard="params", offload="activations"), 2, "were not tried together on a GPU yet; leave offload out"),
         (
             Plan(tensor=2, offload="optimizer"),
             2,
-            "with offload=optimizer, which takes .* with tensor=2: more workers",
+            "with offload=optimizer, which moves .* with tensor=2: more workers",
         ),
         (Plan(tensor=2), 3, "tensor=2 puts each replica on 2 workers; start a multiple of 2"),
         (Plan(tensor=2, pipeline=2), 6, "tensor=2,pipeline=2 puts each replica on 4 workers; start a multiple of 4"),
@@ -211,7 +212,7 @@ def test_plans_that_run() -> None:
     Plan.parse("shard=optimizer,shards=2,tensor=2,recompute=block").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 41
+    assert len(REFUSALS) == 42
 
 
 def test_the_shape_of_a_replica() -> None:

@@ -22,6 +22,9 @@ class Refusal(NamedTuple):
     how many replicas, or shards of them, that makes."""
 
 
+LESS_MEMORY = "What needs less memory with {cut}: more workers per replica, recompute=block, or a smaller batch."
+
+
 def _refuse_cut(text: str, why: str, applies: Callable[[Plan], bool]) -> Refusal:
     """What does not work where a replica lies over several workers; `why`: the cause, and what to do instead."""
     return Refusal(
@@ -213,9 +216,14 @@ REFUSALS = (
     ),
     _refuse_cut(
         "offload={offload}",
-        "which takes parameters and the state of an optimizer as whole tensors; leave offload out. What needs less "
-        "memory with {cut}: more workers per replica, recompute=block, or a smaller batch.",
-        lambda plan: plan.offload != "none",
+        "which moves the state of an optimizer as whole tensors, of which a worker has a part here; leave offload out. "
+        + LESS_MEMORY,
+        lambda plan: plan.offload in ("optimizer", "all"),
+    ),
+    _refuse_cut(
+        "offload=activations",
+        "because the two were not tried together on a GPU yet; leave offload out. " + LESS_MEMORY,
+        lambda plan: plan.offload == "activations",
     ),
     _refuse_cut(
         "compress={compress}",
