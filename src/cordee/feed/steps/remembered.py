@@ -26,6 +26,8 @@ DEADLINE_S = 3600.0
 FORM = "1"
 """Counted up when steps are fitted otherwise."""
 _LOOK_S = 0.05
+MOST = 1000
+"""So many are kept, those that were used last."""
 
 
 def remembered(parts: Iterable[str], steps: Sequence[Any], make: Callable[[], tuple[Step, ...]]) -> tuple[Step, ...]:
@@ -56,11 +58,19 @@ def remembered(parts: Iterable[str], steps: Sequence[Any], make: Callable[[], tu
         made = make()
         with contextlib.suppress(OSError):
             write_whole(path, _write(made, functions))
+            _forget(path.parent)
         return made
     finally:
         with contextlib.suppress(OSError):
             lock_path.unlink()
         os.close(lock)
+
+
+def _forget(folder: Path) -> None:
+    """Remove those that were not used for longest."""
+    used = sorted((one.stat().st_mtime_ns, one) for one in folder.glob("*.json"))
+    for _, one in used[: max(0, len(used) - MOST)]:
+        one.unlink(missing_ok=True)
 
 
 def _write(steps: tuple[Step, ...], functions: list[Any]) -> str:
@@ -72,6 +82,8 @@ def _write(steps: tuple[Step, ...], functions: list[Any]) -> str:
 def _read(path: Path, functions: list[Any]) -> tuple[Step, ...] | None:
     try:
         raw = msgspec.json.decode(path.read_bytes())
+        with contextlib.suppress(OSError):  # when it was used last
+            os.utime(path)
         return read_steps(raw, {str(place): function for place, function in enumerate(functions)})
     except (OSError, msgspec.MsgspecError, DataError):  # not there, or damaged: then it is made anew
         return None
