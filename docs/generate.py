@@ -336,7 +336,7 @@ def data() -> list[str]:
     parts = ["# Data", "Examples: [jobs, data and metrics](../how-to/jobs.md#data)."]
     for name in functions:
         parts += function(getattr(module, name), f"cordee.data.{name}")
-    for kind in (module.Data, module.Dialect):
+    for kind in (module.Data, module.Dialect, module.Sent, module.Gathered):
         parts += [f"## {kind.__name__}", doc(kind), table(("field", "type", "default", "meaning"), fields(kind))]
     parts += ["## Chain", doc(Chain), "How to use it: [from raw files to batches](../how-to/data.md)."]
     inner = ("then", "viewed", "looked", "fitted_steps", "places", "raw", "columns", "labels")

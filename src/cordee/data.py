@@ -12,7 +12,11 @@ from cordee.feed.data import idx as idx
 from cordee.feed.data import npy as npy
 from cordee.feed.data import npz as npz
 from cordee.feed.data import text as text
+from cordee.feed.exchange.gather import Gathered as Gathered
 from cordee.feed.exchange.mapreduce import map_reduce as map_reduce
+from cordee.feed.exchange.moving import all_gather as all_gather
+from cordee.feed.exchange.moving import send as send
+from cordee.feed.exchange.send import Sent as Sent
 from cordee.feed.exchange.stored import store as store
 from cordee.feed.features import class_names as class_names
 from cordee.feed.prepared import prepared as prepared

@@ -55,6 +55,10 @@ def test_all_have_all(tmp_path: Path) -> None:
         assert [files_below(one) for one in result.parts] == [files_below(one) for one in owns]
         assert result.received == total - sum(SIZES[number].values()), "each block comes once"
     assert sum(one.sent for one in results) == 2 * total
+    with (owns[0] / "x").open("r+b") as file:
+        file.write(b"changed in place")
+    assert files_below(results[0].parts[0]) == files_below(results[1].parts[0]), "what was gathered stays as it was"
+    make_folder(owns[0], SIZES[0], 0)
     again = gathered(tmp_path, hosts, [0, 1, 2])
     assert [(one.received, one.sent) for one in again] == [(0, 0)] * 3
 

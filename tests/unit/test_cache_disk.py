@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -57,6 +58,22 @@ def test_a_damaged_file_is_never_read_and_makes_room(tmp_path: Path, damage: str
     if damage != "longer":
         assert disk.damaged == 1 and not disk.path(1).exists()
         assert fill(disk, 1) and get(disk, 1)
+
+
+def test_a_block_that_cannot_be_read_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path, 10_000, "k", lambda block: block)
+    assert fill(disk, 1) and fill(disk, 2)
+
+    def fails(handle: int, into: memoryview) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cordee.feed.cache.disk._read_all", fails)
+        assert not get(disk, 1)
+    assert get(disk, 1)
+    disk.path(2).unlink()
+    disk.path(2).mkdir()
+    assert not get(disk, 2)
 
 
 def test_the_highest_rank_goes_first_and_the_budget_holds(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,21 @@ def table(path: Path, rows: int = 6_000) -> Path:
         lines = [f"{a:.6f},{'' if at % 11 == 0 else f'{b:.6f}'},c{at % 37}" for at, (a, b) in enumerate(numbers)]
         (path / f"{number}.csv").write_text("\n".join(["a,b,kind", *lines]) + "\n")
     return path
+
+
+def test_the_cache_keeps_some_fitted_steps_those_used_last(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr("cordee.feed.steps.remembered.MOST", 2)
+    chains = [chain("kind", a=A * factor, kind=KIND).standardize() for factor in (1, 2, 3)]
+    made: list[set[Path]] = []
+    for number, one in enumerate([chains[0], chains[1], chains[0], chains[2]]):
+        before = {path: path.stat().st_mtime_ns for path in (cache / "fitted").glob("*.json")}
+        one.fitted_steps()
+        made.append({*(cache / "fitted").glob("*.json")})
+        for path in made[-1]:  # clocks of files are coarse
+            if before.get(path) != path.stat().st_mtime_ns:
+                os.utime(path, (number + 1, number + 1))
+    first = made[0]
+    assert [len(one) for one in made] == [1, 2, 2, 2] and first < made[3] and made[3] != made[1]
 
 
 @pytest.mark.parametrize("several", [(2,), pytest.param((1, 5), marks=pytest.mark.slow)])

@@ -84,6 +84,16 @@ def test_links_that_lead_back_are_entered_once(tree: Path) -> None:
     (tree / "b/loop").symlink_to(tree)
     (tree / "b/broken.csv").symlink_to(tree / "nothing")
     assert [place.name for place in resolve(tree / "b", endings=(".csv",))].count("c.csv") == 1
+    (tree / "b-2/back").symlink_to(tree / "b")
+    (tree / "b/forth").symlink_to(tree / "b-2")
+    (tree / "b/itself.csv").symlink_to("itself.csv")
+    keys = [place.key for place in resolve(f"{tree}/b/**/g.csv")]
+    assert keys == ["forth/g.csv", "loop/b-2/g.csv"]
+
+
+def test_pipes_in_a_folder_are_left_out(tree: Path) -> None:
+    os.mkfifo(tree / "pipe.csv")
+    assert "pipe.csv" not in [place.name for place in resolve(tree)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import cordee
 from cordee.core.errors import DataError, RendezvousError, SecurityError, UsageError
 from cordee.feed.exchange.access import Access, split_place
 from cordee.feed.exchange.forward import must_be_whole
@@ -14,7 +15,7 @@ from cordee.feed.exchange.probe import Links, choose, forecast
 from cordee.feed.exchange.receiver import Receiver
 from cordee.feed.exchange.send import send
 from exchanging import ACCESS, ANYWHERE, files_below, make_folder, receivers
-from harness import DEADLINE_S
+from harness import DEADLINE_S, free_port
 
 SIZES = {"a.bin": 3_000_000, "sub/deep/b.bin": 1, "sub/c.bin": 1_048_576, "empty": 0}
 TOTAL = sum(SIZES.values())
@@ -45,6 +46,29 @@ def test_every_host_gets_all_of_it_once(how: str, data: Path, tmp_path: Path) ->
             assert files_below(tmp_path / str(number)) == {
                 f"data/{name}": one for name, one in files_below(data).items()
             }
+
+
+def test_send_and_all_gather_by_their_public_names(data: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(ACCESS.token)
+    token.chmod(0o600)
+    with receivers(tmp_path / "hosts", 1) as (host,):
+        sent = cordee.data.send(str(data), [host.place], how="broadcast", name="other", token_file=token)
+        assert sent.complete and sent.outcomes[0].host == host.place
+        host.wait()
+    assert files_below(tmp_path / "hosts/0/other") == files_below(data)
+    here = f"127.0.0.1:{free_port()}"
+    gathered = cordee.data.all_gather(data, tmp_path / "all", [here], here, token_file=token)
+    assert [files_below(one) for one in gathered.parts] == [files_below(data)]
+
+
+def test_a_receiver_forgets_deliveries_that_it_has_given_out(data: Path, tmp_path: Path) -> None:
+    with receivers(tmp_path / "hosts", 1) as (host,):
+        for name in ("a", "b", "c"):
+            assert send(data, [host.place], access=ACCESS, name=name).complete
+            (delivery,) = host.wait(1, DEADLINE_S)
+            assert delivery.offer.name == name and list(host._deliveries) == [name]
+            assert not host._ended and not host._running
 
 
 def test_only_what_is_lacking_travels(data: Path, tmp_path: Path) -> None:

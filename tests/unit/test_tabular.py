@@ -11,6 +11,7 @@ import pytest
 
 import cordee
 from cordee.core.errors import DataError
+from cordee.feed.features import reader_of
 
 pa = pytest.importorskip("pyarrow")
 
@@ -58,3 +59,15 @@ def test_one_text_is_not_a_list(tmp_path: Path) -> None:
         cordee.data.csv(tmp_path, columns="age")
     with pytest.raises(DataError, match="separator='::' of a CSV file is not one character"):
         cordee.data.csv(tmp_path, dialect="::")
+
+
+def test_a_reader_that_was_written_down_wrongly_is_one_clear_error() -> None:
+    known = "cordee.feed.sources.csv.CsvReader"
+    for damaged in (
+        {"name": known},
+        {"name": known, "options": 3},
+        {"name": known, "options": {"columns": ["a"], "dialect": 7}},
+        {"name": "cordee.feed.sources.nothing.Reader", "options": {}},
+    ):
+        with pytest.raises(DataError, match=r"features.json says that .* damaged.*Give new rows as a frame"):
+            reader_of(damaged, ["a"])

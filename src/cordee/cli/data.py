@@ -68,10 +68,8 @@ def receive(
 
     with contextlib.closing(Receiver(folder, listen, Access.of(token_file, [listen]), _tell)) as receiver:
         print(f"listening at {receiver.place} for files to {folder.absolute()}", flush=True)
-        count = 0
         while True:
-            count += 1
-            delivery = receiver.wait(count)[-1]
+            (delivery,) = receiver.wait()
             _show_delivery(delivery)
             if not keep:
                 must_be_whole([delivery.own], delivery.offer.name or "the file")

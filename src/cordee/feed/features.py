@@ -80,13 +80,20 @@ def reader_of(given: Mapping[str, Any], columns: Sequence[str]) -> Reader | None
     module, _, name = str(given.get("name", "")).rpartition(".")
     if not module.startswith(_READERS):
         return None
-    kind = getattr(importlib.import_module(module), name, None)
-    if not is_dataclass(kind):
-        return None
-    options = dict(given["options"])
-    if "columns" in options:
-        options["columns"] = list(columns)
-    reader: Any = msgspec.convert(options, kind)
+    try:
+        kind = getattr(importlib.import_module(module), name, None)
+        if not is_dataclass(kind):
+            return None
+        options = dict(given["options"])
+        if "columns" in options:
+            options["columns"] = list(columns)
+        reader: Any = msgspec.convert(options, kind)
+    except (ImportError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{FILE} says that {given['name']} read the rows of the training, with settings that it does not take "
+            f"({error}): the file is damaged, or of another version of Cordée. Give new rows as a frame, a dict of "
+            "columns, or a list of dicts"
+        ) from error
     made: Reader = reader
     return made
 

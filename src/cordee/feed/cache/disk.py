@@ -106,6 +106,8 @@ class Disk:
             except FileNotFoundError:
                 with self._mine:
                     self._shelf.drop(block)
+            except OSError:  # of another user, or the disk fails: it can be fetched again
+                return False
             if not self._is_being_written(block) or time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_S)

@@ -37,7 +37,7 @@ class Receiver:
             raise DataError(f"another process receives into {folder.absolute()}: choose another folder, or end it")
         self._lock, self._folder, self._access, self._tell = lock, folder, access, tell
         self._deliveries: dict[str, Delivery] = {}
-        """The last one of each name."""
+        """The last one of each name, while it goes on; one that has ended, until another one begins."""
         self._running: list[Delivery] = []
         self._turn = threading.Lock()
         self._ended: list[Delivery] = []
@@ -52,7 +52,7 @@ class Receiver:
         self._listener.start(self._serve)
 
     def wait(self, count: int = 1, deadline_s: float = float("inf")) -> list[Delivery]:
-        """The first deliveries that have ended, whole or not, as soon as there are `count`; fewer at the deadline."""
+        """The next deliveries that have ended, whole or not, as soon as there are `count`; fewer at the deadline."""
         ends = time.monotonic() + deadline_s
         while len(self._ended) < count and time.monotonic() < ends:
             with self._turn:
@@ -64,7 +64,8 @@ class Receiver:
                     with self._turn:
                         self._running.remove(one)
             time.sleep(0.02)
-        return self._ended[:count]
+        given, self._ended = self._ended[:count], self._ended[count:]
+        return given
 
     def close(self) -> None:
         """Take no more; what has come in part stays, and is gone on with another time."""
@@ -121,6 +122,7 @@ class Receiver:
                 if not there.orphaned:
                     raise ValueError(f"{offer.name or 'a file'} is being sent there by another host: wait for its end")
                 threading.Thread(target=there.fail, args=("it is sent anew",), daemon=True).start()
+            self._deliveries = {name: one for name, one in self._deliveries.items() if not one.over.is_set()}
             new = Delivery(self._folder, offer, entries, self._access, self._tell)
             self._deliveries[offer.name] = new
             self._running.append(new)

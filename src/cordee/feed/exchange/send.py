@@ -31,9 +31,11 @@ class Sent:
     how: str
     """`broadcast` or `chain`."""
     files: int
+    """How many there are."""
     size: int
     """Bytes of all files."""
     seconds: float
+    """From the first byte until the last host has told what became of it."""
     outcomes: tuple[Outcome, ...]
     """Of each host, in the order in which they were named."""
     sent: int

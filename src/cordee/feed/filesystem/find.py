@@ -66,7 +66,10 @@ def hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _expanded(files: Filesystem, folder: str, parts: list[str]) -> Iterator[Entry]:
+def _expanded(
+    files: Filesystem, folder: str, parts: list[str], entered: frozenset[str] = frozenset()
+) -> Iterator[Entry]:
+    """`entered`: the folders that `**` has come through, which links may lead back to."""
     head, rest = parts[0], parts[1:]
     if not has_magic(head):
         entry = files.look(f"{folder.rstrip('/')}/{head}")
@@ -84,13 +87,18 @@ def _expanded(files: Filesystem, folder: str, parts: list[str]) -> Iterator[Entr
         if hidden(entry.name) and not (head[0] in "._" and head[0] == entry.name[0]):
             continue
         if head == "**":
-            if entry.folder:
-                yield from _expanded(files, entry.url, parts)
+            if entry.folder and _itself(entry.url) not in entered | {_itself(folder)}:
+                yield from _expanded(files, entry.url, parts, entered | {_itself(folder)})
         elif fnmatchcase(entry.name, head):
             if not rest:
                 yield entry
             elif entry.folder:
                 yield from _expanded(files, entry.url, rest)
+
+
+def _itself(folder: str) -> str:
+    """A folder without links on the way to it."""
+    return os.path.realpath(folder) if folder.startswith("/") else folder
 
 
 def _hidden_below(url: str, folder: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -25,10 +26,10 @@ class LocalFiles:
             return None
 
     def children(self, url: str) -> list[Entry]:
-        """What lies directly in a folder; links to nothing are left out."""
+        """What lies directly in a folder; links to nothing, pipes and devices are left out."""
         with _naming(url):
             names = os.listdir(url)
-        return [entry for name in names if (entry := self.look(f"{url.rstrip('/')}/{name}")) is not None]
+        return [entry for name in names if (entry := _child(f"{url.rstrip('/')}/{name}")) is not None]
 
     def below(self, url: str) -> list[Entry]:
         """All files in a folder and the folders in it."""
@@ -61,6 +62,15 @@ class LocalFiles:
             return file.read(count), _entry(url, os.fstat(file.fileno())).mark
 
 
+def _child(url: str) -> Entry | None:
+    try:
+        with _naming(url):
+            found = os.stat(url)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _entry(url, found) if stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode) else None
+
+
 def _entry(url: str, found: os.stat_result) -> Entry:
     if stat.S_ISDIR(found.st_mode):
         return Entry(url, True)
@@ -78,4 +88,6 @@ def _naming(url: str) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
+        if error.errno == errno.ELOOP:  # it leads nowhere
+            raise FileNotFoundError(error.errno, error.strerror, url) from None
         raise DataError(f"{url} cannot be read: {error.strerror or error}") from None

@@ -27,6 +27,8 @@ DEADLINE_S = 3600.0
 FORM = "2"
 """Counted up when steps are fitted otherwise."""
 _LOOK_S = 0.05
+MOST = 1000
+"""So many are kept, those that were used last."""
 
 
 def remembered(parts: Iterable[str], steps: Sequence[Any], make: Callable[[], tuple[Step, ...]]) -> tuple[Step, ...]:
@@ -56,6 +58,7 @@ def remembered(parts: Iterable[str], steps: Sequence[Any], make: Callable[[], tu
         made = make()
         with contextlib.suppress(OSError):
             write_whole(path, _write(made, functions))
+            _forget(path.parent)
         return made
     finally:
         with contextlib.suppress(OSError):
@@ -80,6 +83,13 @@ def _path(parts: Iterable[str]) -> Path:
     return cache_folder() / "fitted" / f"{digest}.json"
 
 
+def _forget(folder: Path) -> None:
+    """Remove those that were not used for longest."""
+    used = sorted((one.stat().st_mtime_ns, one) for one in folder.glob("*.json"))
+    for _, one in used[: max(0, len(used) - MOST)]:
+        one.unlink(missing_ok=True)
+
+
 def _write(steps: tuple[Step, ...], functions: list[Any]) -> str:
     """As JSON; functions by their place in the chain, as two may have one name."""
     places = {id(function): str(place) for place, function in reversed(list(enumerate(functions)))}
@@ -89,6 +99,8 @@ def _write(steps: tuple[Step, ...], functions: list[Any]) -> str:
 def _read(path: Path, functions: list[Any]) -> tuple[Step, ...] | None:
     try:
         raw = msgspec.json.decode(path.read_bytes())
+        with contextlib.suppress(OSError):  # when it was used last
+            os.utime(path)
         return read_steps(raw, {str(place): function for place, function in enumerate(functions)})
     except (OSError, msgspec.MsgspecError, DataError):  # not there, or damaged: then it is made anew
         return None
