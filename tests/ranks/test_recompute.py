@@ -59,6 +59,7 @@ CUT_SLOW = [
     ("bert", "recompute=selective,pipeline=2,schedule=gpipe,micro_batches=3", 4),
     ("gpt", "recompute=block,pipeline=2,schedule=interleaved", 2),
     ("gpt2", "recompute=selective,tensor=2,pipeline=2", 4),
+    ("gpt2", "recompute=block,pipeline=2,shard=params", 4),
     ("llama", "recompute=selective,tensor=2,sequence=true", 4),
 ]
 
