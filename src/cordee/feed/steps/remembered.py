@@ -70,17 +70,25 @@ def remembered_schema(parts: Iterable[str], make: Callable[[], Schema]) -> Schem
     """The columns of the files that these parts of a key stand for: looked for in them once, then kept."""
     path = _path(["columns", *parts])
     with contextlib.suppress(OSError, msgspec.MsgspecError):  # not there, or damaged
-        return msgspec.json.decode(path.read_bytes(), type=Schema)
+        found = msgspec.json.decode(path.read_bytes(), type=Schema)
+        _mark_as_used(path)
+        return found
     made = make()
     with contextlib.suppress(OSError, UnicodeError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, msgspec.json.encode(made).decode())
+        _forget(path.parent)
     return made
 
 
 def _path(parts: Iterable[str]) -> Path:
     digest = hashlib.sha256("\0".join([FORM, *parts]).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return cache_folder() / "fitted" / f"{digest}.json"
+
+
+def _mark_as_used(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 def _forget(folder: Path) -> None:
@@ -99,8 +107,7 @@ def _write(steps: tuple[Step, ...], functions: list[Any]) -> str:
 def _read(path: Path, functions: list[Any]) -> tuple[Step, ...] | None:
     try:
         raw = msgspec.json.decode(path.read_bytes())
-        with contextlib.suppress(OSError):  # when it was used last
-            os.utime(path)
+        _mark_as_used(path)
         return read_steps(raw, {str(place): function for place, function in enumerate(functions)})
     except (OSError, msgspec.MsgspecError, DataError):  # not there, or damaged: then it is made anew
         return None
