@@ -24,7 +24,7 @@ def send(
     how: str = "auto",
     name: str | None = None,
     token_file: str | Path | None = None,
-    tell: Tell = _silent,
+    tell: Tell | None = None,
 ) -> sending.Sent:
     """Send a folder, a store or a file to the local disks of other hosts, each of which gets only what it lacks.
 
@@ -38,7 +38,7 @@ def send(
     `token_file` has the token of these hosts (`cordee token`); on this host alone none is needed. `tell` is given lines
     on how far it is.
     """
-    return sending.send(Path(path), to, how=how, access=Access.of(token_file, to), name=name, tell=tell)
+    return sending.send(Path(path), to, how=how, access=Access.of(token_file, to), name=name, tell=tell or _silent)
 
 
 def all_gather(
@@ -49,7 +49,7 @@ def all_gather(
     *,
     token_file: str | Path | None = None,
     deadline_s: float = 3600.0,
-    tell: Tell = _silent,
+    tell: Tell | None = None,
 ) -> gather.Gathered:
     """Give the files of `path` to all `hosts`, and take theirs, to `folder/part-00000` and so on in their order.
 
@@ -61,4 +61,6 @@ def all_gather(
     on how far it is.
     """
     access = Access.of(token_file, hosts)
-    return gather.all_gather(Path(path), Path(folder), hosts, here, access=access, deadline_s=deadline_s, tell=tell)
+    return gather.all_gather(
+        Path(path), Path(folder), hosts, here, access=access, deadline_s=deadline_s, tell=tell or _silent
+    )
