@@ -272,6 +272,20 @@ def test_gpt(tmp_path: Path) -> None:
     assert said.startswith("def ") and len(said.encode()) > 400
 
 
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(
+    ("example", "plan"), [("gpt", "tensor=2"), ("lstm", "shard=params"), ("mnist", "pipeline=2,micro_batches=1")]
+)
+def test_over_two_workers(small_mnist: Path, tmp_path: Path, example: str, plan: str) -> None:
+    small: dict[str, Any] = {
+        "gpt": {"files": 4, "width": 32, "layers": 1, "steps_per_epoch": 4},
+        "lstm": {"width": 32, "steps_per_epoch": 4},
+        "mnist": {"data": small_mnist, "steps_per_epoch": 4, "lr": 1e-5},
+    }[example] | {"epochs": 1}
+    one = train(example, tmp_path / "one", **small)
+    assert_same(train(example, tmp_path / "two", "--plan", plan, workers=2, **small), one, loss=1e-4, tensor=None)
+
+
 def test_gpt_on_a_text_of_your_own(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a team team " * 2_000)
     small = {"text": tmp_path / "text", "width": 32, "layers": 1, "epochs": 3, "batch": 16}

@@ -38,6 +38,9 @@ class Block(nn.Module):
 def model(kind: str) -> nn.Module:
     if kind == "mlp":
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+    if kind == "norm":  # no bias before BatchNorm: its true gradient is zero, and Adam would blow the rounding up
+        normed = (nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU())
+        return nn.Sequential(*normed, nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 10))
     drop = nn.Dropout(0.1 if kind == "drops" else 0.0)
     blocks = [Block(24, kind == "scaled", kind == "shared"), Block(24)]
     return nn.Sequential(nn.Linear(64, 24), *blocks, drop, nn.Linear(24, 10))

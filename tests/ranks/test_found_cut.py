@@ -15,6 +15,7 @@ LLAMA = r"(q|k|v|gate|up)_proj column|(o|down)_proj row"
 CUTS = {
     "mlp": r"^0 column|^2 row",
     "lenet": r"^8 column|^10 row",
+    "norm": r"^3 column|^5 row",
     "gpt": r"query_key_value column|out row|mlp.0 column|mlp.2 row",
     "llama": LLAMA,
     "llama-uneven": r"(gate|up)_proj column|down_proj row",
@@ -26,7 +27,18 @@ CUTS = {
     "reader": r"attention heads",
 }
 """Which layers are cut, by the ends of their names."""
-COUNTS = {"mlp": 2, "lenet": 2, "gpt": 8, "llama": 14, "llama-uneven": 6, "qwen3": 14, "bert": 14, "gpt2": 8, "vit": 12}
+COUNTS = {
+    "mlp": 2,
+    "lenet": 2,
+    "norm": 2,
+    "gpt": 8,
+    "llama": 14,
+    "llama-uneven": 6,
+    "qwen3": 14,
+    "bert": 14,
+    "gpt2": 8,
+    "vit": 12,
+}
 COUNTS |= {"encoder": 3, "reader": 1}
 CUTS |= {
     "gpt-words": f"{CUTS['gpt']}|(bytes|head) vocabulary",
@@ -54,12 +66,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gpt-words": {"stop_steps": 20, "clip": 0.5, "epochs": 3, "words": 257, "cut": "vocabulary"},
     "mlp": {"kind": "mlp", "cut": "found", "stop_steps": 20, "clip": 0.5},
     "lenet": {"kind": "lenet", "stop_steps": 20},
+    "norm": {"kind": "norm", "cut": "found", "stop_steps": 20, "clip": 0.5},
     "llama-words": {"kind": "llama", "words": 4097},
     "bert-words": {"kind": "bert", "words": 4099},
     "gpt2-words": {"kind": "gpt2", "words": 4097},
 }
 """Of those that have a file of their own, and of those with a vocabulary that is cut too, in slices of unequal size."""
-FILES = {"gpt": "gpt", "gpt-words": "gpt", "mlp": "sliced", "lenet": "staged"}
+FILES = {"gpt": "gpt", "gpt-words": "gpt", "mlp": "sliced", "lenet": "staged", "norm": "sliced"}
 
 
 def start(kind: str, out: Path, **more: Any) -> Run:
@@ -76,7 +89,7 @@ def slow(*kinds: str) -> list[Any]:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("mlp", "lenet", "gpt-words", "bert-words", "encoder"),
+        *("mlp", "norm", "lenet", "gpt-words", "bert-words", "encoder"),
         *slow("gpt", "llama", "llama-words", "llama-uneven", "bert", "qwen3", "gpt2", "gpt2-words", "vit", "reader"),
     ],
 )

@@ -100,6 +100,12 @@ def test_what_mixes_features_stays_whole(between: Any, reason: str) -> None:
     assert not cut.layers and reason in why(cut, "up"), str(cut)
 
 
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_a_layer_that_stands_between_and_fails_is_named(norm: type[nn.Module]) -> None:
+    cut = find(nn.Sequential(nn.Linear(6, 8), norm(8), nn.ReLU(), nn.Linear(8, 6)), torch.randn(3, 6))
+    assert not cut.layers and f"1 ({norm.__name__}), which stands between, fails: " in why(cut, "0"), str(cut)
+
+
 def test_a_weight_between_has_a_gradient_that_is_added_up() -> None:
     cut = find(Pair(lambda self, up, x: up * self.scale), torch.randn(3, 6))
     assert cuts(cut) == {"up": "column", "down": "row"} and cut.partial == ("scale",)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -153,7 +154,8 @@ class _Region:
                 try:
                     part = self._run([narrowed(one, place, slices, blocks) for one in self._drawn[:-1]])
                 except Exception as error:
-                    return f"with a slice of its outputs the forward pass fails: {_line(error)}"
+                    where = _failing(error, model, self._module)
+                    return f"with a slice of its outputs {where} fails: {_line(error)}"
                 if not alike(part, narrowed(self._whole, place, slices)):
                     return "with a slice of its outputs other numbers come out: they do not stay apart"
         return ""
@@ -225,6 +227,16 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, PLAIN) else None
+
+
+def _failing(error: Exception, model: nn.Module, around: nn.Module) -> str:
+    """In whose forward pass it was raised: of a layer between those of the group, or of the module around them."""
+    calls = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    found = [one for one in calls if isinstance(one, nn.Module)][-1:]
+    name = next((name for name, one in model.named_modules() if found and one is found[0]), "")
+    if not name or found[0] is around:
+        return "the forward pass"
+    return f"{name} ({type(found[0]).__name__}), which stands between,"
 
 
 def _line(error: Exception) -> str:
