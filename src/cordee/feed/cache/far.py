@@ -26,6 +26,7 @@ from cordee.feed.locality import Holders
 from cordee.feed.order import Order
 from cordee.feed.permute import Ids
 from cordee.feed.source import Fields, Traits, check_ids, digest_of
+from cordee.feed.store.check import check_manifest
 from cordee.feed.store.layout import FORM, HEAD, MANIFEST, Manifest, Shard
 
 TRIES, PAUSE_S = 3, 0.4
@@ -219,6 +220,10 @@ def _manifest(raw: bytes, name: str) -> Manifest:
         raise DataError(
             f"{name} was written in form {manifest.form}, this version of cordee reads form {FORM}: build it again"
         )
+    try:
+        check_manifest(manifest)
+    except DataError as error:
+        raise DataError(f"{name} is no store: {error.message}; copy it there again, or build it anew") from None
     return manifest
 
 

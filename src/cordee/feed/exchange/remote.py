@@ -11,6 +11,7 @@ from cordee.core.errors import CordeeError, DataError, UsageError
 from cordee.feed.exchange import messages as said
 from cordee.feed.exchange.access import Access, split_place
 from cordee.feed.exchange.listing import BLOCK, MANIFEST, MOST_FILES, Checksum, Entry, check_entries
+from cordee.feed.store.check import check_manifest
 from cordee.feed.store.layout import Manifest
 from cordee.group.bulk import Gone, Link
 
@@ -128,9 +129,14 @@ def manifest_of(remote: Remote, offers: dict[str, list[Entry]], access: Access) 
 def read_manifest(raw: bytes) -> Manifest:
     """What the bytes of a manifest say."""
     try:
-        return msgspec.json.decode(raw, type=Manifest)
+        manifest = msgspec.json.decode(raw, type=Manifest)
     except ValueError as error:
         raise DataError(f"the store's manifest cannot be read: {error}; is it of another version of Cordée?") from error
+    try:
+        check_manifest(manifest)
+    except DataError as error:
+        raise DataError(f"what the holder has is no store: {error.message}; build it there again") from None
+    return manifest
 
 
 def checksum_of(raw: bytes) -> str:
