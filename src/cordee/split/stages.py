@@ -181,7 +181,7 @@ def _counts(
         why = "".join(f". It cannot be cut behind {name!r}: {reason}" for name, reason in list(reasons.items())[:3])
         raise ModelError(
             f"{plural(number, 'stage')}: expected 1 to {len(names)}. {known}{why}. Choose a smaller pipeline= in the "
-            "plan; schedule=interleaved has two stages for each of its workers, other schedules one"
+            "plan; or, with schedule=interleaved, which has two stages for each of its workers, another schedule"
         )
     if isinstance(stages, int):
         return balanced(stages)
