@@ -45,3 +45,13 @@ def test_one_replica_over_two_hosts(up: Up, warm: int, tmp_path: Path, plan: str
     run = Run(out)
     assert_same(run, train("sliced", tmp_path / "alone", **SETTINGS), loss=1e-10, tensor=1e-8)
     assert sorted(one["host"] for one in run.of("worker")) == ["a", "b"]
+
+
+@pytest.mark.timeout(300)
+def test_a_replica_over_hosts_without_a_common_folder_is_refused(able: None, warm: int, tmp_path: Path) -> None:
+    """`twin run` gives each host a folder of its own."""
+    words = [*SET, "--hosts", "2 x link=200mbit", "--plan", "pipeline=2", "--out", str(tmp_path / "run")]
+    done = command("twin", "run", JOBS / "sliced.py", *words)
+    assert done.returncode != 0
+    assert "on b that is another folder" in done.stderr and "--out" in done.stderr
+    assert not list((tmp_path / "run").rglob(".seen-*"))

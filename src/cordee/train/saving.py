@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from cordee.core.errors import CheckpointError
+from cordee.core import damage
+from cordee.core.errors import CheckpointError, PlanError
 from cordee.core.events import CheckpointEvent, WarningEvent
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.messages import Saving
@@ -19,6 +22,7 @@ from cordee.group.team import Team
 from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import Owners, tensor_bytes
 from cordee.state.naming import MODEL, OPTIM, Snapshot
+from cordee.train.agreement import gather_bytes
 from cordee.train.job import Save
 
 MOST_S = 120.0
@@ -69,6 +73,31 @@ class Saver:
         """Made when it is first needed, on the workers that write or read."""
         keep_last, keep_best = self._rule.keep_last, self._rule.keep_best
         return Checkpoints(self._folder, keep_last=keep_last, keep_best=keep_best, owners=self.owners)
+
+    def check_shared(self, team: Team) -> None:
+        """Refuse a folder that the workers of a replica do not have in common; every worker calls this.
+
+        Each writes its part of a checkpoint there, and waits for the parts of the others.
+        """
+        if self.owners.count < 2:
+            return
+        mark = self._folder / f".seen-{self.owners.token}"
+        if self.owners.first:
+            with damage.writing(mark):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                mark.touch()
+        team.share_from_first([torch.zeros(1)])  # now all marks are there
+        place = [socket.gethostname(), mark.exists()]
+        sides = gather_bytes(team.world, json.dumps(place).encode()) or ()  # none: a worker was lost
+        if self.owners.first:
+            mark.unlink(missing_ok=True)
+        without = sorted({host for host, sees in map(json.loads, sides) if not sees})
+        if without:
+            raise PlanError(
+                f"the workers of one replica lie on several hosts, and each writes its part of every checkpoint into "
+                f"{self._folder}; on {', '.join(without)} that is another folder than on the first one's host. Name a "
+                "folder that all hosts see by --out, such as one on NFS, or choose a plan whose replicas fit on a host"
+            )
 
     def latest(self) -> Snapshot:
         """The newest intact checkpoint."""

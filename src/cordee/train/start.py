@@ -80,6 +80,7 @@ def set_up(job: Job, stepper: Stepper, saver: Saver, *, resume: bool) -> tuple[S
     team, tell = stepper.team, stepper.reporter.tell
     agree_on(team, of_job(job, resume=resume))
     saver.owners = owners_of(team, lambda name: stepper.split.writes(name))
+    saver.check_shared(team)
     snapshot = share_snapshot(team, saver.latest) if resume else None
     first = team.membership.members[0]
     order, model, memory = _make_model(job, stepper, snapshot)
