@@ -25,7 +25,7 @@ from cordee.core import interrupts
 from cordee.core.errors import DataError, StorageError, UsageError, WaitedTooLong
 from cordee.core.locks import leads_to, take_lock
 from cordee.core.text import plain
-from cordee.feed.store.build import Progress, Tell, build, manifest_of, processes_for, shown
+from cordee.feed.store.build import Progress, Tell, build, manifest_of, shown, spread_for
 from cordee.feed.store.layout import BUILDING, LOCK
 from cordee.feed.store.opened import Store, open_store
 from cordee.feed.store.recipe import Recipe
@@ -77,7 +77,7 @@ def _built(root: Path, entry: Path, recipe: Recipe, processes: int | None, tell:
         return store
     part = root / f"{recipe.key}.{_host()}.part"
     spans = spans_of(recipe.places)
-    room = _Room(root, entry, part, processes_for(recipe, len(spans)) if processes is None else processes, recipe)
+    room = _Room(root, entry, part, max(spread_for(recipe, len(spans), processes)), recipe)
 
     def hear(progress: Progress) -> None:
         room.make(progress.nbytes)
