@@ -75,6 +75,12 @@ class Counter:
             yield Chunk({name: columns[name] for name in self.kinds}, len(good), at + len(numbers), faults)
 
 
+class LetsGo(Counter):
+    """Is read in threads."""
+
+    lets_go = True
+
+
 class Slow(Counter):
     """Takes its time, so that a build can be killed in the middle."""
 

@@ -15,11 +15,11 @@ from cordee.core.errors import DataError
 from cordee.feed.columns import Columns, Kind, Ragged, Schema
 from cordee.feed.places import Place
 from cordee.feed.sources.seam import Chunk
-from cordee.feed.store.build import build
+from cordee.feed.store.build import build, spread_for
 from cordee.feed.store.layout import file_names
 from cordee.feed.store.opened import open_store
 from cordee.feed.store.recipe import Recipe
-from stores import KINDS, Counter, Thirds, all_rows, built, check_rows, contents, opened, places_of
+from stores import KINDS, Counter, LetsGo, Thirds, all_rows, built, check_rows, contents, opened, places_of
 
 FIXED = {name: kind for name, kind in KINDS.items() if not kind.ragged}
 
@@ -54,6 +54,21 @@ def test_the_store_is_the_same_for_any_number_of_processes(tmp_path: Path) -> No
         built(recipe, tmp_path / str(processes), processes=processes)
     assert contents(tmp_path / "0") == contents(tmp_path / "1") == contents(tmp_path / "2")
     assert len(contents(tmp_path / "0")) > 5 * 3 * len(KINDS)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 8])
+def test_the_store_is_the_same_for_any_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    places = places_of(tmp_path / "in", [23] * 5, 2**20)
+    built(Recipe(Counter(5), places, split=Thirds(), shard_bytes=700), tmp_path / "one", processes=1)
+    monkeypatch.setattr("cordee.feed.store.build.usable_cores", lambda: range(cores))
+    monkeypatch.setattr("cordee.feed.store.build.cpu_quota", lambda: None)
+    monkeypatch.setattr("cordee.feed.threads.usable_cores", lambda: range(cores))
+    recipe = Recipe(LetsGo(5), places, split=Thirds(), shard_bytes=700)
+    assert spread_for(recipe, len(places)) == (0, min(cores, 4))
+    built(recipe, tmp_path / "threads", processes=None)
+    assert contents(tmp_path / "one") == contents(tmp_path / "threads")
 
 
 def test_batches_are_gathered_into_memory_that_is_given(tmp_path: Path) -> None:

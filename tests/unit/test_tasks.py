@@ -47,6 +47,44 @@ def test_reports_arrive_before_the_result(processes: int) -> None:
     assert len(heard) == 4
 
 
+def test_threads_give_the_same_and_report_to_the_caller() -> None:
+    both = threading.Barrier(2, timeout=DEADLINE_S)
+    heard: list[tuple[int, threading.Thread]] = []
+
+    def work(number: int) -> int:
+        if number < 2:
+            both.wait()  # two are worked on at a time
+        report(number)
+        return number**2
+
+    def hear(number: int) -> None:
+        heard.append((number, threading.current_thread()))
+
+    results = sorted(run_tasks(work, range(9), processes=0, threads=2, notice=hear))
+    assert results == [(number, number**2) for number in range(9)]
+    assert sorted(number for number, _ in heard) == list(range(9))
+    assert {thread for _, thread in heard} == {threading.current_thread()}
+
+
+def test_an_error_in_a_thread_ends_the_others_where_they_report_next() -> None:
+    ended, failed = threading.Event(), threading.Event()
+
+    def work(number: int) -> None:
+        if number:
+            failed.set()
+            raise DataError("ours")
+        failed.wait(DEADLINE_S)
+        try:
+            while True:
+                report(number)
+        finally:
+            ended.set()
+
+    with pytest.raises(DataError, match="ours"):
+        list(run_tasks(work, range(9), processes=0, threads=2))
+    assert ended.is_set()
+
+
 def die_once(place: Path) -> int:
     """Killed when it is run first."""
     if not place.exists():

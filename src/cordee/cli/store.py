@@ -54,7 +54,10 @@ def build(
     split: Annotated[
         str | None, typer.Option(metavar="<ratios>", help="Of train, validation and test: 0.8,0.1,0.1.")
     ] = None,
-    processes: Annotated[int | None, typer.Option(min=0, help="Default: one per core; few bytes need none.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=0, help="Default: none for CSV and Parquet without functions of your own, else one per core."),
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace another store in that folder.")] = False,
 ) -> None:
     """Turn files, or a chain, into a store that trainings map into memory.

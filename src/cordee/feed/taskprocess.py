@@ -13,11 +13,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from cordee.feed.taskwire import DONE, FAILED, NOTICE, heard, packed, receive, send, unpacked
+from cordee.feed.threads import use_threads
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(descriptor: int, parent: int, threads: int) -> None:
     """Serve until the other end of the socket says that there is nothing more, or is gone."""
     sock = socket.socket(fileno=descriptor)
+    use_threads(threads)
     came: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(sock, parent, came), name="cordee-tasks", daemon=True).start()
     paths: list[str] = unpacked(came.get())
@@ -64,4 +66,4 @@ def _listen(sock: socket.socket, parent: int, came: SimpleQueue[Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

@@ -19,6 +19,7 @@ from cordee.core.errors import CordeeError, WaitedTooLong, WorkerFailed, Workers
 from cordee.core.interpreter import python_module
 from cordee.core.machine import usable_cores
 from cordee.feed.taskwire import DONE, FAILED, NOTICE, Hear, heard, packed, receive, send, unpacked
+from cordee.feed.threads import tasks_in_threads
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -35,18 +36,22 @@ def run_tasks(
     tasks: Sequence[T],
     *,
     processes: int,
+    threads: int = 1,
     tries: int = 3,
     deadline_s: float = 3600.0,
     notice: Hear | None = None,
     keep_open: Sequence[int] = (),
 ) -> Iterator[tuple[int, R]]:
-    """Each task's number and result, in any order; `processes=0` runs them in this process.
+    """Each task's number and result, in any order; `processes=0` runs them in this process, in so many threads.
 
     A process that dies has its task run again by another, at most `tries` times. An exception of a task ends all of
     them and is raised here. What a task reports (`taskwire.report`) goes to `notice`; one that neither ends nor reports
     anything for `deadline_s` is an error too. The processes also hold the descriptors `keep_open`, of a lock for
     instance, until they end.
     """
+    if processes < 1 and threads > 1:
+        yield from tasks_in_threads(work, tasks, threads, notice)
+        return
     if processes < 1:
         for number, task in enumerate(tasks):
             with heard(notice):
@@ -68,7 +73,7 @@ class _Child:
     def __init__(self, keep_open: Sequence[int], threads: int, deadline_s: float) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(deadline_s)  # one that was stopped in the middle of a message
-        command = python_module("cordee.feed.taskprocess", str(theirs.fileno()), str(os.getpid()))
+        command = python_module("cordee.feed.taskprocess", str(theirs.fileno()), str(os.getpid()), str(threads))
         self.process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno(), *keep_open],

@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
 from types import ModuleType
@@ -24,25 +25,31 @@ DONE, FAILED, NOTICE = "done", "failed", "notice"
 """What a message to the caller is: a task's result, its exception, or what it reported meanwhile."""
 
 Hear = Callable[[Any], None]
-_hear: Hear | None = None
-"""What becomes of reports in this process."""
+
+
+class _Ear(threading.local):
+    """What becomes of reports in this thread."""
+
+    hear: Hear | None = None
+
+
+_ear = _Ear()
 
 
 def report(value: Any) -> None:
     """Send a value to the caller of `run_tasks` from within a task; nothing happens outside of one."""
-    if _hear is not None:
-        _hear(value)
+    if _ear.hear is not None:
+        _ear.hear(value)
 
 
 @contextlib.contextmanager
 def heard(hear: Hear | None) -> Iterator[None]:
-    """What is reported in here goes to `hear`."""
-    global _hear
-    before, _hear = _hear, hear
+    """What this thread reports in here goes to `hear`."""
+    before, _ear.hear = _ear.hear, hear
     try:
         yield
     finally:
-        _hear = before
+        _ear.hear = before
 
 
 def packed(value: Any, what: str) -> bytes:

@@ -24,9 +24,9 @@ from cordee.feed.sources.csvfile import (
 )
 from cordee.feed.sources.csvparse import Bad, Parser
 from cordee.feed.sources.csvrows import last_end, lines_in, unclosed
-from cordee.feed.sources.inthreads import in_threads
 from cordee.feed.sources.seam import END, Chunk, Fault, Unreadable, check_on_error
 from cordee.feed.sources.types import TypePairs, check_names, other_columns, with_types
+from cordee.feed.threads import in_threads
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "\\N")
 """What stands for a missing value, unless the user says otherwise."""
@@ -74,6 +74,7 @@ class CsvReader:
     dialect: Dialect = field(default_factory=Dialect)
     block: int = BLOCK
     in_process: ClassVar[bool] = False
+    lets_go: ClassVar[bool] = True
     endings: ClassVar[tuple[str, ...]] = ENDINGS
 
     def __post_init__(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,6 @@ from cordee.feed.columns import TEXT, Columns, Kind, Schema
 from cordee.feed.sources.arrow import no_rows, pyarrow, sorted_out
 from cordee.feed.sources.csvfile import Dialect
 from cordee.feed.sources.csvrows import Row, fields_in, rows
-
-_HUGE = re.compile(rb"(?<![\d.])\d{19,20}(?![\d.])")
 
 Bad = tuple[int, str]
 """The line of a row that cannot be read, counted from 0 within its block, and why."""
@@ -36,8 +33,7 @@ class Parser:
         found = dict(zip(table.column_names, table.columns, strict=True))
         # What is not UTF-8 counts as text here. Numbers from 2**63 on count as floats, which do not hold them.
         texts = {name: pa.string() for name, column in found.items() if pa.types.is_binary(column.type)}
-        if _HUGE.search(data):
-            texts |= {name: pa.string() for name, column in found.items() if pa.types.is_float64(column.type)}
+        texts |= {name: pa.string() for name, column in found.items() if _huge(column)}
         if not texts or not table.num_rows:
             return found
         try:
@@ -151,6 +147,16 @@ class Parser:
                 timestamp_parsers=[*self.dialect.dates, csv.ISO8601] if self.dialect.dates else None,
             ),
         )
+
+
+def _huge(column: Any) -> bool:
+    """Whether floats may have been whole numbers that only uint64 holds."""
+    import pyarrow.compute as pc
+
+    if not pyarrow().types.is_float64(column.type):
+        return False
+    most = pc.min_max(column)["max"].as_py()
+    return most is not None and 2**63 <= most <= 2**64
 
 
 def _ended(data: bytes) -> bytes:

@@ -40,6 +40,7 @@ class ParquetReader:
     on_error: str = "stop"
     chunk: int = CHUNK
     in_process: ClassVar[bool] = False
+    lets_go: ClassVar[bool] = True
     endings: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from cordee.core.errors import DataError
 from cordee.feed.columns import Columns, Schema
@@ -96,6 +96,13 @@ class Reader(Protocol):
         The same file gives the same chunks every time. The last `next` is the end; from there on nothing comes.
         """
         ...
+
+
+@runtime_checkable
+class LetsGo(Protocol):
+    """A reader most of whose work is done by a library that lets other threads of Python go on meanwhile."""
+
+    lets_go: ClassVar[bool]
 
 
 @runtime_checkable

@@ -24,15 +24,19 @@ from cordee.core.damage import write_whole
 from cordee.core.errors import DataError
 from cordee.core.locks import take_lock
 from cordee.core.machine import usable_cores
+from cordee.feed.sources.seam import LetsGo
 from cordee.feed.store.layout import BUILDING, FORM, LOCK, MANIFEST, SETS, Manifest, kinds_of
 from cordee.feed.store.recipe import Recipe
 from cordee.feed.store.span import Cut, Done, Span, SpanBuilder, cuts_of, forget_span, spans_of, whole
 from cordee.feed.store.statistics import Summary, merged
 from cordee.feed.store.write import storage_errors
 from cordee.feed.tasks import run_tasks
+from cordee.feed.threads import MOST
 
 SMALL_BYTES = 8 * 2**20
 """Of so little, other processes would take longer to start than the work takes."""
+LARGE_BYTES = 2 * 2**30
+"""From here on processes on many cores win more over a few threads than they take to start."""
 LOCK_WAIT_S = 5.0
 """A builder that was killed may leave processes that still end."""
 _RECIPE = "recipe.json"
@@ -93,9 +97,25 @@ def processes_for(recipe: Recipe, tasks: int) -> int:
     """How many processes are worth their start; 0: the calling one does it."""
     if recipe.reader.in_process or recipe.nbytes < SMALL_BYTES or tasks < 2:
         return 0
-    quota = cpu_quota()
-    cores = len(usable_cores()) if quota is None else min(len(usable_cores()), math.ceil(quota))
+    cores = _cores()
     return min(cores, tasks) if cores > 1 else 0
+
+
+def spread_for(recipe: Recipe, tasks: int, processes: int | None = None) -> tuple[int, int]:
+    """How many processes build it, and how many threads of this one do where there are none."""
+    threads = 1
+    if isinstance(recipe.reader, LetsGo) and not recipe.steps:  # steps may be functions of the user's
+        threads = max(1, min(MOST, _cores(), tasks))
+        if processes is None and (_cores() <= MOST or recipe.nbytes < LARGE_BYTES):
+            processes = 0
+    if processes is None or recipe.reader.in_process:
+        processes = processes_for(recipe, tasks)
+    return processes, 1 if processes else threads
+
+
+def _cores() -> int:
+    quota = cpu_quota()
+    return len(usable_cores()) if quota is None else min(len(usable_cores()), math.ceil(quota))
 
 
 def shown(progress: Progress) -> str:
@@ -122,8 +142,8 @@ def _run(recipe: Recipe, out: Path, spans: Sequence[Span], processes: int | None
     if not left:
         return
     work = SpanBuilder(out.absolute(), recipe.maker, recipe.schema, recipe.shard_bytes)
-    count = processes_for(recipe, len(left)) if processes is None or recipe.reader.in_process else processes
-    for _ in run_tasks(work, left, processes=count, notice=hear, keep_open=[lock]):
+    processes, threads = spread_for(recipe, len(left), processes)
+    for _ in run_tasks(work, left, processes=processes, threads=threads, notice=hear, keep_open=[lock]):
         pass
 
 

@@ -25,7 +25,7 @@ from cordee.core import interrupts
 from cordee.core.errors import DataError, StorageError, UsageError, WaitedTooLong
 from cordee.core.locks import take_lock
 from cordee.core.text import plain
-from cordee.feed.store.build import Progress, Tell, build, manifest_of, processes_for, shown
+from cordee.feed.store.build import Progress, Tell, build, manifest_of, shown, spread_for
 from cordee.feed.store.layout import BUILDING, LOCK
 from cordee.feed.store.opened import Store, open_store
 from cordee.feed.store.recipe import Recipe
@@ -77,9 +77,9 @@ def _built(root: Path, entry: Path, recipe: Recipe, processes: int | None, tell:
         return store
     part = root / f"{recipe.key}.{_host()}.part"
     spans = spans_of(recipe.places)
-    processes_used = processes_for(recipe, len(spans)) if processes is None else processes
-    # Each process may be about to write a shard; one shard over the budget is tolerated.
-    ahead = max(0, max(1, processes_used) - 1) * recipe.shard_bytes
+    at_once = max(1, *spread_for(recipe, len(spans), processes))
+    # Each may be about to write a shard; one shard over the budget is tolerated.
+    ahead = (at_once - 1) * recipe.shard_bytes
     room = Room(root, entry, part, ahead, "build it elsewhere with `cordee data build SOURCE OUT` and train from OUT")
 
     def hear(progress: Progress) -> None:

@@ -19,10 +19,11 @@ from cordee.feed.places import Place
 from cordee.feed.sources.seam import Fault
 from cordee.feed.steps.seam import Rows
 from cordee.feed.store.layout import BUILDING, MOST_FAULTS, SETS, Shard, Skipped
-from cordee.feed.store.recipe import RowMaker
+from cordee.feed.store.recipe import RowMaker, Taken
 from cordee.feed.store.statistics import Summary, merged, summary_of
 from cordee.feed.store.write import nbytes_of, storage_errors, write_shard
 from cordee.feed.taskwire import report
+from cordee.feed.threads import in_threads
 
 _SMALLEST, _LARGEST, _PARTS = 2**20, 64 * 2**20, 16
 """Bytes of the small files that are one span: a part of them all, within bounds."""
@@ -109,16 +110,16 @@ class SpanBuilder:
             return len(cuts)
         at = cuts[-1] if cuts else Cut({}, 0, 0, 0, {name: Summary() for name in self.schema})
         count = len(cuts)
-        pending = _Pending(self.schema, at.statistics)
+        pending = _Pending(at.statistics)
         skipped, row, start = at.skipped, at.row, at.start
         for index in range(at.place, len(span.places)):
             place = span.places[index]
-            for rows, chunk in self.maker.rows(place, start, row):
+            for (rows, chunk), found in in_threads(self._summed, self.maker.rows(place, start, row)):
                 row, start = row + chunk.rows, chunk.next
                 if chunk.faults:
                     skipped = skipped.plus(_skipped(chunk.faults))
                 if len(rows):
-                    pending.add(rows)
+                    pending.add(rows, found)
                 report(Done(chunk.rows, nbytes_of(rows.columns)))
                 if pending.nbytes >= self.shard_bytes:
                     cut = Cut({}, index, start, row, pending.statistics, skipped)
@@ -129,6 +130,10 @@ class SpanBuilder:
         cut = Cut({}, len(span.places), 0, 0, pending.statistics, skipped, done=True)
         self._write(span.number, count, pending, cut)
         return count + 1
+
+    def _summed(self, taken: Taken) -> tuple[Taken, dict[str, Summary]]:
+        rows = taken.rows
+        return taken, {name: summary_of(rows.columns[name], rows.origins) for name in self.schema} if len(rows) else {}
 
     def _write(self, number: int, count: int, pending: _Pending, cut: Cut) -> None:
         """Shards first, then the record that counts them: without it they are written again."""
@@ -144,15 +149,14 @@ class SpanBuilder:
 class _Pending:
     """Rows that wait to be written, by set."""
 
-    def __init__(self, schema: Schema, statistics: dict[str, Summary]) -> None:
-        self._names = list(schema)
+    def __init__(self, statistics: dict[str, Summary]) -> None:
         self.statistics = statistics
         self.nbytes = 0
         self._parts: dict[str, list[Columns]] = {name: [] for name in SETS}
 
-    def add(self, rows: Rows) -> None:
-        for name in self._names:
-            self.statistics[name] = merged(self.statistics[name], summary_of(rows.columns[name], rows.origins))
+    def add(self, rows: Rows, statistics: dict[str, Summary]) -> None:
+        for name, found in statistics.items():
+            self.statistics[name] = merged(self.statistics[name], found)
         self.nbytes += nbytes_of(rows.columns)
         counts = np.bincount(rows.sets, minlength=len(SETS))
         for number, name in enumerate(SETS):

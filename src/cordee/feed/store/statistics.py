@@ -154,7 +154,7 @@ def _of_piece(piece: NDArray[Any]) -> Summary:
     numbers = piece.astype(np.float64, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         mean = numbers.mean()
-        apart = numbers - mean
+        apart = numbers - mean if numbers is piece else np.subtract(numbers, mean, out=numbers)
         apart *= apart
         squares = apart.sum()  # not `@`: its threads would wait for each other, and round otherwise on other machines
     if not np.isfinite(squares):  # of numbers near the largest that there are

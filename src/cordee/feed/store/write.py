@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cordee.core.errors import DataError, StorageError
 from cordee.feed.columns import TEXT, Column, Columns, Kind, Ragged, Schema
 from cordee.feed.store.layout import HEAD, ColumnFile, Shard, file_names
+from cordee.feed.threads import in_threads
 
 _PIECE = 1 << 20
 """Bytes that are summed and then written while they are in a core's cache."""
@@ -45,19 +46,21 @@ def stored_kind(name: str, kind: Kind) -> Kind:
 
 def write_shard(out: Path, folder: str, schema: Schema, parts: Sequence[Columns], rows: int) -> Shard:
     """Write the rows of several parts, one after the other, as one shard; it has its name when it is whole."""
-    files: list[ColumnFile] = []
     part, needed = out / (folder + _PART), sum(nbytes_of(columns) for columns in parts)
     with storage_errors(out / folder, needed):
         for left in (part, out / folder):  # of a build that was killed
             if left.exists():
                 shutil.rmtree(left)
         part.mkdir()
-        for name, kind in schema.items():
-            columns = [_as_stored(name, one[name], kind) for one in parts]
-            for file, arrays in zip(file_names(name, kind), _arrays(columns, kind), strict=True):
-                files.append(write_array(part / file, arrays))
+
+        def written(column: tuple[str, Kind]) -> list[ColumnFile]:
+            name, kind = column
+            arrays = _arrays([_as_stored(name, one[name], kind) for one in parts], kind)
+            return [write_array(part / file, one) for file, one in zip(file_names(name, kind), arrays, strict=True)]
+
+        files = tuple(file for column in in_threads(written, schema.items()) for file in column)
         part.rename(out / folder)
-    return Shard(folder, rows, tuple(files))
+    return Shard(folder, rows, files)
 
 
 def write_array(path: Path, parts: Sequence[NDArray[Any]]) -> ColumnFile:
