@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable
 
 from cordee.core import interrupts
-from cordee.core.errors import CoordinatorLost, CordeeError, Interrupted, RendezvousError, WorkerFailed
+from cordee.core.errors import CoordinatorLost, CordeeError, Evicted, Interrupted, RendezvousError, WorkerFailed
 from cordee.core.interrupts import Interrupts
 from cordee.core.words import plural
 from cordee.group import messages
@@ -28,6 +28,7 @@ LOOK_S = 0.1
 """How often a host looks whether a signal has come."""
 END_S = 2.0
 """How long workers may take to end after the run has ended."""
+EVICTED = "Look at the network of this host before you use it again"
 NOT_STARTED = "the coordinator did not start the run: look there for the reason"
 
 
@@ -116,6 +117,8 @@ class Follower:
                     raise RendezvousError(NOT_STARTED)
                 case messages.Abort(reason):
                     raise WorkerFailed(f"the run was ended: {reason}")
+                case messages.Evicted(reason):
+                    raise Evicted(f"this host was evicted, and the others continue without it: {reason}. {EVICTED}")
                 case CordeeError():
                     raise notice
                 case messages.Farewell():
