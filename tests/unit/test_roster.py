@@ -11,6 +11,7 @@ from cordee.runtime.coordinator.policy import (
     all_finished,
     decide,
     next_generation,
+    put_out,
     replacement,
 )
 from cordee.runtime.coordinator.state import Hosts, Places, Roster
@@ -167,3 +168,23 @@ def test_a_place_is_given_up_where_workers_are_lost_soon_after_they_came() -> No
         places = places.came([lost], 5)
     assert replacement(places, lost, 5 + STEADY_STEPS - 1)[1] is None
     assert replacement(places, lost, 5 + STEADY_STEPS)[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "workers", "gone"),
+    [
+        ([(0, 2)], {0: 1, 2: 8}, 2),  # the coordinator's host stays, however few workers it has
+        ([(1, 2)], {1: 1, 2: 4}, 1),
+        ([(1, 2)], {1: 2, 2: 2}, 2),
+        ([(1, 2), (2, 3)], {1: 1, 2: 4, 3: 1}, 2),  # then 1 and 3 can go on together
+        ([(0, 1), (0, 2), (0, 3)], {0: 1, 1: 1, 2: 1, 3: 1}, 3),
+    ],
+)
+def test_which_of_two_hosts_is_put_out(pairs: list[tuple[int, int]], workers: dict[int, int], gone: int) -> None:
+    assert put_out(pairs, workers) == gone
+
+
+def test_the_hosts_of_workers_as_nodes() -> None:
+    hosts = Hosts(3, {0: 2}).come(1, 1).come(2, 1).numbered({1: "c", 2: "b"})
+    assert hosts.nodes_of([0, 1, 2, 3, 9]) == {0: 0, 1: 0, 2: 1, 3: 2}
+    assert Hosts(1, {0: 2}).nodes_of([0, 1]) == {}

@@ -92,7 +92,7 @@ class CoordinatorLost(CordeeError, code=23, title="coordinator lost"):
 
 
 class Evicted(CordeeError, code=24, title="evicted"):
-    """This worker was silent for so long that the others continued without it."""
+    """The others continued without this worker or host: it was silent for too long, or did not reach one of them."""
 
 
 class RendezvousError(CordeeError, code=30, title="rendezvous"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cordee.core.errors import WorkersLost
@@ -10,8 +10,9 @@ from cordee.core.mesh import Mesh, Shape, lay_out
 from cordee.group.channel import Channel
 from cordee.group.comm import Comm
 from cordee.group.membership import Membership
+from cordee.group.messages import Unreached
 from cordee.group.meter import Meter
-from cordee.group.reach import Lookout, meet, other_hosts
+from cordee.group.reach import Contact, Lookout, meet, other_hosts
 from cordee.group.registered import Registered
 from cordee.group.store import HubStore
 from cordee.group.transport import gloo
@@ -67,17 +68,17 @@ class Lines:
         self._comms = tuple({id(one): one for one in each}.values())
         self._registered = Registered(membership, interface)
 
-    def form(self, name: str, warn: Callable[[str], None]) -> None:
+    def form(self, name: str) -> None:
         """Connect the members of this generation, each along its lines of the mesh; `RuntimeError` if one is lost.
 
-        `name` is what this worker is called; `warn` is told which host cannot be reached any more.
+        `name` is what this worker is called.
         """
         who = self._membership
         self._hosts = {who.worker: ""}
         if who.size > 1:
-            places = meet(who.store("reach"), who.rank, who.size, self._interface, name)
+            places = meet(who, self._interface, name, self._report)
             self._hosts = {worker: place.address for worker, place in zip(who.members, places, strict=True)}
-            lookout = Lookout(other_hosts(places, self._interface), name, warn)
+            lookout = Lookout(other_hosts(places, self._interface), self._report)
             for comm in self._comms:
                 comm.look = lookout.look
         if self.per_replica > 1 and who.generation > 1:
@@ -210,6 +211,10 @@ class Lines:
         if isinstance(opened.side, Leader):
             leaders = [crew[0] for crew in crews]
             self._form(opened.side.leaders, "leaders" + column, (leaders.index(place[0]), len(leaders)))
+
+    def _report(self, place: Contact, reason: str) -> None:
+        """The coordinator decides what follows from it."""
+        self._membership.channel.send(Unreached(place.worker, reason))
 
     def _is_broken(self) -> bool:
         return self._membership.broken

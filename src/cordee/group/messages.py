@@ -111,6 +111,14 @@ class Torn(Message):
     generation: int
 
 
+class Unreached(Message):
+    """A worker cannot connect to one on another host, though both reach the coordinator."""
+
+    worker: int
+    """That one."""
+    reason: str
+
+
 class Stuck(Message):
     """A wait reached its deadline; the coordinator knows who did not come."""
 
@@ -146,6 +154,10 @@ class Lose(Message):
 
     worker: int
     reason: str
+
+
+class Asked(Message):
+    """A signal has asked the launcher of this host to stop: the whole run shall."""
 
 
 class Filled(Message):

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from cordee.core.events import WarningEvent
 from cordee.core.mesh import WHOLE, Shape
 from cordee.group.channel import Channel, Unconnected
 from cordee.group.comm import Handle
@@ -207,15 +206,12 @@ class Team:
             if admits and go.admits:
                 self.came, admits = go.newcomers, False
             try:
-                self.lines.form(self.channel.name, self._warn)
+                self.lines.form(self.channel.name)
                 handed_over = self._hand_over(go, awaited)
                 if not admits:  # otherwise a member was behind, and comes to this point now
                     return handed_over
             except RuntimeError as error:  # another member was lost while we regrouped
                 self.membership.collective_failed(error, 0.0)
-
-    def _warn(self, message: str) -> None:
-        self.channel.post(WarningEvent(message))
 
     def _hand_over(self, go: Go, awaited: Sequence[Tensor]) -> bool:
         """Give the last result to the members that did not receive it; True if this worker is one of them."""

@@ -18,12 +18,13 @@ from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Welcome, Who
 from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
+from cordee.runtime.coordinator.parted import Parted
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts, Roster
 from cordee.runtime.coordinator.stewards import Stewards
 from cordee.runtime.coordinator.tickets import Tickets, heard
-from cordee.runtime.notices import Formed, Lost, Notices
+from cordee.runtime.notices import Formed, Interrupt, Lost, Notices
 
 
 class Hub:
@@ -60,6 +61,7 @@ class Hub:
         self._server = Server(bind, self, self._strangers)
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
+        self._parted = Parted(self._server, self._notify, self._evict)
         self._server.start()
 
     # ------------------------------------------------------------- from other threads
@@ -83,14 +85,11 @@ class Hub:
 
     def tell_host(self, node: int, message: Message) -> None:
         """Tell the launcher of the host with this place in the order of hosts."""
-        if (peer := self._server.peers.get(("node", self.hosts.order[node]))) is not None:
-            self._server.call(self._server.tell, peer, message)
+        self._server.call(self._server.tell_one, "node", self.hosts.order[node], message)
 
     def hear_out(self, seconds: float) -> None:
         """Wait until all is read that ended workers and servers said: their connections end then. At most so long."""
-        deadline = time.monotonic() + seconds
-        while (self._server.those("worker") or self._server.those("server")) and time.monotonic() < deadline:
-            time.sleep(0.005)
+        self._server.hear_out(seconds)
         self._strangers.tell()
 
     def close(self) -> None:
@@ -142,9 +141,7 @@ class Hub:
             self.hosts = self.hosts.leave(peer.number)
             self._tell_hosts()
             return
-        for worker in self.hosts.workers_of(peer.number):
-            self._lost(worker, f"its host {peer.host} left", peer.host, with_host=True)
-        self.stewards.lost_host(self.hosts.order.index(peer.number), peer.host)
+        self._lose_host(peer, f"its host {peer.host} left")
 
     def broken(self, peer: Peer, error: Exception) -> None:
         """Say so: it ends the run."""
@@ -179,12 +176,16 @@ class Hub:
                 self._hand_out()
             case messages.Lose(worker, reason):
                 self._lost(worker, reason)
+            case messages.Unreached():
+                self._parted.heard(peer.number, message, lambda: self.hosts.nodes_of(self.roster.alive))
             case messages.Torn(generation):
                 self._torn(generation)
+            case messages.Asked():
+                self._notify(-1, Interrupt(peer.host))
             case messages.Filled(server):
                 self.stewards.filled(server)
             case messages.Stuck():
-                self._notify(peer.number, msgspec.structs.replace(message, others=self._whereabouts(peer)))
+                self._notify(peer.number, msgspec.structs.replace(message, others=self._server.whereabouts(peer)))
             case messages.Failed():  # the run ends: the others do not continue without this one
                 self._ending = True
                 self._notify(peer.number, message)
@@ -198,9 +199,6 @@ class Hub:
     def _notify(self, worker: int, notice: object) -> None:
         if self._heard:
             self.notices.put((worker, notice))
-
-    def _whereabouts(self, but: Peer) -> dict[str, str]:
-        return {peer.name: peer.at for peer in self._server.those("worker") if peer is not but}
 
     def _tell_hosts(self) -> None:
         """Say how many hosts are here, to those that wait for the others."""
@@ -251,14 +249,25 @@ class Hub:
         else:  # the others have not counted on it
             self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
 
+    def _lose_host(self, peer: Peer, reason: str) -> None:
+        """By the launcher of a host, which is none of the peers any more."""
+        for worker in self.hosts.workers_of(peer.number):
+            self._lost(worker, reason, peer.host, with_host=True)
+        self.stewards.lost_host(self.hosts.order.index(peer.number), peer.host)
+
+    def _evict(self, node: int, reason: str) -> None:
+        """Go on without a host, and tell its launcher."""
+        peer = None if self._ending else self._server.drop(self.hosts.order[node], Evicted(reason), "node")
+        if peer is not None:
+            self._lose_host(peer, f"its host {peer.host} was evicted: {reason}")
+
     def _hand_out(self) -> None:
         """Answer those that wait for a part. While some worker waits to regroup, none is given a new one."""
         if self._tickets is None or (self.roster.ready and not self._tickets.over):
             return
         self._tickets, answers = self._tickets.hand_out()
         for worker, answer in answers:
-            if (peer := self._server.peers.get(("worker", worker))) is not None:
-                self._server.tell(peer, answer)
+            self._server.tell_one("worker", worker, answer)
 
     def _invite(self, worker: int, node: int) -> None:
         self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)

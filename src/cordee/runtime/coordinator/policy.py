@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -66,6 +68,16 @@ def decide(generation: int, committed: dict[int, int]) -> Go:
     ahead = [worker for worker, at in sorted(committed.items()) if at == target]
     giver = ahead[0] if lowest < target else None
     return Go(generation, tuple(sorted(committed)), target, giver)
+
+
+def put_out(pairs: Collection[tuple[int, int]], workers: Mapping[int, int]) -> int:
+    """Of pairs of hosts that do not reach each other, by their node numbers: the host to evict first.
+
+    The coordinator's, number 0, stays. It is the one of most pairs; of several the one with fewest `workers`, then the
+    one with the highest number.
+    """
+    counted = Counter(host for pair in pairs for host in pair)
+    return max(counted, key=lambda host: (host != 0, counted[host], -workers.get(host, 0), host))
 
 
 def replacement(places: Places, worker: int, steps: int) -> tuple[Places, Seat | None]:

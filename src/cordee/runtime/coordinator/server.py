@@ -103,6 +103,16 @@ class Server:
         with contextlib.suppress(RuntimeError):  # the loop has ended: no peer is left to tell
             self._loop.call_soon_threadsafe(function, *args)
 
+    def hear_out(self, seconds: float) -> None:
+        """Wait until the connections of all workers and servers have ended, at most so long; from another thread."""
+        deadline = time.monotonic() + seconds
+        while (self.those("worker") or self.those("server")) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Let the server's thread, which calls this, call the function after so long."""
+        self._loop.call_later(seconds, function)
+
     def close(self) -> None:
         """Close every connection and end the thread."""
         self.call(lambda: self._closing.set())
@@ -112,10 +122,24 @@ class Server:
         """The peers of one role."""
         return [peer for peer in list(self.peers.values()) if peer.role == role]
 
+    def name_of(self, worker: int) -> str:
+        """What a worker is called, with its host if it is here."""
+        peer = self.peers.get(("worker", worker))
+        return f"worker {worker}" if peer is None else peer.name
+
+    def whereabouts(self, but: Peer) -> dict[str, str]:
+        """What the other workers do, by name."""
+        return {peer.name: peer.at for peer in self.those("worker") if peer is not but}
+
     def tell(self, peer: Peer, message: Message) -> None:
         """Tell one peer."""
         if not peer.writer.is_closing():
             peer.writer.write(pack(message))
+
+    def tell_one(self, role: str, number: int, message: Message) -> None:
+        """Tell the peer of this role and number, if it is here."""
+        if (peer := self.peers.get((role, number))) is not None:
+            self.tell(peer, message)
 
     def tell_all(self, message: Message, later: bool = False) -> None:
         """Tell this to all peers, and if it still holds `later`, to those that connect then."""
@@ -125,7 +149,7 @@ class Server:
             self.tell(peer, message)
 
     def drop(self, number: int, last_word: Message, role: str = "worker") -> Peer | None:
-        """Hang up on a worker or server; None if it is not there."""
+        """Hang up on a peer; None if it is not there."""
         peer = self.peers.pop((role, number), None)
         if peer is not None:
             self.tell(peer, last_word)

@@ -151,6 +151,10 @@ class Hosts:
         """A worker is started on the host with this node number, in the place of another one."""
         return replace(self, places={**self.places, worker: self.order[node]}) if self.order else self
 
+    def nodes_of(self, workers: Iterable[int]) -> dict[int, int]:
+        """The node numbers of these workers' hosts; empty where another launcher started them."""
+        return {worker: self.order.index(self.places[worker]) for worker in workers if worker in self.places}
+
     def workers_of(self, host: int) -> list[int]:
         """The ids of a host's workers."""
         return [worker for worker, there in self.places.items() if there == host]
