@@ -107,7 +107,7 @@ class Verdict:
 def share_of(batch: int, plan: Plan, replicas: int) -> int:
     """The most samples that a worker computes at once."""
     largest = max(plan.proportions) / sum(plan.proportions) if plan.proportions else 1 / max(1, replicas)
-    return max(1, math.ceil(math.ceil(batch * largest) / plan.accumulate))
+    return max(1, math.ceil(math.ceil(batch * largest) / plan.micros))
 
 
 def estimate(sizes: Sizes, plan: Plan, *, batch: int, replicas: int) -> Needs:
