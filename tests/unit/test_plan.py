@@ -184,6 +184,15 @@ def test_a_missing_yaml_file_is_named() -> None:
         (Plan(shard="params", shards=3, pipeline=2), 8, "on 3 x tensor=1 x pipeline=2 workers; start a multiple"),
         (Plan(pipeline=2, schedule="zero-bubble", layout="channels_last"), 2, "torch crashes on CPUs .* schedule=1f1b"),
         (Plan(pipeline=2, schedule="zero-bubble", recompute="block"), 2, "in pieces: .* use schedule=1f1b"),
+        (Plan(pieces=4), 2, "pieces=4 means nothing without exact=true; set it, or use accumulate=4"),
+        (Plan(exact=True, sync="server"), 2, "exact=true does not work with sync=server, which .* use sync=allreduce"),
+        (Plan(exact=True, compress="bf16"), 2, "exact=true does not work with compress=bf16, because"),
+        (Plan(exact=True, tensor=2), 2, "exact=true does not work with tensor=2, where the shapes"),
+        (Plan(exact=True, shard="params"), 2, "exact=true does not work with shard=params, where the shapes"),
+        (Plan(exact=True, batchnorm="replica"), 2, "exact=true does not work with batchnorm=replica, whose running"),
+        (Plan(exact=True, accumulate=3), 2, "exact=true does not work with accumulate=3, .* and set pieces=3"),
+        (Plan(exact=True, share="balanced"), 2, "exact=true does not work with share=balanced, because a piece"),
+        (Plan(exact=True, compile=True), 2, "exact=true does not work with compile=true, whose kernels depend"),
     ],
 )
 def test_refusals(plan: Plan, workers: int, reason: str) -> None:
@@ -212,7 +221,7 @@ def test_plans_that_run() -> None:
     Plan.parse("shard=optimizer,shards=2,tensor=2,recompute=block").check(8)
     Plan.parse("sync=server,push=parameters,local_steps=8,outer=nesterov,local_lr=same,compress=int8").check(3)
     # Each rule of the table is met by a case above.
-    assert len(REFUSALS) == 42
+    assert len(REFUSALS) == 49
 
 
 def test_the_shape_of_a_replica() -> None:
@@ -226,6 +235,7 @@ def test_the_shape_of_a_replica() -> None:
 
 def test_faithfulness() -> None:
     assert Plan(share="sampled", accumulate=2).faithfulness == "same"
+    assert Plan(exact=True, precision="fp16").faithfulness == "exact"
     assert Plan(batchnorm="replica").faithfulness == "statistical"
     assert Plan(sync="local").faithfulness == "statistical"
     assert Plan(sync="server", push="parameters").faithfulness == "statistical"

@@ -174,6 +174,12 @@ class Plan:
         "exact", "sync", "BatchNorm over the global batch, or over each replica's share", choices=("exact", "replica")
     )
     accumulate: int = _key(1, "sync", "micro-batches that a step is computed in", minimum=1)
+    exact: bool = _key(
+        False, "sync", "the same bits on any number of workers: fixed pieces of a batch, added up in a fixed tree"
+    )
+    pieces: int = _key(
+        8, "sync", "under exact=true: into so many a batch is cut; each is computed by one worker, at once", minimum=1
+    )
     bucket_mb: float = _key(
         0.0,
         "sync",
@@ -262,6 +268,8 @@ class Plan:
     @property
     def faithfulness(self) -> Literal["exact", "same", "statistical"]:
         """How near the result is to that of one process: `exact` (bits), `same` (rounding) or `statistical`."""
+        if self.exact:
+            return "exact"
         lossy = self.compress != "none" or self.batchnorm == "replica" or (self.sync, self.faithful) == ("auto", "any")
         return "statistical" if lossy or self.window is not None else "same"
 
@@ -272,7 +280,9 @@ class Plan:
 
     @property
     def micros(self) -> int:
-        """Micro-batches that a share is cut into, if it has so many samples."""
+        """Micro-batches that a share, or in exact mode a step, is cut into, if it has so many samples."""
+        if self.exact:
+            return self.pieces
         return (self.micro_batches or 2 * self.pipeline) if self.pipeline > 1 else self.accumulate
 
     @property

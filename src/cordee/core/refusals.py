@@ -33,6 +33,11 @@ def _refuse_cut(text: str, why: str, applies: Callable[[Plan], bool]) -> Refusal
     )
 
 
+def _refuse_exact(text: str, why: str, applies: Callable[[Plan], bool]) -> Refusal:
+    """What cannot give the same bits on any number of workers; `why`: the cause, and what to do instead."""
+    return Refusal(lambda plan, workers: plan.exact and applies(plan), f"exact=true does not work with {text}, {why}")
+
+
 REFUSALS = (
     Refusal(
         lambda plan, workers: bool(plan.proportions) and plan.share == "equal",
@@ -190,6 +195,47 @@ REFUSALS = (
         lambda plan, workers: plan.recompute != "none" and plan.schedule == "zero-bubble" and plan.pipeline > 1,
         "recompute={recompute} does not work with schedule=zero-bubble, which computes a backward pass in pieces: for "
         "each of them a block would be computed again, that of a transformer four times; use schedule=1f1b.",
+    ),
+    Refusal(
+        lambda plan, workers: plan.pieces != 8 and not plan.exact,
+        "pieces={pieces} means nothing without exact=true; set it, or use accumulate={pieces}.",
+    ),
+    _refuse_exact(
+        "sync={sync}",
+        "which does not add up a step's gradients in one fixed order; use sync=allreduce.",
+        lambda plan: plan.sync != "allreduce",
+    ),
+    _refuse_exact(
+        "compress={compress}",
+        "because each worker leaves out of its own sum what does not fit; leave compress out.",
+        lambda plan: plan.compress != "none",
+    ),
+    _refuse_exact(
+        "{cut}",
+        "where the shapes that a worker computes depend on how many there are; keep replicas whole.",
+        lambda plan: (plan.tensor, plan.pipeline, plan.shard) != (1, 1, "none"),
+    ),
+    _refuse_exact(
+        "batchnorm=replica",
+        "whose running statistics depend on which pieces a worker has seen; leave it out, and take another norm, such "
+        "as GroupNorm.",
+        lambda plan: plan.batchnorm == "replica",
+    ),
+    _refuse_exact(
+        "accumulate={accumulate}",
+        "because a batch is computed in pieces anyway; leave accumulate out, and set pieces={accumulate}.",
+        lambda plan: plan.accumulate > 1,
+    ),
+    _refuse_exact(
+        "share={share}",
+        "because a piece of a batch is computed by one worker, not sample by sample; use share=equal, proportional or "
+        "sampled, which then cut by whole pieces.",
+        lambda plan: plan.share in ("local", "balanced"),
+    ),
+    _refuse_exact(
+        "compile=true",
+        "whose kernels depend on which sizes of pieces a worker has met before; leave compile out.",
+        lambda plan: plan.compile,
     ),
     _refuse_cut(
         "sync={sync}",

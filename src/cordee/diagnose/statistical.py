@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from cordee.core.errors import ModelError, UsageError
@@ -36,6 +38,26 @@ def refuse_batchnorm(model: nn.Module, plan: Plan, micros: int, replicas: int) -
             "micro-batches, so that no layer sees the global batch at once. Set batchnorm=replica in the plan "
             f"(statistics of each micro-batch; the run is then statistical),{alone} or use another norm, such as "
             "GroupNorm"
+        )
+
+
+def refuse_in_pieces(model: nn.Module, plan: Plan) -> None:
+    """Refuse layers that know no piece of a batch by itself, under exact=true."""
+    if plan.exact and any(one.training for one in batchnorms(model)):
+        raise ModelError(
+            f"this {type(model).__name__} has BatchNorm, and exact=true computes a step in pieces, so that no layer "
+            "sees the global batch at once. Use another norm, such as GroupNorm; set its layers to eval() if they are "
+            "not to be trained; or leave exact=true out"
+        )
+
+
+def refuse_living(changed: Iterable[tuple[nn.Module, str]]) -> None:
+    """Refuse buffers that a pass has `changed`, under exact=true."""
+    for module, name in changed:
+        raise ModelError(
+            f"the buffer {name} of {type(module).__name__} changes in training. With exact=true a worker computes some "
+            "pieces of a batch, one after the other, and what such a buffer comes to depends on which: leave "
+            "exact=true out, or the buffer (track_running_stats=False, for instance)"
         )
 
 

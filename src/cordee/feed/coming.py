@@ -41,6 +41,8 @@ class Coming:
     near: Near | None = None
     rows: Ids | None = None
     """Which samples of the source the ids of the order stand for; None: the same."""
+    whole: bool = False
+    """Whether a micro-batch is computed by one owner, not shared out over all."""
 
     def stretches(self) -> Iterator[Stretch]:
         """All that comes, some steps at a time, without an end."""
@@ -71,9 +73,20 @@ class Coming:
         slots = [
             self._own(self._micro(whole[at * batch : (at + 1) * batch], step, place), (epoch, step, place))
             for at, step in enumerate(steps)
-            for place in range(micro if step == steps.start else 0, micros_of(self.order, self.accumulate, step))
+            for place in self._micros(epoch, step)
+            if step > steps.start or place >= micro
         ]
         return Stretch(np.concatenate(slots), np.cumsum([len(one) for one in slots], dtype=np.int64))
+
+    def _micros(self, epoch: int, step: int) -> Sequence[int]:
+        """The micro-batches of a step that this reader is asked for."""
+        count = micros_of(self.order, self.accumulate, step)
+        return (self._pieces(epoch, step) or range(1)) if self.whole else range(count)
+
+    def _pieces(self, epoch: int, step: int) -> list[int]:
+        """Those of them that are this reader's alone."""
+        share = self.shares.at(epoch * self.order.steps + step)
+        return pieces_of(share, micros_of(self.order, self.accumulate, step), self.owners, self.index, (epoch, step))
 
     def _micro(self, whole: Ids, step: int, micro: int) -> Ids:
         micros = micros_of(self.order, self.accumulate, step)
@@ -81,6 +94,8 @@ class Coming:
 
     def _own(self, whole: Ids, slot: tuple[int, int, int]) -> Ids:
         """My samples of a micro-batch; of an empty share the one that is borrowed."""
+        if self.whole:
+            return whole if slot[2] in self._pieces(*slot[:2]) else whole[:1]
         share = self.shares.at(slot[0] * self.order.steps + slot[1])
         cut = cut_of(share, whole, self.owners, self.index, slot, self.near)
         if not len(cut):
@@ -115,6 +130,11 @@ class Expecting(Protocol):
 def micros_of(order: Order, accumulate: int, step: int) -> int:
     """How many micro-batches a step is computed in; none of them is empty."""
     return 1 if accumulate == 1 else max(1, min(accumulate, order.size(step)))
+
+
+def pieces_of(share: Share, count: int, owners: Sequence[int], index: int, key: tuple[int, int]) -> list[int]:
+    """Of a step that is computed in so many whole pieces, those of the owner at `index`; `key`: epoch and step."""
+    return [int(piece) for piece in share.positions(count, owners, index, (*key, 0))]
 
 
 def cut_of(

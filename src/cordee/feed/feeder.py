@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cordee.feed.batch import Batch
-from cordee.feed.coming import Coming, Expected, Expecting, cut_of, micros_of
+from cordee.feed.coming import Coming, Expected, Expecting, cut_of, micros_of, pieces_of
 from cordee.feed.late import change, late_of
 from cordee.feed.loader import Loader, Request
 from cordee.feed.locality import Near
@@ -65,17 +65,21 @@ class Feeder:
         team: Team,
         *,
         accumulate: int = 1,
+        whole: bool = False,
         device: str = "cpu",
         training: bool = True,
     ) -> None:
-        """Nothing is read before the first `take`; batches are augmented only in training."""
+        """Nothing is read before the first `take`; batches are augmented only in training.
+
+        `whole`: each of the micro-batches is computed by one worker, not shared out over all of them.
+        """
         self.source = source
         self._late = late_of(source, training=training)
         self.order = order
         self.lookahead = Lookahead(order)
         self.shares = shares
         self.team = team
-        self.accumulate = accumulate
+        self.accumulate, self.whole = accumulate, whole
         self.batch: Batch | None = None
         """The last one that was taken."""
         self.in_parts = False
@@ -109,6 +113,21 @@ class Feeder:
         """How many micro-batches a step is computed in; none of them is empty."""
         return micros_of(self.order, self.accumulate, step)
 
+    def own_micros(self, slot: Slot) -> Sequence[int]:
+        """Those of this slot's step that this worker takes; the first one, to borrow from, where none is its own."""
+        if not self.whole:
+            return range(self.micros(slot.step))
+        return self._pieces(slot, self.team.share) or range(1)
+
+    def owners_of(self, slot: Slot) -> list[int]:
+        """The number of the share that each micro-batch of this slot's step belongs to, where that is `whole`."""
+        owners = {piece: share for share in range(self.team.shares) for piece in self._pieces(slot, share)}
+        return [owners[piece] for piece in range(self.micros(slot.step))]
+
+    def _pieces(self, slot: Slot, share: int) -> list[int]:
+        rule = self.shares.at(self._number(slot))
+        return pieces_of(rule, self.micros(slot.step), self.team.lines.mesh.numbers, share, slot[:2])
+
     def take(self, slot: Slot, *, ahead: bool = True) -> Batch:
         """My share of this slot's samples; an empty share borrows the first sample of the micro-batch."""
         self.in_parts = slot.part >= 0
@@ -133,7 +152,7 @@ class Feeder:
         batch.weight = 0.0 if mine.borrowed else float(len(mine.ids))
         self.batch = batch
         if self._at_once < 0 and not batch.borrowed and self._loader.quick is not None:
-            small = self._loader.plain and self._loader.quick and self.accumulate == 1
+            small = self._loader.plain and self._loader.quick and self.accumulate == 1 and not self.whole
             self._at_once = steps_at_once(batch.fields) if small else 0
         if ahead and self._loader.ahead and (not self.in_parts or slot.micro + 1 < self.micros(slot.step)):
             self._request(self._after(slot))
@@ -184,9 +203,11 @@ class Feeder:
 
     def _after(self, slot: Slot) -> Slot:
         """The slot that follows, over the end of the epoch too; which part of the next step follows is not known."""
-        if slot.micro + 1 < self.micros(slot.step):
-            return slot._replace(micro=slot.micro + 1)
-        return Slot(slot.epoch, slot.step + 1) if slot.step + 1 < self.order.steps else Slot(slot.epoch + 1, 0)
+        later = [micro for micro in self.own_micros(slot) if micro > slot.micro] if self.accumulate > 1 else []
+        if later:
+            return slot._replace(micro=later[0])
+        begins = Slot(slot.epoch, slot.step + 1) if slot.step + 1 < self.order.steps else Slot(slot.epoch + 1, 0)
+        return begins._replace(micro=self.own_micros(begins)[0]) if self.whole else begins
 
     def _request(self, slot: Slot) -> None:
         if slot not in self._requested:
@@ -215,6 +236,9 @@ class Feeder:
         size, micros = self.order.size(slot.step), self.micros(slot.step)
         start, stop = size * slot.micro // micros, size * (slot.micro + 1) // micros  # alike for any number of workers
         whole = self.lookahead.ids(slot.epoch, slot.step)[start:stop]
+        if self.whole:
+            mine = slot.micro in self._pieces(slot, self.team.share)
+            return _Mine(range(start, stop), whole.copy()) if mine else _Mine(range(0), whole[:1].copy(), borrowed=True)
         share = self.shares.at(slot.epoch * self.order.steps + slot.step)
         cut: range | Ids | None = self._cuts.get((share, len(whole), slot.part))
         if cut is None:
@@ -249,7 +273,7 @@ class Feeder:
             self._expect_no_more()
             own = self.team.lines.mesh.numbers, self.team.share
             near, rows = self._homes(), self._traits.rows
-            coming = Coming(self.order, self.shares, *own, self.accumulate, slot[:3], near, rows)
+            coming = Coming(self.order, self.shares, *own, self.accumulate, slot[:3], near, rows, self.whole)
             self._expected = self._far.expect(coming)
         self._next = self._after(slot)
         if steps > 1:

@@ -70,6 +70,11 @@ class Launch:
             return Address(LOOPBACK, 0, secrets.token_hex(32))
         return self.rendezvous.address(self.wording)
 
+    @property
+    def _threads(self) -> int | None:
+        """Of each worker; None: as many as its part of the cores, which exact=true does not follow."""
+        return 1 if self.threads is None and self.plan.exact else self.threads
+
     def check(self) -> None:
         """Refuse what cannot be started, before anything is."""
         if self.plan.replace and self.target.kind == "script":
@@ -81,7 +86,7 @@ class Launch:
         cores = self.cores or usable_cores()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         check_room(self.workers, len(cores), available_memory(), files, self.wording)
-        allot(self.workers, cores, self.threads, self.wording)
+        allot(self.workers, cores, self._threads, self.wording)
         devices(self.workers, self.device, self.wording)
         if self.nodes == 1:  # of several hosts it is not known yet how many workers they have
             self.plan.check(self.workers)
@@ -162,7 +167,7 @@ class Launch:
         """
         if self.workers == 0:  # servers compute in the format of what they hold
             return
-        threads, _ = allot(self.workers, self.cores or usable_cores(), self.threads)[0]
+        threads, _ = allot(self.workers, self.cores or usable_cores(), self._threads)[0]
         precision, device = self.plan.precision, devices(self.workers, self.device)[0]
         if self.plan.compile and device == "cpu":
             wanted, found = find_compiler()
@@ -194,7 +199,7 @@ class Launch:
         local = seat.world.local_rank
         if seat.serves:
             local = 0
-        threads, cores = allot(max(1, self.workers), self.cores or usable_cores(), self.threads)[local]
+        threads, cores = allot(max(1, self.workers), self.cores or usable_cores(), self._threads)[local]
         return WorkerSpec(
             worker=seat.worker,
             target=self.target,

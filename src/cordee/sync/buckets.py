@@ -165,14 +165,17 @@ def make_bucket(group: list[nn.Parameter], riders: int, sets: int) -> Bucket:
     size = sum(parameter.numel() for parameter in group) + riders
     like = group[0] if group else torch.empty(0, dtype=torch.float64)
     flats = [torch.empty(size, dtype=like.dtype, device=like.device) for _ in range(sets)]
-    views: list[list[Tensor]] = [[] for _ in flats]
-    offset = 0
-    for parameter in group:  # its own strides where they are dense (channels-last)
+    return Bucket(group, flats, [windows(flat, group) for flat in flats])
+
+
+def windows(flat: Tensor, group: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Where the gradient of each parameter lies in flat memory: with its own strides, if they are dense."""
+    made, offset = [], 0
+    for parameter in group:  # channels-last, for instance
         strides = parameter.stride() if is_dense(parameter) else parameter.contiguous().stride()
-        for flat, windows in zip(flats, views, strict=True):
-            windows.append(flat.as_strided(parameter.shape, strides, offset))
+        made.append(flat.as_strided(parameter.shape, strides, offset))
         offset += parameter.numel()
-    return Bucket(group, flats, views)
+    return made
 
 
 def is_dense(tensor: Tensor) -> bool:

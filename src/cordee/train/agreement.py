@@ -21,6 +21,7 @@ from cordee.feed.source import Source, digest_of
 from cordee.group.alike import alike
 from cordee.group.comm import Comm
 from cordee.group.team import Team
+from cordee.train.devices import conditions
 from cordee.train.job import Job
 
 MOST_TOLD = 4
@@ -92,7 +93,12 @@ def of_model(model: nn.Module, plan: Plan) -> dict[str, Any]:
     shapes = [f"{name} {tuple(one.shape)} {one.dtype}" for name, one in state.items() if isinstance(one, Tensor)]
     count = sum(parameter.numel() for parameter in model.parameters())
     keys = {name: value for name, value in plan.to_dict().items() if name not in _BY_MACHINE}
-    return {"plan": keys, "model": f"{count} parameters with fingerprint {digest_of(line.encode() for line in shapes)}"}
+    alike = {}
+    if plan.exact:
+        device = next((str(one.device) for one in model.parameters()), "cpu")
+        alike = {"what exact=true needs alike (--threads 1, for instance)": conditions(plan.pieces, device)}
+    said = f"{count} parameters with fingerprint {digest_of(line.encode() for line in shapes)}"
+    return {**alike, "plan": keys, "model": said}
 
 
 def of_optimizer(optimizer: Optimizer, *, counts: bool = False) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from cordee.core import heap
 from cordee.core.events import WindowEvent
 from cordee.core.record import Record
+from cordee.diagnose.statistical import refuse_living
 from cordee.sync.seam import Sync, Treatment
 from cordee.train.windows import check_update, event_of, summed
 
@@ -25,6 +26,8 @@ Told = tuple[float | None, float | None, bool]
 def record_of(stepper: Stepper, loop: Loop) -> Record:
     """This replica's record of the open step, or of its part of one."""
     channel, wish = stepper.team.channel, stepper.wish
+    if loop.pieces is not None:
+        refuse_living(stepper.buffers.changed())
     wishes = (wish.stop, channel.stop_reason is not None, wish.save, channel.newcomers)
     news = (not loop.windows.taken and stepper.buffers.news(), stepper.balancing.uneven)
     return Record(loop.losses.total(), loop.own_weight, *wishes, *news, loop.count, loop.digest)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
@@ -11,6 +14,7 @@ from cordee.feed.reading import begin_others
 from cordee.group.sliced import local_of
 from cordee.sync.buckets import is_dense
 
+_BUILD = {"torch": str(torch.__version__)}
 FUSABLE = (Adam, AdamW, SGD, Adagrad)
 """PyTorch's optimizers with one kernel for all parameters; subclasses may do something else."""
 
@@ -33,6 +37,21 @@ def fuse(optimizer: Optimizer, model: nn.Module) -> bool:
         group["fused"] = True
     optimizer.defaults["fused"] = True
     return True
+
+
+def compute_alike() -> None:
+    """From now on, let torch take the same way through memory each time, and refuse operations that cannot."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is refused; read when it is first used
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time
+    torch.backends.cudnn.benchmark = False
+
+
+def conditions(pieces: int, device: str) -> dict[str, Any]:
+    """What results of exact=true depend on beside job and plan; all in words and numbers."""
+    on_gpu = torch.cuda.get_device_name(device) if device != "cpu" else "cpu"
+    isa = torch.backends.cpu.get_cpu_capability()
+    return {"pieces": pieces, "device": on_gpu, "instructions": isa, "threads": torch.get_num_threads(), **_BUILD}
 
 
 def seed_draws(device: str, *key: int, others: bool) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cordee.core.errors import DataError
+from cordee.core.errors import DataError, JobError
 from cordee.feed.batch import Batch
 from cordee.feed.data import as_source
 from cordee.feed.feeder import Feeder, Slot
@@ -20,22 +20,32 @@ from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.split.seam import Micro, Split
 from cordee.split.shard import reshard
-from cordee.sync.batchnorm import together
+from cordee.sync.batchnorm import StepState, together
+from cordee.sync.tree import total
 from cordee.train.gathering import gathering
 from cordee.train.job import Job
-from cordee.train.metrics import Lost, tally_of
+from cordee.train.metrics import Lost, SumTally, mean_of, tally_of
 from cordee.train.precision import Precision, widened
 from cordee.train.session import Session, stepper_of
 from cordee.train.shares import cut_rows, kind_of
 
 
 def evaluate(
-    job: Job, model: nn.Module, source: Source, team: Team, split: Split, *, batch: int, precision: Precision
+    job: Job,
+    model: nn.Module,
+    source: Source,
+    team: Team,
+    split: Split,
+    *,
+    batch: int,
+    precision: Precision,
+    pieces: int = 0,
 ) -> dict[str, float]:
     """Loss and metrics over all samples of `source`; the same on every worker. Starts again when a peer is lost.
 
     Shares do not wait for each other, unless layers need statistics of the whole batch, or the objective gathers it.
     What we cannot know of: empty shares compute along, silently. Of a pipeline, the worker with the last stage counts.
+    Under exact=true batches are computed in so many `pieces`.
     """
     order = Order(len(source), batch, shuffle="none")
 
@@ -43,6 +53,8 @@ def evaluate(
         with precision.autocast():
             return job.compute(model, part)
 
+    if pieces:
+        return _evaluate_pieces(job, model, compute, Feeding(source, order, team, pieces))
     while True:
         tallies = {name: tally_of(name, metric) for name, metric in job.metrics.items()}
         losses = torch.zeros(3, dtype=torch.float64)  # weighted sum of losses, weight, samples
@@ -77,6 +89,55 @@ def evaluate(
         raise DataError(f"evaluated {int(losses[2])} samples of {len(source)}: a defect of Cordée, please report it")
     result = {} if losses[1] == 0 else {"loss": float(losses[0] / losses[1])}
     return result | dict(zip(tallies, values.tolist(), strict=True))
+
+
+class Feeding(NamedTuple):
+    """What is evaluated in pieces, and by whom."""
+
+    source: Source
+    order: Order
+    team: Team
+    pieces: int
+
+
+def _evaluate_pieces(
+    job: Job, model: nn.Module, compute: Callable[[Batch], tuple[Tensor, Any]], feeding: Feeding
+) -> dict[str, float]:
+    """The same bits whoever computes which piece: each has a row of its own, and rows are added up in a fixed tree."""
+    source, order, team, pieces = feeding
+    names = list(job.metrics)
+    while True:
+        table = torch.zeros((order.steps, pieces, 3 + 2 * len(names)), dtype=torch.float64)
+        feeder = _feeder(model, source, order, team, pieces)
+        with _evaluating(model), gathering(feeder, StepState()):
+            for step in range(order.steps):
+                for piece in feeder.own_micros(Slot(0, step)):
+                    mine = feeder.take(Slot(0, step, piece), ahead=step + 1 < order.steps)
+                    if not mine.borrowed:
+                        table[step, piece] = _row(job, mine, *compute(mine))
+        if team.agree([table]):
+            break
+    sums = [total(column) for column in table.view(order.steps * pieces, -1).T.tolist()]
+    if int(sums[2]) != len(source):
+        raise DataError(f"evaluated {int(sums[2])} samples of {len(source)}: a defect of Cordée, please report it")
+    result = {} if sums[1] == 0 else {"loss": sums[0] / sums[1]}
+    return result | {name: mean_of(*sums[3 + 2 * at : 5 + 2 * at]) for at, name in enumerate(names)}
+
+
+def _row(job: Job, part: Batch, loss: Tensor, output: Any) -> Tensor:
+    """Loss, weight, samples, and each metric's sum and count."""
+    weight = float(job.weigh(part) if job.weigh else len(part))
+    row = [float(loss.detach()) * weight if weight else 0.0, weight, float(len(part))]
+    for name, metric in job.metrics.items():
+        tally = tally_of(name, metric)
+        if not isinstance(tally, SumTally):
+            raise JobError(
+                f"metric {name!r} is of torchmetrics, which merges what workers counted in its own order, while "
+                "exact=true adds up in a fixed one: give a function of (output, target), or leave exact=true out"
+            )
+        tally.update(widened(output), job.target_of(part))
+        row += tally.state.tolist()
+    return torch.tensor(row, dtype=torch.float64)
 
 
 def predict(model: nn.Module, data: Any, session: Session | None = None, *, batch: int = 256) -> Tensor:
@@ -153,10 +214,12 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         reshard(model)
 
 
-def _feeder(model: nn.Module, source: Source, order: Order, team: Team) -> Feeder:
-    """Of equal shares, to where the model's first parameter lies."""
+def _feeder(model: nn.Module, source: Source, order: Order, team: Team, pieces: int = 0) -> Feeder:
+    """Of equal shares, or of whole pieces, to where the model's first parameter lies."""
     device = next((str(parameter.device) for parameter in model.parameters()), "cpu")
-    return Feeder(source, order, Shares(), team, device=device, training=False)
+    return Feeder(
+        source, order, Shares(), team, accumulate=pieces or 1, whole=pieces > 0, device=device, training=False
+    )
 
 
 def _agree(team: Team, tensors: Sequence[Tensor], *, void: bool) -> bool:

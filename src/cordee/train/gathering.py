@@ -48,7 +48,8 @@ def gather(tensor: Tensor) -> Tensor:
     `tensor` has one row for each sample of the worker's share: `(len(batch), ...)`, of any type. The result has one for
     each sample of the global batch. A loss of the gathered rows then is, with its gradient, the loss of one process
     that computes the whole batch. All workers have to call it alike. Outside a step, and on one worker, `tensor` comes
-    back unchanged. Not with `accumulate` or `sync=local` in the plan, where no forward pass sees the whole batch.
+    back unchanged. Not with `accumulate`, `exact` or `sync=local` in the plan: there no forward pass sees the whole
+    batch.
     """
     global _calls
     _calls += 1
@@ -70,6 +71,11 @@ def count_calls() -> int:
 
 
 def _check(tensor: Tensor, walk: Feeder) -> None:
+    if walk.whole:
+        raise UsageError(
+            "cordee.gather needs the whole global batch in one forward pass, but the plan says exact=true, which "
+            "computes it in pieces: leave exact=true out"
+        )
     if walk.accumulate > 1:
         raise UsageError(
             "cordee.gather needs the whole global batch in one forward pass, but the plan says "

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cordee.core.errors import CheckpointError
+from cordee.core.errors import CheckpointError, JobError
 from cordee.core.events import EpochEvent, WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.features import save_features
@@ -21,6 +21,7 @@ from cordee.split.tensor import holding_together
 from cordee.state.naming import Snapshot, capture, restore
 from cordee.train.agreement import differing, without_counts
 from cordee.train.compiling import Loss, training_loss
+from cordee.train.devices import conditions
 from cordee.train.ending import Outcome, end
 from cordee.train.evaluate import evaluate
 from cordee.train.job import Job
@@ -64,9 +65,11 @@ def run_job(
         if receive is None:
             tell, batch = stepper.reporter.tell, setup.resolved.batch
             tell(setup.describe(job, training.steps))
-            if (idle := stepper.team.shares - batch) > 0:
+            most = min(batch, stepper.plan.pieces) if stepper.plan.exact else batch
+            if (idle := stepper.team.shares - most) > 0:
                 each = stepper.team.membership.size // stepper.team.shares
-                tell(WarningEvent(f"a step has {batch} samples: {idle * each} workers have nothing to do"))
+                what = "samples" if most == batch else "pieces"
+                tell(WarningEvent(f"a step has {most} {what}: {idle * each} workers have nothing to do"))
         else:  # no checkpoint of this moment was written
             saver.step, stepper.team.channel.joining = -1, False
         training.train()
@@ -229,6 +232,7 @@ class Training:
                 self.stepper.split,
                 batch=self.job.eval_batch or self.setup.resolved.batch,
                 precision=self.stepper.precision,
+                pieces=self.stepper.plan.pieces if self.stepper.plan.exact else 0,
             )
         self.call("on_evaluation", part, metrics)
         return metrics
@@ -261,6 +265,7 @@ class Training:
             settings=setup.settings,
             ledger=asdict(stepper.ledger),
             last=asdict(stepper.last) if stepper.last is not None else None,
+            exact=conditions(stepper.plan.pieces, stepper.device) if stepper.plan.exact else None,
             evaluations=self.evaluations.to_dict(),
             validation=self.validation,
             precision=stepper.precision.to_dict(),
@@ -291,6 +296,7 @@ class Training:
             called=split.aliases,
             on_host=stepper.plan.offload in ("optimizer", "all"),
         )
+        self._check_alike(kept.get("exact"))
         self.next = tuple(kept["next"])
         self.saver.step = self.steps
         stepper.ledger = Ledger(**kept["ledger"])
@@ -308,6 +314,17 @@ class Training:
                 "resumed as it was saved. start_from= takes only the weights"
             )
             stepper.reporter.tell(WarningEvent(message))
+
+    def _check_alike(self, before: dict[str, Any] | None) -> None:
+        """Of exact=true: what results depend on has to be what it was when the snapshot was taken."""
+        stepper = self.stepper
+        now = conditions(stepper.plan.pieces, stepper.device) if stepper.plan.exact else None
+        if before is None or now is None or before == now:
+            return
+        told = "exact=true: the run had {}, here it is {}".format(*differing(before, now))
+        if stepper.team.channel.joining:
+            raise JobError(f"{told}, which makes other bits: give the new worker what the others have")
+        stepper.reporter.tell(WarningEvent(f"{told}: from here on, its bits are not those it would have had there"))
 
     def _trained_on(self) -> dict[str, Any]:
         """What a run cannot change when it goes on, and what its batch and learning rate were resolved from."""

@@ -24,6 +24,7 @@ from cordee.feed.source import Source
 from cordee.group.team import Team
 from cordee.sync.batchnorm import StepState
 from cordee.sync.gradients import drop
+from cordee.sync.pieces import Pieces
 from cordee.sync.seam import Agreed, Sync
 from cordee.train.agreement import agree_on
 from cordee.train.buffers import Snapshot
@@ -56,7 +57,8 @@ class Loop:
         """Over a source, made of `data`, in this order; shared as the workers agreed, else as the plan says."""
         team, plan = stepper.team, stepper.plan
         shares = stepper.loops.shares_inside() or Shares(((0, first_share(plan, order.seed)),))
-        self.feeder = Feeder(source, order, shares, team, accumulate=plan.accumulate, device=stepper.device)
+        parts = plan.pieces if plan.exact else plan.accumulate
+        self.feeder = Feeder(source, order, shares, team, accumulate=parts, whole=plan.exact, device=stepper.device)
         self._weigh, self.data = weigh, data
         if (far := source.traits.far) is not None and (advice := far.advice(order)):
             stepper.reporter.tell(WarningEvent(advice))
@@ -64,6 +66,7 @@ class Loop:
         self.windows = Windows(team, lambda: reducers.rule, stepper.boundary, loops=begun, trains=trains)
         self._weights = GlobalWeight(team.layers), GlobalWeight(Team().layers, local=True)
         self.weight = self._weights[0]
+        self.pieces = Pieces() if plan.exact else None
         self.guard = Guard()
         self.losses = Readings()
         self.batch: Batch | None = None
@@ -77,6 +80,7 @@ class Loop:
         """The buffers before a part that is computed again, of a window that was merged."""
         self._bodies = 0
         """Bodies of steps in a row that were looked at and drew nothing from Python's and NumPy's generators."""
+        self._parameters = reducers.all_parameters
         self._places: object = None
         self._known_draws: bool | None = None
         self.feeder.hold(self._draws is not False)
@@ -96,13 +100,20 @@ class Loop:
         read ahead until some bodies were seen not to draw; if they do, nothing is read ahead at all.
         """
         samples = self._draws
-        part = self.feeder.team.share if slot.part < 0 else slot.part
+        part = slot.micro if self.pieces is not None else self.feeder.team.share if slot.part < 0 else slot.part
         seed_draws(device, seed, slot.epoch, slot.step, part, others=not (samples and self.feeder.ahead))
         if self._bodies < BODIES:
             self._places = places_of_others() if samples else None
 
+    @property
+    def place(self) -> int:
+        """Where the loss of a backward pass is kept: that of each piece by itself."""
+        return 0 if self.pieces is None else self.pieces.number or 0
+
     def see(self) -> None:
-        """The body of a step is over."""
+        """The body of a step, or of a micro-batch, is over."""
+        if self.pieces is not None:
+            self.pieces.end(self._parameters() if self.backwards else ())
         if self._bodies < BODIES:
             self._bodies += 1
             drew = self._places is not None and self._places != places_of_others()
@@ -126,9 +137,12 @@ class Loop:
         """What they weigh."""
         self.losses.clear()
 
-    def take(self, slot: Slot) -> Iterator[tuple[bool, Batch]]:
-        """My share, or a part, of each micro-batch of a step, one after the other; whether it is the first."""
-        slots = [Slot(slot.epoch, slot.step, micro, slot.part) for micro in range(self.feeder.micros(slot.step))]
+    def take(self, slot: Slot) -> Iterator[tuple[Slot | None, Batch]]:
+        """My share, or a part, of each micro-batch of a step, one after the other; its slot where draws begin anew."""
+        own = self.feeder.own_micros(slot)
+        slots = [Slot(slot.epoch, slot.step, micro, slot.part) for micro in own]
+        if self.pieces is not None:
+            self.pieces.begin(self.feeder.owners_of(slot), self.losses.totals)
         local = self.windows.local  # a replica's gradient is the mean over its own share
         self.weight, weigh = self._weights[local], self._weigh or (len if local else None)
         if weigh is None:
@@ -136,7 +150,8 @@ class Loop:
             taken: Iterator[Batch] = map(self.feeder.take, slots)
         else:
             ready = [self.feeder.take(one, ahead=one is slots[-1]) for one in slots]
-            self.weight.weigh(ready, weigh)
+            pieces = () if self.pieces is None else own
+            self.weight.weigh(ready, weigh, pieces, self.feeder.micros(slot.step) if pieces else 1)
             taken = iter(ready)
         for one, batch in zip(slots, taken, strict=True):
             if self._draws is False:
@@ -148,7 +163,9 @@ class Loop:
                 self.count += len(batch)
                 self.own_weight += batch.weight
                 self.digest += delivered(batch.ids, batch.positions) if batch.digest is None else batch.digest
-            yield one.micro == 0, batch
+            if self.pieces is not None:
+                self.pieces.take(None if batch.borrowed else one.micro, batch.weight)
+            yield one if self.pieces is not None or one.micro == 0 else None, batch
 
     def weighed(self, agreed: Agreed, sync: Sync) -> Agreed:
         """What this step has come to, once its weight is known: a batch that weighs nothing changes nothing."""

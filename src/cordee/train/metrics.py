@@ -64,29 +64,30 @@ class SumTally:
     def __init__(self, name: str, function: MetricFunction) -> None:
         """Begin at zero; errors call it `name`."""
         self._name, self._function = name, function
-        self._state = torch.zeros(2, dtype=torch.float64)
+        self.state = torch.zeros(2, dtype=torch.float64)
+        """Sum and count."""
 
     def update(self, output: Any, target: Any) -> None:
         """Add the values of these samples."""
         result = self._function(output, target)
         if isinstance(result, tuple):
-            self._state += self._pair(result)
+            self.state += self._pair(result)
         else:
             values = torch.as_tensor(result).detach().double().cpu()
             if values.numel() != 1 or len(target) != 1:  # of one sample, a number is its value
                 self._check(tuple(values.shape), len(target))
-            self._state += torch.stack([values.sum(), torch.tensor(float(len(target))).double()])
+            self.state += torch.stack([values.sum(), torch.tensor(float(len(target))).double()])
 
     def merge(self, team: Team) -> None:
         """Add up over all workers; may raise `Lost`."""
-        parts = team.layers.gather(self._state).wait()
+        parts = team.layers.gather(self.state).wait()
         if parts is None:
             raise Lost
-        self._state = torch.stack(parts).sum(0)
+        self.state = torch.stack(parts).sum(0)
 
     def value(self) -> float:
         """Sum over count."""
-        return float(self._state[0] / self._state[1]) if self._state[1] else float("nan")
+        return mean_of(*self.state.tolist())
 
     def _pair(self, result: tuple[Any, ...]) -> Tensor:
         parts = [torch.as_tensor(part).detach().double().cpu() for part in result]
@@ -152,6 +153,11 @@ def _gathered(team: Team, tensor: Tensor) -> list[Tensor]:
         raise Lost
     parts = [load(one)["state"] for one in raw]
     return [part for part in parts if part.numel()] or parts
+
+
+def mean_of(total: float, count: float) -> float:
+    """Of nothing, NaN."""
+    return total / count if count else float("nan")
 
 
 def tally_of(name: str, metric: Any) -> SumTally | TorchmetricsTally:

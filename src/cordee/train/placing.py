@@ -8,14 +8,14 @@ from typing import NamedTuple
 from torch import nn
 
 from cordee.core.plan import Plan
-from cordee.diagnose.statistical import by_micro_batch, refuse_unstaged, warn_statistical
+from cordee.diagnose.statistical import by_micro_batch, refuse_in_pieces, refuse_unstaged, warn_statistical
 from cordee.group.team import Team
 from cordee.split.pipeline import Pipeline, Staging
 from cordee.split.seam import Split
 from cordee.split.shard import Sharding
 from cordee.split.tensor import TensorPlan, split_of
 from cordee.sync.batchnorm import StepState, bind
-from cordee.train.devices import lay_out
+from cordee.train.devices import compute_alike, lay_out
 from cordee.train.offload import spare_memory
 
 
@@ -40,6 +40,8 @@ class Placing:
         self.split = Split()
         """How the model that was placed last is cut."""
         self.sharding = Sharding(team, plan.shard) if team.lines.shape.shards > 1 else None
+        if plan.exact:
+            compute_alike()
 
     def place(self, model: nn.Module, layout: Layout) -> nn.Module:
         """What this worker holds of a model: norms over the global batch, tensor, recompute, stages, shard.
@@ -48,6 +50,7 @@ class Placing:
         """
         team, plan = self._team, self._plan
         refuse_unstaged(plan, layout.staging)
+        refuse_in_pieces(model, plan)
         lay_out(model, plan.layout)
         bind(model, plan.statistics, team.layers, self._state, compiled=plan.compile, grows=team.grows)
         if (why := by_micro_batch(model, plan)) and team.speaks:

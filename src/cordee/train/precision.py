@@ -8,6 +8,7 @@ changes between steps only: one step may have several backward passes and update
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -103,13 +104,13 @@ class Readings:
 
     def __init__(self) -> None:
         """Nothing is on its way."""
-        self._coming: list[tuple[Tensor, float, torch.cuda.Event | None]] = []
+        self._coming: list[tuple[Tensor, float, torch.cuda.Event | None, int]] = []
         self._free: list[tuple[Tensor, torch.cuda.Event]] = []
 
-    def add(self, value: Tensor, factor: float) -> None:
-        """Begin to fetch `value`, which counts `factor` times; nothing waits for it yet."""
+    def add(self, value: Tensor, factor: float, place: int = 0) -> None:
+        """Begin to fetch `value`, which counts `factor` times, at this `place`; nothing waits for it yet."""
         if not value.is_cuda:
-            self._coming.append((value.detach(), factor, None))
+            self._coming.append((value.detach(), factor, None, place))
             return
         # Pinned memory and events are used again: to make them costs as much as a few kernels.
         if not self._free:
@@ -118,7 +119,7 @@ class Readings:
         here, event = self._free.pop()
         here.copy_(value.detach().reshape(()), non_blocking=True)
         event.record()
-        self._coming.append((here, factor, event))
+        self._coming.append((here, factor, event, place))
 
     @property
     def waiting(self) -> bool:
@@ -127,14 +128,22 @@ class Readings:
 
     def total(self) -> float:
         """The sum of all that was added since `clear`."""
-        total = 0.0
-        for value, factor, event in self._coming:
+        return sum(self._values())
+
+    def totals(self, places: int) -> list[float]:
+        """The same by place, of which there are so many."""
+        sums = [0.0] * places
+        for (*_, place), value in zip(self._coming, self._values(), strict=True):
+            sums[place] += value
+        return sums
+
+    def _values(self) -> Iterator[float]:
+        for value, factor, event, _ in self._coming:
             if event is not None:
                 event.synchronize()
-            total += value.item() * factor
-        return total
+            yield value.item() * factor
 
     def clear(self) -> None:
         """A new step begins."""
-        self._free += [(value, event) for value, _, event in self._coming if event is not None]
+        self._free += [(value, event) for value, _, event, _ in self._coming if event is not None]
         self._coming.clear()

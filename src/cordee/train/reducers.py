@@ -26,6 +26,7 @@ from cordee.sync.batchnorm import batchnorms
 from cordee.sync.local import LocalSteps, Outer
 from cordee.sync.lossy import LEFT_OUT, LEFT_OUT_OF_MERGES, Exact, Lossy
 from cordee.sync.meeting_points import backward_from, meeting_points
+from cordee.sync.pieces import Pieces, TreeSums
 from cordee.sync.seam import Kept, Recorded, Sync
 from cordee.sync.server.packing import Packing
 from cordee.sync.server.pushed import MEAN, PushedSteps, outer_optimizer
@@ -59,6 +60,8 @@ class Reducers:
         """Parameters outside of all models, which are known to be the same on all workers."""
         self.loop: dict[str, Any] = {}
         """What is gone through; all workers have to go through the same."""
+        self.pieces = Pieces()
+        """Under exact=true: those of the step that trains."""
         self._passing = False
         """Whether a backward pass is under way."""
         self._of: dict[Optimizer, Sync] = {}
@@ -95,6 +98,8 @@ class Reducers:
     def _make(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> Sync:
         plan, team = self._plan, self._team
         kept = self.taken_up.pop(0) if self.taken_up else {}
+        if plan.exact:
+            return TreeSums(parameters, team, lambda: self.pieces, bucket_mb=plan.bucket_mb)
         if team.sliced:
             return SlicedSums(
                 parameters, team, bucket_mb=plan.bucket_mb or BUCKET_MB, counts=self._placing.split.counts

@@ -54,6 +54,8 @@ def begin_passes(stepper: Stepper, loop: Loop) -> float | None:
     weight = None if stepper.state.void else loop.weight.total()
     stepper.state.void |= weight is None
     loop.backwards += 1
+    if loop.pieces is not None:
+        stepper.reducers.pieces = loop.pieces
     loop.open = True
     return weight
 

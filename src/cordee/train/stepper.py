@@ -187,7 +187,7 @@ class Stepper:
             early = None
         factor = batch.weight / weight if weight else 0.0
         if batch.weight:
-            loop.losses.add(loss, batch.weight)
+            loop.losses.add(loss, batch.weight, loop.place)
         self.reducers.backward(loss, factor * self.precision.scale, met, early, partial(record_of, self, loop))
         if loop.guard.looks:
             loop.guard.seal(self.reducers.all_parameters(), sent=not self.team.alone)
@@ -243,10 +243,10 @@ class Stepper:
     def _one_step(self, loop: Loop, slot: Slot) -> Iterator[Batch]:
         """Yield the micro-batches of one step; afterwards `redo` says whether it has to be done again."""
         self._begin_step(loop)
-        for first, batch in loop.take(slot):
+        for begins, batch in loop.take(slot):
             self.state.silent = batch.borrowed
-            if first:
-                loop.seed(self.device, self.seed, slot)
+            if begins is not None:
+                loop.seed(self.device, self.seed, begins)
             self.reporter.got()
             yield batch
             self.loops.resume(loop)

@@ -11,6 +11,7 @@ from cordee.core.errors import UsageError
 from cordee.feed.batch import Batch
 from cordee.feed.feeder import Weigh
 from cordee.group.comm import Comm, Gathering
+from cordee.sync.tree import total
 from cordee.train.precision import Readings
 
 
@@ -31,11 +32,14 @@ class GlobalWeight:
         self._known, self._gathering = weight, None
         self._on_gpu.clear()
 
-    def weigh(self, batches: Sequence[Batch], weigh: Weigh) -> None:
-        """Weigh the micro-batches of a step, and begin to add up what the shares of all workers weigh."""
+    def weigh(self, batches: Sequence[Batch], weigh: Weigh, pieces: Sequence[int] = (), count: int = 1) -> None:
+        """Weigh the micro-batches of a step, and begin to add up what the shares of all workers weigh.
+
+        `pieces`: their numbers among the `count` that are added up in a tree, where that is so.
+        """
         weights = [0.0 if batch.borrowed else weigh(batch) for batch in batches]
         alone = self._comm.size == 1 and not self._local
-        if alone and len(batches) == 1 and isinstance(weights[0], Tensor) and weights[0].is_cuda:
+        if alone and not pieces and len(batches) == 1 and isinstance(weights[0], Tensor) and weights[0].is_cuda:
             # Alone, a batch is the whole of its step whatever it weighs, and a GPU need not be waited for.
             batches[0].weight = 1.0
             self.know(1.0)
@@ -49,9 +53,12 @@ class GlobalWeight:
                     f"{batch.step + 1}): a weight is a finite number of at least 0, such as the number of tokens that "
                     "count"
                 )
-        self.know(sum(batch.weight for batch in batches))
+        parts = torch.zeros(count, dtype=torch.float64)
+        for place, batch in zip(pieces or [0] * len(batches), batches, strict=True):
+            parts[place] += batch.weight
+        self.know(total(parts.tolist()))
         if self._comm.size > 1:
-            self._gathering = self._comm.gather(torch.tensor([self._known], dtype=torch.float64))
+            self._gathering = self._comm.gather(parts)
 
     def total(self) -> float | None:
         """The sum over all workers; None if a worker was lost."""
@@ -59,7 +66,7 @@ class GlobalWeight:
             parts = self._gathering.wait()
             if parts is None:
                 return None
-            self._known, self._gathering = float(sum(parts)), None
+            self._known, self._gathering = total(torch.stack(parts).sum(0).tolist()), None
         return self._known
 
     @property

@@ -97,18 +97,19 @@ def _of_groups(start: Start, order: Order | None) -> Iterator[Finding]:
         if any(one.shares != cuts[one.step] for one in here if one.shares):
             yield Finding(step, f"the workers of generation {generation} cut steps by different shares")
         if order is not None:
-            accumulate = Plan.parse(start.plan).accumulate
+            plan = Plan.parse(start.plan)
             for shares in {repr(one): one for one in cuts.values()}.values():
-                if not _is_whole(Shares.from_list(shares), first.owners, order, accumulate):
+                if not _is_whole(Shares.from_list(shares), first.owners, order, plan):
                     yield Finding(step, f"the shares of generation {generation} are not each place of a batch once")
 
 
-def _is_whole(shares: Shares, owners: Sequence[int], order: Order, accumulate: int) -> bool:
-    """Whether the shares of all owners are each position of a batch once, in each size that a batch has."""
+def _is_whole(shares: Shares, owners: Sequence[int], order: Order, plan: Plan) -> bool:
+    """Whether the shares of all owners are each position of a batch once, or piece, in each size that a batch has."""
     sizes = set()
     for step in {0, order.steps - 1}:
-        size, micros = order.size(step), micros_of(order, accumulate, step)
-        sizes |= {size * (micro + 1) // micros - size * micro // micros for micro in range(micros)}
+        size, micros = order.size(step), micros_of(order, plan.micros, step)
+        each = {size * (micro + 1) // micros - size * micro // micros for micro in range(micros)}
+        sizes |= {micros} if plan.exact else each
     for _, share in shares.entries:
         for size in sizes:
             cuts = [np.asarray(share.positions(size, owners, index, (0, 0, 0))) for index in range(len(owners))]
