@@ -152,6 +152,8 @@ def tell(event: events.Event) -> str:
             sizes = [" : ".join(map(str, one[:MOST_SHARES])) for one in (event.before, event.after)]
             more = "" if len(event.after) <= MOST_SHARES else " : ..."
             return f"shares from step {event.step} on: {sizes[0]}{more} → {sizes[1]}{more} samples ({event.reason})"
+        case events.StragglerEvent():
+            return _straggling(event)
         case events.JoinedEvent():
             return f"worker {event.worker} on {event.host} has joined, in the place of worker {event.replaces}"
         case events.RegroupEvent():
@@ -175,6 +177,25 @@ def tell(event: events.Event) -> str:
         case events.EndEvent():
             return f"ended: {event.reason} (exit code {event.code})" if event.code else event.reason
     return ""
+
+
+_TAKES = {
+    "data": "waiting for data",
+    "compute": "computing",
+    "callbacks": "in callbacks",
+    "network": "communicating over the slow link of its host",
+    "paused": "in which its process does not run",
+}
+"""What a step of a straggler takes longer for, by cause."""
+
+
+def _straggling(event: events.StragglerEvent) -> str:
+    """Who makes the others wait, or does so no longer."""
+    who, why = f"worker {event.worker} on {event.host}", _TAKES[event.cause]
+    if event.over:
+        return f"{who} makes the others wait no longer, after {plural(event.steps, 'step')} ({why}): {event.done}"
+    times = f"{milliseconds(event.took_ms)} of each step {why}, instead of {milliseconds(event.usual_ms)}"
+    return f"{who} makes the others wait since step {event.step}: {times}; {event.done}"
 
 
 def _cut(event: events.CutEvent) -> str:
