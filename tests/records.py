@@ -138,6 +138,7 @@ def times(
     lists = {"data_ms": data, "compute_ms": compute, "blocked_ms": blocked, "waited_ms": waited}
     lists |= {"callbacks_ms": [callbacks] * count}
     lists |= {name: [one] * count for name, one in zip(("hidden_ms", "sent", "plain"), costs, strict=True)}
+    lists |= {"paused_ms": [0.0] * count}
     return event("times", at, worker=number, **{"from": first}, **lists, samples=[samples] * count, arrived=stamps)
 
 

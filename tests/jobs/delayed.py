@@ -29,17 +29,20 @@ class Slow(ArraySource):
 
 
 class Net(nn.Module):
-    """With or without a layer that communicates in the middle of the forward pass."""
+    """With or without a layer that communicates in the middle of the forward pass, after `busy` seconds of work."""
 
-    def __init__(self, batchnorm: bool, seconds: float) -> None:
+    def __init__(self, batchnorm: bool, seconds: float, busy: float) -> None:
         super().__init__()
-        self.seconds = seconds
+        self.seconds, self.busy = seconds, busy
         middle = [nn.BatchNorm1d(256)] if batchnorm else []
         self.body = nn.Sequential(nn.Linear(64, 256), *middle, nn.ReLU(), nn.Linear(256, 10))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             time.sleep(self.seconds)
+            until = time.thread_time() + self.busy
+            while time.thread_time() < until:
+                pass
         out: Tensor = self.body(x)
         return out
 
@@ -99,13 +102,16 @@ class Clock(Callback):
         Path(f"clock-{stepper_of(session).team.membership.worker}.json").write_text(json.dumps(self._at))
 
 
-def job(where: str = "", worker: int = 1, seconds: float = 0.1, batchnorm: bool = False, steps: int = 10) -> cordee.Job:
+def job(
+    where: str = "", worker: int = 1, seconds: float = 0.1, batchnorm: bool = False, steps: int = 10, busy: float = 0.0
+) -> cordee.Job:
+    """`where` the `worker` takes `seconds` longer; all compute for `busy` seconds."""
     mine = {where: seconds} if World.from_env().rank == worker else {}
     torch.manual_seed(0)
     source = Slow({"x": torch.randn(400, 64), "y": torch.randint(10, (400,))})
     source.seconds = mine.get("data", 0.0)
     return cordee.Job(
-        model=lambda: Net(batchnorm, mine.get("compute", 0.0)),
+        model=lambda: Net(batchnorm, mine.get("compute", 0.0), busy),
         loss=nn.functional.cross_entropy,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
         data={"train": source},

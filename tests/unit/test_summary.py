@@ -17,7 +17,8 @@ from cordee.watch.page import render, shown
 from cordee.watch.series import latency
 from cordee.watch.summarise import summarise
 from cordee.watch.thin import Thinner, column
-from cordee.watch.words import ending, figure, losses, verdict
+from cordee.watch.verdict import verdict
+from cordee.watch.words import ending, figure, losses
 from records import T0, end, epoch, event, long_run, start, step, times, usage, write
 
 SHORT = (5.0, 40.0, 55.0, 0.0)

@@ -9,7 +9,8 @@ import pytest
 from cordee.core.events import CutEvent
 from cordee.core.words import amount
 from cordee.watch.summary import Worker
-from cordee.watch.words import duration, figure, milliseconds, tell, verdict
+from cordee.watch.verdict import verdict
+from cordee.watch.words import duration, figure, milliseconds, tell
 
 
 def made_worker(
@@ -66,6 +67,16 @@ def test_time_in_callbacks_is_not_called_computing() -> None:
         "Most of the time is spent in callbacks (data 1%, compute 10%, callbacks 85%, communication 4%"
     )
     assert verdict([slow]).startswith("Worker 1 works alone (data 1%, compute 10%, callbacks 85%, ")
+
+
+def test_a_process_that_was_stopped_is_told() -> None:
+    quick, slow = made_worker(0, 0, 3, 1, 6), made_worker(1, 0, 9, 1, 0)
+    stopped = dataclasses.replace(slow, paused_s=5.0)
+    assert verdict([quick, stopped]).endswith(
+        "waits 60% of its time. Its process did not run for 500 ms of each step: it was stopped, or had no processor."
+    )
+    assert "not run" not in verdict([quick, slow])
+    assert "not run" not in verdict([dataclasses.replace(quick, paused_s=5.0), stopped]), "as the other one"
 
 
 def test_more_workers_than_cores_are_told() -> None:

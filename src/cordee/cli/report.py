@@ -18,6 +18,7 @@ from cordee.core.text import plain
 from cordee.core.words import amount, plural
 from cordee.watch import byte_words, words
 from cordee.watch.summary import Summary
+from cordee.watch.verdict import verdict
 
 WIDTH = 120
 """Of the tables where standard output is no terminal."""
@@ -89,7 +90,7 @@ def show(summary: Summary, now: float) -> None:
     console.print(f"{plain(summary.name)}: {words.ending(summary, now)}", style="bold")
     for sentence in (
         *words.losses(summary)[:MOST_NAMED],
-        words.verdict(summary.workers),
+        verdict(summary.workers),
         byte_words.traffic(summary),
         byte_words.fed(summary),
     ):

@@ -18,6 +18,7 @@ from cordee.core.syncevents import (
     PushesEvent,
     ServerEvent,
     SharesEvent,
+    StragglerEvent,
     TrafficEvent,
     WindowEvent,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "ServerEvent",
     "ShardEvent",
     "SharesEvent",
+    "StragglerEvent",
     "TrafficEvent",
     "WindowEvent",
 ]
@@ -154,10 +156,13 @@ class TimesEvent(Event):
     """bytes to other workers and to parameter servers; empty: none"""
     plain: list[Count] = []
     """what these would have been without a codec"""
+    paused_ms: list[Number] = []
+    """in which the process did not run, since it was stopped or its machine was, in whatever part of the step; empty:
+    none"""
 
     def __post_init__(self) -> None:
         """Refuse lists of different lengths; those that came later may be missing."""
-        for name in ("callbacks_ms", "hidden_ms", "sent", "plain"):
+        for name in ("callbacks_ms", "hidden_ms", "sent", "plain", "paused_ms"):
             setattr(self, name, getattr(self, name) or [0] * len(self.arrived))
         lists = [one for one in structs.astuple(self) if isinstance(one, list)]
         if any(len(one) != len(self.arrived) for one in lists):

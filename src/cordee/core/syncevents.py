@@ -115,6 +115,29 @@ class SharesEvent(Event):
     """why it was decided: the start, other members, a changed speed, or a change of shares just before"""
 
 
+class StragglerEvent(Event):
+    """A worker makes the others wait, step after step; and another one when it does so no longer."""
+
+    worker: Count
+    """which worker"""
+    host: str
+    """where it runs"""
+    cause: Literal["data", "compute", "callbacks", "network", "paused"]
+    """what it takes longer for than the others. `network`: the link of its host; `paused`: its process did not run"""
+    step: Count
+    """from which step on, counted as in `step`"""
+    steps: Count
+    """how many steps it has lasted"""
+    took_ms: Number
+    """what a step of it takes for that; of `compute`, for as many samples as it has"""
+    usual_ms: Number
+    """what it takes on the others; of `network`, what it would take over the next slower link"""
+    over: bool
+    """whether it is over"""
+    done: str
+    """what was done about it, or what could be done"""
+
+
 class DecisionEvent(Event):
     """What sync=auto decided on, and from what."""
 

@@ -24,7 +24,7 @@ MOST_OPEN = 20_000
 """Steps that may wait for a worker's report; older ones are closed with the reports that came."""
 _COLUMNS = ("data_ms", "compute_ms", "blocked_ms", "waited_ms", "samples", "arrived", "callbacks_ms")
 """Of a `times` event: what waiting is told by."""
-_MORE = ("hidden_ms", "sent", "plain")
+_MORE = ("hidden_ms", "sent", "plain", "paused_ms")
 """Of a `times` event: what blocks take over as it is."""
 COSTS = ("hidden", "sent", "plain")
 """What the communication of a step took beside its time: hidden milliseconds, bytes sent, and those without a codec."""
@@ -50,6 +50,8 @@ class Block:
     """Bytes."""
     plain: list[int]
     """What they would have been without a codec."""
+    paused: list[float]
+    """In which the process did not run, within whatever part of the step."""
 
     def cut(self, begin: int, end: int) -> Block:
         """Some of its steps, by their places in it."""

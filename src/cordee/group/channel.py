@@ -22,7 +22,7 @@ class Unconnected:
 
     worker = 0
     name = "the only worker"
-    clock_offset_s = 0.0
+    clock_offset_s = paused_s = 0.0
     recorded = broken = -1
     stop_reason: str | None = None
     newcomers = joining = False
@@ -96,6 +96,11 @@ class Channel:
     def clock_offset_s(self) -> float:
         """What to add to this host's clock to get the coordinator's."""
         return self._client.clock_offset_s
+
+    @property
+    def paused_s(self) -> float:
+        """For how long this process did not run so far."""
+        return self._client.pauses.total_s
 
     # ------------------------------------------------------------- what the training thread calls
 

@@ -1,7 +1,7 @@
 """A process's connection to the coordinator, for workers and for the launchers of other hosts.
 
 Two threads: one listens, one sends heartbeats several times per second, and what has gathered for the record. Neither
-ever waits for the thread that trains.
+ever waits for the thread that trains. The second also notices for how long its process did not run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from cordee.core.events import Event
 from cordee.group.messages import Beat, Clock, Message, Posted, Who
+from cordee.group.pauses import Pauses
 from cordee.group.wire import Address, connect
 
 BEAT_S = 0.5
@@ -44,6 +45,8 @@ class Client:
         """What this process is doing; sent with every beat."""
         self.clock_offset_s = 0.0
         """What to add to this host's clock to get the coordinator's."""
+        self.pauses = Pauses()
+        """For how long this process did not run so far."""
         self._hear, self._lost = hear, lost
         self._writing = threading.Lock()
         self._outbox: deque[Event] = deque()
@@ -89,11 +92,14 @@ class Client:
         self._connection.close()
 
     def _beat(self) -> None:
-        next_beat, looked = 0.0, time.monotonic()
-        while not self._closed.wait(SEND_S):
+        next_send, next_beat, looked = 0.0, 0.0, time.monotonic()
+        while not self.pauses.wait(self._closed):
+            now = time.monotonic()
+            if now < next_send:
+                continue
+            next_send = now + SEND_S
             if self._outbox:
                 self.send()
-            now = time.monotonic()
             if now < next_beat:
                 continue
             if now - looked > STALL_S:  # this process did not run

@@ -17,6 +17,7 @@ class Reading(NamedTuple):
     hidden_s: float
     bytes_sent: int
     bytes_plain: int
+    paused_s: float = 0.0
 
     def less(self, other: Reading) -> Reading:
         """What was added since `other`."""
@@ -26,12 +27,16 @@ class Reading(NamedTuple):
             self.hidden_s - other.hidden_s,
             self.bytes_sent - other.bytes_sent,
             self.bytes_plain - other.bytes_plain,
+            self.paused_s - other.paused_s,
         )
 
     def part(self, place: int, count: int) -> Reading:
         """One of `count` equal parts; bytes stay whole, and their sum the same."""
         sent, plain = (one * (place + 1) // count - one * place // count for one in (self.bytes_sent, self.bytes_plain))
-        return Reading(self.blocked_s / count, self.waited_s / count, self.hidden_s / count, sent, plain)
+        blocked_s, waited_s, hidden_s, paused_s = (
+            one / count for one in (self.blocked_s, self.waited_s, self.hidden_s, self.paused_s)
+        )
+        return Reading(blocked_s, waited_s, hidden_s, sent, plain, paused_s)
 
 
 @dataclass
@@ -52,13 +57,16 @@ class Meter:
     """What would have been sent without a codec."""
     bytes_received: int = 0
     """From parameter servers; of a collective, a worker receives about as much as it sends."""
+    paused_s: Callable[[], float] = lambda: 0.0
+    """For how long this process did not run, in whatever it was doing."""
     _under_way: deque[Callable[[], bool]] = field(default_factory=deque)
     """For each thing that was begun: asks whether it has ended."""
     _looked: float = 0.0
 
     def reading(self) -> Reading:
         """What has been counted by now."""
-        return Reading(self.blocked_s, self.waited_s, self.hidden_s, self.bytes_sent, self.bytes_plain)
+        times = (self.blocked_s, self.waited_s, self.hidden_s)
+        return Reading(*times, self.bytes_sent, self.bytes_plain, self.paused_s())
 
     def count(self, sent: int, *, near: bool, plain: int | None = None) -> None:
         """So many bytes were sent; without a codec they would have been `plain`."""

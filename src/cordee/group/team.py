@@ -46,7 +46,7 @@ class Team:
         """
         self.channel: Channel | Unconnected = channel or Unconnected()
         self.membership = Membership(self.channel, deadline_s)
-        self.meter = Meter()
+        self.meter = Meter(paused_s=lambda: self.channel.paused_s)
         self.lines = Lines(
             self.membership, self.meter, interface=interface, device=device, backend=backend, shape=shape
         )

@@ -22,6 +22,7 @@ from cordee.core.plan import Plan
 from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
 from cordee.group.messages import FIRST_SERVER, Go, Holders
+from cordee.runtime.coordinator.stragglers import Stragglers
 from cordee.runtime.folder import Hold, check, is_there, make
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Formed, Lost, ServerLost, ServersHold
@@ -43,7 +44,7 @@ class Recorder:
         self.saved: int | None = None
         """The step of the last checkpoint that stands, on whatever host."""
         self.result: dict[str, Any] | None = None
-        self._times = TimeTotals()
+        self._times, self._stragglers = TimeTotals(), Stragglers(launch.plan, self.event)
         self._resources = Resources()
         self._fed: dict[int, events.FeedEvent] = {}
         """Where the samples of each worker came from."""
@@ -115,6 +116,7 @@ class Recorder:
         self._events.write(event, later=later or self._waits)
         with contextlib.suppress(OSError):  # the terminal was closed: the run continues
             self._listen(event)
+        self._stragglers.take(event)
 
     def flush(self) -> None:
         """Write what waits, if the folder is still there; called several times a second."""
@@ -135,6 +137,7 @@ class Recorder:
                     self.event(notice, later=True)
             case events.TimesEvent():
                 self._times.add(notice)
+                self._stragglers.add(notice)
                 self._events.write(notice, later=True)
             case events.UsageEvent():
                 self._resources.used(notice)

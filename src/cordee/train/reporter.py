@@ -73,6 +73,7 @@ def times_of(worker: int, steps: Sequence[Over]) -> TimesEvent:
         hidden_ms=_milliseconds(one.hidden_s for one in costs),
         sent=[one.bytes_sent for one in costs],
         plain=[one.bytes_plain for one in costs],
+        paused_ms=_milliseconds(one.paused_s for one in costs),
     )
 
 

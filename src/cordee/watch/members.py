@@ -102,6 +102,7 @@ class Members:
             worker.samples += sum(block.samples)
             for part in PARTS:
                 worker.time_s[part] += sum(getattr(block, part)) / 1e3
+            worker.paused_s += sum(block.paused) / 1e3
             for cost in COSTS:
                 worker.costs[cost] += sum(getattr(block, cost)) / (1e3 if cost == "hidden" else 1)
         reported = [sum(samples) for samples in zip(*(block.samples for block in blocks.values()), strict=True)]
@@ -173,6 +174,7 @@ class Members:
                 worker.cpu_cores = round(readings.cpu / readings.passed, 3)
             worker.cpu_s = round(worker.cpu_s, 3)
             worker.time_s = {part: round(seconds, 4) for part, seconds in worker.time_s.items()}
+            worker.paused_s = round(worker.paused_s, 4)
             worker.costs = {
                 name: round(value, 4) if name == "hidden" else int(value) for name, value in worker.costs.items()
             }

@@ -22,6 +22,7 @@ from markupsafe import Markup
 from cordee.core.times import COSTS, PARTS
 from cordee.watch import byte_words, pipeline, words
 from cordee.watch.summary import Column, Curve, Decision, StepParts, Summary, Worker
+from cordee.watch.verdict import verdict
 
 MOST_SHOWN = 24
 """Workers with lines, bars and lanes of their own in the report; `cordee report --json` has all."""
@@ -65,7 +66,9 @@ def _environment() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.globals.update({**vars(words), **vars(byte_words), **pipeline.WORDS}, date=_date, write=_written)
+    environment.globals.update(
+        {**vars(words), **vars(byte_words), **pipeline.WORDS}, verdict=verdict, date=_date, write=_written
+    )
     return environment
 
 

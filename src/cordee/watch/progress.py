@@ -84,7 +84,7 @@ class ProgressView:
     def _on_failure(self, event: events.Event) -> None:
         self._note(tell(event))
 
-    _on_joined = _on_stranger = _on_regroup = _on_links = _on_cut = _on_shares = _on_shard = _on_failure
+    _on_joined = _on_stranger = _on_regroup = _on_links = _on_cut = _on_shares = _on_shard = _on_straggler = _on_failure
 
     def _on_server(self, event: events.Event) -> None:
         if text := tell(event):  # not the roles at the start, nor a decision that changes nothing

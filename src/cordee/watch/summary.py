@@ -78,6 +78,8 @@ class Worker:
     """From parameter servers."""
     costs: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0.0))
     """Of its steps: `hidden` seconds of communication, bytes `sent`, and what these would have been: `plain`."""
+    paused_s: float = 0.0
+    """Of its steps: in which its process did not run."""
     hours: float = 0.0
     start: int = 1
     """Which start of the run, from 1."""

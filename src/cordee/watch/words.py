@@ -1,8 +1,7 @@
-"""A run in words: how it ended, who is slow and why, and numbers as people read them."""
+"""A run in words: how it ended, what happened, and numbers as people read them."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +10,6 @@ from cordee.core.times import PARTS
 from cordee.core.words import amount, plural
 from cordee.watch.summary import Summary, Worker
 
-NOTICEABLE = 0.10
-"""Waiting below this share of the time is not worth a word."""
 MOST_SHARES = 8
 """Shares that a line names."""
 LEAST_CALLBACKS = 0.005
@@ -152,6 +149,8 @@ def tell(event: events.Event) -> str:
             sizes = [" : ".join(map(str, one[:MOST_SHARES])) for one in (event.before, event.after)]
             more = "" if len(event.after) <= MOST_SHARES else " : ..."
             return f"shares from step {event.step} on: {sizes[0]}{more} → {sizes[1]}{more} samples ({event.reason})"
+        case events.StragglerEvent():
+            return _straggling(event)
         case events.JoinedEvent():
             return f"worker {event.worker} on {event.host} has joined, in the place of worker {event.replaces}"
         case events.RegroupEvent():
@@ -175,6 +174,25 @@ def tell(event: events.Event) -> str:
         case events.EndEvent():
             return f"ended: {event.reason} (exit code {event.code})" if event.code else event.reason
     return ""
+
+
+_TAKES = {
+    "data": "waiting for data",
+    "compute": "computing",
+    "callbacks": "in callbacks",
+    "network": "communicating over the slow link of its host",
+    "paused": "in which its process does not run",
+}
+"""What a step of a straggler takes longer for, by cause."""
+
+
+def _straggling(event: events.StragglerEvent) -> str:
+    """Who makes the others wait, or does so no longer."""
+    who, why = f"worker {event.worker} on {event.host}", _TAKES[event.cause]
+    if event.over:
+        return f"{who} makes the others wait no longer, after {plural(event.steps, 'step')} ({why}): {event.done}"
+    times = f"{milliseconds(event.took_ms)} of each step {why}, instead of {milliseconds(event.usual_ms)}"
+    return f"{who} makes the others wait since step {event.step}: {times}; {event.done}"
 
 
 def _cut(event: events.CutEvent) -> str:
@@ -212,110 +230,12 @@ def losses(summary: Summary) -> list[str]:
     sentences = []
     for one in summary.incidents:
         if one.kind == "failure":
-            text = f"{_capital(one.text.partition('; ')[0])}, after step {one.step:,}"
+            text = f"{capital(one.text.partition('; ')[0])}, after step {one.step:,}"
             usual = f" instead of {milliseconds(one.usual_ms)}" if one.usual_ms is not None else ""
             sentences.append(f"{text}; the next step took {milliseconds(one.ms)}{usual}." if one.ms else f"{text}.")
     return sentences
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
+    """A sentence's beginning."""
     return text[:1].upper() + text[1:]
-
-
-# ------------------------------------------------------------- who is slow, and why
-
-
-def verdict(workers: Sequence[Worker]) -> str:
-    """Who is slow and why, from where the time of the steps went; empty if nothing is known.
-
-    Of several starts it is the one with the most steps, the last of equal ones: workers of different starts did not
-    share any.
-    """
-    starts: dict[int, list[Worker]] = {}
-    for one in workers:
-        if one.measured_s and one.steps:
-            starts.setdefault(one.start, []).append(one)
-    if not starts:
-        return ""
-    steps = {start: max(one.steps for one in members) for start, members in starts.items()}
-    number = max(steps, key=lambda start: (steps[start], start))
-    sentence = _verdict(starts[number])
-    if max(one.start for one in workers) > 1:
-        where = f"In start {number}, which did {steps[number]:,} of all {sum(steps.values()):,} steps"
-        sentence = f"{where}: {sentence[:1].lower()}{sentence[1:]}"
-    return sentence
-
-
-def _verdict(measured: Sequence[Worker]) -> str:
-    if len(measured) == 1:
-        return f"Worker {measured[0].worker} works alone ({_shares(measured)})."
-    slow = min(measured, key=lambda one: (one.share("waiting"), -_own_ms(one)))
-    others = [one for one in measured if one is not slow]
-    waiting = _mean(others, "waiting")
-    is_slower = _own_ms(slow) > 1.1 * statistics.median(_own_ms(one) for one in others)
-    holds_up = is_slower and waiting >= max(NOTICEABLE, 2 * slow.share("waiting"))
-    return (_held_up(slow, others, waiting) if holds_up else _together(measured)) + _crowded(measured)
-
-
-def _crowded(measured: Sequence[Worker]) -> str:
-    """A sentence if the workers of a host have fewer cores than they are; those that wait for a core seem slow."""
-    hosts: dict[str, list[Worker]] = {}
-    for one in measured:
-        if one.cores is not None and one.device == "cpu":
-            hosts.setdefault(one.host, []).append(one)
-    shared = [
-        f"{len(there)} workers share {plural(cores, 'core')}{f' on {host}' if len(hosts) > 1 else ''}"
-        for host, there in hosts.items()
-        if len(there) > max(1.0, cores := max(one.cores or 0.0 for one in there))
-    ]
-    return f" {'; '.join(shared)}: some of this time is spent waiting for a free core." if shared else ""
-
-
-_DOING = {"data": "waiting for data", "compute": "computing", "callbacks": "in callbacks"}
-
-
-def _held_up(slow: Worker, others: Sequence[Worker], waiting: float) -> str:
-    def theirs(part: str) -> float:
-        return statistics.median(_per_step(one, part) for one in others)
-
-    part = max(_DOING, key=lambda one: _per_step(slow, one) - theirs(one))
-    own, usual = _per_step(slow, part), theirs(part)
-    who, crowd, whose = ("other", "other waits", "its") if len(others) == 1 else ("others", "others wait", "their")
-    times = f", {own / usual:.1f} times as long as the {who}" if usual >= 0.01 and own / usual >= 1.1 else ""
-    return (
-        f"Worker {slow.worker} is the slowest: it spends {percent(slow.share(part))} of its steps {_DOING[part]}"
-        f"{times}, while the {crowd} {percent(waiting)} of {whose} time."
-    )
-
-
-def _together(measured: Sequence[Worker]) -> str:
-    shares = {part: _mean(measured, part) for part in PARTS}
-    largest = max(shares, key=lambda part: shares[part])
-    much = "most" if shares[largest] > 0.5 else "the largest part"
-    spends = f"{much} of the time is spent {_DOING.get(largest, 'in communication')}"
-    lead = {
-        "compute": f"No worker holds the others up, and {spends}",
-        "communication": f"Communication takes {much} of the time: steps are short for the way between these workers",
-    }.get(largest, _capital(spends))
-    if shares["waiting"] >= NOTICEABLE:
-        lead = "The workers wait for each other by turns; none of them is always the last"
-        lead += f". {_capital(spends)}" if largest != "waiting" else ""
-    return f"{lead} ({_shares(measured)})."
-
-
-def _shares(measured: Sequence[Worker]) -> str:
-    """How much of the time goes into each part, as a mean over the workers."""
-    return ", ".join(f"{part} {percent(_mean(measured, part))}" for part in parts_of(measured))
-
-
-def _mean(workers: Sequence[Worker], part: str) -> float:
-    return statistics.fmean(one.share(part) for one in workers)
-
-
-def _per_step(one: Worker, part: str) -> float:
-    return 1e3 * one.time_s.get(part, 0.0) / one.steps
-
-
-def _own_ms(one: Worker) -> float:
-    """Milliseconds per step that do not depend on others."""
-    return sum(_per_step(one, part) for part in _DOING)
