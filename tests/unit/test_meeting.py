@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cordee.core.errors import CoordinatorLost, CordeeError, Interrupted, RendezvousError
+from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError
 from cordee.core.interrupts import Interrupts
 from cordee.core.plan import Plan
 from cordee.core.world import World

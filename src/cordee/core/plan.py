@@ -280,10 +280,13 @@ class Plan:
 
     @property
     def micros(self) -> int:
-        """Micro-batches that a share, or in exact mode a step, is cut into, if it has so many samples."""
-        if self.exact:
-            return self.pieces
-        return (self.micro_batches or 2 * self.pipeline) if self.pipeline > 1 else self.accumulate
+        """Micro-batches that a share is cut into, if it has so many samples; see `parts` for the exact mode."""
+        return (self.micro_batches or 2 * self.pipeline) if self.pipeline > 1 else self.parts
+
+    @property
+    def parts(self) -> int:
+        """In so many parts samples are read and computed one after the other: in exact mode those of a whole step."""
+        return self.pieces if self.exact else self.accumulate
 
     @property
     def merges(self) -> bool:

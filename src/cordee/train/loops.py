@@ -57,8 +57,9 @@ class Loop:
         """Over a source, made of `data`, in this order; shared as the workers agreed, else as the plan says."""
         team, plan = stepper.team, stepper.plan
         shares = stepper.loops.shares_inside() or Shares(((0, first_share(plan, order.seed)),))
-        parts = plan.pieces if plan.exact else plan.accumulate
-        self.feeder = Feeder(source, order, shares, team, accumulate=parts, whole=plan.exact, device=stepper.device)
+        self.feeder = Feeder(
+            source, order, shares, team, accumulate=plan.parts, whole=plan.exact, device=stepper.device
+        )
         self._weigh, self.data = weigh, data
         if (far := source.traits.far) is not None and (advice := far.advice(order)):
             stepper.reporter.tell(WarningEvent(advice))

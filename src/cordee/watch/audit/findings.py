@@ -107,7 +107,7 @@ def _is_whole(shares: Shares, owners: Sequence[int], order: Order, plan: Plan) -
     """Whether the shares of all owners are each position of a batch once, or piece, in each size that a batch has."""
     sizes = set()
     for step in {0, order.steps - 1}:
-        size, micros = order.size(step), micros_of(order, plan.micros, step)
+        size, micros = order.size(step), micros_of(order, plan.parts, step)
         each = {size * (micro + 1) // micros - size * micro // micros for micro in range(micros)}
         sizes |= {micros} if plan.exact else each
     for _, share in shares.entries:
