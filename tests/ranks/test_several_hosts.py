@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from alone import Started
-from cordee.core.errors import UsageError
+from cordee.core.errors import Interrupted, UsageError
 from cordee.core.machine import listeners
 from harness import DEADLINE_S, JOBS, Run, assert_same, free_port, start, train, until
 
@@ -87,6 +88,41 @@ def test_the_launcher_of_a_host_is_killed(warm: int, tmp_path: Path) -> None:
     run = Run(first)
     assert_same(run, train("steady", tmp_path / "alone"))
     assert (run.result["workers"], run.result["failures"]) == (4, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("struck", [(1,), (0,), (0, 1), (1, 0)], ids=str)
+def test_a_signal_on_any_host_stops_the_run_in_good_order(
+    struck: tuple[int, ...], number: signal.Signals, warm: int, tmp_path: Path
+) -> None:
+    """With a checkpoint of the last step, from which it goes on; also where a scheduler sends it to every host.
+
+    The run is stopped then, on all hosts: so says the exit code of each.
+    """
+    out, awaited = tmp_path / "run", tmp_path / "struck"
+    words = ["train", JOBS / "steady.py", "--workers", "1", "--threads", "1", "--set", f"awaits={awaited}", "--out"]
+    there = ["--rendezvous", f"127.0.0.1:{(port := free_port())}", "--nodes", "2"]
+    hosts = [start(*words, out, *there)]
+    until(lambda: listeners(port) or hosts[0].poll() is not None)
+    hosts.append(start(*words, tmp_path / "other", *there))
+    try:
+        until(lambda: (out / "events.jsonl").exists() and len(Run(out).of("step")) >= 5)
+        for place in struck:
+            hosts[place].send_signal(number)
+            until(lambda: any("stopping" in one["message"] for one in Run(out).of("warning")))
+        awaited.touch()
+        said = [host.communicate(timeout=DEADLINE_S)[1] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+            host.communicate(timeout=DEADLINE_S)
+    assert [host.returncode for host in hosts] == [Interrupted.code] * 2, said
+    steps = Run(out).of("step")
+    assert steps[-1]["step"] <= 26 and not Run(out).of("failure")
+    assert f"stopped with a checkpoint; to go on after step {steps[-1]['step']}: " in said[0]
+    assert "the run was ended: stopped after a step" in said[1].splitlines()[-1]
+    run = train("steady", out, workers=1, resume=True, awaits=awaited)
+    assert_same(run, train("steady", tmp_path / "alone"))
 
 
 def test_a_worker_that_is_lost_on_another_host_is_replaced_there(warm: int, tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError
+from cordee.core.errors import CoordinatorLost, CordeeError, Interrupted, RendezvousError
 from cordee.core.interrupts import Interrupts
 from cordee.core.plan import Plan
 from cordee.core.world import World
-from cordee.group.messages import Lose, Seat, Welcome, Who
+from cordee.group.messages import Farewell, Lose, Seat, Welcome, Who
 from cordee.group.wire import Address, Connection, connect
 from cordee.runtime import rendezvous
 from cordee.runtime.coordinator.hub import Hub
@@ -23,7 +23,7 @@ from cordee.runtime.engines import hosts
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.seam import seats
 from cordee.runtime.launch import Launch
-from cordee.runtime.notices import Notices
+from cordee.runtime.notices import Interrupt, Notices
 from cordee.runtime.rendezvous import await_hosts
 from cordee.runtime.spec import Target, WorkerSpec
 from harness import DEADLINE_S, until
@@ -134,6 +134,51 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     hub.close()
     watching.join(DEADLINE_S)
     assert [type(error) for error in ended] == [CoordinatorLost]
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_a_signal_to_a_host_that_follows(second: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator is asked to stop the run, once; a second signal ends the workers of that host at once."""
+    hub = Hub(Address("127.0.0.1", 0, secrets.token_hex(32)), expected=1, nodes=2)
+    monkeypatch.setattr(hosts, "LocalEngine", Workers)
+    said: list[str] = []
+    follower = Follower(Launch(Target("job", "job.py"), 1, Plan(), tmp_path), hub.address, said.append)
+    ended: list[CordeeError] = []
+    signals = Interrupts()
+
+    def watch() -> None:
+        try:
+            follower.watch(signals)
+        except CordeeError as error:
+            ended.append(error)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    until(lambda: hub.hosts.order)
+    HostsEngine(Workers(hub.notices, lambda seat: seat), hub).start(seats([1, 1]))  # type: ignore[arg-type,return-value]
+    until(lambda: follower._engine.specs)  # type: ignore[attr-defined]
+    signals.count = 1
+    while not isinstance(notice := hub.notices.get(timeout=DEADLINE_S)[1], Interrupt):
+        pass
+    assert notice.host == socket.gethostname()
+    assert not ended and "once more to end the workers of this host" in said[-1]
+    if second:
+        signals.count = 2
+    else:
+        hub.ask_to_stop("interrupted")
+        hub._server.call(hub._server.tell_all, Farewell())
+    watching.join(DEADLINE_S)
+    hub.close()
+    (error,) = ended
+    expected = "the workers of this host were ended" if second else "the run was ended: stopped after a step"
+    assert isinstance(error, Interrupted) and expected in str(error)
+    assert not [one for _, one in iter_notices(hub) if isinstance(one, Interrupt)]
+
+
+def iter_notices(hub: Hub) -> Iterator[tuple[int, object]]:
+    """What the hub has still to tell."""
+    while not hub.notices.empty():
+        yield hub.notices.get()
 
 
 def test_too_few_hosts(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

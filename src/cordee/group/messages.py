@@ -156,6 +156,10 @@ class Lose(Message):
     reason: str
 
 
+class Asked(Message):
+    """A signal has asked the launcher of this host to stop: the whole run shall."""
+
+
 class Filled(Message):
     """The first holder of a shard has given all that it has to another server, which is its backup from now on."""
 

@@ -72,3 +72,6 @@ class Formed(msgspec.Struct):
 
 class Interrupt(msgspec.Struct):
     """A signal came."""
+
+    host: str = ""
+    """To the launcher of another host, which coordinates nothing; empty for our own."""

@@ -61,6 +61,9 @@ class Controller:
         """Workers that were left after the last loss."""
         self._steps = 0
         self._interrupts = 0
+        """Signals that came to this process."""
+        self._stopping = False
+        """Whether all workers were asked to end after their step."""
         self._error: CordeeError | None = None
         self._finished = False
         self._ends_by = 0.0
@@ -121,8 +124,8 @@ class Controller:
                 self._places = self._places.came(go.newcomers, self._steps)
                 joined = [(new, self._hosts[new], self._places.replaces[new]) for new in go.newcomers]
                 self._recorder.notice(worker, notice, joined)
-            case Interrupt():
-                self._interrupt()
+            case Interrupt(host):
+                self._interrupt(host)
             case _:
                 self._error = self._what_ends(worker, notice)
 
@@ -162,7 +165,7 @@ class Controller:
         """Start a worker in the place of each that was lost, if the plan says so and the training has begun."""
         if not self._launch.plan.replace or self._launch.target.trial is not None or not self._begun:
             return
-        while self._vacant and self._error is None and not (self._finished or self._interrupts):
+        while self._vacant and self._error is None and not (self._finished or self._stopping):
             lost = self._vacant.pop()
             self._places, seat = replacement(self._places, lost, self._steps)
             if seat is None:
@@ -183,13 +186,18 @@ class Controller:
         except CordeeError as error:
             self._error = error
 
-    def _interrupt(self) -> None:
-        self._interrupts += 1
+    def _interrupt(self, host: str) -> None:
+        """A signal came here, or to the launcher of another `host`; a scheduler may send one to every host."""
+        self._interrupts += not host
         if not self._begun:
             self._error = Interrupted(interrupts.EARLY)  # nothing is worth a wait
-        elif self._interrupts == 1:
+        elif host and self._stopping:
+            return
+        elif self._interrupts <= 1:
             saved = "" if self._launch.target.kind == "script" else ", with a checkpoint"
-            self._recorder.event(WarningEvent(f"stopping after this step{saved}; once more to stop at once"))
+            more = f": host {host} was asked to stop" if host else "; once more to stop at once"
+            self._recorder.event(WarningEvent(f"stopping after this step{saved}{more}"))
+            self._stopping = True
             self._hub.ask_to_stop("interrupted")
         else:
             kept = "" if self._launch.target.kind == "script" else ", without a last checkpoint"
@@ -233,7 +241,7 @@ class Controller:
         return f"; the checkpoint of step {step} is on the host of the worker that wrote it, in the folder given there"
 
     def _conclude(self) -> dict[str, Any]:
-        if self._error is None and self._interrupts:
+        if self._error is None and self._stopping:
             self._error = Interrupted(f"stopped{self._what_was_saved()}")
         elif isinstance(self._error, Interrupted) and self._stepped and not self._begun:  # news of steps came late
             self._error = Interrupted("stopped at once, in the first steps")

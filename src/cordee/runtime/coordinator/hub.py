@@ -24,7 +24,7 @@ from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts, Roster
 from cordee.runtime.coordinator.stewards import Stewards
 from cordee.runtime.coordinator.tickets import Tickets, heard
-from cordee.runtime.notices import Formed, Lost, Notices
+from cordee.runtime.notices import Formed, Interrupt, Lost, Notices
 
 
 class Hub:
@@ -180,6 +180,8 @@ class Hub:
                 self._parted.heard(peer.number, message, lambda: self.hosts.nodes_of(self.roster.alive))
             case messages.Torn(generation):
                 self._torn(generation)
+            case messages.Asked():
+                self._notify(-1, Interrupt(peer.host))
             case messages.Filled(server):
                 self.stewards.filled(server)
             case messages.Stuck():

@@ -29,6 +29,7 @@ LOOK_S = 0.1
 END_S = 2.0
 """How long workers may take to end after the run has ended."""
 EVICTED = "Look at the network of this host before you use it again"
+STOPPED = "the run was ended: stopped after a step; the coordinator, at"
 NOT_STARTED = "the coordinator did not start the run: look there for the reason"
 
 
@@ -61,6 +62,8 @@ class Follower:
         self._notices: Notices = queue.SimpleQueue()
         self._started = False
         self._awaited = ""
+        self._asked = self._stopping = False
+        """Whether a signal has come here, and whether the run was asked to end after a step, wherever one came."""
         # Made now, as its server imports while hosts wait for each other.
         self._engine = LocalEngine(self._notices, self._spec, launch.output, sent_job)
         who = messages.Who("node", socket.gethostname(), workers=launch.workers)
@@ -81,6 +84,8 @@ class Follower:
             while not self._take(signals):
                 pass
             self._engine.wait(END_S)
+            if self._stopping:
+                raise Interrupted(f"{STOPPED} {self._address}, says how to go on")
         finally:
             self._client.close()
             self._engine.close()
@@ -89,8 +94,12 @@ class Follower:
         """Take the next message or notice, or wait a moment for it; True when the run has ended."""
         if signals.count and not self._started:
             raise Interrupted(interrupts.EARLY)
-        if signals.count:
+        if signals.count > 1:
             raise Interrupted("stopped: the workers of this host were ended, and the other hosts go on without them")
+        if signals.count and not self._asked:
+            self._asked = True
+            self._client.send(messages.Asked())
+            self._say("asked the coordinator to stop the run; once more to end the workers of this host at once")
         if not self._started and self._wait.left_s <= 0:
             raise RendezvousError(NOT_STARTED)
         if not self._started and self._awaited:
@@ -116,7 +125,9 @@ class Follower:
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)
                 case messages.Abort(reason):
-                    raise WorkerFailed(f"the run was ended: {reason}")
+                    raise (Interrupted if self._asked else WorkerFailed)(f"the run was ended: {reason}")
+                case messages.Stop():
+                    self._stopping = True
                 case messages.Evicted(reason):
                     raise Evicted(f"this host was evicted, and the others continue without it: {reason}. {EVICTED}")
                 case CordeeError():
