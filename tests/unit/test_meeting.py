@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cordee.core.errors import CoordinatorLost, CordeeError, RendezvousError
+from cordee.core.errors import CoordinatorLost, CordeeError, Interrupted, RendezvousError
 from cordee.core.interrupts import Interrupts
 from cordee.core.plan import Plan
 from cordee.core.world import World
@@ -170,9 +170,8 @@ def test_a_signal_to_a_host_that_follows(second: bool, tmp_path: Path, monkeypat
     watching.join(DEADLINE_S)
     hub.close()
     (error,) = ended
-    assert ("the workers of this host were ended" if second else "the run was ended: stopped after a step") in str(
-        error
-    )
+    expected = "the workers of this host were ended" if second else "the run was ended: stopped after a step"
+    assert isinstance(error, Interrupted) and expected in str(error)
     assert not [one for _, one in iter_notices(hub) if isinstance(one, Interrupt)]
 
 
