@@ -277,8 +277,9 @@ def plan() -> list[str]:
     parts += [
         "`cordee plan` lists the keys in the terminal; `cordee plan PLAN` checks a plan and prints all of it.",
         "## How near to one process",
-        "A plan is *exact* if it gives the same bits on any number of workers, which [`exact=true`](../how-to/exact.md) "
-        "does; *same* if it gives what one process gives, up to rounding and the model's own random draws; and "
+        "A plan is *exact* if it gives the same bits on any number of workers, as "
+        "[`exact=true`](../how-to/exact.md) does; *same* if it gives what one process gives, up to rounding and the "
+        "model's own random draws; and "
         f"*statistical* otherwise; `run.json` says which. These make it statistical: "
         f"{', '.join(lossy) or 'none'}.",
     ]

@@ -1,12 +1,14 @@
 """A small model in fp32 with dropout, which `exact=true` trains to the same bits on any number of workers.
 
 `dead` ("worker:step:place") ends a worker after so many steps: in its next `loss`, or before its next `update`.
+After step `awaits` all wait until another worker has come.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 import cordee
 from cordee.train.job import Save, Stop
+from cordee.train.session import stepper_of
 
 
 class Net(nn.Module):
@@ -39,6 +42,7 @@ def error(output: Tensor, target: Tensor) -> Tensor:
 
 def job(
     dead: str = "",
+    awaits: int = -1,
     weighed: bool = False,
     norm: str = "group",
     drop: float = 0.2,
@@ -54,6 +58,14 @@ def job(
     class Counting(cordee.Callback):
         def on_step(self, session: Any, step: Any) -> None:
             done[0] = step.steps
+            deadline, team = time.monotonic() + 120.0, stepper_of(session).team
+            while (
+                step.steps == awaits
+                and not team.channel.newcomers
+                and team.membership.size < cordee.World.from_env().size
+            ):
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
 
     def meet(here: str) -> None:
         if here == place and done[0] == int(after) and os.environ["CORDEE_RANK"] == worker:

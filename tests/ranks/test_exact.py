@@ -45,11 +45,17 @@ def test_more_workers_than_pieces(tmp_path: Path) -> None:
     assert any("1 workers have nothing to do" in event["message"] for event in runs[1].of("warning"))
 
 
-@pytest.mark.parametrize("dead", ["1:4:loss", "0:7:update"])
+@pytest.mark.parametrize("dead", ["1:4:loss", "0:7:update", "2:6:loss"])  # the last one in an evaluation
 def test_a_worker_that_dies(dead: str, alone: Run, tmp_path: Path) -> None:
     run = train("pieces", tmp_path / "run", workers=3, plan="exact=true,proportions=2:3:3", dead=dead)
     assert [event["worker"] for event in run.of("failure")] == [int(dead[0])]
     assert bits(run) == bits(alone)
+
+
+def test_a_worker_that_comes_in(alone: Run, tmp_path: Path) -> None:
+    plan = "exact=true,replace=true"
+    run = train("pieces", tmp_path / "run", workers=2, plan=plan, dead="1:2:loss", awaits=8)
+    assert run.of("joined") and bits(run) == bits(alone)
 
 
 def test_resumed_on_another_number(alone: Run, tmp_path: Path) -> None:
