@@ -92,6 +92,11 @@ def test_a_slow_link_is_that_of_the_host_that_has_no_fast_one() -> None:
     assert worst(*times[:2], links=[("a", "b", 10.0, 1.0), ("b", "a", 10.0, 1.0)]) is None, "one link has two ends"
 
 
+def test_times_that_come_to_nothing() -> None:
+    nothing = one(0.0, data=0.0, communication=0.0)
+    assert judge({0: nothing, 1: nothing, 2: one(-0.01, data=0.0, host="b")}, RING) == []
+
+
 def test_stages_are_not_compared() -> None:
     assert judge({0: one(waiting=80.0), 1: one(130.0)}, staged=True) == []
     assert judge({0: one(130.0)}) == []
