@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,10 @@ from cordee.group.pauses import LEAST_S, Pauses
 from cordee.runtime.coordinator.remedies import remedy
 from cordee.runtime.coordinator.stragglers import Stragglers
 from cordee.runtime.coordinator.straggling import Slow, Times, judge
+from cordee.watch.progress import ProgressView
+from cordee.watch.report import write_report
 from cordee.watch.words import tell
+from records import end, event, made, start, step, write
 
 RING = [("a", "b", 10.0, 1.0), ("b", "c", 11.0, 1.0), ("c", "a", 900.0, 1.0)]
 """Host b has a slow link."""
@@ -90,6 +95,11 @@ def test_a_slow_link_is_that_of_the_host_that_has_no_fast_one() -> None:
     )
     assert worst(*times, links=[(*link[:2], 10.0, 1.0) for link in RING]) is None, "all links are slow"
     assert worst(*times[:2], links=[("a", "b", 10.0, 1.0), ("b", "a", 10.0, 1.0)]) is None, "one link has two ends"
+
+
+def test_times_that_come_to_nothing() -> None:
+    nothing = one(0.0, data=0.0, communication=0.0)
+    assert judge({0: nothing, 1: nothing, 2: one(-0.01, data=0.0, host="b")}, RING) == []
 
 
 def test_stages_are_not_compared() -> None:
@@ -222,6 +232,17 @@ def test_remedies_name_what_there_is() -> None:
     assert "sync=auto in the plan" in remedy("network", Plan(), 3)
     assert remedy("network", Plan.parse("sync=auto"), 3) == "sync=auto chooses what is sent over it"
     assert all(remedy(cause, Plan(), 3) for cause in ("data", "callbacks", "paused"))
+
+
+def test_it_is_shown_while_the_run_goes_on_and_in_its_report(tmp_path: Path) -> None:
+    about = {"worker": 1, "host": "b", "cause": "paused", "step": 7, "steps": 12, "took_ms": 50.0, "usual_ms": 0.0}
+    record = event("straggler", 3.0, **about, over=False, done="nothing was done")
+    words = "worker 1 on b makes the others wait since step 7: 50.0 ms of each step in which its process does not run"
+    stream = io.StringIO()
+    ProgressView(stream)(made(record))
+    assert words in stream.getvalue()
+    page = write_report(write(tmp_path / "run", [*start(0.0, 2), step(2.0, 1), record, end(4.0)])).read_text()
+    assert words in page and ">straggler</td>" in page
 
 
 def test_a_pause_takes_no_processor_time() -> None:

@@ -16,6 +16,8 @@ NEAR = 0.9
 """Of equally slow workers of a host, up to so much of the slowest one's time, it is always the first that is named."""
 SLOW_LINK = 0.5
 """A host's fastest link that has less than this part of what every other host has on one of its own is slow."""
+_LEAST_MS = 1e-3
+"""No step is shorter; differences of clocks can be 0, or below."""
 Cause = Literal["data", "compute", "callbacks", "network", "paused"]
 Link = tuple[str, str, float, float]
 """From host, to host, Mbit/s, round trip in ms: as the event `links` has it."""
@@ -36,12 +38,12 @@ class Times(NamedTuple):
     @property
     def step(self) -> float:
         """A whole step; `paused` is within the other parts."""
-        return self.own + self.communication + self.waiting
+        return max(self.own + self.communication + self.waiting, _LEAST_MS)
 
     @property
     def own(self) -> float:
         """What does not depend on others."""
-        return self.data + self.compute + self.callbacks
+        return max(self.data + self.compute + self.callbacks, 0.0)
 
     def with_samples(self, samples: float) -> Times:
         """As it would be with so many samples."""
