@@ -65,6 +65,13 @@ def test_resumed_on_another_number(alone: Run, tmp_path: Path) -> None:
     assert run.result["params_sha256"] == alone.result["params_sha256"]
 
 
+def test_other_conditions_are_told(tmp_path: Path) -> None:
+    train("pieces", tmp_path / "run", plan="exact=true", stop_steps=1)
+    run = train("pieces", tmp_path / "run", plan="exact=true,pieces=2", resume=True, stop_steps=2)
+    (told,) = (one["message"] for one in run.of("warning") if "exact=true" in one["message"])
+    assert "the run had pieces 8, here it is pieces 2" in told
+
+
 @pytest.mark.parametrize("settings", [{"weighed": True}, {"keep_best": True}])
 def test_weights_and_what_an_evaluation_decides(settings: dict[str, Any], tmp_path: Path) -> None:
     runs = [train("pieces", tmp_path / str(one), workers=one, plan="exact=true", **settings) for one in (1, 3)]

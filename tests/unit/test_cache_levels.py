@@ -211,6 +211,22 @@ def test_what_comes_is_what_the_shares_say() -> None:
                     assert [one.tolist() for one in parts] == [one.tolist() for one in expected]
 
 
+def test_what_comes_in_whole_pieces() -> None:
+    order = Order(100, 13, seed=1)
+    for share in (Share(), Share("proportional", (3.0, 0.0, 1.0)), Share("sampled", seed=2)):
+        for index in range(3):
+            coming = Coming(order, Shares(((0, share),)), (0, 1, 2), index, 4, (1, 2, 0), whole=True)
+            expected = []
+            for step in range(2, order.steps):
+                pieces = np.array_split(order.ids(1, step), [13 * at // 4 for at in (1, 2, 3)])
+                if step == order.steps - 1:  # a short one: 9 samples
+                    pieces = np.array_split(order.ids(1, step), [9 * at // 4 for at in (1, 2, 3)])
+                mine = [pieces[int(at)] for at in share.positions(4, (0, 1, 2), index, (1, step, 0))]
+                expected += [one.tolist() for one in mine or [pieces[0][:1]]]
+            stretch = next(coming.stretches())
+            assert [one.tolist() for one in np.split(stretch.ids, stretch.ends[:-1])] == expected
+
+
 def test_a_verdict_is_made_of_ranks_and_sizes() -> None:
     shelf = Shelf(10)
     assert shelf.decide(1, 11, 0) == Verdict(False)

@@ -37,6 +37,19 @@ class Slow:
         return torch.from_numpy(ids.copy())
 
 
+def test_whole_pieces_are_read_ahead_one_by_one() -> None:
+    source = Slow()
+    feeder = Feeder(source, Order(1_000, 10, shuffle="none"), Shares(), Team(), accumulate=4, whole=True)
+    for step in range(12):
+        taken = [feeder.take(Slot(0, step, piece)) for piece in feeder.own_micros(Slot(0, step))]
+        assert [len(one) for one in taken] == [2, 3, 2, 3]
+        assert [int(one) for each in taken for one in each.x] == list(range(10 * step, 10 * step + 10))
+        assert [one for each in taken for one in each.positions] == list(range(10))
+    feeder.close()
+    threads = [name for name, _ in source.read]
+    assert set(threads[threads.index("cordee-loader") :]) == {"cordee-loader"}
+
+
 def test_once_a_thread_reads_ahead_nobody_else_reads() -> None:
     source = Slow()
     feeder = Feeder(source, Order(1_000, 10, shuffle="none"), Shares(), Team())

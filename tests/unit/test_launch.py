@@ -13,6 +13,9 @@ import pytest
 from cordee.core.errors import SecurityError, UsageError
 from cordee.core.machine import usable_cores
 from cordee.core.plan import Plan
+from cordee.core.world import World
+from cordee.group.messages import Seat
+from cordee.group.wire import Address
 from cordee.runtime.api import Options, train
 from cordee.runtime.join import session
 from cordee.runtime.launch import Launch
@@ -57,6 +60,16 @@ def test_the_command_that_goes_on_can_be_pasted() -> None:
             "resume=True)"
         )
     )
+
+
+def test_threads_do_not_follow_the_number_of_workers_where_bits_depend_on_them() -> None:
+    def threads(plan: str, given: int | None) -> int:
+        seat = Seat(0, World(0, 1))
+        one = Launch(Target("job", "job.py"), 1, Plan.parse(plan), Path("runs/a"), threads=given, device="cpu")
+        return one.spec(Address("127.0.0.1", 1, ""), "127.0.0.1", seat).threads
+
+    assert threads("auto", None) == len(usable_cores())
+    assert (threads("exact=true", None), threads("exact=true", 3)) == (1, 3)
 
 
 def test_how_to_go_on_is_said_where_there_is_a_checkpoint(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def of_model(model: nn.Module, plan: Plan) -> dict[str, Any]:
     state = {**model.state_dict(), **dict(model.named_buffers())}
     shapes = [f"{name} {tuple(one.shape)} {one.dtype}" for name, one in state.items() if isinstance(one, Tensor)]
     count = sum(parameter.numel() for parameter in model.parameters())
-    keys = {name: value for name, value in plan.to_dict().items() if name not in _BY_MACHINE}
+    keys = {name: value for name, value in plan.to_dict().items() if plan.exact or name not in _BY_MACHINE}
     alike = {}
     if plan.exact:
         device = next((str(one.device) for one in model.parameters()), "cpu")
