@@ -100,7 +100,7 @@ def test_what_is_left_of_a_replica_is_told_a_plan_of_its_own(tmp_path: Path) -> 
 
 def test_what_is_left_on_several_hosts_is_told_a_plan(tmp_path: Path) -> None:
     """Each host has its own number of workers, and one may be gone: the user knows which."""
-    (tmp_path / "checkpoints" / "step-00000023").mkdir(parents=True)
+    write_checkpoint(tmp_path, 23)
     hosts = replace(launch(tmp_path, plan="pipeline=4"), rendezvous=Rendezvous("192.0.2.7", 29400, 2))
     assert hosts.going_on(3) == (
         f"{hosts.going_on()}; on 3 workers: the same on each host that is left, with --plan shard=params, and with "

@@ -161,7 +161,8 @@ def test_a_signal_to_a_host_that_follows(second: bool, tmp_path: Path, monkeypat
     while not isinstance(notice := hub.notices.get(timeout=DEADLINE_S)[1], Interrupt):
         pass
     assert notice.host == socket.gethostname()
-    assert not ended and "once more to end the workers of this host" in said[-1]
+    until(lambda: "once more to end the workers of this host" in said[-1])
+    assert not ended
     if second:
         signals.count = 2
     else:

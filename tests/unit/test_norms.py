@@ -47,7 +47,7 @@ class Channel:
     """Keeps what is told."""
 
     worker = 0
-    clock_offset_s = 0.0
+    clock_offset_s = paused_s = 0.0
     recorded = 0
 
     def __init__(self) -> None:

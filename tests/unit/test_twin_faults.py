@@ -23,7 +23,7 @@ from cordee.twin.run import run
 from cordee.twin.schedule import Action, Progress, Schedule
 from cordee.twin.twin import Twin
 from harness import DEADLINE_S, until
-from records import event, read, start, step, worker, write
+from records import event, read, start, step, worker, write, write_checkpoint
 
 SLEEP = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(1000)"]
 OFFSPRING = """
@@ -205,7 +205,7 @@ def test_what_stands_behind_two_dashes_stays_there(processes: Twin) -> None:
 
 
 def test_on_a_twin_the_hosts_do_not_say_how_to_go_on(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "step-7").mkdir(parents=True)
+    write_checkpoint(tmp_path, 7)
     said = [
         Launch(Target("job", "job.py"), 1, Plan(), tmp_path, wording=Wording(way_on=way_on)).going_on()
         for way_on in (True, False)
