@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("cut_models", {"kind": "bert"}),
     "blocks": ("sliced", {"kind": "blocks", "stop_steps": 20, "clip": 0.5}),
     "scaled": ("sliced", {"kind": "scaled", "cut": "found", "stop_steps": 20, "clip": 0.5}),
+    "marked": ("sliced", {"kind": "scaled", "cut": "found", "stop_steps": 6, "optimizer": "grouped"}),
 }
 FAST = [
     ("mlp", "shard=params,proportions=5:0:3", 3),  # an empty share, and a norm over the batch
@@ -36,6 +37,7 @@ FAST = [
     ("mlp", "shard=optimizer,shards=2", 4),
     ("gpt", "shard=params,shards=2", 4),
     ("scaled", "shard=params,tensor=2", 4),  # with a parameter of one number, and slices
+    ("marked", "shard=params,tensor=2", 4),  # whose optimizer makes groups by a mark of its parameters
 ]
 SLOW = [
     (model, f"shard={word}{more}", workers)
@@ -61,7 +63,7 @@ def test_equals_one_process(reference: Callable[..., Run], tmp_path: Path, model
     assert_same(run, alone, loss=1e-10, tensor=1e-8)
     (event,) = run.of("shard")
     assert event["units"] and event["loss"] < 1e-12 and event["gradient"] < 1e-9
-    assert event["whole"] == (["1.scale"] if model == "scaled" else [])
+    assert event["whole"] == (["1.scale"] if model in ("scaled", "marked") else [])
 
 
 def test_every_worker_holds_its_part_of_the_state(warm: int, tmp_path: Path) -> None:
