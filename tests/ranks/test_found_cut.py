@@ -128,8 +128,8 @@ def test_some_of_the_tokens_where_stages_or_state_are_cut_too(warm: int, tmp_pat
 
 @pytest.mark.parametrize("kind", ["gpt-words", *slow("mlp", "gpt", "llama-words", "bert-words", "encoder", "qwen3")])
 def test_two_replicas_of_two_workers_equal_one_process(warm: int, tmp_path: Path, kind: str) -> None:
-    # Norms of Qwen3 compute in float32, whose rounding depends on the number of samples (6e-10 in the loss, also
-    # without a cut): two whole replicas have the same shares.
+    # Norms of Qwen3 convert to float32, which makes 6e-10 in the loss of the last bit of fp64, where parts of a batch
+    # have another shape (`benchmarks/rounding.py`): two whole replicas have the same shares.
     whole = start(kind, tmp_path / "whole", workers=2 if kind == "qwen3" else 1)
     same(start(kind, tmp_path / "four", workers=4, plan="tensor=2"), whole)
 
