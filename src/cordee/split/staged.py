@@ -21,7 +21,7 @@ from cordee.core.words import plural
 from cordee.group.sliced import local_of
 from cordee.split.halves import backward_to_inputs
 from cordee.split.layers import apart
-from cordee.split.placeholders import Shape, StandIns, drop
+from cordee.split.placeholders import Shape, StandIns, drop, refuse_unplanned
 from cordee.split.record import random_state, set_random_state
 from cordee.split.stages import Key, Point, Stages, slots
 
@@ -117,6 +117,7 @@ class Staged:
         for name in stages.gates:
             module = modules[name]
             module.forward = _Gate(self, name, module, module.forward)
+        refuse_unplanned(model, stages.gates, lambda: self.run is not None and not self.run.inside)
 
     def owned(self, stage: int | None = None) -> dict[str, nn.Parameter]:
         """The parameters of one stage of this process, or of all of them, by name."""
