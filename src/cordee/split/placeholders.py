@@ -91,10 +91,11 @@ def _infer(name: str, module: nn.Module, forward: Callable[..., Any], given: Any
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a moment; the way torch.compile finds shapes
 
     leaves, tree = pytree.tree_flatten(given)
+    copies = [_copied(one) for one in leaves]
     with torch.no_grad(), unchanged(module), apart():
         try:
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                passed = [mode.from_tensor(one) if isinstance(one, Tensor) else _copied(one) for one in leaves]
+                passed = [mode.from_tensor(one) if isinstance(one, Tensor) else one for one in copies]
                 args, kwargs = pytree.tree_unflatten(passed, tree)
                 made, made_tree = pytree.tree_flatten(forward(*args, **kwargs))
         except Exception:
@@ -117,7 +118,7 @@ def _infer(name: str, module: nn.Module, forward: Callable[..., Any], given: Any
 def _copied(leaf: Any) -> Any:
     """What a layer may change, such as a cache of keys and values: it must not keep tensors without numbers."""
     try:
-        return copy.deepcopy(leaf) if _is_object(leaf) else leaf
+        return copy.deepcopy(leaf) if _is_object(leaf) and not isinstance(leaf, Tensor) else leaf
     except Exception:  # a user's object may refuse with anything
         return leaf
 
@@ -139,7 +140,8 @@ def _casts() -> Hashable:
 def refuse_unplanned(model: nn.Module, gates: AbstractSet[str], passing: Callable[[], bool]) -> None:
     """Refuse calls of layers that were not called when the stages were planned: on most workers they have no numbers.
 
-    `gates` are those that were called; `passing`: whether code between them runs now.
+    `gates` are those that were called; `passing`: whether code between them runs now. To be called while the model has
+    all its parameters.
     """
 
     def refusing(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -107,6 +107,7 @@ class Staged:
         """`mine` are the numbers of this process's stages; several for interleaved schedules."""
         self.model, self.stages, self.mine = model, stages, tuple(mine)
         self.run: _Run | None = None
+        refuse_unplanned(model, stages.gates, lambda: self.run is not None and not self.run.inside)
         for buffers, places in ((False, stages.parameters), (True, stages.buffers)):
             for name, part, last, _ in list(slots(model, buffers=buffers)):
                 if name in places and not set(self.mine).intersection(places[name]):
@@ -117,7 +118,6 @@ class Staged:
         for name in stages.gates:
             module = modules[name]
             module.forward = _Gate(self, name, module, module.forward)
-        refuse_unplanned(model, stages.gates, lambda: self.run is not None and not self.run.inside)
 
     def owned(self, stage: int | None = None) -> dict[str, nn.Parameter]:
         """The parameters of one stage of this process, or of all of them, by name."""
