@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cordee.core import heap
-from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed
+from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed, kind_of_error
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import search_in, shadowed
 from cordee.core.world import World
@@ -129,7 +129,7 @@ def _load(path: Path, settings: dict[str, str]) -> Job:
 def _fail(channel: Channel, error: BaseException) -> int:
     """Tell the launcher what happened; it speaks to the user, once."""
     if isinstance(error, CordeeError):
-        code, failed = error.code, Failed(type(error).__name__, error.message, next_step=error.next_step)
+        code, failed = error.code, Failed(kind_of_error(error).__name__, error.message, next_step=error.next_step)
     else:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
         notes += shadowed(error, Path(sys.argv[0]).resolve().parent)
