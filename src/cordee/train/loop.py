@@ -309,7 +309,7 @@ class Training:
         )
         self._check_alike(kept.get("exact"))
         self.next = tuple(kept["next"])
-        self.saver.step = self.steps
+        self.saver.took_up(self.steps)
         stepper.ledger = Ledger(**kept["ledger"])
         self.samples_before = stepper.ledger.samples
         self.evaluations.take_up(kept["evaluations"])

@@ -129,6 +129,10 @@ class Saver:
             self._warn(f"an older checkpoint is used: {problem.message}")
         return snapshot
 
+    def took_up(self, step: int) -> None:
+        """The training continues after this step. Its checkpoint stands, unless its state was in memory."""
+        self.step = step if self._memory is None else -1
+
     def model_of(self, step: int) -> Snapshot:
         """The model alone, from the checkpoint of this step."""
         found = self._checkpoints.read(step, only=MODEL)

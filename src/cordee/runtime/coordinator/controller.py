@@ -216,7 +216,7 @@ class Controller:
             self._hear_out()
             if time.monotonic() >= self._ends_by:
                 break
-        self._engine.close()
+        self._engine.end()
         self._hub.hear_out(READ_S)
         self._hear_out()
 

@@ -25,7 +25,7 @@ from cordee.group.client import Client
 from cordee.group.messages import Message, Seat
 from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.engines.local import LocalEngine
+from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.keeping import Kept
 from cordee.runtime.launch import Continued, Launch, continued
@@ -48,7 +48,8 @@ class HostsEngine:
     def __init__(self, local: Engine, hub: Hub) -> None:
         """`local` starts the workers of this host, node 0; the launchers of the others are connected to `hub`."""
         self._local, self._hub = local, hub
-        self.look, self.wait, self.how_it_ended, self.close = local.look, local.wait, local.how_it_ended, local.close
+        self.look, self.wait, self.how_it_ended = local.look, local.wait, local.how_it_ended
+        self.end, self.close = local.end, local.close
         """Of this host: the others look after their own workers, say what became of them, and end with the run."""
 
     def start(self, seats: Iterable[Seat]) -> None:
@@ -64,9 +65,18 @@ class Follower:
     """The launcher of a host that does not coordinate."""
 
     def __init__(
-        self, launch: Launch, address: Address, say: Callable[[str], None], sent_job: bytes | None, kept: Kept
+        self,
+        launch: Launch,
+        address: Address,
+        say: Callable[[str], None],
+        sent_job: bytes | None,
+        kept: Kept,
+        former: LocalEngine | None = None,
     ) -> None:
-        """Connect to the coordinator at `address`, which may be started a little later; `say` tells the user."""
+        """Connect to the coordinator at `address`, which may be started a little later; `say` tells the user.
+
+        `former` has started the workers of this host before, in a run that continues.
+        """
         self._launch, self._address, self._say, self._kept = launch, address, say, kept
         self._node = 0
         """The place of this host among the hosts."""
@@ -78,7 +88,7 @@ class Follower:
         self._asked = self._stopping = False
         """Whether a signal has come here, and whether the run was asked to end after a step, wherever one came."""
         # Made now, as its server imports while hosts wait for each other.
-        self._engine = LocalEngine(self._notices, self._spec, launch.output, sent_job)
+        self.engine = engine_for(former, self._notices, self._spec, (launch.output, sent_job))
         at = kept.place or messages.Place(0, "", "", 0)
         who = messages.Who("node", socket.gethostname(), workers=launch.workers, interface=at.interface, port=at.port)
         self._wait = HostWait(say, PATIENCE_S if launch.continued is None else BACK_S)
@@ -86,7 +96,7 @@ class Follower:
             waited = f"waiting for the host that has the address {address.host}"
             self._client = self._wait.reach(lambda: Client(address, who, self._hear, self._lost), waited)
         except BaseException:
-            self._engine.close()
+            self.engine.close()
             raise
         self._client.at = "watching"
         self._client.start()
@@ -100,7 +110,7 @@ class Follower:
         try:
             while not self._take(signals):
                 pass
-            self._engine.wait(END_S)
+            self.engine.wait(END_S)
             if self._again is not None:
                 return continued(self._launch, self._again, self._node, Continued(0, ""))
             if self._stopping:
@@ -108,7 +118,7 @@ class Follower:
             return None
         finally:
             self._client.close()
-            self._engine.close()
+            self.engine.end()
 
     def _take(self, signals: Interrupts) -> bool:
         """Take the next message or notice, or wait a moment for it; True when the run has ended."""
@@ -124,7 +134,7 @@ class Follower:
             raise RendezvousError(NOT_STARTED)
         if not self._started and self._awaited:
             self._wait.tell(self._awaited)
-        due = self._engine.look()
+        due = self.engine.look()
         with contextlib.suppress(queue.Empty):
             worker, notice = self._notices.get(timeout=LOOK_S if due is None else due)
             match notice:
@@ -143,7 +153,7 @@ class Follower:
                     if workers := [seat for seat in seats if not seat.serves]:
                         numbers = ", ".join(str(seat.worker) for seat in workers)
                         self._say(f"on this host, of {plural(workers[0].world.size, 'worker')} in all: {numbers}")
-                    self._engine.start(seats)
+                    self.engine.start(seats)
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)
                 case messages.Abort(reason, again) if again is not None and not self._asked:
@@ -169,7 +179,7 @@ class Follower:
         self._say("the run has lost its last whole replica; this host continues it with the others")
         self._again = again
         if again.keeper is not None:
-            self._engine.wait(END_S)  # until workers have written their last copies
+            self.engine.wait(END_S)  # until workers have written their last copies
             self._kept.bring(again.keeper)
 
     def _hear(self, message: Message) -> None:
