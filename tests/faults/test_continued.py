@@ -72,7 +72,8 @@ def test_a_run_continues_and_comes_to_what_one_process_does(
     (told,) = run.of("continued")
     left, asked, source, steps = then
     assert (told["workers"], told["plan"], told["source"]) == (left, asked or plan, source)
-    assert told["step"] in steps and told["repeats"] == 11 - told["step"]
+    recorded = [one["step"] for one in run.events[: run.events.index(told)] if one["event"] == "step"]
+    assert told["step"] in steps and told["repeats"] == max(0, max(recorded) - told["step"])
     assert [one["resume"] for one in run.of("start")] == [False, True]
     assert in_memory() == before
 

@@ -37,6 +37,11 @@ def snapshot(owner: int, step: int) -> Snapshot:
     return Snapshot({"model.w": rows.clone()}, meta, places)
 
 
+def whole(step: int) -> Snapshot:
+    """What one worker that owns all of it would write."""
+    return Snapshot({"model.w": WHOLE + step}, snapshot(0, step).meta)
+
+
 def copy(memory: Memory, owner: int, step: int, told: list[Event] | None = None, token: str = "ab-0") -> None:
     copier = Copier(memory, owner, (told if told is not None else []).append)
     copier.write(snapshot(owner, step), Owners(owner, 2, token), step, {}, lambda: None)
@@ -97,14 +102,14 @@ def test_so_many_parts_are_kept_that_a_slower_owner_finds_its_counterpart(tmp_pa
 
 def test_the_newest_of_memory_and_disk_is_read(tmp_path: Path) -> None:
     disk, memory = Checkpoints(tmp_path / "disk"), tmp_path / "memory"
-    disk.save(snapshot(0, 5), step=5, wait=True)
+    disk.save(whole(5), step=5, wait=True)
     memory.mkdir()
     assert disk.read_latest(memory)[0].meta["extra"] == {"step": 5}  # type: ignore[union-attr]
     for owner in (0, 1):
         copy(Memory(memory), owner, 6)
     assemble(memory)
     assert disk.read_latest(memory)[0].meta["extra"] == {"step": 6}  # type: ignore[union-attr]
-    disk.save(snapshot(0, 7), step=7, wait=True)
+    disk.save(whole(7), step=7, wait=True)
     assert disk.read_latest(memory)[0].meta["extra"] == {"step": 7}  # type: ignore[union-attr]
 
 

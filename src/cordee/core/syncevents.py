@@ -171,6 +171,6 @@ class ContinuedEvent(Event):
     plan: str
     """their plan"""
     repeats: Count
-    """steps that were committed after that one and are computed again: they count once"""
+    """steps on record after that one, which are computed again: they count once"""
     reason: str
     """what ended the start before"""

@@ -99,5 +99,5 @@ def _mapped(path: Path, *, write: bool = False) -> Iterator[memoryview]:
             yield memoryview(b"")
             return
         access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
-        with mmap.mmap(file.fileno(), 0, access=access) as mapped, memoryview(mapped) as content:
-            yield content
+        # Not closed by us: an error on its way up holds views of it.
+        yield memoryview(mmap.mmap(file.fileno(), 0, access=access))
