@@ -71,7 +71,7 @@ WORDS = {
 
 
 class Silent(Exception):
-    """Something public of which nobody says what it is."""
+    """Something public that no docstring describes."""
 
 
 # ------------------------------------------------------------- reading the code

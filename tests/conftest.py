@@ -20,6 +20,9 @@ import warmer
 from harness import DEADLINE_S, Run, stat_of, train
 
 TWIN = "tests/twin/"
+HOUSE = "tests/shape/"
+SEPARATE = ("tests/shape/test_docs.py", "tests/shape/test_readme.py")
+"""What takes long of the house's tests; the others read the whole package, which one process does once."""
 LONGEST = (
     TWIN,
     "tests/ranks/test_same_training.py",
@@ -75,6 +78,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file.startswith(HOUSE) and file not in SEPARATE:
+                return HOUSE
             return TWIN if file.startswith(TWIN) else file
 
     config.option.loadscopereorder = False  # the order of the collection, see below

@@ -105,9 +105,10 @@ def test_what_a_run_was_resumed_from_is_let_go_before_its_first_step(tmp_path: P
         return given
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        gc.collect()
-        alive.append(handed[0]() is not None)
+        if len(alive) < 2:
+            gc.collect()
+            alive.append(handed[0]() is not None)
         return nn.functional.cross_entropy(output, target)
 
     run_job(job(5, loss=loss), Stepper(), out=tmp_path / "second", receive=receive)
-    assert alive[:2] == [False, False]
+    assert alive == [False, False]

@@ -254,7 +254,7 @@ class Go(Message):
     giver: int | None
     """The worker that hands the result of agreement number `target` to those behind; None if none is behind."""
     admits: bool = False
-    """Whether all former members were ready to let others in; if some were not, nobody came in."""
+    """Whether all former members were ready to let others in; if some were not, no worker came in."""
     newcomers: tuple[int, ...] = ()
     """Members that have come in with this generation, and have no state yet."""
     recorded: int = -1

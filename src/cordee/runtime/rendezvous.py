@@ -146,7 +146,7 @@ def await_hosts(hub: Hub, nodes: int, say: Callable[[str], None]) -> list[int]:
 
 
 def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | None) -> CordeeError:
-    """Why we could not join at an address; if we could not listen there either, because it is taken, by whom it is."""
+    """Why we could not join at an address; if we could not listen there either, as it is taken, by which process."""
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return error  # it is another host's
     taken = judge_port(address.port, cause)
