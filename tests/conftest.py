@@ -124,19 +124,12 @@ def private_runtime() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def warm(private_runtime: Path) -> Iterator[int]:
     """The number of a warm server's process."""
-    from cordee.runtime.engines import warm as engine
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "python_module", lambda _, *given: [sys.executable, str(warmer.SERVER), *given])
-        pid = engine.start_warm(minutes=60)
-    try:
+    with warmer.serving() as pid:
         yield pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + DEADLINE_S
-        while (found := stat_of(pid)) is not None and found[0] != "Z" and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert found is None or found[0] == "Z", f"the warm server {pid} did not end"
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := stat_of(pid)) is not None and found[0] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found is None or found[0] == "Z", f"the warm server {pid} did not end"
 
 
 Reference = Callable[..., Run]
