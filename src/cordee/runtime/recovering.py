@@ -39,7 +39,7 @@ class Recovery:
         left = Left.of(
             places.seats.values(),
             dict(hub.roster.lost),
-            hub.nodes_here(),
+            hub.hosts.here,
             steps=steps,
             saved=recorder.saved is not None or saved_step(recorder.out) is not None or not self.kept.is_empty(),
         )
