@@ -40,20 +40,22 @@ def assert_exact(run: Run, alone: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "workers", "save", "then"),
+    ("plan", "workers", "who", "save", "then"),
     [
-        ("pipeline=2,recover=fewer", 2, 4, (1, "recover=fewer", "disk", {7, 8})),  # the save of step 8 may be cut off
-        ("tensor=2,recover=full,copy_every=3", 2, 8, (2, "tensor=2,recover=full,copy_every=3", "memory", {9})),
+        # The save of step 8 may be cut off.
+        ("pipeline=2,recover=fewer", 2, 1, 4, (1, "recover=fewer", "disk", {7, 8})),
+        ("tensor=2,recover=full,copy_every=3", 2, 1, 8, (2, "tensor=2,recover=full,copy_every=3", "memory", {9})),
         pytest.param(
             "shard=params,recover=fewer,copy_every=5",
             3,
             0,
+            0,
             (2, "shard=params,recover=fewer,copy_every=5", "memory", {10}),
             marks=SLOW,
         ),
-        pytest.param("pipeline=2,recover=full,copy_every=7", 2, 5, (2, "", "disk", {7, 10}), marks=SLOW),
-        pytest.param("recover=full,copy_every=1", 1, 0, (1, "", "memory", {10, 11}), marks=SLOW),
-        pytest.param("sync=local,local_steps=4,recover=full,copy_every=3", 1, 0, (1, "", "memory", {9}), marks=SLOW),
+        pytest.param("pipeline=2,recover=full,copy_every=7", 2, 0, 5, (2, "", "disk", {7, 10}), marks=SLOW),
+        pytest.param("recover=full,copy_every=1", 1, 0, 0, (1, "", "memory", {10, 11}), marks=SLOW),
+        pytest.param("sync=local,local_steps=4,recover=full,copy_every=3", 1, 0, 0, (1, "", "memory", {9}), marks=SLOW),
     ],
 )
 def test_a_run_continues_and_comes_to_what_one_process_does(
@@ -62,12 +64,12 @@ def test_a_run_continues_and_comes_to_what_one_process_does(
     tmp_path: Path,
     plan: str,
     workers: int,
+    who: int,
     save: int,
     then: tuple[int, str, str, set[int]],
 ) -> None:
     before = in_memory()
-    rank = {"who": 0} if workers == 1 else {}
-    run = train("part_lost", tmp_path / "run", workers=workers, plan=plan, file=once, save=save, **rank)
+    run = train("part_lost", tmp_path / "run", workers=workers, plan=plan, file=once, who=who, save=save)
     assert_exact(run, reference("part_lost"))
     (told,) = run.of("continued")
     left, asked, source, steps = then

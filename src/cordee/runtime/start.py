@@ -88,6 +88,7 @@ class _Coordination:
         nodes, kept = launch.nodes, self.recovery.kept
         with contextlib.ExitStack() as ends:
             ends.callback(hub.close)
+            kept.tell = lambda event: hub.notices.put((-1, event))
             recorder = Recorder(launch, self.listen)
             ends.callback(recorder.close)
 

@@ -101,7 +101,7 @@ class Follower:
         except BaseException:
             self.engine.close()
             raise
-        self._client.at = "watching"
+        self._client.at, kept.tell = "watching", self._client.post
         self._client.start()
         self._launch = launch.told(self._client.settings)
 
