@@ -18,7 +18,7 @@ from types import TracebackType
 from cordee.core.errors import PlanError
 from cordee.core.events import Event
 from cordee.core.locks import is_locked, take_lock
-from cordee.group.bulk import Gone, Link, Listener, dial
+from cordee.group.bulk import Link, Listener, dial
 from cordee.group.messages import Place, Who
 from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
@@ -87,7 +87,7 @@ class Kept:
         """Give all parts to the host that reads them."""
         if self.folder is None:
             return
-        with contextlib.suppress(Gone):  # then it does without
+        with contextlib.suppress(OSError):  # it is gone: then it does without
             link = dial(self._at(keeper), Who("node", socket.gethostname()), SILENCE_S)
             try:
                 for part in parts_in(self.folder):

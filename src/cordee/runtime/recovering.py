@@ -45,7 +45,7 @@ class Recovery:
         )
         answer = decide(self.launch.plan, self.course, left)
         if isinstance(answer, Again):
-            self.again = structs.replace(answer, keeper=self.kept.place if len(answer.workers) > 2 else None)
+            self.again = structs.replace(answer, keeper=self.kept.place)
             self.course, self.lost = self.course.after(steps), str(error)
         elif answer:
             recorder.event(WarningEvent(f"the run does not continue by itself: {answer}"))

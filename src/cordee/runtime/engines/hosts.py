@@ -177,13 +177,13 @@ class Follower:
 
     def _come_back(self, reason: str, again: messages.Again) -> None:
         """The run has lost its last whole replica, and continues: once the coordinator has hung up, meet there anew."""
+        if again.keeper is not None:
+            self.engine.wait(END_S)  # until workers have written their last copies
+            self._kept.bring(again.keeper)
         if self._launch.workers and not again.workers[self._node]:
             raise WorkersLost(f"no worker of this host is left, and the run continues without it: {reason}")
         self._say("the run has lost its last whole replica; this host continues it with the others")
         self._again = again
-        if again.keeper is not None:
-            self.engine.wait(END_S)  # until workers have written their last copies
-            self._kept.bring(again.keeper)
 
     def _hear(self, message: Message) -> None:
         self._notices.put((-1, message))
