@@ -14,7 +14,9 @@ from typing import Literal
 STEPS, GATE = 90, 76
 """Steps of a run; at the gate it waits until all faults have struck."""
 FIRST, LAST = 3, 68
-"""Faults are drawn for these steps."""
+"""Most faults are drawn for these steps."""
+LATE = (84, 91)
+"""Some for these, which the run does not wait for: they fall into its end, or come too late."""
 LONG_S = {"worker": (0.15, 0.6), "server": (0.15, 0.6), "launcher": (3.5, 4.5), "host": (3.5, 4.5)}
 """Pauses of these roles after which the others have gone on without them."""
 SHORT_S = {
@@ -30,6 +32,8 @@ CUT_S = ((0.2, 0.8), (4.0, 5.0))
 
 EVENTS = ("failure", "failure", "regroup", "regroup", "checkpoint", "epoch", "joined", "worker")
 """What a kill may wait for: that others regroup, save, evaluate, let others in, or start."""
+ENDS = ("coordinator", "first starter", "all workers")
+"""Roles without which a run cannot go on, if they are killed."""
 
 Same = Literal["same", "bits", "samples"]
 
@@ -51,6 +55,8 @@ class Case:
     """Whether hosts have networks of their own."""
     replica: int = 1
     """Workers that hold one copy of the model together."""
+    fixed: bool = False
+    """Whether it can only be resumed on as many workers."""
 
     @property
     def workers(self) -> int:
@@ -69,7 +75,7 @@ FAR = ("worker", "worker", "launcher", "starter", "host")
 CASES = (
     Case("allreduce", "auto", (5,)),
     Case("allreduce, replaced", "replace=true", (3,), roles=("worker", "newcomer", "coordinator")),
-    Case("gloo, unequal shares", "backend=gloo,replace=true,proportions=3:2:1", (3,)),
+    Case("gloo, unequal shares", "backend=gloo,replace=true,proportions=3:2:1", (3,), fixed=True),
     Case("two hosts", "replace=true", (2, 2), roles=(*FAR, "coordinator")),
     Case("three hosts", "auto", (2, 1, 1), roles=FAR),
     Case("server", "sync=server,servers=2", (3,), roles=SERVED),
@@ -117,22 +123,40 @@ class Fault:
 
 @dataclass(frozen=True)
 class Trial:
-    """A run, what befalls it, and with how many workers fewer it is gone on with if it is ended."""
+    """A run, and what befalls it."""
 
     seed: int
     case: Case
     faults: tuple[Fault, ...]
+    again: tuple[Fault, ...] = ()
+    """When it is resumed."""
+    hosts: tuple[int, ...] = ()
+    """Workers of each host then."""
 
 
 def draw(seed: int, cases: tuple[Case, ...] = CASES) -> Trial:
     """The run of a seed: cases take turns, so that all of them come up equally often."""
     lot, case = random.Random(seed), cases[seed % len(cases)]
-    steps = sorted(lot.sample(range(FIRST, LAST), lot.randrange(3, 9)))
-    faults = [_drawn(lot, case, step, first=step == steps[0]) for step in steps]
-    if lot.random() < 0.2:  # no worker, or no coordinator, is left
-        whole = lot.choice(("all workers", "coordinator", "first starter"))
-        faults[-1] = Fault(steps[-1], lot.uniform(0.0, 0.03), "kill", (whole,), (lot.random(),))
-    return Trial(seed, case, tuple(faults))
+    faults = _sequence(lot, case, FIRST, lot.randrange(3, 9))
+    if lot.random() < 0.25:  # no worker, or no coordinator, is left
+        step, role = max(faults[-1].step, 15), lot.choice(ENDS)  # once there is a checkpoint
+        faults[-1] = Fault(step, lot.uniform(0.0, 0.03), "kill", (role,), (lot.random(),))
+    again = _sequence(lot, case, GATE - 10, lot.randrange(0, 3))
+    other = case.replica == 1 and len(case.hosts) == 1 and not case.fixed
+    return Trial(seed, case, tuple(faults), tuple(again), (lot.randrange(1, 5),) if other else case.hosts)
+
+
+def _sequence(lot: random.Random, case: Case, first: int, count: int) -> list[Fault]:
+    """Faults from a step on, in their order: some when workers start, some at the end of the run."""
+    steps = sorted(lot.sample(range(first, max(LAST, first + 8)), count))
+    faults = [_drawn(lot, case, step, first=number == 0) for number, step in enumerate(steps)]
+    if lot.random() < 0.15:
+        faults.insert(0, Fault(0, lot.uniform(0.0, 0.4), "kill", ("worker",), (lot.random(),), event="worker"))
+    if lot.random() < 0.3:
+        role = lot.choice(("worker", "coordinator", *case.roles))
+        late = Fault(lot.randrange(*LATE), lot.uniform(0.0, 0.4), "kill", (role,), (lot.random(),))
+        faults += [] if role == "link" else [late]
+    return faults
 
 
 def _drawn(lot: random.Random, case: Case, step: int, *, first: bool) -> Fault:

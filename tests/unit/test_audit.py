@@ -246,3 +246,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     old = changed(sound(), places(sound(), "job")[0], order={})
     assert main._run(["audit", str(write(tmp_path / "old", old))]) == AuditError.code
     assert "the record is of a former version" in capsys.readouterr().err
+
+
+def pushes(version: int, *pushed: tuple[int, int, int]) -> Event:
+    return event("pushes", 3, worker=0, version=version, pushes=[(*one, 0) for one in pushed])
+
+
+def test_steps_that_one_worker_computes_alone_are_updates_too() -> None:
+    """They leave no window. Pushes after the last window on record belong to one whose launcher was killed."""
+    first = pushes(4, (1, 0, 1), (1, 1, 2), (2, 0, 3), (2, 1, 4))
+    last = pushes(10, (5, 0, 7), (5, 1, 8), (6, 0, 9), (6, 1, 10))
+    windows = [window([(one, step, one) for step in (at, at + 1) for one in (0, 1)], at) for at in (1, 5)]
+    cut_off = pushes(11, (7, 0, 11))
+    assert audited([*start(0, 2), first, windows[0], last, windows[1], cut_off]).findings == ()
+    (finding,) = audited([*start(0, 2), first, windows[0], pushes(11, (6, 1, 11)), windows[1]]).findings
+    assert finding.text == "parameter servers made 11 updates for 10 parts of steps"
