@@ -305,7 +305,7 @@ def measure_trained(stage: Stage, book: Book, given: argparse.Namespace) -> None
             with stage.trained(contender, "small", float(speed)) as running:
                 cell = _trained(running, contender, speed, book, given)
         except FAILURES as error:
-            book.failed("trained", contender, (), error)
+            book.ended_badly("trained", contender, error)
             continue
         table["starts"].setdefault(speed, {}).setdefault(contender.name, []).append({"round": int(number), **cell})
         table["summary"] = summary_of(table["starts"], AUTO)

@@ -115,6 +115,21 @@ def test_vit(stages: int) -> None:
     compare(vit(), loss_of, batches, stages)
 
 
+def test_experts_that_choose_by_numbers_and_a_cache() -> None:
+    """The shape of such a layer is found with zeros; its cache of keys keeps nothing of the tries."""
+    config = transformers.MixtralConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=24, num_local_experts=3, num_experts_per_tok=2, experts_implementation="eager",
+    )  # fmt: skip
+    model = transformers.MixtralForCausalLM(config).double()
+
+    def objective(one: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        logits = one(batch["input_ids"]).logits
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+
+    compare(model, objective, tokens((3, 8), (2, 5)), 3)
+
+
 def test_layers_that_are_checkpointed() -> None:
     model = llama(num_key_value_heads=2)
     model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]

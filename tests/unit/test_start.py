@@ -16,9 +16,10 @@ import cordee
 from cordee.core.errors import CheckpointError
 from cordee.group.team import Team
 from cordee.state.export import PROGRAM, WEIGHTS
+from cordee.train.agreement import refuse_another
 from cordee.train.ending import end
 from cordee.train.job import Job, Save, Stop
-from cordee.train.loop import Training, refuse_another, run_job
+from cordee.train.loop import Training, run_job
 from cordee.train.saving import Saver
 from cordee.train.start import set_up, set_up_from
 from cordee.train.stepper import Stepper

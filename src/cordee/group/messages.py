@@ -21,6 +21,10 @@ FIRST_SERVER = 1_000_000
 """Numbers of processes from here on are parameter servers'; workers have those below."""
 
 
+LEAVES = "it holds a part of a replica of which another part was lost"
+"""Why a worker leaves that is sound itself: a process in its place can compute."""
+
+
 def name_of(number: int) -> str:
     """What a process of a run is called."""
     return f"server {number - FIRST_SERVER}" if number >= FIRST_SERVER else f"worker {number}"
@@ -48,7 +52,7 @@ class Who(Message):
     number: int = -1
     """A worker's or a server's; the coordinator numbers the hosts."""
     interface: str = ""
-    """Of a parameter server: the address at which it listens, the port, and its process."""
+    """Where a parameter server listens, or a launcher for copies of the state: address, port, and its process."""
     port: int = 0
     pid: int = 0
     workers: int = 0
@@ -285,10 +289,24 @@ class Stop(Message):
     reason: str
 
 
+class Again(msgspec.Struct, frozen=True):
+    """How the hosts of a run that has lost its last whole replica continue it."""
+
+    plan: str
+    workers: list[int]
+    """So many on each host, by its place in their order; the launcher of a host that had some, and has none, ends."""
+    nodes: int
+    """Hosts that continue, with those that only hold parameters."""
+    keeper: Place | None = None
+    """Where the coordinator takes what other hosts hold of the state in their memory."""
+
+
 class Abort(Message):
     """End at once."""
 
     reason: str
+    again: Again | None = None
+    """For launchers: whether to come back to the coordinator, which continues the run."""
 
 
 class Evicted(Message):
@@ -323,6 +341,8 @@ class Start(Message):
     """A host is to start these workers."""
 
     seats: list[Seat]
+    keeper: Place | None = None
+    """The launcher that keeps copies of this host's state in its memory."""
 
 
 ANY_MESSAGE: Any = Union[tuple(Message.__subclasses__())]  # noqa: UP007 - of a tuple

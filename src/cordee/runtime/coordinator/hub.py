@@ -49,6 +49,8 @@ class Hub:
         self._settings = dict(settings or {})
         self.roster = Roster(expected=expected)
         self.hosts = Hosts(nodes, {0: expected})
+        self.keepers: dict[int, Place] = {}
+        """Host → where its launcher keeps copies of the state."""
         self._values: dict[str, bytes] = {}
         """What members of this generation left for each other."""
         self._askers: dict[str, list[Peer]] = {}
@@ -78,10 +80,20 @@ class Hub:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
         self._server.call(self._server.tell_all, messages.Stop(reason), True)
 
-    def abort(self, reason: str) -> None:
-        """End all workers at once."""
+    def abort(self, reason: str, again: messages.Again | None = None) -> None:
+        """End all workers at once; if the run is to start `again`, other hosts come back for it."""
         self._ending = True
-        self._server.call(self._server.tell_all, messages.Abort(reason), True)
+        self._server.call(self._server.tell_all, messages.Abort(reason, again), True)
+
+    def keeper_after(self, node: int) -> Place | None:
+        """Who keeps what the host with this place has of the state: the host after it."""
+        order = self.hosts.order
+        return self.keepers.get(order[(node + 1) % len(order)]) if len(order) > 1 else None
+
+    def nodes_here(self) -> set[int]:
+        """The places of the hosts whose launchers are here, in the order of hosts."""
+        here = [peer.number for peer in self._server.those("node")]
+        return {0, *(place for place, host in enumerate(self.hosts.order) if host in here)}
 
     def tell_host(self, node: int, message: Message) -> None:
         """Tell the launcher of the host with this place in the order of hosts."""
@@ -124,6 +136,8 @@ class Hub:
             self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
         self.hosts = self.hosts.come(peer.number, who.workers)
+        if who.port:
+            self.keepers[peer.number] = Place(peer.number, peer.host, who.interface, who.port)
         if len(self.hosts.workers) == self.hosts.nodes:
             following = self._server.those("node")
             self.hosts = self.hosts.numbered({peer.number: peer.host for peer in following})
