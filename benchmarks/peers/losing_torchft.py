@@ -17,8 +17,9 @@ from losing_task import BATCH, Log, Model, digits, optimizer
 from torch import nn
 from torch.distributed import TCPStore
 from torch.utils.data import DataLoader, TensorDataset
-from torchft import DistributedDataParallel, DistributedSampler, Manager, Optimizer, ProcessGroupGloo
+from torchft import DistributedSampler, Manager, Optimizer, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
+from torchft.ddp import PureDistributedDataParallel
 
 TIMEOUT = timedelta(seconds=30)
 
@@ -73,7 +74,8 @@ def main() -> None:
         lighthouse_addr=address,
         hostname="127.0.0.1",
     )
-    model = DistributedDataParallel(manager, made)
+    # Its other wrapper, DistributedDataParallel, fails with an AssertionError when a peer dies (0.2.0, on gloo).
+    model = PureDistributedDataParallel(manager, made)
     update = Optimizer(manager, optimizer(made.parameters()))
     epoch = 0
     while True:

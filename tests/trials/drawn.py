@@ -57,6 +57,8 @@ class Case:
     """Workers that hold one copy of the model together."""
     fixed: bool = False
     """Whether it can only be resumed on as many workers."""
+    recovers: bool = False
+    """Whether it continues by itself if no whole replica is left."""
 
     @property
     def workers(self) -> int:
@@ -71,6 +73,7 @@ class Case:
 
 PLAIN = (("batchnorm", "False"),)
 SERVED = ("worker", "server", "server")
+REPLACED = ("worker", "newcomer", "all workers")
 FAR = ("worker", "worker", "launcher", "starter", "host")
 CASES = (
     Case("allreduce", "auto", (5,)),
@@ -88,6 +91,9 @@ CASES = (
     Case("exact, two hosts", "exact=true,replace=true", (2, 1), "bits", (*PLAIN, ("drop", "0.2")), FAR),
     Case("tensor x data", "tensor=2", (6,), job=PLAIN, replica=2),
     Case("shard x data", "shard=params,shards=2", (6,), job=PLAIN, replica=2),
+    Case("tensor, recovered", "tensor=2,recover=full,copy_every=4", (4,), job=PLAIN, replica=2, recovers=True),
+    Case("shard, recovered", "shard=params,recover=fewer", (3,), job=PLAIN, replica=3, recovers=True),
+    Case("replaced, recovered", "replace=true,recover=full,copy_every=2", (2,), roles=REPLACED, recovers=True),
     Case("twin", "replace=true", (1, 1, 2), roles=(*FAR, "link", "link"), twin=True),
     Case("twin, server", "sync=server,servers=2", (1, 1, 1), roles=("worker", "server", "host", "link"), twin=True),
 )
@@ -153,7 +159,7 @@ def _sequence(lot: random.Random, case: Case, first: int, count: int) -> list[Fa
     if lot.random() < 0.15:
         faults.insert(0, Fault(0, lot.uniform(0.0, 0.4), "kill", ("worker",), (lot.random(),), event="worker"))
     if lot.random() < 0.3:
-        role = lot.choice(("worker", "coordinator", *case.roles))
+        role = lot.choice(("worker", "coordinator", *(one for one in case.roles if one not in ENDS)))
         late = Fault(lot.randrange(*LATE), lot.uniform(0.0, 0.4), "kill", (role,), (lot.random(),))
         faults += [] if role == "link" else [late]
     return faults
@@ -162,11 +168,13 @@ def _sequence(lot: random.Random, case: Case, first: int, count: int) -> list[Fa
 def _drawn(lot: random.Random, case: Case, step: int, *, first: bool) -> Fault:
     """`first`: nothing has happened yet that it could follow."""
     role, delay_s, event = lot.choice(case.roles), lot.uniform(0.0, 0.04), ""
-    role = "worker" if first and role == "newcomer" else role
+    role = "worker" if first and role in ("newcomer", "all workers") else role
     if role == "newcomer":  # while it starts, or when it has just come in
         return Fault(
             step, lot.uniform(0.0, 0.3), "kill", (role,), (lot.random(),), event=lot.choice(("worker", "joined"))
         )
+    if role == "all workers":
+        return Fault(step, delay_s, "kill", (role,), (lot.random(),))
     if role == "link":
         return Fault(step, delay_s, "cut", (role,), (lot.random(),), lot.uniform(*lot.choice(CUT_S)))
     if role == "coordinator" or (role != "starter" and lot.random() < 0.35):

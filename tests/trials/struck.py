@@ -20,6 +20,10 @@ SPREAD_S = 0.004
 """Between two of several that are struck at once."""
 EVENT_S = 3.0
 """How long a fault waits for its event."""
+LOST_S = 5.0
+"""After so long a worker whose launcher was killed is gone, or is not going to be."""
+CONTINUES = 15
+"""From this step on there is a checkpoint."""
 SETTLE_S = 1.0
 """How long a run is watched after the last fault, before it may go on to its end."""
 
@@ -166,6 +170,8 @@ class Striker:
         self._idle = 0.0
         self._doomed: dict[int, float] = {}
         """Workers that may be lost, until when."""
+        self._spent = -1
+        """After which start the run continues by itself."""
         self._killed: set[Process] = set()
         """They may need a moment to be gone."""
         self.done: list[tuple[Fault, str]] = []
@@ -206,9 +212,9 @@ class Striker:
         if victims is None:
             return
         self._before = self._run.counts.copy()
-        self.ended = self.ended or (fault.deed == "kill" and any(role in ENDS for role in fault.roles))
+        self.ended = self.ended or self._ends(fault)
         for victim in victims:
-            until = time.monotonic() + fault.lasts_s + SETTLE_S if fault.lasts_s else float("inf")
+            until = time.monotonic() + max(fault.lasts_s + SETTLE_S, LOST_S)
             self._doomed |= dict.fromkeys(victim.takes, until)
             self._do(fault, victim)
             time.sleep(SPREAD_S if len(victims) > 1 else 0.0)
@@ -224,10 +230,26 @@ class Striker:
             if not found:
                 return None
             victims.append(found[int(pick * len(found))])
-        ends = any(role in ENDS for role in fault.roles)
-        if not ends and not self._survives(frozenset().union(*(victim.takes for victim in victims))):
-            return None
-        return victims
+        taken = frozenset[int]().union(*(victim.takes for victim in victims))
+        if self._ends(fault) or self._survives(taken) or self._continues(fault, taken):
+            return victims
+        return None
+
+    def _ends(self, fault: Fault) -> bool:
+        """Whether the run cannot go on by itself after it."""
+        recovers = {"all workers"} if self._hosts.case.recovers else set[str]()
+        return fault.deed == "kill" and bool({*fault.roles} & ({*ENDS} - recovers))
+
+    def _continues(self, fault: Fault, taken: frozenset[int]) -> bool:
+        """Whether it continues by itself after it: once in a start, when there is something to continue from."""
+        starts, case = self._run.counts["start"], self._hosts.case
+        left = {one for one in self._run.workers.keys() - taken if self._run.pids[one].alive}
+        if not case.recovers or self._spent == starts or min(self._run.step, fault.step) < CONTINUES:
+            return False
+        if "recover=fewer" in case.plan and not left:
+            return False
+        self._spent = starts
+        return True
 
     def _survives(self, taken: frozenset[int]) -> bool:
         """Whether a whole replica with the state is left without these workers."""
