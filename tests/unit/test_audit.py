@@ -261,3 +261,13 @@ def test_steps_that_one_worker_computes_alone_are_updates_too() -> None:
     assert audited([*start(0, 2), first, windows[0], last, windows[1], cut_off]).findings == ()
     (finding,) = audited([*start(0, 2), first, windows[0], pushes(11, (6, 1, 11)), windows[1]]).findings
     assert finding.text == "parameter servers made 11 updates for 10 parts of steps"
+
+
+def test_a_launcher_that_is_killed_at_the_end_may_have_written_down_a_part_of_it() -> None:
+    """The last step, and the end of one worker, were lost with it: the checkpoint has them."""
+    *record, end_of_0, _, _ = sound()
+    assert end_of_0["why"] == "end"
+    killed = [one for one in record if one.get("step") != STEPS or one["event"] != "step"] + [end_of_0]
+    found = audited(killed)
+    assert found.findings == () and "its end" in found.missing[0]
+    assert [one.step for one in audited([*killed, end(21)]).findings][-1] == STEPS
