@@ -22,6 +22,8 @@ from torchft.coordination import LighthouseServer
 from torchft.ddp import PureDistributedDataParallel
 
 TIMEOUT = timedelta(seconds=30)
+GROUP_TIMEOUT = timedelta(seconds=1)
+"""Survivors wait so long for a lost one: 5 s in its example."""
 
 
 def guide(file: str) -> None:
@@ -61,7 +63,7 @@ def main() -> None:
         update.load_state_dict(kept["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        pg=ProcessGroupGloo(timeout=GROUP_TIMEOUT),
         min_replica_size=1,
         load_state_dict=load,
         state_dict=state,
