@@ -148,8 +148,8 @@ class Torchft(System):
 
     name, words, module = (
         "torchft",
-        "replica groups of one rank, which wait 1 s for a lost one; its lighthouse with the timeouts of its class; a lost "
-        "group is replaced, with the next quorum, by one that has imported all and waits",
+        "replica groups of one rank, which wait 1 s for a lost one; its lighthouse with the timeouts of its class; "
+        "a lost group is replaced, with the next quorum, by one that has imported all and waits",
         "torchft",
     )
 
