@@ -60,6 +60,9 @@ class Trials:
         """The whole of it; its folder stays if something is wrong."""
         alone = self._reference(trial.case.same == "bits", trial.case.job)
         out, began = self._folder / f"run-{trial.seed}", time.monotonic()
+        shutil.rmtree(out, ignore_errors=True)  # of a trial that was broken off
+        for gate in self._folder.glob(f"struck-{trial.seed}-*"):
+            gate.unlink()
         hosts = Hosts(trial.case, out, {**SETTINGS, **dict(trial.case.job)})
         untraced(out).touch()
         wrong: list[str] = []
