@@ -67,6 +67,7 @@ def _killed(system: System, count: int) -> Result:
         kills.append(system.kill_one(draw))
         system.replace(kills[-1][1].rank)
         time.sleep(max(0.0, kills[-1][0] + EVERY_S - time.time()))
+    system.await_all()
     ended = time.time()
     proven = _proven(system) if isinstance(system, Cordee) else {}
     workers = system.workers()
