@@ -1,4 +1,4 @@
-"""A job whose workers can be made to die at a chosen place of the training, and that leaves their numbers in a folder.
+"""A job whose workers can be made to die at a chosen place of the training.
 
 `fate` is a list such as `1:forward:7, 2:update:9:SIGSTOP`: which worker, where, after how many steps, by what signal.
 With `awaits`, all workers wait after step `awaits_at` until there is such a file: until they were struck from outside.
@@ -84,7 +84,6 @@ class Model(nn.Module):
 def job(  # noqa: PLR0913 (what tests ask of it)
     fate: str = "",
     delay: float = 0.005,
-    pids: str = "",
     save_steps: int | None = None,
     batchnorm: bool = True,
     weighed: bool = False,
@@ -94,8 +93,6 @@ def job(  # noqa: PLR0913 (what tests ask of it)
     drop: float = 0.0,
 ) -> cordee.Job:
     told = Fate(fate, raises, awaits, awaits_at)
-    if pids:
-        (Path(pids) / str(cordee.World.from_env().rank)).write_text(str(os.getpid()))
 
     def optimizer(params: Any) -> torch.optim.Optimizer:
         made = torch.optim.AdamW(params, lr=3e-3)

@@ -246,3 +246,28 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     old = changed(sound(), places(sound(), "job")[0], order={})
     assert main._run(["audit", str(write(tmp_path / "old", old))]) == AuditError.code
     assert "the record is of a former version" in capsys.readouterr().err
+
+
+def pushes(version: int, *pushed: tuple[int, int, int]) -> Event:
+    return event("pushes", 3, worker=0, version=version, pushes=[(*one, 0) for one in pushed])
+
+
+def test_steps_that_one_worker_computes_alone_are_updates_too() -> None:
+    """They leave no window. Pushes after the last window on record belong to one whose launcher was killed."""
+    first = pushes(4, (1, 0, 1), (1, 1, 2), (2, 0, 3), (2, 1, 4))
+    last = pushes(10, (5, 0, 7), (5, 1, 8), (6, 0, 9), (6, 1, 10))
+    windows = [window([(one, step, one) for step in (at, at + 1) for one in (0, 1)], at) for at in (1, 5)]
+    cut_off = pushes(11, (7, 0, 11))
+    assert audited([*start(0, 2), first, windows[0], last, windows[1], cut_off]).findings == ()
+    (finding,) = audited([*start(0, 2), first, windows[0], pushes(11, (6, 1, 11)), windows[1]]).findings
+    assert finding.text == "parameter servers made 11 updates for 10 parts of steps"
+
+
+def test_a_launcher_that_is_killed_at_the_end_may_have_written_down_a_part_of_it() -> None:
+    """The last step, and the end of one worker, were lost with it: the checkpoint has them."""
+    *record, end_of_0, _, _ = sound()
+    assert end_of_0["why"] == "end"
+    killed = [one for one in record if one.get("step") != STEPS or one["event"] != "step"] + [end_of_0]
+    found = audited(killed)
+    assert found.findings == () and "its end" in found.missing[0]
+    assert [one.step for one in audited([*killed, end(21)]).findings][-1] == STEPS

@@ -124,17 +124,23 @@ def _of_ends(start: Start) -> Iterator[Finding]:
     if not ends:
         return
     step = max(one.step for one in ends.values())
-    for worker in sorted(start.members - ends.keys()):
-        yield Finding(step, f"worker {worker} was there at the end, and left no position")
+    if start.end is not None:  # otherwise its launcher was killed before it could write all
+        yield from _of_last_words(start, step)
     whole = ends[min(ends)]
     for one in ends.values():
         if (one.step, one.order_sha256) != (whole.step, whole.order_sha256):
             yield Finding(one.step, f"worker {one.worker} ended after other steps than worker {whole.worker}")
-    if start.steps and start.job is not None and step > start.steps[-1][0]:
-        yield Finding(step, f"the workers ended after step {step}: the last step on record is {start.steps[-1][0]}")
     for _, group in groupby(sorted(ends.values(), key=lambda one: one.part), lambda one: one.part):
         first, *others = group
         for one in others:
             if one.params_sha256 != first.params_sha256:
                 text = f"the parameters of worker {one.worker} are not those of worker {first.worker}"
                 yield Finding(one.step, f"{text}, though they end after the same step")
+
+
+def _of_last_words(start: Start, step: int) -> Iterator[Finding]:
+    """What workers say at the end, after this step, is on record."""
+    for worker in sorted(start.members - start.ends().keys()):
+        yield Finding(step, f"worker {worker} was there at the end, and left no position")
+    if start.steps and start.job is not None and step > start.steps[-1][0]:
+        yield Finding(step, f"the workers ended after step {step}: the last step on record is {start.steps[-1][0]}")
