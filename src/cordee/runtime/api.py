@@ -79,6 +79,10 @@ class Options:
             },
         ).taking_over()
 
+    def entering(self, target: Target, wording: Wording) -> Launch:
+        """What this host gives to a run that has begun; the rest its coordinator says."""
+        return replace(self.launch(target, wording), enters=True)
+
 
 def launch(given: Launch, *, ours: bool, job: Job | None = None, progress: bool = True) -> tuple[Result, Reported]:
     """Run it to its end; the result, and what was heard and reported meanwhile.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ from cordee.core.errors import RendezvousError, SecurityError
 from cordee.core.events import Listener, WarningEvent
 from cordee.core.world import World
 from cordee.group.messages import Seat
+from cordee.runtime.coordinator.control import Control
 from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.joining import late_host
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.engines.seam import Engine, seats
@@ -23,6 +26,13 @@ from cordee.runtime.sent import pack_job
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
+
+
+def enter(launch: Launch, say: Callable[[str], None]) -> None:
+    """Enter a run of other hosts that has begun, with workers of this host, and stay until it ends."""
+    assert launch.rendezvous is not None
+    with interrupts.counted() as signals:
+        Follower(launch, launch.rendezvous.address(launch.wording), say).watch(signals)
 
 
 def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, Any]:
@@ -43,7 +53,8 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
         sent_job = None if job is None else pack_job(job)
         interrupts.check()
         try:
-            hub = Hub(address, expected=launch.workers, nodes=nodes, settings=launch.taken_over)
+            late = partial(late_host, launch)
+            hub = Hub(address, expected=launch.workers, nodes=nodes, settings=launch.taken_over, late=late)
         except RendezvousError as error:
             if nodes == 1:
                 raise
@@ -56,7 +67,10 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
         ends.callback(hub.close)
         recorder = Recorder(launch, listen)
         ends.callback(recorder.close)
-        local = LocalEngine(hub.notices, partial(launch.spec, hub.address, address.host), launch.output, sent_job)
+        if launch.target.trial is None:
+            ends.callback(Control(launch.out, hub.notices).close)
+        spec = partial(launch.spec, hub.address, address.host)
+        local = LocalEngine(hub.notices, spec, launch.output, sent_job, keeps_stopped=launch.takes_back)
         ends.callback(local.close)
         engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
 

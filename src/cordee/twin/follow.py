@@ -80,7 +80,7 @@ class RunFollower:
         elif isinstance(event, events.WorkerEvent):
             self.began = self.began or event.time
             self.workers[event.worker] = (event.host, event.pid)
-        elif isinstance(event, events.FailureEvent):
+        elif isinstance(event, events.FailureEvent | events.LeftEvent):
             self.workers.pop(event.worker, None)
         elif isinstance(event, events.EndEvent):
             self.workers.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -24,7 +25,7 @@ from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts, Roster
 from cordee.runtime.coordinator.stewards import Stewards
 from cordee.runtime.coordinator.tickets import Tickets, heard
-from cordee.runtime.notices import Formed, Interrupt, Lost, Notices
+from cordee.runtime.notices import Formed, HostCame, Interrupt, Leaves, Lost, Notices
 
 
 class Hub:
@@ -38,15 +39,17 @@ class Hub:
         nodes: int = 1,
         heard: bool = True,
         settings: dict[str, str] | None = None,
+        late: Callable[[int], Welcome | Evicted] = lambda started: Evicted("no host can enter this run"),
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
         With several `nodes` these are the workers of this one, to which those of the others are added when they come.
         `heard=False`: `notices` are not read, so none are kept. All peers are told the `settings` of a resumed run.
+        `late` answers a host that enters the run, which so many workers began.
         """
         self.notices: Notices = queue.SimpleQueue()
         self._heard = heard
-        self._settings = dict(settings or {})
+        self._settings, self._late = dict(settings or {}), late
         self.roster = Roster(expected=expected)
         self.hosts = Hosts(nodes, {0: expected})
         self._values: dict[str, bytes] = {}
@@ -74,6 +77,10 @@ class Hub:
         """Say that a worker is about to be started on a host, and shall come in between two steps."""
         self._server.call(self._invite, worker, node)
 
+    def ask_to_leave(self, worker: int, reason: str) -> None:
+        """Ask a worker to leave after the step that it is in; the others go on."""
+        self._server.call(self._leave, worker, reason)
+
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
         self._server.call(self._server.tell_all, messages.Stop(reason), True)
@@ -100,8 +107,13 @@ class Hub:
 
     def admit(self, peer: Peer) -> Welcome | Evicted:
         """Let a worker in that was not here before, and hosts until all have come."""
+        if peer.role == "command":
+            return Evicted("commands go where the file in the run's folder says")
         if peer.role == "node":
             peer.number = self.hosts.free()
+            if peer.joins:
+                begun = bool(self.hosts.order)
+                return self._late(self.roster.expected) if begun else Evicted("the run has not begun: try again later")
             if peer.number >= self.hosts.nodes:
                 return Evicted(f"all {self.hosts.nodes} hosts of this run are here already")
         elif peer.role == "server":
@@ -122,6 +134,10 @@ class Hub:
             return
         if peer.role == "server":
             self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
+            return
+        if self.hosts.order:
+            self.hosts = self.hosts.grown(peer.number, who.workers)
+            self._notify(-1, HostCame(len(self.hosts.order) - 1, peer.host, who.workers))
             return
         self.hosts = self.hosts.come(peer.number, who.workers)
         if len(self.hosts.workers) == self.hosts.nodes:
@@ -176,6 +192,10 @@ class Hub:
                 self._hand_out()
             case messages.Lose(worker, reason):
                 self._lost(worker, reason)
+            case messages.Leaving(reason):
+                self._leave(peer.number, reason)
+            case messages.Woke(worker):
+                self._notify(worker, message)
             case messages.Unreached():
                 self._parted.heard(peer.number, message, lambda: self.hosts.nodes_of(self.roster.alive))
             case messages.Torn(generation):
@@ -221,12 +241,14 @@ class Hub:
         self._values.clear()
         self._server.tell_all(msgspec.structs.replace(go, recorded=self._recorded))
         self._notify(-1, Formed(go, time.time()))
+        if self.roster.leaving:
+            self._tell_changes()
         self._hand_out()
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
         self.roster = self.roster.report(worker, committed, admits=admits)
         if worker in self.roster.waiting:
-            self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
+            self._tell_changes()
         self._advance()
 
     def _lost(self, worker: int, reason: str, host: str = "", *, with_host: bool = False) -> None:
@@ -247,7 +269,7 @@ class Hub:
             self._server.tell_all(messages.Break(generation, worker))
             self._advance()
         else:  # the others have not counted on it
-            self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
+            self._tell_changes()
 
     def _lose_host(self, peer: Peer, reason: str) -> None:
         """By the launcher of a host, which is none of the peers any more."""
@@ -268,6 +290,19 @@ class Hub:
         self._tickets, answers = self._tickets.hand_out()
         for worker, answer in answers:
             self._server.tell_one("worker", worker, answer)
+
+    def _leave(self, worker: int, reason: str) -> None:
+        """A worker is to leave; one that has not come in yet does so at once."""
+        if worker in self.roster.invited:
+            self._lost(worker, f"{reason}, before it came in")
+        elif worker in self.roster.alive:
+            self.roster = self.roster.ask_to_leave(worker)
+            self._tell_changes()
+            self._notify(worker, Leaves(reason))
+
+    def _tell_changes(self) -> None:
+        """Say which workers are to come or leave after the next step."""
+        self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting), sorted(self.roster.leaving)))
 
     def _invite(self, worker: int, node: int) -> None:
         self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)

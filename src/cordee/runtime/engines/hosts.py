@@ -65,8 +65,9 @@ class Follower:
         self._asked = self._stopping = False
         """Whether a signal has come here, and whether the run was asked to end after a step, wherever one came."""
         # Made now, as its server imports while hosts wait for each other.
-        self._engine = LocalEngine(self._notices, self._spec, launch.output, sent_job)
-        who = messages.Who("node", socket.gethostname(), workers=launch.workers)
+        keeps = launch.takes_back
+        self._engine = LocalEngine(self._notices, self._spec, launch.output, sent_job, keeps_stopped=keeps)
+        who = messages.Who("node", socket.gethostname(), workers=launch.workers, joins=launch.enters)
         self._wait = HostWait(say)
         try:
             waited = f"waiting for the host that has the address {address.host}"
@@ -76,7 +77,12 @@ class Follower:
             raise
         self._client.at = "watching"
         self._client.start()
-        self._launch = launch.told(self._client.settings)
+        try:
+            self._launch = launch.told(self._client.settings).entering(self._client.run)
+        except BaseException:
+            self._client.close()
+            self._engine.close()
+            raise
 
     def watch(self, signals: Interrupts) -> None:
         """Start workers and say what becomes of them, until the run has ended; raises what ended it early."""
@@ -108,7 +114,7 @@ class Follower:
         with contextlib.suppress(queue.Empty):
             worker, notice = self._notices.get(timeout=LOOK_S if due is None else due)
             match notice:
-                case messages.Lose():
+                case messages.Lose() | messages.Woke():
                     self._client.send(notice)
                 case NotStarted(reason):
                     self._client.send(messages.Lose(worker, f"could not be started: {reason}"))

@@ -15,7 +15,7 @@ from cordee.core import interrupts
 from cordee.core.errors import CordeeError, WorkersLost
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import python_module
-from cordee.group.messages import Lose, Seat
+from cordee.group.messages import Lose, Seat, Woke
 from cordee.runtime.engines.forkserver import News, decode_news, receive, send
 from cordee.runtime.engines.warm import START_S, connect_warm, server_environment
 from cordee.runtime.notices import Look, Notices, NotStarted
@@ -39,10 +39,13 @@ class LocalEngine:
         spec_of: Callable[[Seat], WorkerSpec],
         output: Output | None = None,
         sent_job: bytes | None = None,
+        *,
+        keeps_stopped: bool = False,
     ) -> None:
         """Connect to a warm server if there is one, else start one that ends with this process.
 
         `spec_of` says what a worker needs to know; `output` takes what workers print; `sent_job` is a packed job.
+        `keeps_stopped`: a stopped process is not ended, so that a notice `Woke` tells when it continues.
         """
         self._notices, self._spec_of = notices, spec_of
         self._job = _in_memory(sent_job)
@@ -52,6 +55,9 @@ class LocalEngine:
         self._pids: dict[int, int] = {}
         self._ended: dict[int, str] = {}
         self._stopped_since: dict[int, float] = {}
+        self._keeps_stopped = keeps_stopped
+        self._kept: set[int] = set()
+        """Evicted workers whose processes are stopped: they are not waited for."""
         self._changed = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
         self._sock = connect_warm(lambda message: notices.put((-1, WarningEvent(message)))) or self._serve()
@@ -80,15 +86,22 @@ class LocalEngine:
         """Evict workers that were stopped for too long."""
         now = time.monotonic()
         for worker, since in list(self._stopped_since.items()):
-            if now - since >= STOPPED_S and self._stopped_since.pop(worker, None) is not None:
-                self._notices.put((worker, Lose(worker, "it was stopped, and evicted")))
+            if now - since < STOPPED_S:
+                continue
+            with self._changed:  # it may continue at this moment
+                if self._stopped_since.pop(worker, None) is None:
+                    continue
+                if self._keeps_stopped:
+                    self._kept.add(worker)
+            self._notices.put((worker, Lose(worker, "it was stopped, and evicted")))
+            if not self._keeps_stopped:
                 self._kill(worker)
         return STOPPED_S / 4 if self._stopped_since else None
 
     def wait(self, seconds: float) -> bool:
         """Those too that the server has not answered about."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._pids and not self._asked, seconds)
+            return self._changed.wait_for(lambda: not (self._pids.keys() - self._kept or self._asked), seconds)
 
     def how_it_ended(self, worker: int) -> str | None:
         """As the fork server reaped it."""
@@ -100,6 +113,7 @@ class LocalEngine:
             self._process.kill()  # still importing: it has no workers, and does not listen yet
         with self._changed:
             self._changed.wait_for(lambda: not self._asked, CLOSE_S)
+        self._kept.clear()
         for worker in list(self._pids):
             self._kill(worker)
         self.wait(CLOSE_S)
@@ -162,9 +176,14 @@ class LocalEngine:
             self._stopped_since.setdefault(worker, time.monotonic())
             self._notices.put((-1, Look()))
         else:
-            self._stopped_since.pop(worker, None)
-            if not os.WIFCONTINUED(news.status):
+            was_evicted = self._stopped_since.pop(worker, None) is None and worker in self._kept
+            if os.WIFCONTINUED(news.status):
+                if was_evicted:  # what it would do now belongs to a former generation
+                    self._kill(worker)
+                    self._notices.put((worker, Woke(worker)))
+            else:
                 self._pids.pop(worker, None)
+                self._kept.discard(worker)
                 self._ended[worker] = _in_words(os.waitstatus_to_exitcode(news.status))
                 self._notices.put((worker, Lose(worker, self._ended[worker])))
 
