@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from cordee.core.errors import Interrupted, RendezvousError, SecurityError, UsageError
-from cordee.group.messages import Command, Who
-from cordee.group.wire import LOOPBACK, Address, connect
+from cordee.group.messages import Command, Hello, Who
+from cordee.group.wire import LOOPBACK, Address, connect, nonce, pack
 from cordee.runtime.commands import ask
 from cordee.runtime.coordinator.control import FILE
 from harness import Run, assert_audited, assert_same, command, run_script, train, until
@@ -108,10 +109,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("plan", ["auto", "replace=true,batchnorm=exact", "sync=server"])
 def test_scale_up_and_down(alone: Run, tmp_path: Path, plan: str) -> None:
-    run = Acting(tmp_path, step4=scale(4), step10=scale(1)).train(2, plan)
-    assert joined(run) == [(2, None), (3, None)] and left(run) == [1, 2, 3]
+    run = Acting(tmp_path, step4=scale(4), step10=scale(1), step16=scale(2)).train(2, plan)
+    assert joined(run) == [(2, None), (3, None), (4, None)] and left(run) == [1, 2, 3]
     assert run.result["workers"] == 2 and run.result["failures"] == 0 and run.of("failure") == []
-    assert run.of("regroup")[-1]["workers"] == [0]
+    assert [event["workers"] for event in run.of("regroup")][-2:] == [[0], [0, 4]]
     assert_same(run, alone)
     assert not (run.out / FILE).exists()
 
@@ -199,8 +200,10 @@ def test_strangers_at_the_port_for_commands(alone: Run, tmp_path: Path) -> None:
         assert file.stat().st_mode & 0o777 == 0o600
         content = file.read_text()
         port, secret = (content.partition(f'"{name}":')[2].split(",")[0].strip('"}') for name in ("port", "secret"))
-        with pytest.raises(SecurityError, match="token"):
-            connect(Address(LOOPBACK, int(port), "0" * 64), Who("command", "here"))
+        with socket.create_connection((LOOPBACK, int(port))) as sock:
+            sock.sendall(pack(Hello(nonce())) + pack(Who("command", "here", proof="0" * 64)))
+            while sock.recv(4096):
+                pass
         with pytest.raises(RendezvousError, match="only commands come here"):
             connect(Address(LOOPBACK, int(port), secret), Who("worker", "here", 7))
         file.write_text(content.replace(secret, "0" * 64))
@@ -222,19 +225,19 @@ def test_strangers_at_the_port_for_commands(alone: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "plan", "wanted", "why"),
+    ("workers", "plan", "whys"),
     [
-        (1, "auto", 2, "started with one worker"),
-        (2, "sync=auto", 3, "--replace"),
-        (2, "tensor=2", 1, "a replica lies over several workers"),
-        (2, "auto", 0, "at least 1 is needed"),
-        (2, "auto", 10**6, "at most"),
+        (1, "auto", {2: "started with one worker"}),
+        (2, "sync=auto", {3: "--replace"}),
+        (2, "shard=params", {1: "a replica lies over several workers"}),
+        (2, "auto", {0: "at least 1 is needed", 10**6: "at most"}),
     ],
 )
-def test_refused(tmp_path: Path, workers: int, plan: str, wanted: int, why: str) -> None:
+def test_refused(tmp_path: Path, workers: int, plan: str, whys: dict[int, str]) -> None:
     def act(out: Path) -> str:
-        with pytest.raises(UsageError, match=why):
-            ask(out, Command("scale", wanted))
+        for wanted, why in whys.items():
+            with pytest.raises(UsageError, match=why):
+                ask(out, Command("scale", wanted))
         return "go"
 
     run = Acting(tmp_path, step4=act).train(workers, plan, epochs=1)

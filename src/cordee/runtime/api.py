@@ -81,7 +81,8 @@ class Options:
 
     def entering(self, target: Target, wording: Wording) -> Launch:
         """What this host gives to a run that has begun; the rest its coordinator says."""
-        return replace(self.launch(target, wording), enters=True)
+        out = self.out or default_folder("entered")
+        return replace(replace(self, out=out).launch(target, wording), enters=True)
 
 
 def launch(given: Launch, *, ours: bool, job: Job | None = None, progress: bool = True) -> tuple[Result, Reported]:

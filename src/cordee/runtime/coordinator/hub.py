@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -19,13 +18,14 @@ from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Welcome, Who
 from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
+from cordee.runtime.coordinator.coming import Coming, Late, no_late_host
 from cordee.runtime.coordinator.parted import Parted
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts, Roster
 from cordee.runtime.coordinator.stewards import Stewards
 from cordee.runtime.coordinator.tickets import Tickets, heard
-from cordee.runtime.notices import Formed, HostCame, Interrupt, Leaves, Lost, Notices
+from cordee.runtime.notices import Formed, Interrupt, Lost, Notices
 
 
 class Hub:
@@ -39,17 +39,17 @@ class Hub:
         nodes: int = 1,
         heard: bool = True,
         settings: dict[str, str] | None = None,
-        late: Callable[[int], Welcome | Evicted] = lambda started: Evicted("no host can enter this run"),
+        late: Late = no_late_host,
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
         With several `nodes` these are the workers of this one, to which those of the others are added when they come.
         `heard=False`: `notices` are not read, so none are kept. All peers are told the `settings` of a resumed run.
-        `late` answers a host that enters the run, which so many workers began.
+        `late` answers a host that enters the run later.
         """
         self.notices: Notices = queue.SimpleQueue()
         self._heard = heard
-        self._settings, self._late = dict(settings or {}), late
+        self._settings = dict(settings or {})
         self.roster = Roster(expected=expected)
         self.hosts = Hosts(nodes, {0: expected})
         self._values: dict[str, bytes] = {}
@@ -65,6 +65,7 @@ class Hub:
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
         self._parted = Parted(self._server, self._notify, self._evict)
+        self._coming = Coming(self, self._server, self._notify, late)
         self._server.start()
 
     # ------------------------------------------------------------- from other threads
@@ -75,7 +76,7 @@ class Hub:
 
     def invite(self, worker: int, node: int) -> None:
         """Say that a worker is about to be started on a host, and shall come in between two steps."""
-        self._server.call(self._invite, worker, node)
+        self._server.call(self._coming.invite, worker, node)
 
     def ask_to_leave(self, worker: int, reason: str) -> None:
         """Ask a worker to leave after the step that it is in; the others go on."""
@@ -109,11 +110,10 @@ class Hub:
         """Let a worker in that was not here before, and hosts until all have come."""
         if peer.role == "command":
             return Evicted("commands go where the file in the run's folder says")
+        if peer.joins:
+            return self._coming.admit_host(peer)
         if peer.role == "node":
             peer.number = self.hosts.free()
-            if peer.joins:
-                begun = bool(self.hosts.order)
-                return self._late(self.roster.expected) if begun else Evicted("the run has not begun: try again later")
             if peer.number >= self.hosts.nodes:
                 return Evicted(f"all {self.hosts.nodes} hosts of this run are here already")
         elif peer.role == "server":
@@ -135,9 +135,8 @@ class Hub:
         if peer.role == "server":
             self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
-        if self.hosts.order:
-            self.hosts = self.hosts.grown(peer.number, who.workers)
-            self._notify(-1, HostCame(len(self.hosts.order) - 1, peer.host, who.workers))
+        if who.joins:
+            self._coming.host_came(peer, who)
             return
         self.hosts = self.hosts.come(peer.number, who.workers)
         if len(self.hosts.workers) == self.hosts.nodes:
@@ -242,13 +241,13 @@ class Hub:
         self._server.tell_all(msgspec.structs.replace(go, recorded=self._recorded))
         self._notify(-1, Formed(go, time.time()))
         if self.roster.leaving:
-            self._tell_changes()
+            self._coming.tell()
         self._hand_out()
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
         self.roster = self.roster.report(worker, committed, admits=admits)
         if worker in self.roster.waiting:
-            self._tell_changes()
+            self._coming.tell()
         self._advance()
 
     def _lost(self, worker: int, reason: str, host: str = "", *, with_host: bool = False) -> None:
@@ -269,7 +268,7 @@ class Hub:
             self._server.tell_all(messages.Break(generation, worker))
             self._advance()
         else:  # the others have not counted on it
-            self._tell_changes()
+            self._coming.tell()
 
     def _lose_host(self, peer: Peer, reason: str) -> None:
         """By the launcher of a host, which is none of the peers any more."""
@@ -295,17 +294,8 @@ class Hub:
         """A worker is to leave; one that has not come in yet does so at once."""
         if worker in self.roster.invited:
             self._lost(worker, f"{reason}, before it came in")
-        elif worker in self.roster.alive:
-            self.roster = self.roster.ask_to_leave(worker)
-            self._tell_changes()
-            self._notify(worker, Leaves(reason))
-
-    def _tell_changes(self) -> None:
-        """Say which workers are to come or leave after the next step."""
-        self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting), sorted(self.roster.leaving)))
-
-    def _invite(self, worker: int, node: int) -> None:
-        self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)
+        else:
+            self._coming.leave(worker, reason)
 
     def _torn(self, generation: int) -> None:
         """A collective failed though no member was lost (a flaky link): all members regroup."""

@@ -83,6 +83,8 @@ def decide(command: Command, places: Places, check: Callable[[int], None]) -> tu
         return replace(places, here=places.here - set(leaves)), Change(command.what, word, leaves=leaves)
     node = 0 if command.what == "join" else None
     starts = list[Seat]()
+    nodes = {0, *(places.seats[worker].world.node for worker in places.here)} if node is None else {node}
+    check((wanted - here) // len(nodes))  # before so many places are thought of
     for _ in range(wanted - here):
         places, seat = extra(places, node)
         starts.append(seat)

@@ -126,7 +126,8 @@ class Follower:
                     self._started = True
                     if workers := [seat for seat in seats if not seat.serves]:
                         numbers = ", ".join(str(seat.worker) for seat in workers)
-                        self._say(f"on this host, of {plural(workers[0].world.size, 'worker')} in all: {numbers}")
+                        of_all = f", of {plural(workers[0].world.size, 'worker')} in all" * (not workers[0].joins)
+                        self._say(f"on this host{of_all}: {numbers}")
                     self._engine.start(seats)
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)

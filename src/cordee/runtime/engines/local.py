@@ -15,7 +15,7 @@ from cordee.core import interrupts
 from cordee.core.errors import CordeeError, WorkersLost
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import python_module
-from cordee.group.messages import Lose, Seat, Woke
+from cordee.group.messages import FIRST_SERVER, Lose, Seat, Woke
 from cordee.runtime.engines.forkserver import News, decode_news, receive, send
 from cordee.runtime.engines.warm import START_S, connect_warm, server_environment
 from cordee.runtime.notices import Look, Notices, NotStarted
@@ -45,7 +45,7 @@ class LocalEngine:
         """Connect to a warm server if there is one, else start one that ends with this process.
 
         `spec_of` says what a worker needs to know; `output` takes what workers print; `sent_job` is a packed job.
-        `keeps_stopped`: a stopped process is not ended, so that a notice `Woke` tells when it continues.
+        `keeps_stopped`: a worker that is stopped is not ended, so that a notice `Woke` tells when it continues.
         """
         self._notices, self._spec_of = notices, spec_of
         self._job = _in_memory(sent_job)
@@ -91,10 +91,11 @@ class LocalEngine:
             with self._changed:  # it may continue at this moment
                 if self._stopped_since.pop(worker, None) is None:
                     continue
-                if self._keeps_stopped:
+                keeps = self._keeps_stopped and worker < FIRST_SERVER
+                if keeps:
                     self._kept.add(worker)
             self._notices.put((worker, Lose(worker, "it was stopped, and evicted")))
-            if not self._keeps_stopped:
+            if not keeps:
                 self._kill(worker)
         return STOPPED_S / 4 if self._stopped_since else None
 
