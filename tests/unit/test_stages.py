@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from cordee.core.errors import ModelError
 from jobs.gpt import WINDOW, Gpt
 from staging import close, compare, compare_state, loss_of, make_stages, mlp, names, rows, run_stages
 
@@ -17,6 +18,7 @@ F = nn.functional
 pytestmark = pytest.mark.usefixtures("calm")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_sequence_of_layers(stages: int, split: bool) -> None:
@@ -24,6 +26,7 @@ def test_a_sequence_of_layers(stages: int, split: bool) -> None:
     assert names(plan) == ["0", "2", "4", "6"]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_gpt(stages: int, tied: bool) -> None:
@@ -66,6 +69,7 @@ class ResNet(nn.Module):
         return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stages", [2, 3, 4, 7])
 def test_a_residual_network_with_batch_norm(stages: int) -> None:
     plan = compare(ResNet().double(), loss_of, rows(5, 3, 2, shape=(3, 8, 8)), stages)
@@ -94,6 +98,7 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("stages", [2, 3, 4, 7])
 def test_values_that_skip_over_cuts_are_carried_along(stages: int, split: bool) -> None:
@@ -189,6 +194,7 @@ class Translator(nn.Module):
         return self.head(self.decoder(self.table(ids.flip(1)), memory, tgt_mask=mask))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stages", [2, 3, 5])
 def test_an_encoder_whose_result_all_decoder_blocks_use(stages: int) -> None:
     def objective(model: nn.Module, ids: Tensor) -> Tensor:
@@ -260,6 +266,7 @@ class Recurrent(nn.Module):
         return self.head(self.second(out)[0][:, -1])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_recurrent_layers(stages: int) -> None:
     batches = [(torch.randint(0, 20, size), torch.randint(0, 3, size[:1])) for size in ((4, 5), (2, 5), (3, 7))]
@@ -371,6 +378,41 @@ class Handing(nn.Module):
 def test_a_learned_tensor_that_a_block_hands_on_by_itself(used: bool) -> None:
     for split in (False, True):
         compare(Handing(used).double(), loss_of, rows(4, 2), ["stem", "blocks.1", "head"], split=split)
+
+
+class Experts(nn.Module):
+    """Each sample is computed by one of three layers; those that no sample chooses are not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.gate, self.head = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        weights, chosen = self.gate(x).softmax(-1).max(-1)
+        for number, expert in enumerate(self.experts):
+            places = (chosen == number).nonzero()[:, 0]
+            if len(places):
+                x = x.index_add(0, places, weights[places, None] * expert(x[places]))
+        return self.head(x)
+
+
+def test_a_layer_that_was_not_called_when_stages_were_planned_is_refused() -> None:
+    """On stages that do not hold it, it would compute with zeros."""
+    model = Experts().double()
+    with torch.no_grad():
+        model.gate.bias.copy_(torch.tensor([9.0, 0.0, 0.0]))
+    batch = rows(4)[0]
+    staged = make_stages(model, loss_of, batch, ["enter", "gate"])
+    wanted = loss_of(model, batch)
+    wanted.backward()
+    close(run_stages(staged, loss_of, batch), wanted.detach(), "loss")
+    for one in (one for one in staged if 1 in one.mine):
+        with torch.no_grad():
+            one.model.gate.bias.copy_(torch.tensor([0.0, 9.0, 0.0]))  # type: ignore[union-attr, operator]
+    with pytest.raises(ModelError, match=r"layer 'experts\.1' was called, but not when the stages were planned"):
+        run_stages(staged, loss_of, batch)
 
 
 def test_checkpointed_layers() -> None:

@@ -14,6 +14,7 @@ from cordee.core.feedevents import FeedEvent
 from cordee.core.memberevents import ChangeEvent, JoinedEvent, LeftEvent
 from cordee.core.splitevents import CutEvent, HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
 from cordee.core.syncevents import (
+    ContinuedEvent,
     DecisionEvent,
     PositionEvent,
     PushesEvent,
@@ -26,6 +27,7 @@ from cordee.core.syncevents import (
 
 __all__ = [
     "ChangeEvent",
+    "ContinuedEvent",
     "CutEvent",
     "DecisionEvent",
     "Event",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from cordee.core.errors import PlanError, RendezvousError, SecurityError, UsageError, WaitedTooLong
+from cordee.core.errors import PlanError, RendezvousError, SecurityError, WaitedTooLong
 from cordee.core.events import PlanEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.core.world import World
@@ -24,7 +24,7 @@ from cordee.group.token import read_token
 from cordee.group.wire import LOOPBACK, Address, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.joining import refuses_departures
-from cordee.runtime.launch import DEADLINE_S, JOBS_ALONE, check_deadline
+from cordee.runtime.launch import DEADLINE_S, check_deadline, refuse_own_loop
 from cordee.runtime.leaving import end_by_notices
 from cordee.runtime.resources import devices
 from cordee.runtime.wording import PYTHON
@@ -130,8 +130,7 @@ def session(*, plan: Plan | str | None = None, seed: int = 0, deadline: float | 
     entry = _current or enter(World.from_env(), deadline_s=DEADLINE_S if deadline is None else deadline, plan=chosen)
     entry.deadline_s = entry.deadline_s if deadline is None else deadline
     stepper = entry.assemble(chosen, seed=seed)
-    if stepper.plan.replace:
-        raise UsageError(JOBS_ALONE)
+    refuse_own_loop(stepper.plan)
     if _current is not None and refuses_departures(stepper.plan, "script"):
         end_by_notices()
     elif _current is not None:

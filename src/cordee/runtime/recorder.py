@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import json, structs
 
@@ -39,7 +39,8 @@ class Recorder:
         """
         self._launch, self._listen = launch, listen
         self.out, self._waits, self._script = launch.out, launch.resume, launch.target.kind == "script"
-        self._last_step = 0
+        self.last_step = 0
+        """The last step of the run that is on record."""
         self._lost_at: float | None = None
         self.saved: int | None = None
         """The step of the last checkpoint that stands, on whatever host."""
@@ -49,6 +50,7 @@ class Recorder:
         self._fed: dict[int, events.FeedEvent] = {}
         """Where the samples of each worker came from."""
         self._run: dict[str, Any] = {}
+        self._memory: int | None = None
         self._first = 0
         """The worker that writes the run's files, besides this record."""
         self._hosts: dict[int, str] = {}
@@ -57,7 +59,7 @@ class Recorder:
         self._writes_on = ""
         """The host where it does."""
         out, wording = launch.out, launch.wording
-        refuse = partial(check, out, launch.resume, self._script, wording)
+        refuse = partial(check, out, launch.resume, self._script, wording, held=launch.continued is not None)
         if not out.is_dir():  # refused before anything is made
             refuse()
         make(out, wording)
@@ -82,11 +84,14 @@ class Recorder:
             self._events.close()
         self._hold.release()
 
-    def begin(self, workers: int, nodes: int = 1) -> None:
-        """Write down what is about to run, on so many workers of all hosts; of a run that goes on, once it does."""
+    def begin(self, workers: int, nodes: int = 1, *, memory: int | None = None) -> None:
+        """Write down what is about to run, on so many workers of all hosts; of a run that goes on, once it does.
+
+        `memory`: the step of the state that hosts hold in their memory.
+        """
         from cordee import __version__
 
-        launch = self._launch
+        launch, self._memory = self._launch, memory
         self._run = {
             "target": launch.target.path or launch.target.kind,
             "settings": launch.target.settings,
@@ -132,8 +137,8 @@ class Recorder:
         """Something that the hub or a worker said; of a generation, who `joined`, where, and in whose place."""
         match notice:
             case events.StepEvent():
-                if notice.step > self._last_step:  # a worker that took over as speaker may say it again
-                    self._last_step = notice.step
+                if notice.step > self.last_step:  # a worker that took over as speaker may say it again
+                    self.last_step = notice.step
                     self.event(notice, later=True)
             case events.TimesEvent():
                 self._times.add(notice)
@@ -153,13 +158,14 @@ class Recorder:
                 self._hosts[notice.worker] = notice.host
                 self._see_who_writes()
             case events.JobEvent():
-                self._last_step = notice.steps
+                self.last_step = notice.steps
                 about = structs.asdict(notice)
                 self._run["job"] = {name: about[name] for name in about if name not in ("time", "settings")}
                 self._run["job"] |= notice.settings
                 self._waits = False
                 self._write_json("run.json", self._run)
                 self.event(notice)
+                self._tell_continued(notice.steps)
             case events.PlanEvent():
                 self._own_plan(notice)
             case events.ResultEvent(result):
@@ -185,6 +191,14 @@ class Recorder:
                 )
             case ServersHold(holders, at):
                 self._see_servers(holders, round(at, 6))
+
+    def _tell_continued(self, step: int) -> None:
+        """A start that nobody asked for has taken up the state of this step."""
+        if (before := self._launch.continued) is None:
+            return
+        source: Literal["memory", "disk"] = "memory" if step == self._memory else "disk"
+        workers, plan, repeats = self._run["workers"], self._run["plan"], max(0, before.reached - step)
+        self.event(events.ContinuedEvent(step, source, workers, plan, repeats, before.lost))
 
     def _formed(self, go: Go, at: float, joined: Iterable[tuple[int, str, int | None]]) -> None:
         members = list(go.members)

@@ -110,7 +110,7 @@ class Changes:
             self.start(seat)
         for worker in change.leaves:
             self._leaving[worker] = f"asked by cordee {change.why}"
-            self._hub.ask_to_leave(worker, self._leaving[worker])
+            self._hub.coming.ask_to_leave(worker, self._leaving[worker])
 
     def _see_who_stays(self) -> None:
         """End the run in good order if no worker is to stay."""

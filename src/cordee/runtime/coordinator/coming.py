@@ -29,9 +29,20 @@ class Known(Protocol):
 class Coming:
     """Tells all workers who waits to come in and who is to leave, so that they meet after their next step."""
 
-    def __init__(self, known: Known, server: Server, notify: Callable[[int, object], None], late: Late) -> None:
-        """`known` is changed here."""
-        self._known, self._server, self._notify, self._late = known, server, notify, late
+    def __init__(
+        self,
+        known: Known,
+        server: Server,
+        notify: Callable[[int, object], None],
+        lose: Callable[[int, str], None],
+        late: Late,
+    ) -> None:
+        """`known` is changed here; `lose` says that a worker is gone."""
+        self._known, self._server, self._notify, self._lose, self._late = known, server, notify, lose, late
+
+    def ask_to_leave(self, worker: int, reason: str) -> None:
+        """Ask a worker to leave after the step that it is in; from another thread."""
+        self._server.call(self.leave, worker, reason)
 
     def tell(self) -> None:
         """Say which workers are to come or leave after the next step."""
@@ -39,8 +50,10 @@ class Coming:
         self._server.tell_all(Newcomers(sorted(roster.waiting), sorted(roster.leaving)))
 
     def leave(self, worker: int, reason: str) -> None:
-        """A member is to leave."""
-        if worker in self._known.roster.alive:
+        """A worker is to leave: a member between two steps, one that has not come in yet at once."""
+        if worker in self._known.roster.invited:
+            self._lose(worker, f"{reason}, before it came in")
+        elif worker in self._known.roster.alive:
             self._known.roster = self._known.roster.ask_to_leave(worker)
             self.tell()
             self._notify(worker, Leaves(reason))

@@ -52,6 +52,8 @@ class Hub:
         self._settings = dict(settings or {})
         self.roster = Roster(expected=expected)
         self.hosts = Hosts(nodes, {0: expected})
+        self.keepers: dict[int, Place] = {}
+        """Host → where its launcher keeps copies of the state."""
         self._values: dict[str, bytes] = {}
         """What members of this generation left for each other."""
         self._askers: dict[str, list[Peer]] = {}
@@ -65,7 +67,7 @@ class Hub:
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
         self._parted = Parted(self._server, self._notify, self._evict)
-        self._coming = Coming(self, self._server, self._notify, late)
+        self.coming = Coming(self, self._server, self._notify, self._lost, late)
         self._server.start()
 
     # ------------------------------------------------------------- from other threads
@@ -76,20 +78,26 @@ class Hub:
 
     def invite(self, worker: int, node: int) -> None:
         """Say that a worker is about to be started on a host, and shall come in between two steps."""
-        self._server.call(self._coming.invite, worker, node)
-
-    def ask_to_leave(self, worker: int, reason: str) -> None:
-        """Ask a worker to leave after the step that it is in; the others go on."""
-        self._server.call(self._leave, worker, reason)
+        self._server.call(self.coming.invite, worker, node)
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
         self._server.call(self._server.tell_all, messages.Stop(reason), True)
 
-    def abort(self, reason: str) -> None:
-        """End all workers at once."""
+    def abort(self, reason: str, again: messages.Again | None = None) -> None:
+        """End all workers at once; if the run is to start `again`, other hosts come back for it."""
         self._ending = True
-        self._server.call(self._server.tell_all, messages.Abort(reason), True)
+        self._server.call(self._server.tell_all, messages.Abort(reason, again), True)
+
+    def keeper_after(self, node: int) -> Place | None:
+        """Who keeps what the host with this place has of the state: the host after it."""
+        order = self.hosts.order
+        return self.keepers.get(order[(node + 1) % len(order)]) if len(order) > 1 else None
+
+    def nodes_here(self) -> set[int]:
+        """The places of the hosts whose launchers are here, in the order of hosts."""
+        here = [peer.number for peer in self._server.those("node")]
+        return {0, *(place for place, host in enumerate(self.hosts.order) if host in here)}
 
     def tell_host(self, node: int, message: Message) -> None:
         """Tell the launcher of the host with this place in the order of hosts."""
@@ -111,7 +119,7 @@ class Hub:
         if peer.role == "command":
             return Evicted("commands go where the file in the run's folder says")
         if peer.joins:
-            return self._coming.admit_host(peer)
+            return self.coming.admit_host(peer)
         if peer.role == "node":
             peer.number = self.hosts.free()
             if peer.number >= self.hosts.nodes:
@@ -136,9 +144,11 @@ class Hub:
             self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
         if who.joins:
-            self._coming.host_came(peer, who)
+            self.coming.host_came(peer, who)
             return
         self.hosts = self.hosts.come(peer.number, who.workers)
+        if who.port:
+            self.keepers[peer.number] = Place(peer.number, peer.host, who.interface, who.port)
         if len(self.hosts.workers) == self.hosts.nodes:
             following = self._server.those("node")
             self.hosts = self.hosts.numbered({peer.number: peer.host for peer in following})
@@ -192,7 +202,7 @@ class Hub:
             case messages.Lose(worker, reason):
                 self._lost(worker, reason)
             case messages.Leaving(reason):
-                self._leave(peer.number, reason)
+                self.coming.leave(peer.number, reason)
             case messages.Woke(worker):
                 self._notify(worker, message)
             case messages.Unreached():
@@ -241,13 +251,13 @@ class Hub:
         self._server.tell_all(msgspec.structs.replace(go, recorded=self._recorded))
         self._notify(-1, Formed(go, time.time()))
         if self.roster.leaving:
-            self._coming.tell()
+            self.coming.tell()
         self._hand_out()
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
         self.roster = self.roster.report(worker, committed, admits=admits)
         if worker in self.roster.waiting:
-            self._coming.tell()
+            self.coming.tell()
         self._advance()
 
     def _lost(self, worker: int, reason: str, host: str = "", *, with_host: bool = False) -> None:
@@ -268,7 +278,7 @@ class Hub:
             self._server.tell_all(messages.Break(generation, worker))
             self._advance()
         else:  # the others have not counted on it
-            self._coming.tell()
+            self.coming.tell()
 
     def _lose_host(self, peer: Peer, reason: str) -> None:
         """By the launcher of a host, which is none of the peers any more."""
@@ -289,13 +299,6 @@ class Hub:
         self._tickets, answers = self._tickets.hand_out()
         for worker, answer in answers:
             self._server.tell_one("worker", worker, answer)
-
-    def _leave(self, worker: int, reason: str) -> None:
-        """A worker is to leave; one that has not come in yet does so at once."""
-        if worker in self.roster.invited:
-            self._lost(worker, f"{reason}, before it came in")
-        else:
-            self._coming.leave(worker, reason)
 
     def _torn(self, generation: int) -> None:
         """A collective failed though no member was lost (a flaky link): all members regroup."""

@@ -9,7 +9,15 @@ import socket
 from collections.abc import Callable, Iterable
 
 from cordee.core import interrupts
-from cordee.core.errors import CoordinatorLost, CordeeError, Evicted, Interrupted, RendezvousError, WorkerFailed
+from cordee.core.errors import (
+    CoordinatorLost,
+    CordeeError,
+    Evicted,
+    Interrupted,
+    RendezvousError,
+    WorkerFailed,
+    WorkersLost,
+)
 from cordee.core.interrupts import Interrupts
 from cordee.core.words import plural
 from cordee.group import messages
@@ -17,11 +25,12 @@ from cordee.group.client import Client
 from cordee.group.messages import Message, Seat
 from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.engines.local import LocalEngine
+from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine
-from cordee.runtime.launch import Launch
+from cordee.runtime.keeping import Kept
+from cordee.runtime.launch import Continued, Launch, continued
 from cordee.runtime.notices import Notices, NotStarted
-from cordee.runtime.rendezvous import HostWait
+from cordee.runtime.rendezvous import BACK_S, PATIENCE_S, HostWait
 from cordee.runtime.spec import WorkerSpec
 
 LOOK_S = 0.1
@@ -39,7 +48,8 @@ class HostsEngine:
     def __init__(self, local: Engine, hub: Hub) -> None:
         """`local` starts the workers of this host, node 0; the launchers of the others are connected to `hub`."""
         self._local, self._hub = local, hub
-        self.look, self.wait, self.how_it_ended, self.close = local.look, local.wait, local.how_it_ended, local.close
+        self.look, self.wait, self.how_it_ended = local.look, local.wait, local.how_it_ended
+        self.end, self.close = local.end, local.close
         """Of this host: the others look after their own workers, say what became of them, and end with the run."""
 
     def start(self, seats: Iterable[Seat]) -> None:
@@ -48,32 +58,52 @@ class HostsEngine:
             if node == 0:
                 self._local.start(group)
             else:
-                self._hub.tell_host(node, messages.Start(list(group)))
+                self._hub.tell_host(node, messages.Start(list(group), self._hub.keeper_after(node)))
 
 
 class Follower:
     """The launcher of a host that does not coordinate."""
 
     def __init__(
-        self, launch: Launch, address: Address, say: Callable[[str], None], sent_job: bytes | None = None
+        self,
+        launch: Launch,
+        address: Address,
+        say: Callable[[str], None],
+        sent_job: bytes | None,
+        kept: Kept,
+        former: LocalEngine | None = None,
     ) -> None:
-        """Connect to the coordinator at `address`, which may be started a little later; `say` tells the user."""
-        self._launch, self._address, self._say = launch, address, say
+        """Connect to the coordinator at `address`, which may be started a little later; `say` tells the user.
+
+        `former` has started the workers of this host before, in a run that continues.
+        """
+        self._launch, self._address, self._say, self._kept = launch, address, say, kept
+        self._node = 0
+        """The place of this host among the hosts."""
+        self._again: messages.Again | None = None
+        """How the run continues, of which every start ends with the connection to the coordinator."""
         self._notices: Notices = queue.SimpleQueue()
         self._started = False
         self._awaited = ""
         self._asked = self._stopping = False
         """Whether a signal has come here, and whether the run was asked to end after a step, wherever one came."""
         # Made now, as its server imports while hosts wait for each other.
-        keeps = launch.takes_back
-        self._engine = LocalEngine(self._notices, self._spec, launch.output, sent_job, keeps_stopped=keeps)
-        who = messages.Who("node", socket.gethostname(), workers=launch.workers, joins=launch.enters)
-        self._wait = HostWait(say)
+        self.engine = engine_for(former, self._notices, self._spec, (launch.output, sent_job, launch.takes_back))
+        at = kept.place or messages.Place(0, "", "", 0)
+        who = messages.Who(
+            "node",
+            socket.gethostname(),
+            workers=launch.workers,
+            interface=at.interface,
+            port=at.port,
+            joins=launch.enters,
+        )
+        self._wait = HostWait(say, PATIENCE_S if launch.continued is None else BACK_S)
         try:
             waited = f"waiting for the host that has the address {address.host}"
             self._client = self._wait.reach(lambda: Client(address, who, self._hear, self._lost), waited)
         except BaseException:
-            self._engine.close()
+            self.engine.close()
             raise
         self._client.at = "watching"
         self._client.start()
@@ -81,20 +111,26 @@ class Follower:
             self._launch = launch.told(self._client.settings).entering(self._client.run)
         except BaseException:
             self._client.close()
-            self._engine.close()
+            self.engine.close()
             raise
 
-    def watch(self, signals: Interrupts) -> None:
-        """Start workers and say what becomes of them, until the run has ended; raises what ended it early."""
+    def watch(self, signals: Interrupts) -> Launch | None:
+        """Start workers and say what becomes of them, until the run has ended; raises what ended it early.
+
+        Returns what to start on this host in a run that continues.
+        """
         try:
             while not self._take(signals):
                 pass
-            self._engine.wait(END_S)
+            self.engine.wait(END_S)
+            if self._again is not None:
+                return continued(self._launch, self._again, self._node, Continued(0, ""))
             if self._stopping:
                 raise Interrupted(f"{STOPPED} {self._address}, says how to go on")
+            return None
         finally:
             self._client.close()
-            self._engine.close()
+            self.engine.end()
 
     def _take(self, signals: Interrupts) -> bool:
         """Take the next message or notice, or wait a moment for it; True when the run has ended."""
@@ -110,7 +146,7 @@ class Follower:
             raise RendezvousError(NOT_STARTED)
         if not self._started and self._awaited:
             self._wait.tell(self._awaited)
-        due = self._engine.look()
+        due = self.engine.look()
         with contextlib.suppress(queue.Empty):
             worker, notice = self._notices.get(timeout=LOOK_S if due is None else due)
             match notice:
@@ -120,7 +156,9 @@ class Follower:
                     self._client.send(messages.Lose(worker, f"could not be started: {reason}"))
                 case messages.Present(here, of):
                     self._awaited = f"waiting for the other hosts: {here} of {of} hosts are here" if here < of else ""
-                case messages.Start(seats):
+                case messages.Start(seats, keeper):
+                    self._node = seats[0].world.node
+                    self._kept.send_to(keeper)
                     if not self._started and self._launch.workers == 0:
                         self._say("this host computes nothing; it holds parameters for the others")
                     self._started = True
@@ -128,9 +166,13 @@ class Follower:
                         numbers = ", ".join(str(seat.worker) for seat in workers)
                         of_all = f", of {plural(workers[0].world.size, 'worker')} in all" * (not workers[0].joins)
                         self._say(f"on this host{of_all}: {numbers}")
-                    self._engine.start(seats)
+                    self.engine.start(seats)
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)
+                case messages.Abort(reason, again) if again is not None and not self._asked:
+                    self._come_back(reason, again)
+                case CoordinatorLost() if self._again is not None:
+                    return True
                 case messages.Abort(reason):
                     raise (Interrupted if self._asked else WorkerFailed)(f"the run was ended: {reason}")
                 case messages.Stop():
@@ -143,6 +185,16 @@ class Follower:
                     return True
         return False
 
+    def _come_back(self, reason: str, again: messages.Again) -> None:
+        """The run has lost its last whole replica, and continues: once the coordinator has hung up, meet there anew."""
+        if self._launch.workers and not again.workers[self._node]:
+            raise WorkersLost(f"no worker of this host is left, and the run continues without it: {reason}")
+        self._say("the run has lost its last whole replica; this host continues it with the others")
+        self._again = again
+        if again.keeper is not None:
+            self.engine.wait(END_S)  # until workers have written their last copies
+            self._kept.bring(again.keeper)
+
     def _hear(self, message: Message) -> None:
         self._notices.put((-1, message))
 
@@ -152,4 +204,4 @@ class Follower:
 
     def _spec(self, seat: Seat) -> WorkerSpec:
         interface = own_address_towards(self._address.host, self._address.port)
-        return self._launch.spec(self._address, interface, seat)
+        return self._kept.told(self._launch.spec(self._address, interface, seat))
