@@ -23,7 +23,7 @@ def started(twin: Emulated, host: str, *words: str | Path) -> subprocess.Popen[s
 def test_a_host_enters_a_run_that_has_begun(up: Up, warm: int, job: Path, tmp_path: Path) -> None:
     token, out = tmp_path / "token", tmp_path / "run"
     write_token(token)
-    twin = up("a, b, c")
+    twin = up("3")
     meeting = ("--rendezvous", "a:29400", "--token-file", token, "--trusted-network")
     asked = ("train", job, "--workers", "1", "--threads", "1", "--nodes", "2", *meeting, "--set", "epochs=6")
     hosts = [started(twin, "a", *asked, "--out", out)]
