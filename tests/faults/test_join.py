@@ -170,15 +170,15 @@ def test_the_last_worker_stops_the_run(alone: Run, tmp_path: Path) -> None:
     assert_same(train("changing", acting.out, workers=1, resume=True), alone)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_worker_that_was_stopped_returns_when_it_continues(alone: Run, tmp_path: Path, victim: int) -> None:
+@pytest.mark.parametrize(("victim", "plan"), [(0, "auto"), (1, "auto"), (1, "sync=server")])
+def test_a_worker_that_was_stopped_returns(alone: Run, tmp_path: Path, victim: int, plan: str) -> None:
     def stop(out: Path) -> str:
         acting.kill(victim, signal.SIGSTOP)
         until(lambda: any(event["worker"] == victim for event in Run(out).of("failure")))
         return "go"
 
     acting = Acting(tmp_path, step4=stop, step9=lambda out: acting.kill(victim, signal.SIGCONT))
-    run = acting.train(3)
+    run = acting.train(3, plan)
     assert joined(run) == [(3, victim)] and run.result["failures"] == 1
     (change,) = run.of("change")
     assert (change["why"], change["starts"]) == ("woke", [3])
