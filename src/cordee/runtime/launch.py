@@ -284,4 +284,5 @@ def continued(launch: Launch, again: Again, node: int, why: Continued) -> Launch
         resume=True,
         rendezvous=meeting,
         continued=why,
+        enters=False,
     )

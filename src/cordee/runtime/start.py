@@ -39,12 +39,8 @@ def enter(launch: Launch, say: Callable[[str], None]) -> None:
     assert launch.rendezvous is not None
     with interrupts.counted() as signals:
         address = launch.rendezvous.address(launch.wording)
-        with Kept(False, "", address) as kept:
-            follower = Follower(launch, address, say, None, kept)
-            try:
-                follower.watch(signals)
-            finally:
-                follower.engine.close()
+        with Kept(False) as kept:
+            _stay(launch, address, (say, None, signals), kept)
 
 
 def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, Any]:
@@ -144,15 +140,29 @@ def _follow(
     given: tuple[Callable[[str], None], bytes | None, Interrupts],
 ) -> None:
     """The launcher of a host that does not coordinate, as another one has the address, where we could not listen."""
-    say, sent_job, signals = given
     interface = own_address_towards(address.host, address.port) if launch.plan.copy_every else ""
-    with Kept(launch.plan.copy_every > 0, interface, address) as kept, contextlib.ExitStack() as ends:
-        following: Launch | None = launch
-        local: LocalEngine | None = None
+    with Kept(launch.plan.copy_every > 0, interface, address) as kept:
+        _stay(launch, address, given, kept, error)
+
+
+def _stay(
+    launch: Launch,
+    address: Address,
+    given: tuple[Callable[[str], None], bytes | None, Interrupts],
+    kept: Kept,
+    error: RendezvousError | None = None,
+) -> None:
+    """Start workers of this host whenever the coordinator says so, until the run has ended, however it continues."""
+    say, sent_job, signals = given
+    following: Launch | None = launch
+    local: LocalEngine | None = None
+    with contextlib.ExitStack() as ends:
         while following is not None:
             try:
                 follower = Follower(following, address, say, sent_job, kept, local)
             except (RendezvousError, SecurityError) as refusal:
+                if error is None:
+                    raise
                 raise not_a_launcher(refusal, address, error.__cause__) from refusal
             local = follower.engine
             ends.callback(local.close)
