@@ -281,10 +281,11 @@ DAYS = np.array(["2024-01-01", "2024-05-01"], "datetime64[D]")
         (lambda: chain(a=[1, 2]).flat_map(lambda row: 3), "list of rows"),
         (lambda: chain(a=np.arange(9)).split(0.8, 0.1, 0.1, by="b"), "no such column"),
         (lambda: chain("t", a=DAYS, t=[1, 2]), r"'a' \(datetime.*map"),
-        (lambda: chain("t", a=["1", "2,5"], t=[0, 1]), r"decimal comma, such as '2,5': .*Dialect\(decimal=','\)"),
+        (lambda: chain("t", a=["1", "2,5"], t=[0, 1]), r"decimal comma, such as '2,5': .*Dialect\(decimal=','"),
         (lambda: chain(a=["1,234.5", "2"]).standardize("a"), "thousands are set apart, such as '1,234.5'"),
         (lambda: chain(a=["31.12.1999", ""]).standardize(), r"dates, such as '31.12.1999': .*%d\.%m\.%Y"),
         (lambda: chain(a=["1"] * 9 + ["?"]).fill("mean", "a"), r"also '\?': if that means missing, .*\('', '\?'\)"),
+        (lambda: chain("t", a=["2,5"], b=[1], t=[0]).standardize(), "decimal comma"),  # gathered with the one before
         (lambda: chain("t", a=["1", "2e3"], t=[0, 1]), "numbers in its first rows and texts in others.*float64"),
     ],
 )

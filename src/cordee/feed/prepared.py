@@ -40,8 +40,9 @@ def prepared(run: str | Path, new_rows: Any, functions: Mapping[str, Callable[..
     """New rows as the model of a run takes them: `cordee.predict(model, cordee.data.prepared(run, "new.csv"))`.
 
     `new_rows`: paths of files as those of the training, a table, a dict of columns, or a list of dicts. A label may be
-    missing, and is not looked at; so may columns that `drop` or `select` takes away before any step uses them. No row is left out: `filter` and `sample` are for training. Functions of the user's
-    are given again by their names: `functions={"clean": clean}`.
+    missing, and is not looked at; so may columns that `drop` or `select` takes away before any step uses them. No row
+    is left out: `filter` and `sample` are for training. Functions of the user's are given again by their names:
+    `functions={"clean": clean}`.
     """
     features = load_features(run)
     known = dict(functions or {})

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from cordee.feed.columns import Column, Ragged
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_DATES = "dialect=cordee.data.Dialect(dates=({form!r},))"
+_DATES = "dialect=cordee.data.Dialect(dates=({form!r},), ...)"
 _FORMS = (
-    (re.compile(r"[-+]?\d+(,\d+)?"), "numbers with a decimal comma", "dialect=cordee.data.Dialect(decimal=',')"),
+    (re.compile(r"[-+]?\d+(,\d+)?"), "numbers with a decimal comma", "dialect=cordee.data.Dialect(decimal=',', ...)"),
     (
         re.compile(r"[-+]?\d{1,3}([,' ]\d{3})*(\.\d+)?"),
         "numbers whose thousands are set apart",
