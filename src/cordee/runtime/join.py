@@ -134,7 +134,7 @@ def session(*, plan: Plan | str | None = None, seed: int = 0, deadline: float | 
     if _current is not None and refuses_departures(stepper.plan, "script"):
         end_by_notices()
     elif _current is not None:
-        stepper.changes = partial(let_go, stepper)
+        stepper.loops.changes = partial(let_go, stepper)
     stepper.reporter.tell(PlanEvent(stepper.plan.to_dict(), stepper.plan.faithfulness))
     if stepper.plan.backend != entry.backend:
         late = f"backend={stepper.plan.backend} comes too late: the first session of this script connected the workers"

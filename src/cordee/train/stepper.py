@@ -8,7 +8,7 @@ among the survivors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -78,8 +78,6 @@ class Stepper:
         self.placing = Placing(self.team, self.plan, self.state, device)
         self.models: list[nn.Module] = []
         """What `prepare` was given, in that order."""
-        self.changes: Callable[[], None] = lambda: None
-        """Called after a step if workers wait to come in or are to leave; a job's loop sees to that by itself."""
         self.updates: int | None = None
         """How many updates a step has, where that is known before: a job's has one. None: as many as the loop makes."""
         warn = partial(warn_statistical, self.team, self.plan)
@@ -174,10 +172,8 @@ class Stepper:
                     continue
                 committed, loop.done, loop.committed = loop.committed, 0, 0
                 self.number = self.team.steps if committed else self.number  # a loop that evaluates commits nothing
-                if committed and self.last is not None and self.last.stop:
+                if committed and self.loops.ends(self.last, self.team):
                     return
-                if committed and self.team.awaited and not self.loops.inside_open:
-                    self.changes()
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of my share; see `Session.backward`."""
