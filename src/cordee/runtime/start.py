@@ -78,8 +78,9 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
 
 
 def _open_hub(launch: Launch, address: Address) -> Hub:
-    late = partial(late_host, launch)
-    return Hub(address, expected=launch.workers, nodes=launch.nodes, settings=launch.taken_over, late=late)
+    hub = Hub(address, expected=launch.workers, nodes=launch.nodes, settings=launch.taken_over)
+    hub.coming.late = partial(late_host, launch)
+    return hub
 
 
 @dataclass

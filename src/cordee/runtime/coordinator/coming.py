@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from cordee.group.messages import Evicted, Newcomers, Welcome, Who
+from cordee.group.messages import Evicted, Leaving, Newcomers, Welcome, Who, Woke
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts, Roster
 from cordee.runtime.notices import HostCame, Leaves
@@ -35,10 +35,11 @@ class Coming:
         server: Server,
         notify: Callable[[int, object], None],
         lose: Callable[[int, str], None],
-        late: Late,
     ) -> None:
         """`known` is changed here; `lose` says that a worker is gone."""
-        self._known, self._server, self._notify, self._lose, self._late = known, server, notify, lose, late
+        self._known, self._server, self._notify, self._lose = known, server, notify, lose
+        self.late: Late = no_late_host
+        """To be set before hosts come."""
 
     def ask_to_leave(self, worker: int, reason: str) -> None:
         """Ask a worker to leave after the step that it is in; from another thread."""
@@ -63,12 +64,26 @@ class Coming:
         known = self._known
         known.roster, known.hosts = known.roster.invite(worker), known.hosts.start_later(worker, node)
 
-    def admit_host(self, peer: Peer) -> Welcome | Evicted:
-        """A launcher asks to enter the run."""
+    def formed(self) -> None:
+        """Another generation begins; some that were to leave may still be in it."""
+        if self._known.roster.leaving:
+            self.tell()
+
+    def heard(self, worker: int, message: Leaving | Woke) -> None:
+        """A worker was asked to leave; or a launcher says that an evicted one continues."""
+        if isinstance(message, Leaving):
+            self.leave(worker, message.reason)
+        else:
+            self._notify(message.worker, message)
+
+    def admit(self, peer: Peer) -> Welcome | Evicted:
+        """A launcher asks to enter the run; a command has come to the wrong place."""
+        if peer.role != "node":
+            return Evicted("commands go where the file in the run's folder says")
         peer.number = self._known.hosts.free()
         if not self._known.hosts.order:
             return Evicted("the run has not begun: try again later")
-        return self._late(self._known.roster.expected)
+        return self.late(self._known.roster.expected)
 
     def host_came(self, peer: Peer, who: Who) -> None:
         """It is one of the hosts from now on."""

@@ -18,7 +18,7 @@ from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Welcome, Who
 from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
-from cordee.runtime.coordinator.coming import Coming, Late, no_late_host
+from cordee.runtime.coordinator.coming import Coming
 from cordee.runtime.coordinator.parted import Parted
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
@@ -39,13 +39,11 @@ class Hub:
         nodes: int = 1,
         heard: bool = True,
         settings: dict[str, str] | None = None,
-        late: Late = no_late_host,
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
         With several `nodes` these are the workers of this one, to which those of the others are added when they come.
         `heard=False`: `notices` are not read, so none are kept. All peers are told the `settings` of a resumed run.
-        `late` answers a host that enters the run later.
         """
         self.notices: Notices = queue.SimpleQueue()
         self._heard = heard
@@ -67,7 +65,7 @@ class Hub:
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
         self._parted = Parted(self._server, self._notify, self._evict)
-        self.coming = Coming(self, self._server, self._notify, self._lost, late)
+        self.coming = Coming(self, self._server, self._notify, self._lost)
         self._server.start()
 
     # ------------------------------------------------------------- from other threads
@@ -116,10 +114,8 @@ class Hub:
 
     def admit(self, peer: Peer) -> Welcome | Evicted:
         """Let a worker in that was not here before, and hosts until all have come."""
-        if peer.role == "command":
-            return Evicted("commands go where the file in the run's folder says")
-        if peer.joins:
-            return self.coming.admit_host(peer)
+        if peer.joins or peer.role == "command":
+            return self.coming.admit(peer)
         if peer.role == "node":
             peer.number = self.hosts.free()
             if peer.number >= self.hosts.nodes:
@@ -144,8 +140,7 @@ class Hub:
             self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
         if who.joins:
-            self.coming.host_came(peer, who)
-            return
+            return self.coming.host_came(peer, who)
         self.hosts = self.hosts.come(peer.number, who.workers)
         if who.port:
             self.keepers[peer.number] = Place(peer.number, peer.host, who.interface, who.port)
@@ -201,10 +196,8 @@ class Hub:
                 self._hand_out()
             case messages.Lose(worker, reason):
                 self._lost(worker, reason)
-            case messages.Leaving(reason):
-                self.coming.leave(peer.number, reason)
-            case messages.Woke(worker):
-                self._notify(worker, message)
+            case messages.Leaving() | messages.Woke():
+                self.coming.heard(peer.number, message)
             case messages.Unreached():
                 self._parted.heard(peer.number, message, lambda: self.hosts.nodes_of(self.roster.alive))
             case messages.Torn(generation):
@@ -250,8 +243,7 @@ class Hub:
         self._values.clear()
         self._server.tell_all(msgspec.structs.replace(go, recorded=self._recorded))
         self._notify(-1, Formed(go, time.time()))
-        if self.roster.leaving:
-            self.coming.tell()
+        self.coming.formed()
         self._hand_out()
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
