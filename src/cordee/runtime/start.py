@@ -102,6 +102,7 @@ class _Coordination:
         nodes, kept = launch.nodes, self.recovery.kept
         with contextlib.ExitStack() as ends:
             ends.callback(hub.close)
+            kept.tell = lambda event: hub.notices.put((-1, event))
             recorder = Recorder(launch, self.listen)
             ends.callback(recorder.close)
 
@@ -113,7 +114,7 @@ class _Coordination:
             given = (launch.output, self.sent_job, launch.takes_back)
             local = self.local = engine_for(self.local, hub.notices, spec_of, given)
             ends.callback(local.end)
-            engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
+            engine: Engine = local if nodes == 1 else HostsEngine(local, hub, kept.place)
 
             def begin() -> list[Seat]:
                 counts = [launch.workers]
@@ -122,8 +123,7 @@ class _Coordination:
                     counts = await_hosts(hub, nodes, lambda said: recorder.event(WarningEvent(said)), patience_s)
                 servers = launch.servers(counts)
                 launch.plan.check(sum(counts))
-                hub.keepers |= {} if kept.place is None else {0: kept.place}
-                kept.send_to(hub.keeper_after(0))
+                kept.send_to(hub.hosts.keeper_after(0, kept.place))
                 recorder.begin(sum(counts), nodes, memory=kept.newest())
                 hub.stewards.expect(servers, persist=launch.plan.persist)
                 engine.start([seat for _, seat in servers.seats])

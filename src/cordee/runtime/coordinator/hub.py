@@ -50,8 +50,6 @@ class Hub:
         self._settings = dict(settings or {})
         self.roster = Roster(expected=expected)
         self.hosts = Hosts(nodes, {0: expected})
-        self.keepers: dict[int, Place] = {}
-        """Host → where its launcher keeps copies of the state."""
         self._values: dict[str, bytes] = {}
         """What members of this generation left for each other."""
         self._askers: dict[str, list[Peer]] = {}
@@ -86,16 +84,6 @@ class Hub:
         """End all workers at once; if the run is to start `again`, other hosts come back for it."""
         self._ending = True
         self._server.call(self._server.tell_all, messages.Abort(reason, again), True)
-
-    def keeper_after(self, node: int) -> Place | None:
-        """Who keeps what the host with this place has of the state: the host after it."""
-        order = self.hosts.order
-        return self.keepers.get(order[(node + 1) % len(order)]) if len(order) > 1 else None
-
-    def nodes_here(self) -> set[int]:
-        """The places of the hosts whose launchers are here, in the order of hosts."""
-        here = [peer.number for peer in self._server.those("node")]
-        return {0, *(place for place, host in enumerate(self.hosts.order) if host in here)}
 
     def tell_host(self, node: int, message: Message) -> None:
         """Tell the launcher of the host with this place in the order of hosts."""
@@ -141,12 +129,10 @@ class Hub:
             return
         if who.joins:
             return self.coming.host_came(peer, who)
-        self.hosts = self.hosts.come(peer.number, who.workers)
-        if who.port:
-            self.keepers[peer.number] = Place(peer.number, peer.host, who.interface, who.port)
+        keeper = Place(peer.number, peer.host, who.interface, who.port) if who.port else None
+        self.hosts = self.hosts.come(peer.number, who.workers, keeper)
         if len(self.hosts.workers) == self.hosts.nodes:
-            following = self._server.those("node")
-            self.hosts = self.hosts.numbered({peer.number: peer.host for peer in following})
+            self.hosts = self.hosts.numbered({one.number: one.host for one in self._server.those("node")})
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
         self._tell_hosts()
 
@@ -236,8 +222,7 @@ class Hub:
             self._server.tell_all(farewell := messages.Farewell())
             self._notify(-1, farewell)
             return
-        step = next_generation(self.roster)
-        if step is None:
+        if (step := next_generation(self.roster)) is None:
             return
         self.roster, go = step
         self._values.clear()
@@ -274,6 +259,7 @@ class Hub:
 
     def _lose_host(self, peer: Peer, reason: str) -> None:
         """By the launcher of a host, which is none of the peers any more."""
+        self.hosts = self.hosts.lose(peer.number)
         for worker in self.hosts.workers_of(peer.number):
             self._lost(worker, reason, peer.host, with_host=True)
         self.stewards.lost_host(self.hosts.order.index(peer.number), peer.host)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from cordee.core.world import World
-from cordee.group.messages import Seat
+from cordee.group.messages import Place, Seat
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,33 @@ class Hosts:
     """The hosts, by the ids of their workers, once all have come; a host's place in here is its node number."""
     places: dict[int, int] = field(default_factory=dict)
     """Worker → its host."""
+    keepers: dict[int, Place] = field(default_factory=dict)
+    """Host → where its launcher takes copies of the state."""
+    gone: frozenset[int] = frozenset()
+    """Hosts that were lost in the run."""
 
     def free(self) -> int:
         """The number of the next host that comes."""
         return next(number for number in itertools.count(1) if number not in self.workers)
 
-    def come(self, host: int, workers: int) -> Hosts:
+    def come(self, host: int, workers: int, keeper: Place | None = None) -> Hosts:
         """A host came."""
-        return replace(self, workers={**self.workers, host: workers})
+        keepers = self.keepers if keeper is None else {**self.keepers, host: keeper}
+        return replace(self, workers={**self.workers, host: workers}, keepers=keepers)
+
+    def lose(self, host: int) -> Hosts:
+        """A host was lost in the run."""
+        return replace(self, gone=self.gone | {host})
+
+    @property
+    def here(self) -> frozenset[int]:
+        """The node numbers of the hosts that are here."""
+        return frozenset(node for node, host in enumerate(self.order or (0,)) if host not in self.gone)
+
+    def keeper_after(self, node: int, own: Place | None) -> Place | None:
+        """Where copies of the host with this node number go: to the next one; `own`: the coordinator's."""
+        after = (node + 1) % max(1, len(self.order))
+        return None if after == node else self.keepers.get(self.order[after], own if after == 0 else None)
 
     def leave(self, host: int) -> Hosts:
         """A host left before the run began: another one may take its place."""

@@ -22,7 +22,7 @@ from cordee.core.interrupts import Interrupts
 from cordee.core.words import plural
 from cordee.group import messages
 from cordee.group.client import Client
-from cordee.group.messages import Message, Seat
+from cordee.group.messages import Message, Place, Seat
 from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.engines.local import LocalEngine, engine_for
@@ -45,9 +45,12 @@ NOT_STARTED = "the coordinator did not start the run: look there for the reason"
 class HostsEngine:
     """Starts workers on several hosts: on this one itself, on the others through their launchers."""
 
-    def __init__(self, local: Engine, hub: Hub) -> None:
-        """`local` starts the workers of this host, node 0; the launchers of the others are connected to `hub`."""
-        self._local, self._hub = local, hub
+    def __init__(self, local: Engine, hub: Hub, keeper: Place | None) -> None:
+        """`local` starts the workers of this host, node 0; the launchers of the others are connected to `hub`.
+
+        `keeper`: where this host takes copies of the state.
+        """
+        self._local, self._hub, self._keeper = local, hub, keeper
         self.look, self.wait, self.how_it_ended = local.look, local.wait, local.how_it_ended
         self.end, self.close = local.end, local.close
         """Of this host: the others look after their own workers, say what became of them, and end with the run."""
@@ -58,7 +61,7 @@ class HostsEngine:
             if node == 0:
                 self._local.start(group)
             else:
-                self._hub.tell_host(node, messages.Start(list(group), self._hub.keeper_after(node)))
+                self._hub.tell_host(node, messages.Start(list(group), self._hub.hosts.keeper_after(node, self._keeper)))
 
 
 class Follower:
@@ -105,7 +108,7 @@ class Follower:
         except BaseException:
             self.engine.close()
             raise
-        self._client.at = "watching"
+        self._client.at, kept.tell = "watching", self._client.post
         self._client.start()
         try:
             self._launch = launch.told(self._client.settings).entering(self._client.run)
@@ -187,13 +190,13 @@ class Follower:
 
     def _come_back(self, reason: str, again: messages.Again) -> None:
         """The run has lost its last whole replica, and continues: once the coordinator has hung up, meet there anew."""
+        if again.keeper is not None:
+            self.engine.wait(END_S)  # until workers have written their last copies
+            self._kept.bring(again.keeper)
         if self._launch.workers and not again.workers[self._node]:
             raise WorkersLost(f"no worker of this host is left, and the run continues without it: {reason}")
         self._say("the run has lost its last whole replica; this host continues it with the others")
         self._again = again
-        if again.keeper is not None:
-            self.engine.wait(END_S)  # until workers have written their last copies
-            self._kept.bring(again.keeper)
 
     def _hear(self, message: Message) -> None:
         self._notices.put((-1, message))
