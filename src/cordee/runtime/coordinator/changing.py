@@ -37,7 +37,7 @@ class Changes:
 
     def start(self, seat: Seat) -> None:
         """Start a worker that comes in between two steps."""
-        self._hub.invite(seat.worker, seat.world.node)
+        self._hub.coming.invite(seat.worker, seat.world.node)
         self._start(seat)
 
     def lost(self, worker: int) -> bool:

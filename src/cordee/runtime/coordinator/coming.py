@@ -60,7 +60,10 @@ class Coming:
             self._notify(worker, Leaves(reason))
 
     def invite(self, worker: int, node: int) -> None:
-        """A worker is about to be started on a host, and shall come in."""
+        """Say that a worker is about to be started on a host, and shall come in; from another thread."""
+        self._server.call(self._invite, worker, node)
+
+    def _invite(self, worker: int, node: int) -> None:
         known = self._known
         known.roster, known.hosts = known.roster.invite(worker), known.hosts.start_later(worker, node)
 

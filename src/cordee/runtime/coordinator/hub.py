@@ -1,6 +1,6 @@
 """Membership of one run: lets workers in, notices losses, forms generations, passes on what is for the record.
 
-All of its state lives in the thread of its server; the outside talks to it through `lose`, `invite`, `ask_to_stop` and
+All of its state lives in the thread of its server; the outside talks to it through `lose`, `coming`, `ask_to_stop` and
 `abort`, and listens on `notices`.
 """
 
@@ -72,10 +72,6 @@ class Hub:
         """Say that a worker is gone (its process ended, or it was stopped)."""
         self._server.call(self._lost, worker, reason)
 
-    def invite(self, worker: int, node: int) -> None:
-        """Say that a worker is about to be started on a host, and shall come in between two steps."""
-        self._server.call(self.coming.invite, worker, node)
-
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
         self._server.call(self._server.tell_all, messages.Stop(reason), True)
@@ -125,8 +121,7 @@ class Hub:
             self.stewards.brief(peer)
             return
         if peer.role == "server":
-            self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
-            return
+            return self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
         if who.joins:
             return self.coming.host_came(peer, who)
         keeper = Place(peer.number, peer.host, who.interface, who.port) if who.port else None
