@@ -197,6 +197,19 @@ def test_a_resumed_run_is_proven_by_its_last_start() -> None:
     assert [one.text for one in again.findings] == ["step 4 is not on record"]
 
 
+def test_a_launcher_that_was_killed_at_the_very_end_is_no_finding() -> None:
+    """Worker 2 had left its last position already; the last steps and the position of worker 0 were not written."""
+    whole = sound()
+    lost = {places(whole, "step", step=STEPS)[0], places(whole, "position", worker=0, why="end")[0], len(whole) - 1}
+    first = [one for at, one in enumerate(whole) if at not in lost]
+    about = {"order": ORDER.describe(), "steps_per_epoch": ORDER.steps}
+    again = [position(31, worker, "end", STEPS, members=[0, 2], owners=[0, 2]) for worker in (0, 2)]
+    second = [*start(30, 2, resume=True, steps=STEPS, **about), *again, end(41)]
+    found = audited([*first, *second])
+    assert (found.findings, found.missing) == ((), ()) and found.proven
+    assert audited([*first, end(29), *second]).findings
+
+
 def window(items: list[tuple[int, int, int]], first: int = 1) -> Event:
     return event("window", 3, first=first, last=first + 1, workers=[0, 1], items=items, behind=False)
 

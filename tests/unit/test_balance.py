@@ -6,11 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from cordee.core.errors import PlanError
 from cordee.core.events import SharesEvent
 from cordee.core.plan import Plan
 from cordee.feed.balance import balance
+from cordee.feed.order import Order
+from cordee.feed.share import Shares
 from cordee.train.balancing import Balancing
 from cordee.watch.words import tell
 
@@ -76,6 +79,29 @@ def test_a_decision_that_was_due_within_a_loop_inside_is_made_after_it(monkeypat
     balancing._due = 0
     balancing.committed(SimpleNamespace(), record)  # type: ignore[arg-type]
     assert decided == [9]
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "after"),
+    [
+        (1, [[22, 5, 21]]),
+        (4, [[24, 4, 20]]),  # six, one and five of each micro-batch
+        (12, []),  # two, one and one of each: as even as four samples allow. One that gets none is never measured again
+    ],
+)
+def test_no_share_becomes_empty_in_all_micro_batches(accumulate: int, after: list[list[int]]) -> None:
+    rates = torch.tensor([4.0, 1.0, 4.0], dtype=torch.float64)
+    mesh = SimpleNamespace(numbers=(0, 1, 2))
+    team = SimpleNamespace(
+        lines=SimpleNamespace(mesh=mesh), shares=3, share=0, agree=lambda sums: [sums[0].copy_(rates)]
+    )
+    stepper: Any = SimpleNamespace(plan=Plan(share="balanced", accumulate=accumulate), team=team, device="cpu")
+    told: list[SharesEvent] = []
+    stepper.reporter = SimpleNamespace(tell=told.append)
+    stepper.loops = SimpleNamespace(current=lambda: (None, SimpleNamespace(epoch=0, step=2)), cut=lambda *_: None)
+    feeder = SimpleNamespace(order=Order(340, 48), shares=Shares(), accumulate=accumulate)
+    Balancing(stepper)._decide(SimpleNamespace(feeder=feeder), 3)  # type: ignore[arg-type]
+    assert [one.after for one in told] == after
 
 
 def test_it_is_refused_where_the_time_of_computing_is_not_known() -> None:

@@ -17,8 +17,8 @@ import torch
 from cordee.core.errors import PlanError
 from cordee.core.events import SharesEvent
 from cordee.core.record import Record
-from cordee.feed.balance import balance
-from cordee.feed.share import Share
+from cordee.feed.balance import balance, sizes_of
+from cordee.feed.coming import micro_sizes
 
 if TYPE_CHECKING:
     from cordee.train.loops import Loop
@@ -106,14 +106,18 @@ class Balancing:
                 break
             owners, count = team.lines.mesh.numbers, team.shares
         rates = table.tolist()
-        sizes = [len(before.positions(order.batch, owners, index)) for index in range(count)]
+        # By micro-batches: a share that is empty in each of them would never be measured again.
+        micros = micro_sizes(order, loop.feeder.accumulate, 0)
+        sizes = sizes_of(before, micros[:1], owners)
         seconds = [size / rate if rate else 0.0 for size, rate in zip(sizes, rates, strict=True)]
-        share = balance(sizes, seconds, order.batch, owners)
+        share = balance(sizes, seconds, micros[0], owners)
         if share is None:
             self._decided, self._due = rate, 0
             return
         self._stepper.loops.cut(loop, share, step + 2)
-        self._tell(done, owners, seconds, (before, share), order.batch)
+        cuts = sizes_of(before, micros, owners), sizes_of(share, micros, owners)
+        milliseconds = [round(1e3 * size / rate, 3) if rate else 0.0 for size, rate in zip(cuts[0], rates, strict=True)]
+        self._stepper.reporter.tell(SharesEvent(done + 2, list(owners), *cuts, milliseconds, self._why))
         self._restart(done + 1)
         self._why = "the shares have changed"
 
@@ -121,10 +125,3 @@ class Balancing:
         """Measure from the step after so many on."""
         self._rates.clear()
         self._decided, self._skip, self._due = 0.0, first, first + MEASURED
-
-    def _tell(
-        self, done: int, owners: tuple[int, ...], seconds: list[float], shares: tuple[Share, Share], batch: int
-    ) -> None:
-        before, after = ([len(one.positions(batch, owners, at)) for at in range(len(owners))] for one in shares)
-        milliseconds = [round(1e3 * one, 3) for one in seconds]
-        self._stepper.reporter.tell(SharesEvent(done + 2, list(owners), before, after, milliseconds, self._why))
