@@ -60,8 +60,8 @@ def measured(name: str, given: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--starts", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--pieces", type=int, action="append")
     parser.add_argument("--task", choices=SHOWN, action="append")
     parser.add_argument("--record", type=Path, metavar="FILE", default=RESULTS)
