@@ -36,7 +36,15 @@ def findings_of(start: Start, order: Order | None) -> Iterator[Finding]:
             yield Finding(step, f"the order of epoch {epoch} has a sample twice")
     yield from _of_groups(start, order)
     yield from _of_ends(start)
-    yield from (Finding(step, text) for step, text in start.parts.wrong(start.lost))
+    yield from (Finding(step, text) for step, text in (*start.parts.wrong(start.lost), *_of_windows(start)))
+
+
+def _of_windows(start: Start) -> Iterator[tuple[int, str]]:
+    """Each step is in a window, where there are any: one replica alone has none, and sync=auto not always."""
+    shared = all(len(one.owners) > 1 for one in start.positions)
+    if start.job is not None and start.parts.items and shared and Plan.parse(start.plan).sync != "auto":
+        last = max((step for step, _ in start.steps), default=0) if start.ends() else 0
+        yield from start.parts.left_out(start.job.steps, last)
 
 
 def _of_steps(steps: Sequence[tuple[int, int]], before: int, order: Order) -> Iterator[Finding]:
