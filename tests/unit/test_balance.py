@@ -143,6 +143,16 @@ def test_noise_alone_changes_shares_ever_more_seldom(step_s: float) -> None:
     assert 2 < len(told) < 30
 
 
+def test_a_rate_is_never_between_two_speeds() -> None:
+    balancing, told = of_three(1, lambda: [512.0, 512.0, 512.0])  # eight steps of 16 samples in a quarter of a second
+    steps_of(balancing, 20, lambda: 512.0)
+    assert balancing._length == 9 and told == []
+    steps_of(balancing, 4, lambda: 256.0)
+    assert not balancing.uneven
+    steps_of(balancing, 1, lambda: 256.0)
+    assert balancing.uneven
+
+
 def test_a_change_of_speed_is_followed_at_once_also_after_many_changes() -> None:
     """By steps of a tenth of a second: after the second one by the slower rate, since three are measured."""
     noise, speed = random.Random(0), [160.0]

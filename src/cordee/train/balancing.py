@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cordee.train.loops import Loop
     from cordee.train.stepper import Stepper
 
-MEASURED, MOST_MEASURED = 3, 100
+MEASURED, MOST_MEASURED = 3, 99
 """Steps whose median is a replica's rate: at least, and at most."""
 MEASURED_S = 0.25
 """They take at least so long, unless that would be too many of them."""
@@ -136,8 +136,12 @@ class Balancing:
         self._why = "the shares have changed"
 
     def _measure_over(self, seconds: float) -> None:
-        """Rates are those of so many steps from here on that they say something, if each takes so long."""
-        self._length = min(max(MEASURED, math.ceil(MEASURED_S / seconds)), MOST_MEASURED) if seconds else MEASURED
+        """Rates are those of so many steps from here on that they say something, if each takes so long.
+
+        An odd number: between a former speed and the present one there is no median.
+        """
+        steps = math.ceil(MEASURED_S / seconds) if seconds else MEASURED
+        self._length = min(max(MEASURED, steps | 1), MOST_MEASURED)
         self._rates = deque(self._rates, maxlen=self._length)
 
     def _restart(self, first: int) -> None:
