@@ -11,7 +11,7 @@ import numpy as np
 from cordee.core.events import PositionEvent
 from cordee.core.plan import Plan
 from cordee.core.words import plural
-from cordee.feed.coming import micros_of
+from cordee.feed.coming import micro_sizes
 from cordee.feed.order import Order
 from cordee.feed.share import Shares
 from cordee.watch.audit.chains import epochs_with_a_sample_twice, recompute
@@ -36,7 +36,15 @@ def findings_of(start: Start, order: Order | None) -> Iterator[Finding]:
             yield Finding(step, f"the order of epoch {epoch} has a sample twice")
     yield from _of_groups(start, order)
     yield from _of_ends(start)
-    yield from (Finding(step, text) for step, text in start.parts.wrong(start.lost))
+    yield from (Finding(step, text) for step, text in (*start.parts.wrong(start.lost), *_of_windows(start)))
+
+
+def _of_windows(start: Start) -> Iterator[tuple[int, str]]:
+    """Each step is in a window, where there are any: one replica alone has none, and sync=auto not always."""
+    shared = bool(start.positions) and all(len(one.owners) > 1 for one in start.positions)
+    if start.job is not None and start.parts.items and shared and Plan.parse(start.plan).sync != "auto":
+        last = max((step for step, _ in start.steps), default=0) if start.ends() else 0
+        yield from start.parts.left_out(start.job.steps, last)
 
 
 def _of_steps(steps: Sequence[tuple[int, int]], before: int, order: Order) -> Iterator[Finding]:
@@ -107,9 +115,8 @@ def _is_whole(shares: Shares, owners: Sequence[int], order: Order, plan: Plan) -
     """Whether the shares of all owners are each position of a batch once, or piece, in each size that a batch has."""
     sizes = set()
     for step in {0, order.steps - 1}:
-        size, micros = order.size(step), micros_of(order, plan.parts, step)
-        each = {size * (micro + 1) // micros - size * micro // micros for micro in range(micros)}
-        sizes |= {micros} if plan.exact else each
+        each = micro_sizes(order, plan.parts, step)
+        sizes |= {len(each)} if plan.exact else {*each}
     for _, share in shares.entries:
         for size in sizes:
             cuts = [np.asarray(share.positions(size, owners, index, (0, 0, 0))) for index in range(len(owners))]

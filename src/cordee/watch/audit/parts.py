@@ -27,11 +27,24 @@ class Parts:
             for step, _, version, _ in event.pushes:
                 self._updates[step] = max(version, self._updates.get(step, 0))
 
+    def left_out(self, before: int, end: int) -> Iterator[tuple[int, str]]:
+        """The same of steps after step `before`, up to step `end`, that are in no window, though all should be."""
+        for window in self._windows:
+            if window.first > before + 1:
+                yield before + 1, f"the window of step {before + 1} is not on record"
+            before = window.last
+        if before < end:
+            yield before + 1, f"the window of step {before + 1} is not on record"
+
     def wrong(self, lost: Container[int]) -> Iterator[tuple[int, str]]:
         """Step and text of what is wrong, if these workers were lost."""
+        done = 0
         before: dict[tuple[int, int], int] = {}
         """Who computed each part of the window before."""
         for window in self._windows:
+            if window.first <= done:
+                yield window.first, f"step {window.first} is in two windows"
+            done = window.last
             now: dict[tuple[int, int], int] = {}
             for worker, step, part in window.items:
                 at = (step, part)
