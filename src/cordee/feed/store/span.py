@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cordee.core import heap
 from cordee.core.damage import write_whole
 from cordee.feed.columns import Schema, taken
 from cordee.feed.places import Place
@@ -105,6 +106,7 @@ class SpanBuilder:
 
     def __call__(self, span: Span) -> int:
         """Write what is missing of a span; how many cuts it has."""
+        heap.stretch()  # arrays of one chunk after the other take the same pages
         cuts = cuts_of(self.out, span.number)
         if cuts and cuts[-1].done:
             return len(cuts)
