@@ -1,4 +1,4 @@
-"""A job whose workers can be made to die at a chosen place of the training.
+"""A job whose workers can be made to die at a chosen place of the training, and that leaves their numbers in a folder.
 
 `fate` is a list such as `1:forward:7, 2:update:9:SIGSTOP`: which worker, where, after how many steps, by what signal.
 With `awaits`, all workers wait after step `awaits_at` until there is such a file: until they were struck from outside.
@@ -24,7 +24,7 @@ from cordee.train.job import Save
 class Fate(Callback):
     """Knows how far the training is, and ends this process where it was told to."""
 
-    def __init__(self, text: str, raises: int, awaits: str, awaits_at: int) -> None:
+    def __init__(self, text: str, raises: int, awaits: str, awaits_at: int = 25) -> None:
         me = cordee.World.from_env().rank
         self.raises = raises if me == 1 else -1
         self.awaits, self.awaits_at = Path(awaits) if awaits else None, awaits_at
@@ -84,6 +84,7 @@ class Model(nn.Module):
 def job(  # noqa: PLR0913 (what tests ask of it)
     fate: str = "",
     delay: float = 0.005,
+    pids: str = "",
     save_steps: int | None = None,
     batchnorm: bool = True,
     weighed: bool = False,
@@ -93,6 +94,8 @@ def job(  # noqa: PLR0913 (what tests ask of it)
     drop: float = 0.0,
 ) -> cordee.Job:
     told = Fate(fate, raises, awaits, awaits_at)
+    if pids:
+        (Path(pids) / str(cordee.World.from_env().rank)).write_text(str(os.getpid()))
 
     def optimizer(params: Any) -> torch.optim.Optimizer:
         made = torch.optim.AdamW(params, lr=3e-3)
