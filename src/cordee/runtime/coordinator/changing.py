@@ -34,6 +34,8 @@ class Changes:
         """Workers that are about to leave, and why."""
         self._hosts: list[HostCame] = []
         """Hosts that have come, and have no workers yet."""
+        self._woken: list[int] = []
+        """Workers that were stopped and evicted, and continue."""
 
     def start(self, seat: Seat) -> None:
         """Start a worker that comes in between two steps."""
@@ -47,11 +49,14 @@ class Changes:
         self._see_who_stays()
         return was_leaving
 
-    def start_hosts(self) -> None:
-        """Start the workers of hosts that have come, now that the run trains."""
+    def start_waiting(self, steps: int) -> None:
+        """Start the workers of hosts that have come, and those that continue, now that the run trains."""
         hosts, self._hosts = self._hosts, []
         for one in hosts:
             self._carry_out(*joining.host_came(self.places, one.node, one.host, one.workers))
+        woken, self._woken = self._woken, []
+        for worker in woken:
+            self._carry_out(*joining.take_back(self.places, worker, steps))
 
     def formed(self, formed: Formed, hosts: Mapping[int, str], steps: int) -> None:
         """Another generation begins, after so many steps, with those who came and without those who left."""
@@ -63,8 +68,8 @@ class Changes:
         joined = [(new, hosts[new], self.places.replaces.get(new)) for new in go.newcomers]
         self._recorder.notice(-1, formed, joined)
 
-    def take(self, worker: int, notice: Leaves | Commanded | HostCame | Woke, steps: int, *, trains: bool) -> None:
-        """Another number of workers is asked for, or possible, after so many steps: decide, and do it.
+    def take(self, worker: int, notice: Leaves | Commanded | HostCame | Woke, *, trains: bool) -> None:
+        """Another number of workers is asked for, or possible: decide, and do it.
 
         `trains`: the training has begun, and was not asked to end.
         """
@@ -79,8 +84,8 @@ class Changes:
                 answer(self._answer(command, trains))
             case HostCame():
                 self._hosts.append(notice)
-            case Woke() if trains and not refuses_newcomers(self._launch.plan, self._launch.target.kind):
-                self._carry_out(*joining.take_back(self.places, worker, steps))
+            case Woke() if not refuses_newcomers(self._launch.plan, self._launch.target.kind):
+                self._woken.append(worker)
 
     def _answer(self, command: Command, trains: bool) -> Answer:
         """Carry a command out, unless it is refused."""

@@ -134,7 +134,7 @@ class Controller:
             case Formed():
                 self._changes.formed(notice, self._hosts, self._steps)
             case Leaves() | Commanded() | HostCame() | messages.Woke():
-                self._changes.take(worker, notice, self._steps, trains=self._trains)
+                self._changes.take(worker, notice, trains=self._trains)
             case Interrupt(host):
                 self._interrupt(host)
             case _:
@@ -180,9 +180,9 @@ class Controller:
         return self._begun and self._launch.target.trial is None and not ends
 
     def _fill_places(self) -> None:
-        """Start workers of hosts that have come; and one in the place of each that was lost, if the plan says so."""
+        """Start workers that wait for it, and one in the place of each that was lost, if the plan says so."""
         if self._trains:
-            self._changes.start_hosts()
+            self._changes.start_waiting(self._steps)
         while self._launch.plan.replace and self._vacant and self._trains:
             lost = self._vacant.pop()
             self._changes.places, seat = replacement(self._changes.places, lost, self._steps)
