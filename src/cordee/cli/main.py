@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cordee.cli import audit, bench, data, doctor, options, plan, report, twin
+from cordee.cli import audit, bench, data, doctor, members, options, plan, report, twin
 from cordee.cli.usage import explain, find_misspelt, polish_help
 from cordee.core import interrupts
 from cordee.core.errors import CordeeError, Interrupted, UsageError, WorkerFailed
@@ -121,6 +121,8 @@ def warm(
     print(f"warm: process {start_warm(minutes)} serves the next runs, until {minutes:g} minutes pass without one")
 
 
+app.command()(members.scale)
+app.command()(members.join)
 app.command()(plan.plan)
 
 

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from cordee.core.event import Count, Event, Moment, Number
 from cordee.core.feedevents import FeedEvent
+from cordee.core.memberevents import ChangeEvent, JoinedEvent, LeftEvent
 from cordee.core.splitevents import CutEvent, HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
 from cordee.core.syncevents import (
     ContinuedEvent,
@@ -25,12 +26,15 @@ from cordee.core.syncevents import (
 )
 
 __all__ = [
+    "ChangeEvent",
     "ContinuedEvent",
     "CutEvent",
     "DecisionEvent",
     "Event",
     "FeedEvent",
     "HeldEvent",
+    "JoinedEvent",
+    "LeftEvent",
     "MemoryEvent",
     "PipelineEvent",
     "PipelineStepEvent",
@@ -233,19 +237,6 @@ class FailureEvent(Event):
     """workers that are left"""
     at: Moment | None = None
     """when it was seen, in the launcher's clock; the record is written a little later"""
-
-
-class JoinedEvent(Event):
-    """A worker came in between two steps, with the state of the others."""
-
-    worker: Count
-    """who came in"""
-    host: str
-    """where it runs"""
-    replaces: Count
-    """the lost worker in whose place it was started"""
-    at: Moment | None = None
-    """when it was let in, in the launcher's clock"""
 
 
 class RegroupEvent(Event):

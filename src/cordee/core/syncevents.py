@@ -76,7 +76,7 @@ class PositionEvent(Event):
 
     worker: Count
     """whose position"""
-    why: Literal["start", "regroup", "shares", "end"]
+    why: Literal["start", "regroup", "shares", "leave", "end"]
     """what made it one"""
     generation: Count
     """number of its group of workers"""

@@ -50,7 +50,7 @@ class Channel:
         self.joining = joins
         """Whether this worker comes in while others train, and does not have their state yet."""
         self.newcomers = False
-        """Whether others wait to come in."""
+        """Whether others wait to come in, or are to leave."""
         self.name = f"worker {worker} on {host}"
         self.on_break: Callable[[], None] = lambda: None
         self.before_end: Callable[[], None] = lambda: None
@@ -161,12 +161,13 @@ class Channel:
                     self.values.clear()
                     self.go, self.recorded = message, message.recorded
                     self.newcomers = self.newcomers and not message.admits
+                    self.farewell |= self.worker in message.left
                 case messages.Holders():
                     self.holders = message
                     for callback in self.on_holders:
                         callback()
-                case messages.Newcomers(workers):
-                    self.newcomers = bool(workers)
+                case messages.Newcomers(workers, leaving):
+                    self.newcomers = bool(workers or leaving)
                 case messages.Value(key, value):
                     self.values[key] = value
                 case messages.Ticket() | messages.WindowOver():

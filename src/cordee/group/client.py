@@ -40,7 +40,7 @@ class Client:
         `lost` is called once at most, and not after `close`.
         """
         self._connection, welcome = connect(address, who)
-        self.settings = welcome.settings
+        self.settings, self.run = welcome.settings, welcome.run
         self.at = "starting"
         """What this process is doing; sent with every beat."""
         self.clock_offset_s = 0.0

@@ -33,6 +33,8 @@ class Membership:
         self.rank, self.size = 0, 1
         self.outside = False
         """Whether others train already, and this worker has not come in yet."""
+        self.left = False
+        """Whether this worker has left the others, which go on."""
 
     @property
     def broken(self) -> bool:
@@ -57,13 +59,16 @@ class Membership:
             channel.require(lambda: self._is_next(channel.go), times * self.deadline_s, what)
             assert channel.go is not None
             go, self.outside = channel.go, False
+            self.left = self.worker in go.left
+            if self.left:
+                return go
         self.generation, self.members = go.generation, go.members
         self.rank, self.size = go.members.index(self.worker), len(go.members)
         self.stuck = False
         return go
 
     def _is_next(self, go: Go | None) -> bool:
-        return go is not None and go.generation > self.generation and self.worker in go.members
+        return go is not None and go.generation > self.generation and self.worker in (*go.members, *go.left)
 
     def leave(self) -> bool:
         """Say that this worker is done; True when all are, False if a member was lost before that."""

@@ -10,12 +10,15 @@ import msgspec
 from cordee.core.events import ANY_EVENT, Event
 from cordee.core.window import Window
 from cordee.core.world import World
+from cordee.group.changes import Answer, Command, Leaving, Message, Newcomers, Running, Woke
 
 if TYPE_CHECKING:
     AnyEvent = Event
 else:
     AnyEvent = ANY_EVENT
 
+__all__ = ["Answer", "Command", "Leaving", "Message", "Newcomers", "Running", "Woke"]
+"""Those of `group/changes.py`, which are messages as those below."""
 
 FIRST_SERVER = 1_000_000
 """Numbers of processes from here on are parameter servers'; workers have those below."""
@@ -28,10 +31,6 @@ LEAVES = "it holds a part of a replica of which another part was lost"
 def name_of(number: int) -> str:
     """What a process of a run is called."""
     return f"server {number - FIRST_SERVER}" if number >= FIRST_SERVER else f"worker {number}"
-
-
-class Message(msgspec.Struct, tag_field="message", tag=str.lower, forbid_unknown_fields=True):
-    """One message; `message` holds its kind."""
 
 
 # ------------------------------------------------------------- the handshake
@@ -47,7 +46,7 @@ class Hello(Message):
 class Who(Message):
     """A peer has seen that the coordinator knows the token, and says who it is."""
 
-    role: Literal["worker", "node", "server"]
+    role: Literal["worker", "node", "server", "command"]
     host: str
     number: int = -1
     """A worker's or a server's; the coordinator numbers the hosts."""
@@ -57,6 +56,8 @@ class Who(Message):
     pid: int = 0
     workers: int = 0
     """Of a host: how many it will start."""
+    joins: bool = False
+    """Of a host: whether it enters a run that has begun."""
     proof: str = ""
 
 
@@ -65,6 +66,8 @@ class Welcome(Message):
 
     settings: dict[str, str]
     """Of the run that is resumed."""
+    run: Running | None = None
+    """What is trained, for a host that enters a run that has begun."""
 
 
 # ------------------------------------------------------------- peers tell the coordinator
@@ -128,7 +131,7 @@ class Stuck(Message):
 
     awaited: str
     seconds: float
-    others: dict[str, str] = {}
+    others: dict[str, str] = msgspec.field(default_factory=dict)
     """What the other workers do, by name, as the coordinator adds."""
 
 
@@ -261,6 +264,8 @@ class Go(Message):
     """Whether all former members were ready to let others in; if some were not, no worker came in."""
     newcomers: tuple[int, ...] = ()
     """Members that have come in with this generation, and have no state yet."""
+    left: tuple[int, ...] = ()
+    """Former members that leave with it, all of whose work is committed."""
     recorded: int = -1
     """The last step that is on record."""
 
@@ -271,12 +276,6 @@ class Break(Message):
     generation: int
     lost: int | None
     """The member that was lost; None if a collective failed though all are there."""
-
-
-class Newcomers(Message):
-    """Which workers wait to come in."""
-
-    workers: list[int]
 
 
 class Farewell(Message):
@@ -329,7 +328,7 @@ class Seat(msgspec.Struct, frozen=True):
     world: World
     """`world.node` says on which host; the process gets the cores and the device of `world.local_rank` there."""
     joins: bool = False
-    """Whether it comes in while others train, in the place of one that was lost."""
+    """Whether it comes in while others train."""
 
     @property
     def serves(self) -> bool:

@@ -62,7 +62,7 @@ class Team:
         """Of the last agreement, for a member that did not receive it."""
         self.grows = grows
         self.awaited = False
-        """Whether workers wait to come in, as all members agreed with the last step."""
+        """Whether workers wait to come in or are to leave, as all members agreed with the last step."""
         self.came: tuple[int, ...] = ()
         """Those who have come in, while they are being let in."""
         self.membership.outside = self.channel.joining
@@ -172,7 +172,10 @@ class Team:
         self._regroup(())
 
     def admit(self) -> tuple[int, ...]:
-        """Let workers in that wait for it; every member calls this after the same agreement. Those who came."""
+        """Let workers in that wait for it; every member calls this after the same agreement. Those who came.
+
+        Those that were asked to leave do so: `membership.left` is true on them, and nothing of the run is theirs.
+        """
         self.recover((), admits=True)
         came, self.came = self.came, ()
         return came
@@ -186,6 +189,8 @@ class Team:
         """
         before, began = self.position, time.perf_counter()
         handed_over = self._regroup(awaited, admits=admits)
+        if self.membership.left:
+            return False
         lost_s = time.perf_counter() - began
         self.meter.blocked_s += lost_s
         self.meter.waited_s += lost_s
@@ -200,7 +205,9 @@ class Team:
             if not admits:  # otherwise a peer may still be receiving what is under way, until all are ready
                 self.lines.drop()
             go = self.membership.advance(self.position, admits=admits)
-            self.lines.drop()
+            self.lines.drop(for_good=self.membership.left)
+            if self.membership.left:
+                return False
             if comes_in:
                 self.position, comes_in = go.target, False
             if admits and go.admits:

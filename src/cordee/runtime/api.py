@@ -79,6 +79,11 @@ class Options:
             },
         ).taking_over()
 
+    def entering(self, target: Target, wording: Wording) -> Launch:
+        """What this host gives to a run that has begun; the rest its coordinator says."""
+        out = self.out or default_folder("entered")
+        return replace(replace(self, out=out).launch(target, wording), enters=True)
+
 
 def launch(given: Launch, *, ours: bool, job: Job | None = None, progress: bool = True) -> tuple[Result, Reported]:
     """Run it to its end; the result, and what was heard and reported meanwhile.

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,10 +23,13 @@ from cordee.group.team import Team
 from cordee.group.token import read_token
 from cordee.group.wire import LOOPBACK, Address, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.joining import refuses_departures
 from cordee.runtime.launch import DEADLINE_S, check_deadline, refuse_own_loop
+from cordee.runtime.leaving import end_by_notices
 from cordee.runtime.resources import devices
 from cordee.runtime.wording import PYTHON
 from cordee.train.jobfile import refuse_session
+from cordee.train.newcomers import let_go
 from cordee.train.session import Session
 from cordee.train.stepper import Stepper
 
@@ -127,6 +131,10 @@ def session(*, plan: Plan | str | None = None, seed: int = 0, deadline: float | 
     entry.deadline_s = entry.deadline_s if deadline is None else deadline
     stepper = entry.assemble(chosen, seed=seed)
     refuse_own_loop(stepper.plan)
+    if _current is not None and refuses_departures(stepper.plan, "script"):
+        end_by_notices()
+    elif _current is not None:
+        stepper.loops.changes = partial(let_go, stepper)
     stepper.reporter.tell(PlanEvent(stepper.plan.to_dict(), stepper.plan.faithfulness))
     if stepper.plan.backend != entry.backend:
         late = f"backend={stepper.plan.backend} comes too late: the first session of this script connected the workers"

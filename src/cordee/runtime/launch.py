@@ -17,9 +17,10 @@ from cordee.core.refusals import refuse_on_cpu
 from cordee.core.words import plural
 from cordee.diagnose.machine import find_compiler
 from cordee.diagnose.number_format import NOTABLE, recall_format, try_format
-from cordee.group.messages import Again, Seat
+from cordee.group.messages import Again, Running, Seat
 from cordee.group.wire import LOOPBACK, Address
 from cordee.runtime.coordinator.holders import Servers
+from cordee.runtime.coordinator.joining import refuses_newcomers
 from cordee.runtime.folder import former_settings, saved_step
 from cordee.runtime.relay import Output
 from cordee.runtime.rendezvous import Rendezvous
@@ -70,6 +71,8 @@ class Launch:
     """Options that the user gave, besides the folder."""
     continued: Continued | None = None
     """What this start continues without being asked; None: the user has started it."""
+    enters: bool = False
+    """Whether this host enters a run that has begun: what is trained, its coordinator says."""
 
     @property
     def nodes(self) -> int:
@@ -103,6 +106,12 @@ class Launch:
         if self.nodes == 1:  # of several hosts it is not known yet how many workers they have
             self.plan.check(self.workers)
 
+    def check_room(self, workers: int) -> None:
+        """Refuse so many workers in all on this host, while the run trains, if there is no room for them."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        more = workers - self.workers
+        check_room(more, len(self.cores or usable_cores()), available_memory(), files, self.wording)
+
     def _check_storing(self) -> None:
         """Refuse a host without workers where no other host has any, or nothing is to be stored."""
         given = self.wording.option("workers", 0)
@@ -117,6 +126,28 @@ class Launch:
                 f"{given}: a host without workers holds parameters, but under sync={self.plan.sync} the workers hold "
                 f"them. Set sync=server in the plan, or give this host at least 1 worker"
             )
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether an evicted worker whose process continues comes in again; with replace=true its place is filled."""
+        refuses = refuses_newcomers(self.plan, self.target.kind) or self.target.trial is not None
+        return not (self.plan.replace or refuses)
+
+    def entering(self, run: Running | None) -> Launch:
+        """What is trained by the run that this host enters, if it enters one; refused if it cannot be trained here."""
+        if not self.enters or run is None:
+            return self
+        path = self.target.path or run.job
+        if not Path(path).is_file():
+            raise UsageError(
+                f"the run trains {run.job}, and there is no such file here: copy it to this host, or name it with "
+                f"{self.wording.option('job')}"
+            )
+        target = Target("job", path, run.settings)
+        launch = replace(self, target=target, plan=Plan.parse(run.plan), deadline_s=run.deadline_s)
+        launch.check()
+        launch.check_formats(lambda message: None)
+        return launch
 
     def servers(self, counts: Sequence[int]) -> Servers:
         """The parameter servers that the plan asks for, on hosts with so many workers; refused if none has any."""
@@ -253,4 +284,5 @@ def continued(launch: Launch, again: Again, node: int, why: Continued) -> Launch
         resume=True,
         rendezvous=meeting,
         continued=why,
+        enters=False,
     )

@@ -8,11 +8,12 @@ ended), or the error that ends the run.
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from cordee.group.messages import Go, Holders, Seat
+from cordee.group.messages import Answer, Command, Go, Holders, Seat
 
 Notices = queue.SimpleQueue[tuple[int, Any]]
 
@@ -68,6 +69,38 @@ class Formed(msgspec.Struct):
 
     go: Go
     at: float
+
+
+class Leaves(msgspec.Struct):
+    """A worker was asked to leave, and does so between two steps."""
+
+    reason: str
+
+
+class Departed(msgspec.Struct):
+    """A worker has left; nothing of its work was lost."""
+
+    host: str
+    reason: str
+    left: int
+    """How many workers are left."""
+    at: float
+
+
+class HostCame(msgspec.Struct):
+    """A host has entered the run that has begun."""
+
+    node: int
+    host: str
+    workers: int
+
+
+class Commanded(msgspec.Struct):
+    """A user asks for another number of workers."""
+
+    command: Command
+    answer: Callable[[Answer], None]
+    """To be called once, from any thread."""
 
 
 class Interrupt(msgspec.Struct):

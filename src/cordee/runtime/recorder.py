@@ -25,7 +25,7 @@ from cordee.group.messages import FIRST_SERVER, Go, Holders
 from cordee.runtime.coordinator.stragglers import Stragglers
 from cordee.runtime.folder import Hold, check, is_there, make
 from cordee.runtime.launch import Launch
-from cordee.runtime.notices import Formed, Lost, ServerLost, ServersHold
+from cordee.runtime.notices import Departed, Formed, Lost, ServerLost, ServersHold
 
 
 class Recorder:
@@ -133,7 +133,7 @@ class Recorder:
         if not self._waits:
             self._events.flush()
 
-    def notice(self, worker: int, notice: object, joined: Iterable[tuple[int, str, int]] = ()) -> None:
+    def notice(self, worker: int, notice: object, joined: Iterable[tuple[int, str, int | None]] = ()) -> None:
         """Something that the hub or a worker said; of a generation, who `joined`, where, and in whose place."""
         match notice:
             case events.StepEvent():
@@ -179,6 +179,9 @@ class Recorder:
                     self.failures += 1
                     self._lost_at = self._lost_at or at
                     self.event(events.FailureEvent(worker, host, reason, left, round(at, 6)))
+            case Departed(host, reason, left, at):
+                self._resources.left(worker)
+                self.event(events.LeftEvent(worker, host, reason, left, round(at, 6)))
             case Formed(go, at):
                 self._formed(go, round(at, 6), joined)
             case ServerLost(shard, host, reason, at):
@@ -197,7 +200,7 @@ class Recorder:
         workers, plan, repeats = self._run["workers"], self._run["plan"], max(0, before.reached - step)
         self.event(events.ContinuedEvent(step, source, workers, plan, repeats, before.lost))
 
-    def _formed(self, go: Go, at: float, joined: Iterable[tuple[int, str, int]]) -> None:
+    def _formed(self, go: Go, at: float, joined: Iterable[tuple[int, str, int | None]]) -> None:
         members = list(go.members)
         self._times.expect(members)
         if go.generation > 1:

@@ -38,7 +38,7 @@ class Recovery:
             return
         left = Left.of(
             places.seats.values(),
-            dict(hub.roster.lost),
+            dict(hub.roster.lost) | dict.fromkeys(hub.roster.departed, "it has left"),
             hub.hosts.here,
             steps=steps,
             saved=recorder.saved is not None or saved_step(recorder.out) is not None or not self.kept.is_empty(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cordee.core import interrupts
@@ -14,8 +15,10 @@ from cordee.core.interrupts import Interrupts
 from cordee.core.world import World
 from cordee.group.messages import Seat
 from cordee.group.wire import Address, own_address_towards
+from cordee.runtime.coordinator.control import Control
 from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.joining import late_host
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine, seats
@@ -29,6 +32,15 @@ from cordee.runtime.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
+
+
+def enter(launch: Launch, say: Callable[[str], None]) -> None:
+    """Enter a run of other hosts that has begun, with workers of this host, and stay until it ends."""
+    assert launch.rendezvous is not None
+    with interrupts.counted() as signals:
+        address = launch.rendezvous.address(launch.wording)
+        with Kept(False) as kept:
+            _stay(launch, address, (say, None, signals), kept)
 
 
 def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, Any]:
@@ -66,7 +78,9 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
 
 
 def _open_hub(launch: Launch, address: Address) -> Hub:
-    return Hub(address, expected=launch.workers, nodes=launch.nodes, settings=launch.taken_over)
+    hub = Hub(address, expected=launch.workers, nodes=launch.nodes, settings=launch.taken_over)
+    hub.coming.late = partial(late_host, launch)
+    return hub
 
 
 @dataclass
@@ -95,7 +109,10 @@ class _Coordination:
             def spec_of(seat: Seat) -> WorkerSpec:
                 return kept.told(launch.spec(hub.address, hub.address.host, seat))
 
-            local = self.local = engine_for(self.local, hub.notices, spec_of, (launch.output, self.sent_job))
+            if launch.target.trial is None:
+                ends.callback(Control(launch.out, hub.notices).close)
+            given = (launch.output, self.sent_job, launch.takes_back)
+            local = self.local = engine_for(self.local, hub.notices, spec_of, given)
             ends.callback(local.end)
             engine: Engine = local if nodes == 1 else HostsEngine(local, hub, kept.place)
 
@@ -124,15 +141,29 @@ def _follow(
     given: tuple[Callable[[str], None], bytes | None, Interrupts],
 ) -> None:
     """The launcher of a host that does not coordinate, as another one has the address, where we could not listen."""
-    say, sent_job, signals = given
     interface = own_address_towards(address.host, address.port) if launch.plan.copy_every else ""
-    with Kept(launch.plan.copy_every > 0, interface, address) as kept, contextlib.ExitStack() as ends:
-        following: Launch | None = launch
-        local: LocalEngine | None = None
+    with Kept(launch.plan.copy_every > 0, interface, address) as kept:
+        _stay(launch, address, given, kept, error)
+
+
+def _stay(
+    launch: Launch,
+    address: Address,
+    given: tuple[Callable[[str], None], bytes | None, Interrupts],
+    kept: Kept,
+    error: RendezvousError | None = None,
+) -> None:
+    """Start workers of this host whenever the coordinator says so, until the run has ended, however it continues."""
+    say, sent_job, signals = given
+    following: Launch | None = launch
+    local: LocalEngine | None = None
+    with contextlib.ExitStack() as ends:
         while following is not None:
             try:
                 follower = Follower(following, address, say, sent_job, kept, local)
             except (RendezvousError, SecurityError) as refusal:
+                if error is None:
+                    raise
                 raise not_a_launcher(refusal, address, error.__cause__) from refusal
             local = follower.engine
             ends.callback(local.close)

@@ -23,8 +23,10 @@ from cordee.feed.reading import begin_others
 from cordee.group.channel import Channel
 from cordee.group.messages import FIRST_SERVER, Failed, Lose
 from cordee.group.team import Team
+from cordee.runtime.coordinator.joining import refuses_departures
 from cordee.runtime.holding import hold
 from cordee.runtime.join import Entry, set_current
+from cordee.runtime.leaving import heed_notices
 from cordee.runtime.sent import receive_job
 from cordee.runtime.spec import WorkerSpec
 from cordee.train.copying import Memory
@@ -47,6 +49,8 @@ def work(spec: WorkerSpec, sent_job: int | None) -> int:
     channel = Channel(spec.hub, spec.worker, socket.gethostname(), joins=spec.joins)
     entry = Entry(World.from_env(), channel, spec.device, spec.interface, spec.plan, spec.deadline_s)
     set_current(entry)
+    if spec.target.trial is None and not refuses_departures(spec.plan, spec.target.kind):
+        heed_notices(channel)
     try:
         _run(spec, entry, sent_job)
     except SystemExit as error:

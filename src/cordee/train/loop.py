@@ -152,7 +152,7 @@ class Training:
                 ends = self._after_step(done)
             if ends:  # the last of them, if any
                 break
-            let_in(job, stepper, self.handed)
+            let_in(job, stepper, self.handed, self.saver)
         if self.next[1] != 0 and self.interrupted is None and self._validate(self.next[0], passing=True):
             self.saver.step = -1  # a checkpoint of this step does not know its metrics yet
 

@@ -207,6 +207,8 @@ class Loops:
         """Of loops that were left in the middle of a window."""
         self.shares: Shares | None = None
         """What the workers agreed on for the outermost loop; None: what the plan says."""
+        self.changes: Callable[[], None] = lambda: None
+        """Called after a step if workers are to leave; a job's loop sees to that by itself."""
         self._next: dict[Hashable, tuple[int, object]] = {}
         """The epoch with which a loop over some data goes on, by its fingerprint and by its place in memory."""
 
@@ -227,6 +229,14 @@ class Loops:
     def inside_open(self) -> bool:
         """Whether it is inside a step that has gradients for its next update."""
         return any(outer.open for outer in self.open[:-1])
+
+    def ends(self, last: Committed | None, team: Team) -> bool:
+        """Whether the loop is over after the step that was committed last; if not, workers may leave here."""
+        if last is not None and last.stop:
+            return True
+        if team.awaited and len(self.open) == 1:  # not within the step of another loop
+            self.changes()
+        return False
 
     @contextmanager
     def opened(self, loop: Loop, state: StepState, forget: Callable[..., None]) -> Iterator[None]:

@@ -43,6 +43,10 @@ class Positions:
         else:
             self._post("regroup" if before[0] != now[0] else "shares")
 
+    def leave(self) -> None:
+        """Post the last one of a worker that leaves while the others go on."""
+        self._post("leave")
+
     def end(self, parameters: Sequence[Tensor] = ()) -> None:
         """Post the last one, with a checksum of the parameters if they are given; they have to be merged."""
         self._post("end", checksum([local_of(one) for one in parameters]).hex() if parameters else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import operator
@@ -66,8 +67,7 @@ class Reducers:
         """Whether a backward pass is under way."""
         self._of: dict[Optimizer, Sync] = {}
         self._hosted: dict[Optimizer, HostState] = {}
-        if plan.replace:
-            team.on_regroup.append(self._renew)
+        team.on_regroup.append(self._renew)
 
     def of(self, optimizer: Optimizer, *, agree: bool = True) -> tuple[Sync, bool]:
         """What sums the gradients of this optimizer's parameters; False if a collective failed meanwhile.
@@ -258,6 +258,8 @@ class Reducers:
 
     def close(self) -> None:
         """Take all hooks off."""
+        with contextlib.suppress(ValueError):  # closed already
+            self._team.on_regroup.remove(self._renew)
         for reducer in self._of.values():
             reducer.close()
 

@@ -172,7 +172,7 @@ class Stepper:
                     continue
                 committed, loop.done, loop.committed = loop.committed, 0, 0
                 self.number = self.team.steps if committed else self.number  # a loop that evaluates commits nothing
-                if committed and self.last is not None and self.last.stop:
+                if committed and self.loops.ends(self.last, self.team):
                     return
 
     def backward(self, loss: Tensor) -> None:

@@ -76,8 +76,9 @@ class Faults:
 
     def _signal(self, action: Action) -> str:
         """Send a worker its signal; `UsageError` if it is not in the run, or not any more."""
-        workers = self._run.workers
-        number = action.worker
+        workers, number = self._run.workers, action.worker
+        if action.verb == "resume":  # one that was paused was evicted, and its process may still be there
+            workers = self._run.gone | workers
         if number is None:
             self._drawn += 1
             if not workers:

@@ -30,6 +30,8 @@ class RunFollower:
     ended: bool = False
     workers: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Host and process of each worker that is in the run."""
+    gone: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """The same of those that were lost or have left; the process of one that was paused may be there."""
     _head: bytes = b""
     """The first line, with its time: it tells the file of a former start from that of this one."""
     _read: int = 0
@@ -72,6 +74,7 @@ class RunFollower:
     def _take(self, event: events.Event) -> None:
         if isinstance(event, events.StartEvent):
             self.workers.clear()
+            self.gone.clear()
             self.met, self.ended = True, False
         elif isinstance(event, events.StepEvent):
             self.step = event.step
@@ -80,8 +83,9 @@ class RunFollower:
         elif isinstance(event, events.WorkerEvent):
             self.began = self.began or event.time
             self.workers[event.worker] = (event.host, event.pid)
-        elif isinstance(event, events.FailureEvent):
-            self.workers.pop(event.worker, None)
+        elif isinstance(event, events.FailureEvent | events.LeftEvent):
+            if (gone := self.workers.pop(event.worker, None)) is not None:
+                self.gone[event.worker] = gone
         elif isinstance(event, events.EndEvent):
             self.workers.clear()
             self.ended = True

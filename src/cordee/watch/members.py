@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from cordee.core.events import FailureEvent, HeldEvent, MemoryEvent, StepEvent, UsageEvent, WorkerEvent
+from cordee.core.events import FailureEvent, HeldEvent, LeftEvent, MemoryEvent, StepEvent, UsageEvent, WorkerEvent
 from cordee.core.times import COSTS, MOST_OPEN, PARTS, Block
 from cordee.core.usage import BYTES
 from cordee.watch.summary import Curve, StepParts, Worker
@@ -59,11 +59,13 @@ class Members:
         worker.device, worker.threads, worker.cores = event.device, event.threads, event.cores
         readings.since, readings.last = now, None  # what it used in between, alone, is not known to the second
 
-    def on_failure(self, event: FailureEvent, now: float) -> None:
-        """A worker is gone."""
+    def on_failure(self, event: FailureEvent | LeftEvent, now: float) -> None:
+        """A worker is gone; one that left of itself is told by that word."""
         worker, readings = self._of(event.worker)
         worker.host, worker.lost = worker.host or event.host, event.reason
         self._leave(worker, readings, now)
+
+    on_left = on_failure
 
     def on_held(self, event: HeldEvent, now: float) -> None:
         """What a worker holds of the state; a script may have several optimizers."""

@@ -85,6 +85,7 @@ class ProgressView:
         self._note(tell(event))
 
     _on_joined = _on_stranger = _on_regroup = _on_links = _on_cut = _on_shares = _on_shard = _on_straggler = _on_failure
+    _on_left = _on_change = _on_failure
 
     _on_continued = _on_failure
 

@@ -156,7 +156,12 @@ def tell(event: events.Event) -> str:
             who = f"on {plural(event.workers, 'worker')}, plan {event.plan}"
             return f"the run continues by itself after step {event.step}, from {event.source}, {who}{again}"
         case events.JoinedEvent():
-            return f"worker {event.worker} on {event.host} has joined, in the place of worker {event.replaces}"
+            place = "" if event.replaces is None else f", in the place of worker {event.replaces}"
+            return f"worker {event.worker} on {event.host} has joined{place}"
+        case events.LeftEvent():
+            return f"worker {event.worker} on {event.host} has left: {event.reason}; {event.left} left"
+        case events.ChangeEvent(text=text):
+            return text
         case events.RegroupEvent():
             return f"continuing with workers {_first_of(event.workers, 16)}"
         case events.LinksEvent():

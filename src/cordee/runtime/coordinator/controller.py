@@ -24,13 +24,24 @@ from cordee.core.events import Event, JobEvent, StepEvent, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Seat
+from cordee.runtime.coordinator.changing import Changes
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.policy import MOST_SOON, replacement, what_ends
 from cordee.runtime.coordinator.state import Places
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
-from cordee.runtime.notices import Formed, Interrupt, Lost, NotStarted, ServerLost, ServersHold
+from cordee.runtime.notices import (
+    Commanded,
+    Formed,
+    HostCame,
+    Interrupt,
+    Leaves,
+    Lost,
+    NotStarted,
+    ServerLost,
+    ServersHold,
+)
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.recovering import Recovery, failed
 
@@ -56,7 +67,7 @@ class Controller:
         self._hosts: dict[int, str] = {}
         self._begun = self._stepped = False
         """Whether the training is known to have begun, and a step of it to be done."""
-        self._places = Places()
+        self._changes = Changes(launch, hub, recorder, self._start, self._stop)
         self._vacant: list[int] = []
         """Lost workers whose places are to be filled."""
         self._left = 0
@@ -76,7 +87,7 @@ class Controller:
         signals.wake = lambda: self._hub.notices.put((-1, Interrupt()))
         try:
             interrupts.check()  # what came before that
-            self._places = Places.of(begin())
+            self._changes.places = Places.of(begin())
         except CordeeError as error:
             self._error = error
         while not self._finished and self._error is None:
@@ -118,14 +129,12 @@ class Controller:
                     self._start(seat)
             case ServersHold():
                 self._recorder.notice(worker, notice)
-            case NotStarted(reason) if worker >= FIRST_SERVER:
+            case NotStarted(reason) if worker >= FIRST_SERVER or self._changes.places.joins(worker):
                 self._hub.lose(worker, f"could not be started: {reason}")
-            case NotStarted(reason) if worker in self._places.replaces:
-                self._lost(worker, Lost("", reason, 1, time.time(), member=False))
-            case Formed(go):
-                self._places = self._places.came(go.newcomers, self._steps)
-                joined = [(new, self._hosts[new], self._places.replaces[new]) for new in go.newcomers]
-                self._recorder.notice(worker, notice, joined)
+            case Formed():
+                self._changes.formed(notice, self._hosts, self._steps)
+            case Leaves() | Commanded() | HostCame() | messages.Woke():
+                self._changes.take(worker, notice, self._steps, trains=self._trains)
             case Interrupt(host):
                 self._interrupt(host)
             case _:
@@ -149,9 +158,10 @@ class Controller:
             self._left = lost.left
             self._error = self._what_ends(worker, lost)
         else:
-            place = f"worker {worker} was to take the place of worker {self._places.replaces.get(worker)}"
+            former = self._changes.places.replaces.get(worker)
+            place = f"worker {worker} was to " + ("come in" if former is None else f"take the place of worker {former}")
             self._recorder.event(WarningEvent(f"{place}, and was lost: {lost.reason}"))
-        if not lost.with_host:
+        if not (self._changes.lost(worker) or lost.with_host):
             self._vacant.append(worker)
 
     def _reason(self, worker: int, seen: str) -> str:
@@ -163,21 +173,26 @@ class Controller:
             time.sleep(0.005)
         return ended or seen
 
+    @property
+    def _trains(self) -> bool:
+        """Whether the training has begun, and is not about to end: workers may come and leave."""
+        ends = self._error is not None or self._finished or self._stopping
+        return self._begun and self._launch.target.trial is None and not ends
+
     def _fill_places(self) -> None:
-        """Start a worker in the place of each that was lost, if the plan says so and the training has begun."""
-        if not self._launch.plan.replace or self._launch.target.trial is not None or not self._begun:
-            return
-        while self._vacant and self._error is None and not (self._finished or self._stopping):
+        """Start workers of hosts that have come; and one in the place of each that was lost, if the plan says so."""
+        if self._trains:
+            self._changes.start_hosts()
+        while self._launch.plan.replace and self._vacant and self._trains:
             lost = self._vacant.pop()
-            self._places, seat = replacement(self._places, lost, self._steps)
+            self._changes.places, seat = replacement(self._changes.places, lost, self._steps)
             if seat is None:
-                if lost in self._places.seats:
+                if lost in self._changes.places.seats:
                     told = f"the place of worker {lost} stays empty: {MOST_SOON} others were lost there soon after it"
                     self._recorder.event(WarningEvent(told))
                 continue
             self._recorder.event(WarningEvent(f"worker {seat.worker} is started in the place of worker {lost}"))
-            self._hub.invite(seat.worker, seat.world.node)
-            self._start(seat)
+            self._changes.start(seat)
 
     def _start(self, seat: Seat) -> None:
         """In the place of a process that was lost."""
@@ -198,18 +213,23 @@ class Controller:
         elif self._interrupts <= 1:
             saved = "" if self._launch.target.kind == "script" else ", with a checkpoint"
             more = f": host {host} was asked to stop" if host else "; once more to stop at once"
-            self._recorder.event(WarningEvent(f"stopping after this step{saved}{more}"))
-            self._stopping = True
-            self._hub.ask_to_stop("interrupted")
+            self._stop(f"stopping after this step{saved}{more}")
         else:
             kept = "" if self._launch.target.kind == "script" else ", without a last checkpoint"
             self._error = Interrupted(f"stopped at once{kept}")
+
+    def _stop(self, why: str) -> None:
+        """Let all workers end after the step that they are in."""
+        if not self._stopping:
+            self._recorder.event(WarningEvent(why))
+            self._stopping = True
+            self._hub.ask_to_stop("interrupted")
 
     def _wind_up(self) -> None:
         """Let the workers end, then see that they have."""
         if self._error is not None:
             if not self._stopping:
-                self._recovery.see_end(self._error, self._hub, self._places, self._recorder, self._steps)
+                self._recovery.see_end(self._error, self._hub, self._changes.places, self._recorder, self._steps)
             self._hub.abort(str(self._error), self._recovery.again)
         self._ends_by = time.monotonic() + (END_S if self._error is None else PART_S)
         while not self._engine.wait(max(0.0, min(0.1, self._ends_by - time.monotonic()))):

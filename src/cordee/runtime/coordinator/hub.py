@@ -18,6 +18,7 @@ from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Welcome, Who
 from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
+from cordee.runtime.coordinator.coming import Coming
 from cordee.runtime.coordinator.parted import Parted
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
@@ -62,6 +63,7 @@ class Hub:
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
         self._parted = Parted(self._server, self._notify, self._evict)
+        self.coming = Coming(self, self._server, self._notify, self._lost)
         self._server.start()
 
     # ------------------------------------------------------------- from other threads
@@ -72,7 +74,7 @@ class Hub:
 
     def invite(self, worker: int, node: int) -> None:
         """Say that a worker is about to be started on a host, and shall come in between two steps."""
-        self._server.call(self._invite, worker, node)
+        self._server.call(self.coming.invite, worker, node)
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
@@ -100,6 +102,8 @@ class Hub:
 
     def admit(self, peer: Peer) -> Welcome | Evicted:
         """Let a worker in that was not here before, and hosts until all have come."""
+        if peer.joins or peer.role == "command":
+            return self.coming.admit(peer)
         if peer.role == "node":
             peer.number = self.hosts.free()
             if peer.number >= self.hosts.nodes:
@@ -123,6 +127,8 @@ class Hub:
         if peer.role == "server":
             self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
+        if who.joins:
+            return self.coming.host_came(peer, who)
         keeper = Place(peer.number, peer.host, who.interface, who.port) if who.port else None
         self.hosts = self.hosts.come(peer.number, who.workers, keeper)
         if len(self.hosts.workers) == self.hosts.nodes:
@@ -176,6 +182,8 @@ class Hub:
                 self._hand_out()
             case messages.Lose(worker, reason):
                 self._lost(worker, reason)
+            case messages.Leaving() | messages.Woke():
+                self.coming.heard(peer.number, message)
             case messages.Unreached():
                 self._parted.heard(peer.number, message, lambda: self.hosts.nodes_of(self.roster.alive))
             case messages.Torn(generation):
@@ -220,12 +228,13 @@ class Hub:
         self._values.clear()
         self._server.tell_all(msgspec.structs.replace(go, recorded=self._recorded))
         self._notify(-1, Formed(go, time.time()))
+        self.coming.formed()
         self._hand_out()
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
         self.roster = self.roster.report(worker, committed, admits=admits)
         if worker in self.roster.waiting:
-            self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
+            self.coming.tell()
         self._advance()
 
     def _lost(self, worker: int, reason: str, host: str = "", *, with_host: bool = False) -> None:
@@ -246,7 +255,7 @@ class Hub:
             self._server.tell_all(messages.Break(generation, worker))
             self._advance()
         else:  # the others have not counted on it
-            self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
+            self.coming.tell()
 
     def _lose_host(self, peer: Peer, reason: str) -> None:
         """By the launcher of a host, which is none of the peers any more."""
@@ -268,9 +277,6 @@ class Hub:
         self._tickets, answers = self._tickets.hand_out()
         for worker, answer in answers:
             self._server.tell_one("worker", worker, answer)
-
-    def _invite(self, worker: int, node: int) -> None:
-        self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)
 
     def _torn(self, generation: int) -> None:
         """A collective failed though no member was lost (a flaky link): all members regroup."""

@@ -33,20 +33,30 @@ def all_finished(roster: Roster) -> bool:
 def next_generation(roster: Roster) -> tuple[Roster, Go] | None:
     """The next generation, if all that it needs are ready: at the start all, later all survivors.
 
-    Those that wait to come in are members of it if all others would let them in.
+    Those that wait to come in are members of it if all others would let them in. Those that were asked to leave are
+    not, unless no other worker has the state.
     """
-    complete = len(roster.alive) + len(roster.lost) >= roster.expected
+    complete = len(roster.alive) + len(roster.lost) + len(roster.departed) >= roster.expected
     if not roster.alive or not complete or set(roster.ready) != set(roster.alive):
         return None
     admits = roster.admitting >= roster.alive
     come = roster.waiting if admits else frozenset[int]()
+    leave = roster.leaving if admits and roster.leaving < roster.alive else frozenset[int]()
     go = decide(roster.generation + 1, roster.ready)
-    members = tuple(sorted(roster.alive | come))
-    go = msgspec.structs.replace(go, members=members, admits=admits, newcomers=tuple(sorted(come)))
+    members = (roster.alive | come) - leave
+    go = msgspec.structs.replace(
+        go,
+        members=tuple(sorted(members)),
+        admits=admits,
+        newcomers=tuple(sorted(come)),
+        left=tuple(sorted(leave)),
+    )
     roster = replace(
         roster,
         generation=go.generation,
-        alive=roster.alive | come,
+        alive=members,
+        leaving=roster.leaving - leave,
+        departed=roster.departed | leave,
         invited=roster.invited - come,
         waiting=roster.waiting - come,
         ready={},

@@ -23,7 +23,7 @@ from cordee.group.strangers import CROWDED, Strangers, Unproven, why
 from cordee.group.tls import Certificates, ServerTls
 from cordee.group.wire import HEADER, MAX_FRAME, Address, Cut, length_of, nonce, pack, proof, proven, unpack
 
-SILENCE_S = {"worker": 60.0, "node": 3.0, "server": 5.0}
+SILENCE_S = {"worker": 60.0, "node": 3.0, "server": 5.0, "command": 60.0}
 """When a peer counts as gone. A worker's Python may be held up by the user's code, and its own launcher sees much
 sooner whether it is alive. A launcher only watches: when it is silent, its host or the network to it is gone. A
 parameter server runs no code of the user's but its optimizer."""
@@ -41,13 +41,15 @@ class Peer:
     """One connection: a worker, a parameter server, or the launcher of another host."""
 
     role: str
-    """`worker`, `server` or `node`."""
+    """`worker`, `server`, `node` or `command`."""
     number: int
     host: str
     writer: asyncio.StreamWriter
     seen: float
     at: str = "starting"
     """What it said it was doing last; named when others waited for it in vain."""
+    joins: bool = False
+    """Of a host: whether it enters a run that has begun."""
 
     @property
     def name(self) -> str:
@@ -233,7 +235,7 @@ class Server:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, certificate: bytes
     ) -> Peer | None:
         who = await _prove(reader, writer, self._token, certificate)
-        peer = Peer(who.role, who.number, who.host, writer, time.monotonic())
+        peer = Peer(who.role, who.number, who.host, writer, time.monotonic(), joins=who.joins)
         answer = self._host.admit(peer)
         writer.write(pack(answer))
         if isinstance(answer, Evicted):

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from cordee.core.world import World
 from cordee.group.messages import Place, Seat
 
 
@@ -28,10 +29,18 @@ class Roster:
     """Those of them that wait to be let in."""
     admitting: frozenset[int] = frozenset()
     """Those of the ready that would let others in: they are between two steps."""
+    leaving: frozenset[int] = frozenset()
+    """Members that were asked to leave, and do so between two steps."""
+    departed: frozenset[int] = frozenset()
+    """Workers that have left: nothing of theirs was lost."""
 
     def invite(self, worker: int) -> Roster:
         """A worker is started that shall come in later."""
         return replace(self, invited=self.invited | {worker})
+
+    def ask_to_leave(self, worker: int) -> Roster:
+        """A member shall leave between two steps."""
+        return replace(self, leaving=self.leaving | ({worker} & self.alive))
 
     def join(self, worker: int) -> Roster:
         """A worker connected for the first time; one that was invited is no member yet."""
@@ -50,13 +59,14 @@ class Roster:
             lost=lost,
             ready={who: at for who, at in self.ready.items() if who != worker},
             admitting=self.admitting - {worker},
+            leaving=self.leaving - {worker},
             finished=frozenset(),
             formed=False,
         )
 
     def has_lost(self, worker: int) -> bool:
         """Whether this worker is gone for good."""
-        return any(gone == worker for gone, _ in self.lost)
+        return worker in self.departed or any(gone == worker for gone, _ in self.lost)
 
     def tear(self) -> Roster:
         """A collective failed though all members are alive: the same members form a new generation."""
@@ -83,16 +93,32 @@ class Places:
     seats: dict[int, Seat] = field(default_factory=dict)
     """Worker → its place; of those that were lost too."""
     replaces: dict[int, int] = field(default_factory=dict)
-    """Worker → the one whose place it was started for."""
+    """Worker → the one whose place it was started for; not those that came besides."""
     since: dict[int, int] = field(default_factory=dict)
     """Worker → steps of the run that were done when it came in."""
+    here: frozenset[int] = frozenset()
+    """Workers that are there or about to come, but for those that are about to leave."""
     soon: dict[int, int] = field(default_factory=dict)
     """Place (its rank) → how many workers in a row were lost there soon after they had come."""
 
     @classmethod
     def of(cls, seats: Iterable[Seat]) -> Places:
         """At the start of a run."""
-        return cls({seat.worker: seat for seat in seats})
+        there = {seat.worker: seat for seat in seats}
+        return cls(there, here=frozenset(there))
+
+    @property
+    def began(self) -> list[int]:
+        """The workers that began the run."""
+        return [worker for worker, seat in self.seats.items() if not seat.joins]
+
+    def joins(self, worker: int) -> bool:
+        """Whether this worker was started while others trained."""
+        return worker in self.seats and self.seats[worker].joins
+
+    def without(self, worker: int) -> Places:
+        """This worker is gone, or about to leave."""
+        return replace(self, here=self.here - {worker})
 
     def came(self, workers: Iterable[int], steps: int) -> Places:
         """These came in after so many steps."""
@@ -101,14 +127,14 @@ class Places:
     def fill(self, worker: int, soon: int) -> tuple[Places, Seat]:
         """A new worker, with a number that none had before, gets the place of this one."""
         place = self.seats[worker].world
+        places, seat = self.seat(place)
+        replaces, often = {**self.replaces, seat.worker: worker}, {**self.soon, place.rank: soon}
+        return replace(places, replaces=replaces, soon=often), seat
+
+    def seat(self, place: World) -> tuple[Places, Seat]:
+        """A new worker, with a number that none had before, at a place where others may be too."""
         seat = Seat(max(max(self.seats) + 1, place.size), place, joins=True)
-        filled = replace(
-            self,
-            seats={**self.seats, seat.worker: seat},
-            replaces={**self.replaces, seat.worker: worker},
-            soon={**self.soon, place.rank: soon},
-        )
-        return filled, seat
+        return replace(self, seats={**self.seats, seat.worker: seat}, here=self.here | {seat.worker}), seat
 
 
 @dataclass(frozen=True)
@@ -160,6 +186,10 @@ class Hosts:
         order = tuple(sorted(self.workers, key=lambda host: (names.get(host, ""), host)))
         hosts = [host for host in order for _ in range(self.workers[host])]
         return replace(self, order=order, places=dict(enumerate(hosts)))
+
+    def grown(self, host: int, workers: int) -> Hosts:
+        """A host enters the run that has begun: it is the last in the order."""
+        return replace(self, nodes=self.nodes + 1, workers={**self.workers, host: workers}, order=(*self.order, host))
 
     @property
     def counts(self) -> list[int]:

@@ -77,7 +77,7 @@ class Stragglers(Breakdown):
                 self._workers[event.worker] = event
             case LinksEvent():
                 self._links = event.links
-            case JoinedEvent():
+            case JoinedEvent() if event.replaces is not None:
                 self._replaced[event.replaces] = event.worker
             case SharesEvent():
                 for case in self._cases.values():

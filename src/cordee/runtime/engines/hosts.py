@@ -91,9 +91,16 @@ class Follower:
         self._asked = self._stopping = False
         """Whether a signal has come here, and whether the run was asked to end after a step, wherever one came."""
         # Made now, as its server imports while hosts wait for each other.
-        self.engine = engine_for(former, self._notices, self._spec, (launch.output, sent_job))
+        self.engine = engine_for(former, self._notices, self._spec, (launch.output, sent_job, launch.takes_back))
         at = kept.place or messages.Place(0, "", "", 0)
-        who = messages.Who("node", socket.gethostname(), workers=launch.workers, interface=at.interface, port=at.port)
+        who = messages.Who(
+            "node",
+            socket.gethostname(),
+            workers=launch.workers,
+            interface=at.interface,
+            port=at.port,
+            joins=launch.enters,
+        )
         self._wait = HostWait(say, PATIENCE_S if launch.continued is None else BACK_S)
         try:
             waited = f"waiting for the host that has the address {address.host}"
@@ -103,7 +110,12 @@ class Follower:
             raise
         self._client.at, kept.tell = "watching", self._client.post
         self._client.start()
-        self._launch = launch.told(self._client.settings)
+        try:
+            self._launch = launch.told(self._client.settings).entering(self._client.run)
+        except BaseException:
+            self._client.close()
+            self.engine.close()
+            raise
 
     def watch(self, signals: Interrupts) -> Launch | None:
         """Start workers and say what becomes of them, until the run has ended; raises what ended it early.
@@ -141,7 +153,7 @@ class Follower:
         with contextlib.suppress(queue.Empty):
             worker, notice = self._notices.get(timeout=LOOK_S if due is None else due)
             match notice:
-                case messages.Lose():
+                case messages.Lose() | messages.Woke():
                     self._client.send(notice)
                 case NotStarted(reason):
                     self._client.send(messages.Lose(worker, f"could not be started: {reason}"))
@@ -155,7 +167,8 @@ class Follower:
                     self._started = True
                     if workers := [seat for seat in seats if not seat.serves]:
                         numbers = ", ".join(str(seat.worker) for seat in workers)
-                        self._say(f"on this host, of {plural(workers[0].world.size, 'worker')} in all: {numbers}")
+                        of_all = f", of {plural(workers[0].world.size, 'worker')} in all" * (not workers[0].joins)
+                        self._say(f"on this host{of_all}: {numbers}")
                     self.engine.start(seats)
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)

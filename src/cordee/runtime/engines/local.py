@@ -15,7 +15,7 @@ from cordee.core import interrupts
 from cordee.core.errors import CordeeError, WorkersLost
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import python_module
-from cordee.group.messages import Lose, Seat
+from cordee.group.messages import FIRST_SERVER, Lose, Seat, Woke
 from cordee.runtime.engines.forkserver import News, decode_news, receive, send
 from cordee.runtime.engines.warm import START_S, connect_warm, server_environment
 from cordee.runtime.notices import Look, Notices, NotStarted
@@ -39,10 +39,13 @@ class LocalEngine:
         spec_of: Callable[[Seat], WorkerSpec],
         output: Output | None = None,
         sent_job: bytes | None = None,
+        *,
+        keeps_stopped: bool = False,
     ) -> None:
         """Connect to a warm server if there is one, else start one that ends with this process.
 
         `spec_of` says what a worker needs to know; `output` takes what workers print; `sent_job` is a packed job.
+        `keeps_stopped`: a worker that is stopped is not ended, so that a notice `Woke` tells when it continues.
         """
         self._notices, self._spec_of = notices, spec_of
         self._job = _in_memory(sent_job)
@@ -52,6 +55,9 @@ class LocalEngine:
         self._pids: dict[int, int] = {}
         self._ended: dict[int, str] = {}
         self._stopped_since: dict[int, float] = {}
+        self._keeps_stopped = keeps_stopped
+        self._kept: set[int] = set()
+        """Evicted workers whose processes are stopped: they are not waited for."""
         self._changed = threading.Condition()
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,15 +87,23 @@ class LocalEngine:
         """Evict workers that were stopped for too long."""
         now = time.monotonic()
         for worker, since in list(self._stopped_since.items()):
-            if now - since >= STOPPED_S and self._stopped_since.pop(worker, None) is not None:
-                self._notices.put((worker, Lose(worker, "it was stopped, and evicted")))
+            if now - since < STOPPED_S:
+                continue
+            with self._changed:  # it may continue at this moment
+                if self._stopped_since.pop(worker, None) is None:
+                    continue
+                keeps = self._keeps_stopped and worker < FIRST_SERVER
+                if keeps:
+                    self._kept.add(worker)
+            self._notices.put((worker, Lose(worker, "it was stopped, and evicted")))
+            if not keeps:
                 self._kill(worker)
         return STOPPED_S / 4 if self._stopped_since else None
 
     def wait(self, seconds: float) -> bool:
         """Those too that the server has not answered about."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._pids and not self._asked, seconds)
+            return self._changed.wait_for(lambda: not (self._pids.keys() - self._kept or self._asked), seconds)
 
     def how_it_ended(self, worker: int) -> str | None:
         """As the fork server reaped it."""
@@ -101,6 +115,7 @@ class LocalEngine:
             self._process.kill()  # still importing: it has no workers, and does not listen yet
         with self._changed:
             self._changed.wait_for(lambda: not self._asked, CLOSE_S)
+        self._kept.clear()
         for worker in list(self._pids):
             self._kill(worker)
         self.wait(CLOSE_S)
@@ -180,9 +195,14 @@ class LocalEngine:
             self._stopped_since.setdefault(worker, time.monotonic())
             self._notices.put((-1, Look()))
         else:
-            self._stopped_since.pop(worker, None)
-            if not os.WIFCONTINUED(news.status):
+            was_evicted = self._stopped_since.pop(worker, None) is None and worker in self._kept
+            if os.WIFCONTINUED(news.status):
+                if was_evicted:  # what it would do now belongs to a former generation
+                    self._kill(worker)
+                    self._notices.put((worker, Woke(worker)))
+            else:
                 self._pids.pop(worker, None)
+                self._kept.discard(worker)
                 self._ended[worker] = _in_words(os.waitstatus_to_exitcode(news.status))
                 self._notices.put((worker, Lose(worker, self._ended[worker])))
 
@@ -191,14 +211,18 @@ def engine_for(
     former: LocalEngine | None,
     notices: Notices,
     spec_of: Callable[[Seat], WorkerSpec],
-    given: tuple[Output, bytes | None],
+    given: tuple[Output, bytes | None, bool],
 ) -> LocalEngine:
-    """The engine that has served a former start of the run, as its server need not import again, or another one."""
+    """The engine that has served a former start of the run, as its server need not import again, or another one.
+
+    `given`: where output goes, the job that was sent, and whether stopped workers are kept.
+    """
     if former is not None and former.serve_again(notices, spec_of):
         return former
     if former is not None:
         former.close()
-    return LocalEngine(notices, spec_of, *given)
+    output, sent_job, keeps_stopped = given
+    return LocalEngine(notices, spec_of, output, sent_job, keeps_stopped=keeps_stopped)
 
 
 def _in_words(status: int) -> str:
