@@ -13,6 +13,7 @@ from cordee.core.event import Count, Event, Moment, Number
 from cordee.core.feedevents import FeedEvent
 from cordee.core.splitevents import CutEvent, HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
 from cordee.core.syncevents import (
+    CoordinatorEvent,
     DecisionEvent,
     PositionEvent,
     PushesEvent,
@@ -24,6 +25,7 @@ from cordee.core.syncevents import (
 )
 
 __all__ = [
+    "CoordinatorEvent",
     "CutEvent",
     "DecisionEvent",
     "Event",

@@ -17,17 +17,21 @@ from cordee.group.messages import Go, Holders, Seat
 Notices = queue.SimpleQueue[tuple[int, Any]]
 
 
-class NotStarted(msgspec.Struct):
+class Notice(msgspec.Struct, tag_field="notice", tag=str.lower):
+    """One notice; `notice` holds its kind."""
+
+
+class NotStarted(Notice):
     """A process could not be started."""
 
     reason: str
 
 
-class Look(msgspec.Struct):
+class Look(Notice):
     """The engine's `look` is due."""
 
 
-class Lost(msgspec.Struct):
+class Lost(Notice):
     """A worker is gone."""
 
     host: str
@@ -42,7 +46,7 @@ class Lost(msgspec.Struct):
     """False: it was to come in, and is gone before it could."""
 
 
-class ServerLost(msgspec.Struct):
+class ServerLost(Notice):
     """A parameter server is gone."""
 
     shard: int
@@ -56,21 +60,31 @@ class ServerLost(msgspec.Struct):
     """Whether what it held is lost with it."""
 
 
-class ServersHold(msgspec.Struct):
+class ServersHold(Notice):
     """Another view of which servers hold what."""
 
     holders: Holders
     at: float
 
 
-class Formed(msgspec.Struct):
+class Formed(Notice):
     """A generation begins."""
 
     go: Go
     at: float
 
 
-class Interrupt(msgspec.Struct):
+class HeardOut(Notice):
+    """All is read that ended workers said."""
+
+
+class Superseded(Notice):
+    """Another coordinator of this run has been started since."""
+
+    term: int
+
+
+class Interrupt(Notice):
     """A signal came."""
 
     host: str = ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,14 @@ from cordee.core.events import Listener, WarningEvent
 from cordee.core.world import World
 from cordee.group.messages import Seat
 from cordee.runtime.coordinator.controller import Controller
-from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.known import first_known
+from cordee.runtime.coordinator.server import listen
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.engines.seam import Engine, seats
 from cordee.runtime.launch import Launch
+from cordee.runtime.notices import Notices
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.rendezvous import await_hosts, not_a_launcher
 from cordee.runtime.sent import pack_job
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from cordee.train.job import Job
 
 
-def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, Any]:
+def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any]:
     """This process's part of a run; returns the result, or raises what ended it.
 
     It coordinates, unless another host does (then the result is empty), or another launcher started this process. A
@@ -35,15 +40,15 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
     if world.is_foreign:
         from cordee.runtime.engines.foreign import run_foreign
 
-        return run_foreign(launch, world, listen, job)
+        return run_foreign(launch, world, hear, job)
     with interrupts.counted() as signals, contextlib.ExitStack() as ends:
         nodes, address = launch.nodes, launch.address()
         launch.check()
-        launch.check_formats(say := lambda message: listen(WarningEvent(message)))
+        launch.check_formats(say := lambda message: hear(WarningEvent(message)))
         sent_job = None if job is None else pack_job(job)
         interrupts.check()
         try:
-            hub = Hub(address, expected=launch.workers, nodes=nodes, settings=launch.taken_over)
+            listener = listen(address.host, address.port)
         except RendezvousError as error:
             if nodes == 1:
                 raise
@@ -53,11 +58,17 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
                 raise not_a_launcher(refusal, address, error.__cause__) from refusal
             follower.watch(signals)
             return {}
-        ends.callback(hub.close)
-        recorder = Recorder(launch, listen)
+        ends.callback(listener.close)
+        address = replace(address, port=listener.getsockname()[1])
+        recorder = Recorder(launch, hear)
         ends.callback(recorder.close)
-        local = LocalEngine(hub.notices, partial(launch.spec, hub.address, address.host), launch.output, sent_job)
+        notices: Notices = queue.SimpleQueue()
+        spec_of = partial(launch.spec, address, address.host)
+        local = LocalEngine(notices, spec_of, launch.output, sent_job, coordinates=True)
         ends.callback(local.close)
+        known = first_known(launch.workers, nodes, launch.taken_over)
+        hub = Coordinator(notices, listener, address, local.coordinate, known)
+        ends.callback(hub.close)
         engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
 
         def begin() -> list[Seat]:
@@ -67,7 +78,8 @@ def run(launch: Launch, listen: Listener, job: Job | None = None) -> dict[str, A
             servers = launch.servers(counts)
             launch.plan.check(sum(counts))
             recorder.begin(sum(counts), nodes)
-            hub.stewards.expect(servers, persist=launch.plan.persist)
+            recorder.event(hub.introduced())
+            hub.expect(servers, persist=launch.plan.persist)
             engine.start([seat for _, seat in servers.seats])
             engine.start(places := seats(counts))
             return places

@@ -24,9 +24,9 @@ from cordee.core.events import Event, JobEvent, StepEvent, WarningEvent
 from cordee.core.interrupts import Interrupts
 from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Seat
-from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.policy import MOST_SOON, replacement, what_ends
 from cordee.runtime.coordinator.state import Places
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
@@ -48,7 +48,7 @@ GOES_ON = (DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, StorageError
 class Controller:
     """Reads notices until the run has ended one way or another."""
 
-    def __init__(self, launch: Launch, hub: Hub, engine: Engine, recorder: Recorder) -> None:
+    def __init__(self, launch: Launch, hub: Coordinator, engine: Engine, recorder: Recorder) -> None:
         """Nothing happens before `watch`."""
         self._launch, self._hub, self._engine, self._recorder = launch, hub, engine, recorder
         self._hosts: dict[int, str] = {}

@@ -9,22 +9,25 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
+from collections.abc import Sequence
 
 import msgspec
 
 from cordee.core.errors import CordeeError
-from cordee.core.events import StepEvent
+from cordee.core.events import StepEvent, WarningEvent
 from cordee.group import messages
-from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Welcome, Who
+from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Seat, Stale, Welcome, Who
 from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
+from cordee.runtime.coordinator.absent import Absent
+from cordee.runtime.coordinator.desk import Board, Desk
+from cordee.runtime.coordinator.holders import Servers
+from cordee.runtime.coordinator.known import Again, Known, first_known, returned
 from cordee.runtime.coordinator.parted import Parted
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
-from cordee.runtime.coordinator.state import Hosts, Roster
 from cordee.runtime.coordinator.stewards import Stewards
-from cordee.runtime.coordinator.tickets import Tickets, heard
-from cordee.runtime.notices import Formed, Interrupt, Lost, Notices
+from cordee.runtime.notices import Formed, Interrupt, Lost, Notices, Superseded
 
 
 class Hub:
@@ -38,31 +41,51 @@ class Hub:
         nodes: int = 1,
         heard: bool = True,
         settings: dict[str, str] | None = None,
+        again: Again | None = None,
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
         With several `nodes` these are the workers of this one, to which those of the others are added when they come.
         `heard=False`: `notices` are not read, so none are kept. All peers are told the `settings` of a resumed run.
+        `again`: of a coordinator that may be ended and started anew.
         """
         self.notices: Notices = queue.SimpleQueue()
         self._heard = heard
-        self._settings = dict(settings or {})
-        self.roster = Roster(expected=expected)
-        self.hosts = Hosts(nodes, {0: expected})
-        self._values: dict[str, bytes] = {}
-        """What members of this generation left for each other."""
-        self._askers: dict[str, list[Peer]] = {}
-        """Who waits for which of them."""
-        self._tickets: Tickets | None = None
-        """Of the window that was opened last; None before the first."""
-        self._recorded = -1
-        self._ending = False
+        self._begun = known = again.known if again else first_known(expected, nodes, settings or {})
+        self._patience_s = again.patience_s if again else 0.0
+        self.roster, self.hosts, self._go = known.roster, known.hosts, known.go
+        self._starts: dict[int, list[Seat]] = {}
+        """What the launchers of other hosts were told to start."""
+        self._recorded, self._ending = known.recorded, known.ended
         self._strangers = Strangers("the coordinator", lambda event: self._notify(-1, event))
-        self._server = Server(bind, self, self._strangers)
+        self._server = Server(bind, self, self._strangers, again.listener if again else None)
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
         self._parted = Parted(self._server, self._notify, self._evict)
+        self.stewards.restore(known)
+        self._absent = Absent(self._server, known, self._never_back)
+        self._board = Board(self._server)
+        self._desk = Desk(self._server, lambda turn: self._notify(-1, turn) if again else None)
+        if again:
+            self.notices, self._desk.tickets = again.notices(self.known), again.tickets
+            if again.standing is not None:
+                self._server.tell_all(again.standing, later=True)
         self._server.start()
+        self._server.call(self._absent.wait)
+
+    def known(self) -> Known:
+        """What the next coordinator would begin with."""
+        return dataclasses.replace(
+            self._begun,
+            roster=self.roster,
+            hosts=self.hosts,
+            go=self._go,
+            servers=self.stewards.servers,
+            persist=self.stewards.persist,
+            lost_servers=self.stewards.gone,
+            left_hosts=self.stewards.left,
+            ended=self._ending,
+        )
 
     # ------------------------------------------------------------- from other threads
 
@@ -74,6 +97,10 @@ class Hub:
         """Say that a worker is about to be started on a host, and shall come in between two steps."""
         self._server.call(self._invite, worker, node)
 
+    def expect(self, servers: Servers, *, persist: bool) -> None:
+        """Say that these parameter servers are about to be started; what they `persist` outlives them."""
+        self._server.call(self._expect, servers, persist)
+
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
         self._server.call(self._server.tell_all, messages.Stop(reason), True)
@@ -83,9 +110,9 @@ class Hub:
         self._ending = True
         self._server.call(self._server.tell_all, messages.Abort(reason), True)
 
-    def tell_host(self, node: int, message: Message) -> None:
-        """Tell the launcher of the host with this place in the order of hosts."""
-        self._server.call(self._server.tell_one, "node", self.hosts.order[node], message)
+    def start_on(self, node: int, seats: Sequence[Seat]) -> None:
+        """Let the launcher of the host with this place in the order of hosts start these."""
+        self._server.call(self._start_on, node, seats)
 
     def hear_out(self, seconds: float) -> None:
         """Wait until all is read that ended workers and servers said: their connections end then. At most so long."""
@@ -98,30 +125,52 @@ class Hub:
 
     # ------------------------------------------------------------- peers; see `Host`
 
-    def admit(self, peer: Peer) -> Welcome | Evicted:
-        """Let a worker in that was not here before, and hosts until all have come."""
+    def admit(self, peer: Peer, who: Who) -> Welcome | Evicted | Stale:
+        """Let a worker in that was not here before, hosts until all have come, and all of them again."""
+        term = self._begun.term
+        if who.term > term:
+            self._notify(-1, Superseded(who.term))
+            return Stale(who.term)
+        refusal = self._refusal(peer, back=who.term > 0)
+        if not refusal:
+            return Welcome(self._begun.settings, term, self._patience_s, peer.number)
+        if who.term > 0:
+            self._notify(-1, WarningEvent(f"{peer.name} came back to the coordinator and was refused: {refusal}"))
+        return Evicted(refusal)
+
+    def _refusal(self, peer: Peer, *, back: bool) -> str:
+        """Why this peer, new or `back`, is not let in; empty if it is."""
         if peer.role == "node":
-            peer.number = self.hosts.free()
-            if peer.number >= self.hosts.nodes:
-                return Evicted(f"all {self.hosts.nodes} hosts of this run are here already")
+            peer.number = peer.number if back else self.hosts.free()
+            if back and (
+                peer.number not in self.hosts.order or self.hosts.order.index(peer.number) in self.stewards.left
+            ):
+                return "this host was evicted: the others continued without it"
+            if not back and peer.number >= self.hosts.nodes:
+                return f"all {self.hosts.nodes} hosts of this run are here already"
         elif peer.role == "server":
             if not self.stewards.awaits(peer.number):
-                return Evicted("it is none of the parameter servers of this run")
+                return "it is none of the parameter servers of this run"
         elif self.roster.has_lost(peer.number):
-            return Evicted("it was evicted: the others continued without it")
+            return "it was evicted: the others continued without it"
         elif (peer.role, peer.number) in self._server.peers:
-            return Evicted(f"worker {peer.number} is here already")
-        return Welcome(self._settings)
+            return f"worker {peer.number} is here already"
+        return ""
 
     def came(self, peer: Peer, who: Who) -> None:
         """Enter a worker into the roster, or number all workers once all hosts have come."""
+        self._absent.came(peer)
         if peer.role == "worker":
-            self.roster = self.roster.join(peer.number)
+            if not who.term:
+                self.roster = self.roster.join(peer.number)
             self._notify(peer.number, who)
             self.stewards.brief(peer)
             return
         if peer.role == "server":
-            self.stewards.came(Place(peer.number, peer.host, who.interface, who.port, who.pid))
+            self.stewards.came(peer, Place(peer.number, peer.host, who.interface, who.port, who.pid))
+            return
+        if who.term:  # what it has started already, it does not start again
+            self._server.tell(peer, messages.Start(self._starts.get(self.hosts.order.index(peer.number), [])))
             return
         self.hosts = self.hosts.come(peer.number, who.workers)
         if len(self.hosts.workers) == self.hosts.nodes:
@@ -141,7 +190,7 @@ class Hub:
             self.hosts = self.hosts.leave(peer.number)
             self._tell_hosts()
             return
-        self._lose_host(peer, f"its host {peer.host} left")
+        self._lose_host(peer.number, peer.host, f"its host {peer.host} left")
 
     def broken(self, peer: Peer, error: Exception) -> None:
         """Say so: it ends the run."""
@@ -152,28 +201,28 @@ class Hub:
         match message:
             case messages.Beat(at):
                 peer.at = at
-                self._server.tell(peer, messages.Clock(time.time()))
-            case messages.Posted(events):
+                self._server.tell(peer, messages.Clock(time.time(), peer.heard))
+            case messages.Back():
+                self._returned(peer, message)
+            case messages.Posted(events, number):
                 for event in events:
                     if isinstance(event, StepEvent):
                         self._recorded = max(self._recorded, event.step)
-                    self._notify(peer.number, event)
+                for one in (message,) if self._patience_s else events:  # a launcher has to tell what comes twice
+                    self._notify(peer.number, one)
+                peer.heard = number
             case messages.Ready(committed, admits):
                 self._ready(peer.number, committed, admits)
             case messages.Finish():
                 self.roster = self.roster.finish(peer.number)
                 self._advance()
-            case messages.Value(key, value):
-                self._values[key] = value
-                for asker in self._askers.pop(key, []):
-                    self._server.tell(asker, message)
-            case messages.Get(key) if key in self._values:
-                self._server.tell(peer, messages.Value(key, self._values[key]))
-            case messages.Get(key):
-                self._askers.setdefault(key, []).append(peer)
+            case messages.Value():
+                self._board.leave(message)
+            case messages.Get():
+                self._board.ask(peer, message)
             case messages.Take() | messages.Done():
-                self._tickets = heard(self._tickets, peer.number, message, self.roster.alive)
-                self._hand_out()
+                self._desk.heard(peer.number, message, self.roster.alive)
+                self._desk.hand_out(regroups=bool(self.roster.ready))
             case messages.Lose(worker, reason):
                 self._lost(worker, reason)
             case messages.Unreached():
@@ -203,25 +252,49 @@ class Hub:
     def _tell_hosts(self) -> None:
         """Say how many hosts are here, to those that wait for the others."""
         present = messages.Present(len(self.hosts.workers), self.hosts.nodes)
+        self._notify(-1, present)
         for peer in self._server.those("node"):
             self._server.tell(peer, present)
-        self._notify(-1, present)
 
     def _advance(self) -> None:
         """Let all leave, or begin the next generation, if it is time."""
         if all_finished(self.roster):
             self._ending = True
-            self._server.tell_all(farewell := messages.Farewell())
-            self._notify(-1, farewell)
+            self._notify(-1, farewell := messages.Farewell())
+            self._server.tell_all(farewell, later=True)
             return
         step = next_generation(self.roster)
         if step is None:
             return
         self.roster, go = step
-        self._values.clear()
-        self._server.tell_all(msgspec.structs.replace(go, recorded=self._recorded))
-        self._notify(-1, Formed(go, time.time()))
-        self._hand_out()
+        self._go = go = msgspec.structs.replace(go, recorded=self._recorded)
+        self._board.clear()
+        self._notify(-1, Formed(go, time.time()))  # the launcher knows before any worker, and outlives us
+        self._server.tell_all(go)
+        self._desk.hand_out(regroups=False)
+
+    def _returned(self, peer: Peer, back: messages.Back) -> None:
+        """A worker has come back, and says what it knows."""
+        self.roster, self._go, words = returned(self.roster, self._go, peer.number, back)
+        refusals = [one.reason for one in words if isinstance(one, Evicted)]
+        for reason in refusals:
+            self._notify(-1, WarningEvent(f"{peer.name} came back to the coordinator and was refused: {reason}"))
+            self._server.drop(peer.number, Evicted(reason))
+        if not refusals:
+            self._notify(-1, None)
+            for word in words:
+                self._server.tell(peer, word)
+            self._advance()
+
+    def _never_back(self, role: str, number: int) -> None:
+        """A peer of the coordinator before is not here."""
+        if self._ending:
+            return
+        reason = "it did not come back to the coordinator, which was started again"
+        if role == "node":
+            self._lose_host(number, self.hosts.names.get(number, ""), f"its host left: {reason}")
+        else:
+            self._lost(number, reason)
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
         self.roster = self.roster.report(worker, committed, admits=admits)
@@ -241,36 +314,36 @@ class Hub:
         host = peer.host if peer is not None else host
         self._notify(worker, Lost(host, reason, len(self.roster.alive), time.time(), with_host, was_member))
         if was_member:
-            if self._tickets is not None:  # before the news: a worker that waits for a part need not regroup first
-                self._tickets = self._tickets.lose(worker)
-                self._hand_out()
+            self._desk.lose(worker)  # before the news: a worker that waits for a part need not regroup first
+            self._desk.hand_out(regroups=bool(self.roster.ready))
             self._server.tell_all(messages.Break(generation, worker))
             self._advance()
         else:  # the others have not counted on it
             self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
 
-    def _lose_host(self, peer: Peer, reason: str) -> None:
+    def _lose_host(self, number: int, host: str, reason: str) -> None:
         """By the launcher of a host, which is none of the peers any more."""
-        for worker in self.hosts.workers_of(peer.number):
-            self._lost(worker, reason, peer.host, with_host=True)
-        self.stewards.lost_host(self.hosts.order.index(peer.number), peer.host)
+        for worker in self.hosts.workers_of(number):
+            self._lost(worker, reason, host, with_host=True)
+        self.stewards.lost_host(self.hosts.order.index(number), host)
 
     def _evict(self, node: int, reason: str) -> None:
         """Go on without a host, and tell its launcher."""
         peer = None if self._ending else self._server.drop(self.hosts.order[node], Evicted(reason), "node")
         if peer is not None:
-            self._lose_host(peer, f"its host {peer.host} was evicted: {reason}")
+            self._lose_host(peer.number, peer.host, f"its host {peer.host} was evicted: {reason}")
 
-    def _hand_out(self) -> None:
-        """Answer those that wait for a part. While some worker waits to regroup, none is given a new one."""
-        if self._tickets is None or (self.roster.ready and not self._tickets.over):
-            return
-        self._tickets, answers = self._tickets.hand_out()
-        for worker, answer in answers:
-            self._server.tell_one("worker", worker, answer)
+    def _expect(self, servers: Servers, persist: bool) -> None:
+        self.stewards.expect(servers, persist=persist)
+        self._notify(-1, None)
+
+    def _start_on(self, node: int, seats: Sequence[Seat]) -> None:
+        self._starts.setdefault(node, []).extend(seats)
+        self._server.tell_one("node", self.hosts.order[node], messages.Start(list(seats)))
 
     def _invite(self, worker: int, node: int) -> None:
         self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)
+        self._notify(-1, None)
 
     def _torn(self, generation: int) -> None:
         """A collective failed though no member was lost (a flaky link): all members regroup."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import msgspec
 
-from cordee.core.errors import CordeeError, WaitedTooLong, WorkerFailed, WorkersLost, error_named
+from cordee.core.errors import CordeeError, Evicted, WaitedTooLong, WorkerFailed, WorkersLost, error_named
 from cordee.group.messages import Failed, Go, Seat, Stuck, name_of
 from cordee.runtime.coordinator.holders import Servers, holders_of
 from cordee.runtime.coordinator.state import Places, Roster
-from cordee.runtime.notices import Lost, NotStarted, ServerLost
+from cordee.runtime.notices import Lost, NotStarted, ServerLost, Superseded
 from cordee.runtime.wording import Wording
 
 STEADY_STEPS = 20
@@ -139,6 +139,8 @@ def what_ends(worker: int, host: str, notice: object, wording: Wording) -> Corde
                 f"no parameter server is left for shard {shard}: {name_of(worker)}, the last one, was lost: {reason}. "
                 "With backups=true or persist=true, which are the defaults, others take its place"
             )
+        case Superseded(term):
+            return Evicted(f"another coordinator of this run goes on, number {term}: this one ends with its workers")
         case CordeeError():
             return notice
         case Lost(reason=reason, left=0):

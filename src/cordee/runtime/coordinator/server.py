@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from cordee.core.errors import RendezvousError
 from cordee.group.client import BEAT_S, STALL_S
-from cordee.group.messages import Evicted, Hello, Message, Welcome, Who, decode_message
+from cordee.group.messages import Evicted, Hello, Message, Stale, Welcome, Who, decode_message
 from cordee.group.strangers import CROWDED, Strangers, Unproven, why
 from cordee.group.tls import Certificates, ServerTls
 from cordee.group.wire import HEADER, MAX_FRAME, Address, Cut, length_of, nonce, pack, proof, proven, unpack
@@ -48,6 +48,8 @@ class Peer:
     seen: float
     at: str = "starting"
     """What it said it was doing last; named when others waited for it in vain."""
+    heard: int = 0
+    """The number of the last `Posted` of it that was passed on."""
 
     @property
     def name(self) -> str:
@@ -58,8 +60,8 @@ class Peer:
 class Host(Protocol):
     """Decides what becomes of the peers of a server; called by its thread."""
 
-    def admit(self, peer: Peer) -> Welcome | Evicted:
-        """The answer to a peer that has shown the token."""
+    def admit(self, peer: Peer, who: Who) -> Welcome | Evicted | Stale:
+        """The answer to a peer that has shown the token; it is let in with a `Welcome`."""
 
     def came(self, peer: Peer, who: Who) -> None:
         """It is one of `peers` now."""
@@ -77,8 +79,8 @@ class Host(Protocol):
 class Server:
     """Connections to the peers of one run."""
 
-    def __init__(self, bind: Address, host: Host, strangers: Strangers) -> None:
-        """Listen at `bind` (port 0 picks one); peers are let in from `start` on."""
+    def __init__(self, bind: Address, host: Host, strangers: Strangers, listener: socket.socket | None = None) -> None:
+        """Listen at `bind` (port 0 picks one), or by a `listener` there; peers are let in from `start` on."""
         self._host, self._strangers = host, strangers
         self._unproven = 0
         """Connections that have not shown the token yet."""
@@ -88,7 +90,7 @@ class Server:
         self._standing: Message | None = None
         """What every peer is told, whenever it connects: that the run stops."""
         self._ticked = time.monotonic()
-        listener = _bind(bind.host, bind.port)
+        listener = listener or listen(bind.host, bind.port)
         self.address = dataclasses.replace(bind, port=listener.getsockname()[1])
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener,), name="cordee-hub", daemon=True)
@@ -234,9 +236,9 @@ class Server:
     ) -> Peer | None:
         who = await _prove(reader, writer, self._token, certificate)
         peer = Peer(who.role, who.number, who.host, writer, time.monotonic())
-        answer = self._host.admit(peer)
+        answer = self._host.admit(peer, who)
         writer.write(pack(answer))
-        if isinstance(answer, Evicted):
+        if not isinstance(answer, Welcome):
             return None
         self.peers[peer.role, peer.number] = peer
         if self._standing is not None:
@@ -293,7 +295,8 @@ async def _read(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> Message
         raise
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A listener there; port 0 picks one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)

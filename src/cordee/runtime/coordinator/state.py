@@ -123,6 +123,8 @@ class Hosts:
     """The hosts, by the ids of their workers, once all have come; a host's place in here is its node number."""
     places: dict[int, int] = field(default_factory=dict)
     """Worker → its host."""
+    names: dict[int, str] = field(default_factory=dict)
+    """What each of the others is called."""
 
     def free(self) -> int:
         """The number of the next host that comes."""
@@ -140,7 +142,7 @@ class Hosts:
         """Number the workers through, host by host, by the `names` of the hosts that follow the coordinator's."""
         order = tuple(sorted(self.workers, key=lambda host: (names.get(host, ""), host)))
         hosts = [host for host in order for _ in range(self.workers[host])]
-        return replace(self, order=order, places=dict(enumerate(hosts)))
+        return replace(self, order=order, places=dict(enumerate(hosts)), names=names)
 
     @property
     def counts(self) -> list[int]:

@@ -16,7 +16,7 @@ from cordee.group import messages
 from cordee.group.client import Client
 from cordee.group.messages import Message, Seat
 from cordee.group.wire import Address, own_address_towards
-from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.engines.seam import Engine
 from cordee.runtime.launch import Launch
@@ -36,7 +36,7 @@ NOT_STARTED = "the coordinator did not start the run: look there for the reason"
 class HostsEngine:
     """Starts workers on several hosts: on this one itself, on the others through their launchers."""
 
-    def __init__(self, local: Engine, hub: Hub) -> None:
+    def __init__(self, local: Engine, hub: Coordinator) -> None:
         """`local` starts the workers of this host, node 0; the launchers of the others are connected to `hub`."""
         self._local, self._hub = local, hub
         self.look, self.wait, self.how_it_ended, self.close = local.look, local.wait, local.how_it_ended, local.close
@@ -48,7 +48,7 @@ class HostsEngine:
             if node == 0:
                 self._local.start(group)
             else:
-                self._hub.tell_host(node, messages.Start(list(group)))
+                self._hub.start_on(node, list(group))
 
 
 class Follower:

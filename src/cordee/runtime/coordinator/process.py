@@ -1,0 +1,72 @@
+"""The process that coordinates a run: a hub, and a link to the launcher that started it.
+
+It keeps nothing that it could not lose, and ends with its launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from functools import partial
+from typing import NoReturn
+
+from cordee.runtime.coordinator import link
+from cordee.runtime.coordinator.hub import Hub
+from cordee.runtime.coordinator.known import Again
+from cordee.runtime.coordinator.link import Frame, Line, Queue
+from cordee.runtime.notices import HeardOut
+
+PULSE_S = 0.5
+"""How often it says that it is there."""
+
+
+def coordinate(listener: int, line: int) -> NoReturn:
+    """Until the launcher hangs up; both are open files, where peers come and where the launcher is."""
+    launcher = Line(socket.socket(fileno=line))
+    try:
+        _serve(launcher, socket.socket(fileno=listener))
+    except OSError:  # the launcher is gone
+        pass
+    finally:
+        os._exit(0)
+
+
+def _serve(launcher: Line, listener: socket.socket) -> None:
+    begin = launcher.receive(link.decode_call)
+    if not isinstance(begin, link.Begin):
+        return
+    again = Again(begin.known, listener, partial(Queue, launcher), begin.patience_s, begin.standing, begin.tickets)
+    hub = Hub(begin.address, expected=0, again=again)
+    launcher.send(Frame(known=hub.known(), pid=os.getpid()))
+    while True:
+        readable, _, _ = select.select([launcher.sock], [], [], PULSE_S)
+        if not readable:
+            launcher.send(Frame())
+            continue
+        call = launcher.receive(link.decode_call)
+        if call is None:
+            return
+        _act(hub, call, launcher)
+
+
+def _act(hub: Hub, call: link.Call, launcher: Line) -> None:
+    match call:
+        case link.Gone(worker, reason):
+            hub.lose(worker, reason)
+        case link.Invite(worker, node):
+            hub.invite(worker, node)
+        case link.Halt(reason, at_once):
+            (hub.abort if at_once else hub.ask_to_stop)(reason)
+        case link.StartOn(node, seats):
+            hub.start_on(node, seats)
+        case link.Expect(servers, persist):
+            hub.expect(servers, persist=persist)
+        case link.HearOut(seconds):
+            threading.Thread(target=_hear_out, args=(hub, seconds, launcher), daemon=True).start()
+
+
+def _hear_out(hub: Hub, seconds: float, launcher: Line) -> None:
+    hub.hear_out(seconds)
+    launcher.send(Frame(notice=HeardOut()))
