@@ -121,13 +121,13 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     engine = HostsEngine(coordinator, hub)  # type: ignore[arg-type]
     engine.start(seats([2, 4, 1]))
     assert [seat.worker for seat in coordinator.specs] == [0, 1]
-    specs = follower._engine.specs  # type: ignore[attr-defined]
+    specs = follower.engine.specs  # type: ignore[attr-defined]
     until(lambda: len(specs) == 4)
     assert said[-1] == "on this host, of 7 workers in all: 2, 3, 4, 5"
     assert [spec.worker for spec in specs] == [2, 3, 4, 5]
     assert [World.from_env(spec.environment).node for spec in specs] == [1] * 4
     assert {spec.target.settings["epochs"] for spec in specs} == {"40"}  # which the coordinator said
-    follower._engine.notices.put((4, Lose(4, "killed by SIGKILL")))  # type: ignore[attr-defined]
+    follower.engine.notices.put((4, Lose(4, "killed by SIGKILL")))  # type: ignore[attr-defined]
     until(lambda: hub.roster.lost)
     assert hub.roster.lost == ((4, "killed by SIGKILL"),)
     third.close()
@@ -156,7 +156,7 @@ def test_a_signal_to_a_host_that_follows(second: bool, tmp_path: Path, monkeypat
     watching.start()
     until(lambda: hub.hosts.order)
     HostsEngine(Workers(hub.notices, lambda seat: seat), hub).start(seats([1, 1]))  # type: ignore[arg-type,return-value]
-    until(lambda: follower._engine.specs)  # type: ignore[attr-defined]
+    until(lambda: follower.engine.specs)  # type: ignore[attr-defined]
     signals.count = 1
     while not isinstance(notice := hub.notices.get(timeout=DEADLINE_S)[1], Interrupt):
         pass

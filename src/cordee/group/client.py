@@ -10,6 +10,7 @@ there may be one. It gets what this process waits for and what it has posted and
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections import deque
@@ -36,7 +37,7 @@ CLOSE_S = 2.0
 """How long the coordinator may take to read the last messages."""
 AGAIN_S = 0.02
 """Until another attempt to reach a coordinator."""
-REACH_S = 5.0
+REACH_S = 2.0
 """How long one such attempt may take: a host that is gone does not say so."""
 IN_GENERATION = (
     messages.Ready,
@@ -77,10 +78,13 @@ class Client:
         """
         self._connection, welcome = connect(address, who)
         self.settings = welcome.settings
-        self.addresses = [address]
-        """Where a coordinator of this run may be."""
+        self.addresses: list[Address] = []
+        """Where a coordinator of this run may be; first where it was last."""
+        self.stays: Callable[[float, bool], bool] = lambda seconds, refused: True
+        """Asked while another coordinator is looked for, so long after the loss, and whether the place where it was
+        `refused` a connection, which shows that its launcher has ended: whether to go on looking."""
         self._who, self._back, self._patience_s = who, back, welcome.patience_s
-        self._is_member(welcome)
+        self._is_member(welcome, address)
         self.at = "starting"
         """What this process is doing; sent with every beat."""
         self.clock_offset_s = 0.0
@@ -100,12 +104,19 @@ class Client:
         # On this host a connection closes when its other end dies: silence means nothing there.
         self._silence_s = HUB_SILENCE_S if address.tls else float("inf")
         self._heard = time.monotonic()
+        self._silent: list[Connection] = []
+        """Connections to coordinators that said nothing any more."""
         self._closed = threading.Event()
         self._ended = threading.Lock()
         self._threads = [
             threading.Thread(target=loop, name=f"cordee-{loop.__name__.strip('_')}", daemon=True)
             for loop in (self._listen, self._beat)
         ]
+
+    @property
+    def number(self) -> int:
+        """This process's, as the coordinator has it."""
+        return self._who.number
 
     def start(self) -> None:
         """Listen and beat."""
@@ -171,7 +182,8 @@ class Client:
             self.send(Beat(self.at))
             if now - self._heard > self._silence_s:
                 if self._patience_s:
-                    self._connection.cut()  # the listener looks for another one
+                    self._silent.append(self._connection)
+                    self._connection.give_up()  # the listener looks for another one
                 else:
                     self._end("hears nothing from")
 
@@ -192,38 +204,45 @@ class Client:
 
     def _return(self) -> bool:
         """Find the coordinator that was started in the place of the one that was lost; False if none came in time."""
-        deadline = time.monotonic() + self._patience_s
-        while not self._closed.is_set() and (left := deadline - time.monotonic()) > 0:
-            for address in list(self.addresses):
+        began, refused = time.monotonic(), False
+        while not self._closed.is_set() and (left := began + self._patience_s - time.monotonic()) > 0:
+            for place, address in enumerate(list(self.addresses)):
                 try:
                     connection, welcome = connect(address, self._who, min(left, REACH_S))
                 except Refused as refusal:
                     self._hear(messages.Evicted(refusal.reason))
                     return False
-                except CordeeError:
+                except CordeeError as error:
+                    refused = refused or (place == 0 and isinstance(error.__cause__, ConnectionRefusedError))
+                    if place == 0 and not self.stays(time.monotonic() - began, refused):
+                        return False
                     continue
                 if welcome.term < self._who.term:  # one that does not know yet that there is another
                     connection.close()
                     continue
-                self._take(connection, welcome)
+                self._take(connection, welcome, address)
                 return True
             self._closed.wait(AGAIN_S)
         return False
 
-    def _take(self, connection: Connection, welcome: messages.Welcome) -> None:
+    def _take(self, connection: Connection, welcome: messages.Welcome, address: Address) -> None:
         """Go on with this coordinator, which is told all that the former one may have known."""
         with self._writing:
-            self._connection.close()
+            # A coordinator that is only out of reach must see silence, as a hung-up peer has ended for it.
+            if self._connection not in self._silent:
+                self._connection.close()
             self._connection = connection
-            self._is_member(welcome)
+            self._is_member(welcome, address)
             self._heard, self._best_round_trip = time.monotonic(), float("inf")
             back = self._back()
             with contextlib.suppress(OSError):  # it is lost too: the listener looks for the next one
                 for message in ([] if back is None else [back]) + [*self._unheard] + self._waiting:
                     connection.send(message)
 
-    def _is_member(self, welcome: messages.Welcome) -> None:
-        """From here on this is who we are for any coordinator."""
+    def _is_member(self, welcome: messages.Welcome, address: Address) -> None:
+        """From here on this is who we are for any coordinator, and where it may be."""
+        others = [dataclasses.replace(address, host=host, port=port) for host, port in welcome.others]
+        self.addresses = [address, *others]
         number = welcome.number if self._who.role == "node" else self._who.number
         self._who = msgspec.structs.replace(self._who, term=welcome.term, number=number)
 

@@ -62,6 +62,8 @@ class Welcome(Message):
     """How long the peer looks for another coordinator when it has lost this one; 0: there will be none."""
     number: int = -1
     """Of a host: which one it is."""
+    others: list[tuple[str, int]] = []
+    """Where the coordinator may be when this one is lost, besides here."""
 
 
 class Stale(Message):

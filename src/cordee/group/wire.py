@@ -134,10 +134,10 @@ class Connection:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_WR)  # an SSLSocket's own would end decryption too
 
-    def cut(self) -> None:
-        """Wake the reader: it finds that the other end has gone."""
+    def give_up(self) -> None:
+        """Wake the reader: it finds that the other end has gone. That end is not told, and so hears silence too."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+            socket.socket.shutdown(self.sock, socket.SHUT_RD)
 
     def close(self) -> None:
         """Wake the reader and release the socket."""

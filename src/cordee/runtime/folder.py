@@ -142,6 +142,14 @@ def former_settings(folder: Path) -> dict[str, str]:
     return _about(folder).settings
 
 
+def last_recorded(folder: Path) -> int:
+    """The last step on the record of the run that is in this folder; 0 if none is there."""
+    try:
+        return max((one.step for one in read_events(folder / "events.jsonl") if isinstance(one, StepEvent)), default=0)
+    except (OSError, CordeeError):
+        return 0
+
+
 class _About(msgspec.Struct):
     """What is needed here of `run.json`."""
 

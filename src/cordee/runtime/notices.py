@@ -74,6 +74,14 @@ class Formed(Notice):
     at: float
 
 
+class Minority(Notice):
+    """So many hosts are out of reach that those which are left must not continue."""
+
+    here: int
+    of: int
+    reason: str
+
+
 class HeardOut(Notice):
     """All is read that ended workers said."""
 

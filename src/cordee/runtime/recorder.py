@@ -23,22 +23,30 @@ from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
 from cordee.group.messages import FIRST_SERVER, Go, Holders
 from cordee.runtime.coordinator.stragglers import Stragglers
-from cordee.runtime.folder import Hold, check, is_there, make
+from cordee.runtime.folder import Hold, check, is_there, last_recorded, make
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Formed, Lost, ServerLost, ServersHold
+
+
+def _nothing() -> None:
+    """There is nothing to refuse."""
 
 
 class Recorder:
     """The files of one run: `run.json`, `events.jsonl`, `result.json`."""
 
-    def __init__(self, launch: Launch, listen: Listener) -> None:
+    def __init__(self, launch: Launch, listen: Listener, *, takes_over: bool = False) -> None:
         """Make the folder and hold it. A folder that holds a run is only touched to go on with it.
+
+        `takes_over`: the run goes on, and the launcher that wrote its record is gone; if that is in this folder, which
+        the hosts share, it is continued.
 
         What a start to resume says waits until its job is there and the checkpoint is accepted: one that ends before
         leaves the run as it was. A script saves in its own way, so it begins anew in another folder.
         """
         self._launch, self._listen = launch, listen
-        self.out, self._waits, self._script = launch.out, launch.resume, launch.target.kind == "script"
+        self.out, self._script = launch.out, launch.target.kind == "script"
+        self._waits = launch.resume and not takes_over
         self._last_step = 0
         self._lost_at: float | None = None
         self.saved: int | None = None
@@ -57,7 +65,7 @@ class Recorder:
         self._writes_on = ""
         """The host where it does."""
         out, wording = launch.out, launch.wording
-        refuse = partial(check, out, launch.resume, self._script, wording)
+        refuse = _nothing if takes_over else partial(check, out, launch.resume, self._script, wording)
         if not out.is_dir():  # refused before anything is made
             refuse()
         make(out, wording)
@@ -65,9 +73,11 @@ class Recorder:
         self._hold = Hold(out, wording)
         try:  # not before we hold it: another run may be training there
             refuse()
-            if not launch.resume:  # of a start that came to nothing
+            if not launch.resume and not takes_over:  # of a start that came to nothing
                 (out / "events.jsonl").unlink(missing_ok=True)
             self._events = EventLog(out / "events.jsonl")
+            if takes_over:
+                self._read()
             # Of the run: those of earlier starts count.
             self.failures = count_events(out / "events.jsonl", events.FailureEvent)
         except BaseException:
@@ -81,6 +91,18 @@ class Recorder:
         with contextlib.suppress(CordeeError):  # what could not be written was told where it happened
             self._events.close()
         self._hold.release()
+
+    def _read(self) -> None:
+        """What the launcher that is gone has written here, if anything."""
+        self._last_step = last_recorded(self.out)
+        with contextlib.suppress(OSError, ValueError):
+            self._run = json.decode((self.out / "run.json").read_bytes())
+            self._writes_on = self._run["host"]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether what is about to run is written down."""
+        return bool(self._run)
 
     def begin(self, workers: int, nodes: int = 1) -> None:
         """Write down what is about to run, on so many workers of all hosts; of a run that goes on, once it does."""

@@ -25,6 +25,7 @@ from cordee.runtime.notices import Notices
 from cordee.runtime.recorder import Recorder
 from cordee.runtime.rendezvous import await_hosts, not_a_launcher
 from cordee.runtime.sent import pack_job
+from cordee.runtime.takeover import take_over
 
 if TYPE_CHECKING:
     from cordee.train.job import Job
@@ -57,7 +58,7 @@ def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any
             except (RendezvousError, SecurityError) as refusal:
                 raise not_a_launcher(refusal, address, error.__cause__) from refusal
             follower.watch(signals)
-            return {}
+            return {} if follower.votes is None else take_over(follower, hear, signals)
         ends.callback(listener.close)
         address = replace(address, port=listener.getsockname()[1])
         recorder = Recorder(launch, hear)

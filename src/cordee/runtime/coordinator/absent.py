@@ -19,9 +19,8 @@ class Absent:
     def __init__(self, server: Server, known: Known, lose: Callable[[str, int], None]) -> None:
         """Those that the coordinator before had; `lose` is told the role and number of one that does not come."""
         self._server, self._lose = server, lose
-        hosts = (host for node, host in enumerate(known.hosts.order) if node and node not in known.left_hosts)
         servers = (one.number for holding in known.servers.shards for one in holders_of(holding))
-        each = {"worker": known.roster.alive, "server": servers, "node": hosts}
+        each = {"worker": known.roster.alive, "server": servers, "node": known.heirs}
         self._peers = {(role, number) for role, numbers in each.items() for number in numbers}
 
     def came(self, peer: Peer) -> None:

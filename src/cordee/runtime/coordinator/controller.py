@@ -13,6 +13,7 @@ import msgspec
 from cordee.core import interrupts
 from cordee.core.errors import (
     CordeeError,
+    CutOff,
     DivergedError,
     Interrupted,
     StorageError,
@@ -41,7 +42,7 @@ PART_S = 2.0
 """How long they may take after something failed, unless one has a checkpoint to write to its end."""
 READ_S = 1.0
 """How long it may take to read what workers said before they ended."""
-GOES_ON = (DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, StorageError, Interrupted)
+GOES_ON = (CutOff, DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, StorageError, Interrupted)
 """What a run may be gone on with after, from its last checkpoint."""
 
 

@@ -10,11 +10,12 @@ import dataclasses
 import queue
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from cordee.core.errors import CordeeError
-from cordee.core.events import StepEvent, WarningEvent
+from cordee.core.events import JobEvent, StepEvent, WarningEvent
 from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Seat, Stale, Welcome, Who
 from cordee.group.strangers import Strangers
@@ -23,11 +24,13 @@ from cordee.runtime.coordinator.absent import Absent
 from cordee.runtime.coordinator.desk import Board, Desk
 from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.coordinator.known import Again, Known, first_known, returned
+from cordee.runtime.coordinator.launchers import Launchers
 from cordee.runtime.coordinator.parted import Parted
 from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
+from cordee.runtime.coordinator.state import Hosts
 from cordee.runtime.coordinator.stewards import Stewards
-from cordee.runtime.notices import Formed, Interrupt, Lost, Notices, Superseded
+from cordee.runtime.notices import Formed, Interrupt, Lost, Superseded
 
 
 class Hub:
@@ -49,43 +52,42 @@ class Hub:
         `heard=False`: `notices` are not read, so none are kept. All peers are told the `settings` of a resumed run.
         `again`: of a coordinator that may be ended and started anew.
         """
-        self.notices: Notices = queue.SimpleQueue()
+        self.notices: Any = queue.SimpleQueue()
         self._heard = heard
         self._begun = known = again.known if again else first_known(expected, nodes, settings or {})
-        self._patience_s = again.patience_s if again else 0.0
-        self.roster, self.hosts, self._go = known.roster, known.hosts, known.go
-        self._starts: dict[int, list[Seat]] = {}
-        """What the launchers of other hosts were told to start."""
+        self._patience_s, self._lives_once = (again.patience_s, False) if again else (0.0, True)
+        self._job = known.job
+        self._last: Known | None = None
+        self.roster, self._go = known.roster, known.go
         self._recorded, self._ending = known.recorded, known.ended
         self._strangers = Strangers("the coordinator", lambda event: self._notify(-1, event))
         self._server = Server(bind, self, self._strangers, again.listener if again else None)
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
-        self._parted = Parted(self._server, self._notify, self._evict)
+        self._launchers = Launchers(self._server, self._notify, known, self._lose_host)
+        home = known.hosts.order.index(known.home) if known.hosts.order else 0
+        self._parted = Parted(self._server, self._notify, self._evict, home)
         self.stewards.restore(known)
         self._absent = Absent(self._server, known, self._never_back)
         self._board = Board(self._server)
         self._desk = Desk(self._server, lambda turn: self._notify(-1, turn) if again else None)
         if again:
-            self.notices, self._desk.tickets = again.notices(self.known), again.tickets
+            self.notices, self._desk.tickets = again.notices, again.tickets
             if again.standing is not None:
                 self._server.tell_all(again.standing, later=True)
         self._server.start()
         self._server.call(self._absent.wait)
 
+    @property
+    def hosts(self) -> Hosts:
+        """The hosts of the run, as far as they have come."""
+        return self._launchers.hosts
+
     def known(self) -> Known:
         """What the next coordinator would begin with."""
-        return dataclasses.replace(
-            self._begun,
-            roster=self.roster,
-            hosts=self.hosts,
-            go=self._go,
-            servers=self.stewards.servers,
-            persist=self.stewards.persist,
-            lost_servers=self.stewards.gone,
-            left_hosts=self.stewards.left,
-            ended=self._ending,
-        )
+        run = self.stewards.known(self._begun)
+        run = dataclasses.replace(run, roster=self.roster, hosts=self.hosts, go=self._go, ended=self._ending)
+        return dataclasses.replace(run, job=self._job)
 
     # ------------------------------------------------------------- from other threads
 
@@ -101,6 +103,10 @@ class Hub:
         """Say that these parameter servers are about to be started; what they `persist` outlives them."""
         self._server.call(self._expect, servers, persist)
 
+    def leave(self, host: int, reason: str, votes: int) -> None:
+        """Say that a host is gone; only if so many others are here, and with us, after a while."""
+        self._server.call(self._launchers.left, host, reason, votes)
+
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
         self._server.call(self._server.tell_all, messages.Stop(reason), True)
@@ -112,7 +118,7 @@ class Hub:
 
     def start_on(self, node: int, seats: Sequence[Seat]) -> None:
         """Let the launcher of the host with this place in the order of hosts start these."""
-        self._server.call(self._start_on, node, seats)
+        self._server.call(self._launchers.start_on, node, seats)
 
     def hear_out(self, seconds: float) -> None:
         """Wait until all is read that ended workers and servers said: their connections end then. At most so long."""
@@ -133,7 +139,8 @@ class Hub:
             return Stale(who.term)
         refusal = self._refusal(peer, back=who.term > 0)
         if not refusal:
-            return Welcome(self._begun.settings, term, self._patience_s, peer.number)
+            others = [] if self._lives_once else self.known().doors()
+            return Welcome(self._begun.settings, term, self._patience_s, peer.number, others)
         if who.term > 0:
             self._notify(-1, WarningEvent(f"{peer.name} came back to the coordinator and was refused: {refusal}"))
         return Evicted(refusal)
@@ -141,21 +148,12 @@ class Hub:
     def _refusal(self, peer: Peer, *, back: bool) -> str:
         """Why this peer, new or `back`, is not let in; empty if it is."""
         if peer.role == "node":
-            peer.number = peer.number if back else self.hosts.free()
-            if back and (
-                peer.number not in self.hosts.order or self.hosts.order.index(peer.number) in self.stewards.left
-            ):
-                return "this host was evicted: the others continued without it"
-            if not back and peer.number >= self.hosts.nodes:
-                return f"all {self.hosts.nodes} hosts of this run are here already"
-        elif peer.role == "server":
-            if not self.stewards.awaits(peer.number):
-                return "it is none of the parameter servers of this run"
-        elif self.roster.has_lost(peer.number):
+            return self._launchers.refusal(peer, self.stewards.left, back=back)
+        if peer.role == "server":
+            return "" if self.stewards.awaits(peer.number) else "it is none of the parameter servers of this run"
+        if self.roster.has_lost(peer.number):
             return "it was evicted: the others continued without it"
-        elif (peer.role, peer.number) in self._server.peers:
-            return f"worker {peer.number} is here already"
-        return ""
+        return f"worker {peer.number} is here already" if (peer.role, peer.number) in self._server.peers else ""
 
     def came(self, peer: Peer, who: Who) -> None:
         """Enter a worker into the roster, or number all workers once all hosts have come."""
@@ -169,28 +167,18 @@ class Hub:
         if peer.role == "server":
             self.stewards.came(peer, Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
-        if who.term:  # what it has started already, it does not start again
-            self._server.tell(peer, messages.Start(self._starts.get(self.hosts.order.index(peer.number), [])))
-            return
-        self.hosts = self.hosts.come(peer.number, who.workers)
-        if len(self.hosts.workers) == self.hosts.nodes:
-            following = self._server.those("node")
-            self.hosts = self.hosts.numbered({peer.number: peer.host for peer in following})
+        self._launchers.came(peer, who)
+        if self.hosts.order and not who.term:
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
-        self._tell_hosts()
 
     def gone(self, peer: Peer, reason: str) -> None:
         """A worker is lost, or a host, with all of its workers."""
         if self._ending:
             return
-        if peer.role != "node":
+        if peer.role == "node":
+            self._launchers.gone(peer)
+        else:
             self._lost(peer.number, reason, peer.host)
-            return
-        if peer.number not in self.hosts.order:
-            self.hosts = self.hosts.leave(peer.number)
-            self._tell_hosts()
-            return
-        self._lose_host(peer.number, peer.host, f"its host {peer.host} left")
 
     def broken(self, peer: Peer, error: Exception) -> None:
         """Say so: it ends the run."""
@@ -205,10 +193,9 @@ class Hub:
             case messages.Back():
                 self._returned(peer, message)
             case messages.Posted(events, number):
-                for event in events:
-                    if isinstance(event, StepEvent):
-                        self._recorded = max(self._recorded, event.step)
-                for one in (message,) if self._patience_s else events:  # a launcher has to tell what comes twice
+                self._recorded = max([self._recorded, *(one.step for one in events if isinstance(one, StepEvent))])
+                self._job = next((one for one in events if isinstance(one, JobEvent)), self._job)
+                for one in (message,) if not self._lives_once else events:  # a launcher has to tell what comes twice
                     self._notify(peer.number, one)
                 peer.heard = number
             case messages.Ready(committed, admits):
@@ -246,15 +233,15 @@ class Hub:
     # ------------------------------------------------------------- what follows
 
     def _notify(self, worker: int, notice: object) -> None:
-        if self._heard:
-            self.notices.put((worker, notice))
-
-    def _tell_hosts(self) -> None:
-        """Say how many hosts are here, to those that wait for the others."""
-        present = messages.Present(len(self.hosts.workers), self.hosts.nodes)
-        self._notify(-1, present)
-        for peer in self._server.those("node"):
-            self._server.tell(peer, present)
+        if self._lives_once:
+            if self._heard and notice is not None:
+                self.notices.put((worker, notice))
+            return
+        known = self.known()
+        self.notices.put((worker, notice, None if known == self._last else known))
+        if known != self._last and known.heirs:
+            self._launchers.tell(messages.Known(known.packed()))
+        self._last = known
 
     def _advance(self) -> None:
         """Let all leave, or begin the next generation, if it is time."""
@@ -292,7 +279,7 @@ class Hub:
             return
         reason = "it did not come back to the coordinator, which was started again"
         if role == "node":
-            self._lose_host(number, self.hosts.names.get(number, ""), f"its host left: {reason}")
+            self._launchers.never_back(number, reason)
         else:
             self._lost(number, reason)
 
@@ -328,21 +315,16 @@ class Hub:
         self.stewards.lost_host(self.hosts.order.index(number), host)
 
     def _evict(self, node: int, reason: str) -> None:
-        """Go on without a host, and tell its launcher."""
-        peer = None if self._ending else self._server.drop(self.hosts.order[node], Evicted(reason), "node")
-        if peer is not None:
-            self._lose_host(peer.number, peer.host, f"its host {peer.host} was evicted: {reason}")
+        if not self._ending:
+            self._launchers.evict(node, reason)
 
     def _expect(self, servers: Servers, persist: bool) -> None:
         self.stewards.expect(servers, persist=persist)
         self._notify(-1, None)
 
-    def _start_on(self, node: int, seats: Sequence[Seat]) -> None:
-        self._starts.setdefault(node, []).extend(seats)
-        self._server.tell_one("node", self.hosts.order[node], messages.Start(list(seats)))
-
     def _invite(self, worker: int, node: int) -> None:
-        self.roster, self.hosts = self.roster.invite(worker), self.hosts.start_later(worker, node)
+        self.roster = self.roster.invite(worker)
+        self._launchers.start_later(worker, node)
         self._notify(-1, None)
 
     def _torn(self, generation: int) -> None:

@@ -8,13 +8,13 @@ wait for, they say again: each of them knows its generation, and whether that is
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from cordee.core.events import encode
+from cordee.core.events import JobEvent, encode
 from cordee.group.messages import Back, Break, Evicted, Go, Message
 from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.coordinator.state import Hosts, Roster
@@ -29,6 +29,8 @@ class Known:
     hosts: Hosts
     term: int = 1
     """How many coordinators there were, with this one."""
+    home: int = 0
+    """The host on which it is."""
     go: Go | None = None
     """The generation that was begun last."""
     servers: Servers = field(default_factory=Servers)
@@ -39,13 +41,30 @@ class Known:
     settings: dict[str, str] = field(default_factory=dict)
     recorded: int = -1
     """The last step that is on record."""
+    job: JobEvent | None = None
+    """What is trained, for a record that begins on another host."""
     ended: bool = False
     """Whether all workers have been told that they may leave, or that they must."""
 
     def next_term(self, recorded: int) -> Known:
         """What the next coordinator begins with: no worker has come back to it yet."""
         roster = replace(self.roster, ready={}, admitting=frozenset(), finished=frozenset(), waiting=frozenset())
-        return replace(self, roster=roster, term=self.term + 1, recorded=max(self.recorded, recorded))
+        hosts = self.hosts if self.hosts.order else Hosts(self.hosts.nodes, {0: self.hosts.workers[0]})
+        return replace(self, roster=roster, hosts=hosts, term=self.term + 1, recorded=max(self.recorded, recorded))
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        """The hosts that have not left, in their order."""
+        return tuple(host for node, host in enumerate(self.hosts.order) if node not in self.left_hosts)
+
+    @property
+    def heirs(self) -> tuple[int, ...]:
+        """The hosts whose launchers coordinate when this one cannot any more, the first of them first."""
+        return tuple(host for host in self.here if host != self.home)
+
+    def doors(self) -> list[tuple[str, int]]:
+        """Where those listen."""
+        return [self.hosts.doors[host] for host in self.heirs]
 
     def packed(self) -> str:
         """As text."""
@@ -59,8 +78,8 @@ class Again:
     known: Known
     listener: socket.socket
     """Of its launcher: it stays open when the coordinator ends, and peers wait there for the next one."""
-    notices: Callable[[Callable[[], Known]], Any]
-    """Makes a queue for its launcher out of what tells how the run stands."""
+    notices: Any
+    """A queue for its launcher, to which notices are put with what is known then, if that has changed."""
     patience_s: float
     """How long peers look for the next one."""
     standing: Message | None = None

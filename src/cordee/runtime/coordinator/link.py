@@ -95,6 +95,14 @@ class Expect(Call):
     persist: bool
 
 
+class Leave(Call):
+    """A host is gone; if so many others are here after a while, the run continues without it."""
+
+    host: int
+    reason: str
+    votes: int
+
+
 class HearOut(Call):
     """Answer when all has been read that ended workers said."""
 
@@ -142,17 +150,14 @@ class Line:
 class Queue:
     """In the place of the queue that a hub puts its notices into: a link to the launcher."""
 
-    def __init__(self, line: Line, known: Callable[[], Known]) -> None:
-        """`known` says how the run stands."""
-        self._line, self._known = line, known
-        self._last: Known | None = None
+    def __init__(self, line: Line) -> None:
+        """Nothing is written yet."""
+        self._line = line
 
-    def put(self, notice: tuple[int, Any]) -> None:
+    def put(self, notice: tuple[int, Any, Known | None]) -> None:
         """Write it now, with how the run stands if that has changed."""
-        worker, what = notice
-        known = self._known()
-        frame = Frame(worker, known=None if known == self._last else known)
-        self._last = known
+        worker, what, known = notice
+        frame = Frame(worker, known=known)
         match what:
             case Event():
                 frame.event = what

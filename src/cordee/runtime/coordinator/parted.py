@@ -19,10 +19,10 @@ class Parted:
     """What workers report of each other, for some moments; called by the thread of the hub's server."""
 
     def __init__(
-        self, server: Server, notify: Callable[[int, object], None], evict: Callable[[int, str], None]
+        self, server: Server, notify: Callable[[int, object], None], evict: Callable[[int, str], None], home: int = 0
     ) -> None:
-        """`evict` is told the number of a node, and the reason."""
-        self._server, self._notify, self._evict = server, notify, evict
+        """`evict` is told the number of a node, and the reason; `home` is the coordinator's own."""
+        self._server, self._notify, self._evict, self._home = server, notify, evict, home
         self._reports: list[tuple[int, int, str]] = []
 
     def heard(self, worker: int, message: Unreached, nodes: Callable[[], Mapping[int, int]]) -> None:
@@ -43,7 +43,7 @@ class Parted:
                 pairs.setdefault((nodes[first], nodes[second]), (first, second, reason))
         counts = Counter(nodes.values())
         while pairs:
-            gone = put_out(pairs, counts)
+            gone = put_out(pairs, counts, self._home)
             there: set[str] = set()
             for one, other, reason in [pairs.pop(pair) for pair in list(pairs) if gone in pair]:
                 out, stays = map(self._server.name_of, (one, other) if nodes[one] == gone else (other, one))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import threading
-from functools import partial
 from typing import NoReturn
 
 from cordee.runtime.coordinator import link
@@ -24,6 +24,8 @@ PULSE_S = 0.5
 
 def coordinate(listener: int, line: int) -> NoReturn:
     """Until the launcher hangs up; both are open files, where peers come and where the launcher is."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a scheduler may signal all processes of a run
+        signal.signal(number, signal.SIG_IGN)
     launcher = Line(socket.socket(fileno=line))
     try:
         _serve(launcher, socket.socket(fileno=listener))
@@ -37,7 +39,7 @@ def _serve(launcher: Line, listener: socket.socket) -> None:
     begin = launcher.receive(link.decode_call)
     if not isinstance(begin, link.Begin):
         return
-    again = Again(begin.known, listener, partial(Queue, launcher), begin.patience_s, begin.standing, begin.tickets)
+    again = Again(begin.known, listener, Queue(launcher), begin.patience_s, begin.standing, begin.tickets)
     hub = Hub(begin.address, expected=0, again=again)
     launcher.send(Frame(known=hub.known(), pid=os.getpid()))
     while True:
@@ -63,6 +65,8 @@ def _act(hub: Hub, call: link.Call, launcher: Line) -> None:
             hub.start_on(node, seats)
         case link.Expect(servers, persist):
             hub.expect(servers, persist=persist)
+        case link.Leave(host, reason, votes):
+            hub.leave(host, reason, votes)
         case link.HearOut(seconds):
             threading.Thread(target=_hear_out, args=(hub, seconds, launcher), daemon=True).start()
 

@@ -48,6 +48,8 @@ class Peer:
     seen: float
     at: str = "starting"
     """What it said it was doing last; named when others waited for it in vain."""
+    silent: bool = False
+    """Whether it was given up for its silence."""
     heard: int = 0
     """The number of the last `Posted` of it that was passed on."""
 
@@ -123,6 +125,10 @@ class Server:
     def those(self, role: str) -> list[Peer]:
         """The peers of one role."""
         return [peer for peer in list(self.peers.values()) if peer.role == role]
+
+    def fresh(self, role: str) -> list[Peer]:
+        """The peers of one role that have said something just now."""
+        return [peer for peer in self.those(role) if time.monotonic() - peer.seen < STALL_S]
 
     def name_of(self, worker: int) -> str:
         """What a worker is called, with its host if it is here."""
@@ -267,6 +273,7 @@ class Server:
                 reason = f"silent for {limit:.0f} s"
                 self.tell(peer, Evicted(reason))
                 peer.writer.close()
+                peer.silent = True
                 self._gone(peer, reason)
         self._loop.call_later(BEAT_S, self._tick)
 

@@ -113,7 +113,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, numbered as they came; number 0 is the coordinator's own."""
+    """The hosts of a run, numbered as they came; number 0 is that of the first coordinator."""
 
     nodes: int
     """So many are to come."""
@@ -124,15 +124,17 @@ class Hosts:
     places: dict[int, int] = field(default_factory=dict)
     """Worker → its host."""
     names: dict[int, str] = field(default_factory=dict)
-    """What each of the others is called."""
+    """What each is called."""
+    doors: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Where the launcher of each of the others listens: there it coordinates if it has to."""
 
     def free(self) -> int:
         """The number of the next host that comes."""
         return next(number for number in itertools.count(1) if number not in self.workers)
 
-    def come(self, host: int, workers: int) -> Hosts:
-        """A host came."""
-        return replace(self, workers={**self.workers, host: workers})
+    def come(self, host: int, workers: int, door: tuple[str, int] = ("", 0)) -> Hosts:
+        """A host came; its launcher listens there."""
+        return replace(self, workers={**self.workers, host: workers}, doors={**self.doors, host: door})
 
     def leave(self, host: int) -> Hosts:
         """A host left before the run began: another one may take its place."""
@@ -142,6 +144,7 @@ class Hosts:
         """Number the workers through, host by host, by the `names` of the hosts that follow the coordinator's."""
         order = tuple(sorted(self.workers, key=lambda host: (names.get(host, ""), host)))
         hosts = [host for host in order for _ in range(self.workers[host])]
+        names = {host: names.get(host, "") for host in order}
         return replace(self, order=order, places=dict(enumerate(hosts)), names=names)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from cordee.group.messages import Evicted, Place
 from cordee.runtime.coordinator.holders import Servers, holders_of
@@ -25,19 +26,14 @@ class Stewards:
         """Hosts that left."""
 
     @property
-    def gone(self) -> frozenset[int]:
-        """Those that were lost."""
-        return frozenset(self._lost)
-
-    @property
     def left(self) -> frozenset[int]:
         """The node numbers of hosts that left."""
         return frozenset(self._gone)
 
-    @property
-    def persist(self) -> bool:
-        """Whether what they hold outlives them."""
-        return self._persist
+    def known(self, run: Known) -> Known:
+        """The run, with its servers as they are."""
+        lost, left = frozenset(self._lost), self.left
+        return replace(run, servers=self.servers, persist=self._persist, lost_servers=lost, left_hosts=left)
 
     def restore(self, known: Known) -> None:
         """What the coordinator before this one knew."""

@@ -27,7 +27,7 @@ from cordee.runtime.coordinator.known import Known
 from cordee.runtime.coordinator.link import Call, Frame, Line, decode_frame
 from cordee.runtime.coordinator.state import Hosts
 from cordee.runtime.coordinator.tickets import Tickets, Turn, after
-from cordee.runtime.notices import HeardOut, Notices
+from cordee.runtime.notices import HeardOut, Minority, Notices
 
 PATIENCE_S = 20.0
 """How long peers look for the next coordinator."""
@@ -48,9 +48,18 @@ class Coordinator:
     """What `Hub` is to those who use it, though it may end and begin again."""
 
     def __init__(
-        self, notices: Notices, listener: socket.socket, address: Address, start: Starter, known: Known
+        self,
+        notices: Notices,
+        listener: socket.socket,
+        address: Address,
+        start: Starter,
+        known: Known,
+        reason: str = "",
     ) -> None:
-        """Start the process; peers come to the `listener`, which is at this address."""
+        """Start the process; peers come to the `listener`, which is at this address.
+
+        `reason`: why, if there was one before on another host.
+        """
         self.notices, self.address = notices, address
         self._listener, self._start = listener, start
         self._known, self._recorded = known, known.recorded
@@ -61,8 +70,10 @@ class Coordinator:
         self._seen: dict[int, int] = {}
         """Peer → the number of its last `Posted`: what it says again to another coordinator is not news."""
         self._pid = 0
+        self.minority: Minority | None = None
+        """Whether too few hosts are left; then the run ends on this side."""
         self._began: deque[float] = deque(maxlen=MOST_STARTS + 1)
-        self._reason = ""
+        self._reason, self._first = reason, True
         self._closing = False
         self._heard_out = threading.Event()
         self._is_here = threading.Event()
@@ -75,6 +86,13 @@ class Coordinator:
     def hosts(self) -> Hosts:
         """The hosts of the run, as far as they have come."""
         return self._known.hosts
+
+    def may_go_on(self, host: int) -> bool:
+        """Wait until it is certain that the run continues without a host that was said to leave; whether it does."""
+        deadline = time.monotonic() + START_S
+        while host in self._known.here and self.minority is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return host not in self._known.here
 
     def introduced(self) -> CoordinatorEvent:
         """The process that coordinates now, for the record."""
@@ -96,6 +114,10 @@ class Coordinator:
     def expect(self, servers: Servers, *, persist: bool) -> None:
         """These parameter servers are about to be started; what they `persist` outlives them."""
         self._call(link.Expect(servers, persist))
+
+    def leave(self, host: int, reason: str, votes: int) -> None:
+        """Say that a host is gone; the run continues without it only if so many others are here after a while."""
+        self._call(link.Leave(host, reason, votes))
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
@@ -131,9 +153,10 @@ class Coordinator:
         self._began.append(time.monotonic())
         with theirs:
             self._start(self._listener.fileno(), theirs.fileno())
-        line.send(link.Begin(self.address, self._known, PATIENCE_S, self._standing, self._tickets))
-        for call in self._calls:
-            line.send(call)
+        with contextlib.suppress(OSError):  # it could not be started: then the link is at its end
+            line.send(link.Begin(self.address, self._known, PATIENCE_S, self._standing, self._tickets))
+            for call in self._calls:
+                line.send(call)
         return line
 
     def _call(self, call: Call) -> None:
@@ -153,11 +176,12 @@ class Coordinator:
                     often = f"the coordinator was started {MOST_STARTS} times within {WITHIN_S:.0f} s and ended again"
                     self.notices.put((-1, CordeeError(f"{often}: {self._reason}. Look at the memory of this host")))
                     return
-                self._known = self._known.next_term(self._recorded)
+                self._known, self._first = self._known.next_term(self._recorded), False
                 self._line.sock.close()
                 try:
                     self._line = self._begin()
-                except (OSError, CordeeError):  # what starts processes is gone too, and says so
+                except CordeeError as error:
+                    self.notices.put((-1, error))
                     return
 
     def _listen(self, line: Line) -> str:
@@ -195,7 +219,7 @@ class Coordinator:
         if frame.pid:
             self._pid = frame.pid
             self._is_here.set()
-            if self._reason:
+            if not self._first:
                 self.notices.put((-1, self.introduced()))
         if frame.event is not None:
             self.notices.put((frame.worker, frame.event))
@@ -207,6 +231,9 @@ class Coordinator:
             self.notices.put((frame.worker, frame.message))
         elif isinstance(frame.notice, Turn):
             self._tickets, _ = after(self._tickets, frame.notice)
+        elif isinstance(frame.notice, Minority):
+            self.minority = frame.notice
+            self.notices.put((-1, frame.notice))
         elif isinstance(frame.notice, HeardOut):
             self._heard_out.set()
         elif frame.notice is not None:
@@ -235,6 +262,8 @@ def is_heeded(call: Call, known: Known) -> bool:
             return worker in roster.invited | roster.alive or roster.has_lost(worker)
         case link.Expect(servers):
             return known.servers.seats[: len(servers.seats)] == servers.seats
+        case link.Leave(host):
+            return known.ended or host not in known.here
         case link.Halt():  # every peer is told when it comes
             return True
     return False

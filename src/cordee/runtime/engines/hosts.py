@@ -7,6 +7,9 @@ import itertools
 import queue
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import msgspec
 
 from cordee.core import interrupts
 from cordee.core.errors import CoordinatorLost, CordeeError, Evicted, Interrupted, RendezvousError, WorkerFailed
@@ -16,6 +19,8 @@ from cordee.group import messages
 from cordee.group.client import Client
 from cordee.group.messages import Message, Seat
 from cordee.group.wire import Address, own_address_towards
+from cordee.runtime.coordinator.known import Known, unpack_known
+from cordee.runtime.coordinator.server import listen
 from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.engines.seam import Engine
@@ -26,6 +31,10 @@ from cordee.runtime.spec import WorkerSpec
 
 LOOK_S = 0.1
 """How often a host looks whether a signal has come."""
+TURN_S = 6.0
+"""How long each of the hosts before this one has to take over, before this one does."""
+SURE_S = 8.0
+"""After so much more time a coordinator that does not answer, though its launcher may live, counts as gone."""
 END_S = 2.0
 """How long workers may take to end after the run has ended."""
 EVICTED = "Look at the network of this host before you use it again"
@@ -36,62 +45,89 @@ NOT_STARTED = "the coordinator did not start the run: look there for the reason"
 class HostsEngine:
     """Starts workers on several hosts: on this one itself, on the others through their launchers."""
 
-    def __init__(self, local: Engine, hub: Coordinator) -> None:
-        """`local` starts the workers of this host, node 0; the launchers of the others are connected to `hub`."""
-        self._local, self._hub = local, hub
+    def __init__(self, local: Engine, hub: Coordinator, node: int = 0) -> None:
+        """`local` starts the workers of this host, the `node`; the launchers of the others are connected to `hub`."""
+        self._local, self._hub, self._node = local, hub, node
         self.look, self.wait, self.how_it_ended, self.close = local.look, local.wait, local.how_it_ended, local.close
         """Of this host: the others look after their own workers, say what became of them, and end with the run."""
 
     def start(self, seats: Iterable[Seat]) -> None:
         """A launcher gives each worker what its own host has: cores, a device, a folder, an environment."""
         for node, group in itertools.groupby(seats, lambda seat: seat.world.node):
-            if node == 0:
+            if node == self._node:
                 self._local.start(group)
             else:
                 self._hub.start_on(node, list(group))
 
 
 class Follower:
-    """The launcher of a host that does not coordinate."""
+    """The launcher of a host that does not coordinate, unless it has to: when the coordinator's host is gone."""
 
     def __init__(
         self, launch: Launch, address: Address, say: Callable[[str], None], sent_job: bytes | None = None
     ) -> None:
         """Connect to the coordinator at `address`, which may be started a little later; `say` tells the user."""
-        self._launch, self._address, self._say = launch, address, say
-        self._notices: Notices = queue.SimpleQueue()
-        self._started = False
+        self.address, self._say = address, say
+        """Where the coordinator is."""
+        self.notices: Notices = queue.SimpleQueue()
+        self.known: Known | None = None
+        """What the next coordinator begins with, once all hosts have come."""
+        self.votes: int | None = None
+        """None: this host does not take over. How many hosts have to come to it, with itself; 0: it needs none."""
+        self._started: set[int] = set()
+        """The workers and servers that were started here."""
         self._awaited = ""
         self._asked = self._stopping = False
         """Whether a signal has come here, and whether the run was asked to end after a step, wherever one came."""
         # Made now, as its server imports while hosts wait for each other.
-        self._engine = LocalEngine(self._notices, self._spec, launch.output, sent_job)
-        who = messages.Who("node", socket.gethostname(), workers=launch.workers)
+        self.engine = LocalEngine(self.notices, self._spec, launch.output, sent_job)
         self._wait = HostWait(say)
         try:
+            interface = own_address_towards(address.host, address.port)
+            self.listener = listen(interface, 0)
+            self.door = interface, int(self.listener.getsockname()[1])
+            who = messages.Who("node", socket.gethostname(), workers=launch.workers)
+            who = msgspec.structs.replace(who, interface=interface, port=self.door[1])
             waited = f"waiting for the host that has the address {address.host}"
             self._client = self._wait.reach(lambda: Client(address, who, self._hear, self._lost), waited)
         except BaseException:
-            self._engine.close()
+            self.engine.close()
             raise
         self._client.at = "watching"
+        self._client.stays = self._stays
         self._client.start()
-        self._launch = launch.told(self._client.settings)
+        self.launch = launch.told(self._client.settings)
 
     def watch(self, signals: Interrupts) -> None:
-        """Start workers and say what becomes of them, until the run has ended; raises what ended it early."""
+        """Start workers and say what becomes of them, until the run has ended; raises what ended it early.
+
+        If this host takes over, it returns before that, with the workers as they are.
+        """
         try:
             while not self._take(signals):
                 pass
-            self._engine.wait(END_S)
+            if self.votes is not None:
+                return
+            self.engine.wait(END_S)
             if self._stopping:
-                raise Interrupted(f"{STOPPED} {self._address}, says how to go on")
+                raise Interrupted(f"{STOPPED} {self.address}, says how to go on")
         finally:
             self._client.close()
-            self._engine.close()
+            if self.votes is None:
+                self.close()
+
+    def close(self) -> None:
+        """End the workers of this host; a second call does nothing."""
+        self.engine.close()
+        self.listener.close()
+
+    @property
+    def number(self) -> int:
+        """This host's among the hosts."""
+        return self._client.number
 
     def _take(self, signals: Interrupts) -> bool:
-        """Take the next message or notice, or wait a moment for it; True when the run has ended."""
+        """Take the next message or notice, or wait a moment for it; True when there is no more to follow."""
         if signals.count and not self._started:
             raise Interrupted(interrupts.EARLY)
         if signals.count > 1:
@@ -104,9 +140,9 @@ class Follower:
             raise RendezvousError(NOT_STARTED)
         if not self._started and self._awaited:
             self._wait.tell(self._awaited)
-        due = self._engine.look()
+        due = self.engine.look()
         with contextlib.suppress(queue.Empty):
-            worker, notice = self._notices.get(timeout=LOOK_S if due is None else due)
+            worker, notice = self.notices.get(timeout=LOOK_S if due is None else due)
             match notice:
                 case messages.Lose():
                     self._client.send(notice)
@@ -115,15 +151,11 @@ class Follower:
                 case messages.Present(here, of):
                     self._awaited = f"waiting for the other hosts: {here} of {of} hosts are here" if here < of else ""
                 case messages.Start(seats):
-                    if not self._started and self._launch.workers == 0:
-                        self._say("this host computes nothing; it holds parameters for the others")
-                    self._started = True
-                    if workers := [seat for seat in seats if not seat.serves]:
-                        numbers = ", ".join(str(seat.worker) for seat in workers)
-                        self._say(f"on this host, of {plural(workers[0].world.size, 'worker')} in all: {numbers}")
-                    self._engine.start(seats)
+                    self._start([seat for seat in seats if seat.worker not in self._started])
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)
+                case CoordinatorLost() if self.votes is not None:
+                    return True
                 case messages.Abort(reason):
                     raise (Interrupted if self._asked else WorkerFailed)(f"the run was ended: {reason}")
                 case messages.Stop():
@@ -136,13 +168,37 @@ class Follower:
                     return True
         return False
 
+    def _start(self, seats: list[Seat]) -> None:
+        if not self._started and self.launch.workers == 0:
+            self._say("this host computes nothing; it holds parameters for the others")
+        self._started |= {seat.worker for seat in seats}
+        if workers := [seat for seat in seats if not seat.serves]:
+            numbers = ", ".join(str(seat.worker) for seat in workers)
+            self._say(f"on this host, of {plural(workers[0].world.size, 'worker')} in all: {numbers}")
+        self.engine.start(seats)
+
     def _hear(self, message: Message) -> None:
-        self._notices.put((-1, message))
+        if isinstance(message, messages.Known):
+            self.known = unpack_known(message.state)
+            first, *_ = self._client.addresses
+            doors = [door for door in self.known.doors() if door != self.door]
+            self._client.addresses = [first, *(replace(first, host=host, port=port) for host, port in doors)]
+        else:
+            self.notices.put((-1, message))
+
+    def _stays(self, seconds: float, refused: bool) -> bool:
+        """The coordinator is lost: whether to look for another one, or be it. The hosts do so in their order."""
+        if self.known is None or self.number not in self.known.heirs:
+            return not refused
+        if seconds < self.known.heirs.index(self.number) * TURN_S + (0 if refused else SURE_S):
+            return True
+        self.votes = 0 if refused else len(self.known.here) // 2 + 1
+        return False
 
     def _lost(self, how: str) -> None:
-        gone = f"the coordinator at {self._address} is gone; the workers of this host were ended"
-        self._notices.put((-1, CoordinatorLost(gone)))
+        gone = f"the coordinator at {self.address} is gone; the workers of this host were ended"
+        self.notices.put((-1, CoordinatorLost(gone)))
 
     def _spec(self, seat: Seat) -> WorkerSpec:
-        interface = own_address_towards(self._address.host, self._address.port)
-        return self._launch.spec(self._address, interface, seat)
+        interface = own_address_towards(self.address.host, self.address.port)
+        return self.launch.spec(self.address, interface, seat)

@@ -67,8 +67,11 @@ class LocalEngine:
 
     def coordinate(self, listener: int, line: int) -> None:
         """Start a process that coordinates the run, with these open files; any thread may call this."""
-        with self._sending:
-            send(self._sock, COORDINATE, (listener, line))
+        try:
+            with self._sending:
+                send(self._sock, COORDINATE, (listener, line))
+        except OSError as error:
+            raise CordeeError(f"the process that starts workers has ended: {error}") from error
 
     def start(self, seats: Iterable[Seat]) -> None:
         """With our standard output and error, or what takes their place."""
