@@ -25,7 +25,7 @@ from harness import DEADLINE_S
 
 GO = Go(2, (0, 1, 3), 7, None)
 ROSTER = Roster(3, 2, frozenset(GO.members), lost=((2, "killed"),), formed=True)
-KNOWN = Known(ROSTER, Hosts(1, {0: 3}), term=2, go=GO)
+KNOWN = Known(ROSTER, Hosts(1, {0: 3}), term=2, go=GO, patience_s=5.0)
 
 
 def test_it_is_the_same_value_after_a_way_as_text() -> None:
@@ -43,7 +43,7 @@ def test_of_those_that_are_ready_only_those_count_that_say_so_again() -> None:
     assert after.term == 2 and after.recorded == 5 and next_generation(after.roster) is None
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_the_order_in_which_they_come_back_is_of_no_account(order: tuple[int, ...]) -> None:
     """One knows of a generation that the launcher has not heard of, one of a loss in it, one of neither."""
     newer = Go(3, (0, 1), 8, None)
@@ -81,7 +81,7 @@ def again() -> Iterator[Hub]:
     """The second coordinator of a run whose workers are to come back."""
     notices: queue.SimpleQueue[Any] = queue.SimpleQueue()
     address = Address(LOOPBACK, 0, secrets.token_hex(32))
-    start = Again(KNOWN, listen(LOOPBACK, 0), notices, 5.0)
+    start = Again(KNOWN, listen(LOOPBACK, 0), notices)
     made = Hub(address, expected=0, again=start)
     yield made
     made.close()

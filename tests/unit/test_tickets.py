@@ -237,9 +237,9 @@ def test_an_answer_that_was_lost_with_its_coordinator_is_given_again() -> None:
     tickets, [(_, first)] = heard(tickets, 0, done, {0, 1}).hand_out()
     tickets, [(_, again)] = heard(tickets, 0, done, {0, 1}).hand_out()
     assert first == again == Ticket(opened, 8, 0) and tickets.left == 3
-    for worker, step in ((0, 8), (1, 7), (1, 8)):
+    for worker, step in ((1, 7), (1, 8), (0, 8)):
         last = Done(opened.number, step, worker, [1.0])
         tickets, answers = heard(tickets, worker, last, {0, 1}).hand_out()
-    over = [answer for worker, answer in answers if worker == 1]
+    over, last = dict(answers)[1], Done(opened.number, 8, 1, [1.0])
     tickets = heard(tickets, 0, Take(following(opened)), {0, 1}).hand_out()[0]
-    assert after(tickets, Turn("heard", 1, last, (0, 1))) == (tickets, [(1, over[0])])
+    assert after(tickets, Turn("heard", 1, last, (0, 1))) == (tickets, [(1, over)])

@@ -16,7 +16,7 @@ from cordee.group.messages import Seat
 from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.known import first_known
 from cordee.runtime.coordinator.server import listen
-from cordee.runtime.coordinator.supervised import Coordinator
+from cordee.runtime.coordinator.supervised import PATIENCE_S, Coordinator
 from cordee.runtime.engines.hosts import Follower, HostsEngine
 from cordee.runtime.engines.local import LocalEngine
 from cordee.runtime.engines.seam import Engine, seats
@@ -67,7 +67,7 @@ def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any
         spec_of = partial(launch.spec, address, address.host)
         local = LocalEngine(notices, spec_of, launch.output, sent_job, coordinates=True)
         ends.callback(local.close)
-        known = first_known(launch.workers, nodes, launch.taken_over)
+        known = first_known(launch.workers, nodes, launch.taken_over, PATIENCE_S)
         hub = Coordinator(notices, listener, address, local.coordinate, known)
         ends.callback(hub.close)
         engine: Engine = local if nodes == 1 else HostsEngine(local, hub)

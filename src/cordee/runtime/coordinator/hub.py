@@ -9,20 +9,19 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from cordee.core.errors import CordeeError
-from cordee.core.events import JobEvent, StepEvent, WarningEvent
+from cordee.core.events import JobEvent, StepEvent
 from cordee.group import messages
 from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Seat, Stale, Welcome, Who
 from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
-from cordee.runtime.coordinator.absent import Absent
 from cordee.runtime.coordinator.desk import Board, Desk
-from cordee.runtime.coordinator.holders import Servers
+from cordee.runtime.coordinator.door import Door
 from cordee.runtime.coordinator.known import Again, Known, first_known, returned
 from cordee.runtime.coordinator.launchers import Launchers
 from cordee.runtime.coordinator.parted import Parted
@@ -30,7 +29,7 @@ from cordee.runtime.coordinator.policy import all_finished, next_generation
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.coordinator.state import Hosts
 from cordee.runtime.coordinator.stewards import Stewards
-from cordee.runtime.notices import Formed, Interrupt, Lost, Superseded
+from cordee.runtime.notices import Formed, Interrupt, Lost
 
 
 class Hub:
@@ -48,15 +47,13 @@ class Hub:
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
-        With several `nodes` these are the workers of this one, to which those of the others are added when they come.
-        `heard=False`: `notices` are not read, so none are kept. All peers are told the `settings` of a resumed run.
-        `again`: of a coordinator that may be ended and started anew.
+        With several `nodes` they are this one's; those of the others come with them. `heard=False`: `notices` are not
+        read. Peers are told the `settings` of a resumed run. `again`: of a coordinator that may be started anew.
         """
         self.notices: Any = queue.SimpleQueue()
         self._heard = heard
         self._begun = known = again.known if again else first_known(expected, nodes, settings or {})
-        self._patience_s, self._lives_once = (again.patience_s, False) if again else (0.0, True)
-        self._job = known.job
+        self._lives_once, self._job = again is None, known.job
         self._last: Known | None = None
         self.roster, self._go = known.roster, known.go
         self._recorded, self._ending = known.recorded, known.ended
@@ -64,11 +61,10 @@ class Hub:
         self._server = Server(bind, self, self._strangers, again.listener if again else None)
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
-        self._launchers = Launchers(self._server, self._notify, known, self._lose_host)
-        home = known.hosts.order.index(known.home) if known.hosts.order else 0
-        self._parted = Parted(self._server, self._notify, self._evict, home)
+        self.launchers = Launchers(self._server, self._notify, known, self._lose_host)
+        self._parted = Parted(self._server, self._notify, self._evict, known)
         self.stewards.restore(known)
-        self._absent = Absent(self._server, known, self._never_back)
+        self._door = Door(self._server, self._notify, (self.launchers, self.stewards), known)
         self._board = Board(self._server)
         self._desk = Desk(self._server, lambda turn: self._notify(-1, turn) if again else None)
         if again:
@@ -76,18 +72,17 @@ class Hub:
             if again.standing is not None:
                 self._server.tell_all(again.standing, later=True)
         self._server.start()
-        self._server.call(self._absent.wait)
+        self._server.call(self._door.await_back, self._lost)
 
     @property
     def hosts(self) -> Hosts:
-        """The hosts of the run, as far as they have come."""
-        return self._launchers.hosts
+        """Those of the run, as far as they have come."""
+        return self.launchers.hosts
 
     def known(self) -> Known:
         """What the next coordinator would begin with."""
-        run = self.stewards.known(self._begun)
-        run = dataclasses.replace(run, roster=self.roster, hosts=self.hosts, go=self._go, ended=self._ending)
-        return dataclasses.replace(run, job=self._job)
+        run = dataclasses.replace(self.stewards.known(self._begun), roster=self.roster, hosts=self.hosts, go=self._go)
+        return dataclasses.replace(run, job=self._job, ended=self._ending)
 
     # ------------------------------------------------------------- from other threads
 
@@ -99,13 +94,10 @@ class Hub:
         """Say that a worker is about to be started on a host, and shall come in between two steps."""
         self._server.call(self._invite, worker, node)
 
-    def expect(self, servers: Servers, *, persist: bool) -> None:
-        """Say that these parameter servers are about to be started; what they `persist` outlives them."""
-        self._server.call(self._expect, servers, persist)
-
-    def leave(self, host: int, reason: str, votes: int) -> None:
-        """Say that a host is gone; only if so many others are here, and with us, after a while."""
-        self._server.call(self._launchers.left, host, reason, votes)
+    def call(self, function: Callable[..., None], *args: object) -> None:
+        """Let the server's thread do this, and the launcher know how the run stands then."""
+        self._server.call(function, *args)
+        self._server.call(self._notify, -1, None)
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
@@ -118,7 +110,7 @@ class Hub:
 
     def start_on(self, node: int, seats: Sequence[Seat]) -> None:
         """Let the launcher of the host with this place in the order of hosts start these."""
-        self._server.call(self._launchers.start_on, node, seats)
+        self._server.call(self.launchers.start_on, node, seats)
 
     def hear_out(self, seconds: float) -> None:
         """Wait until all is read that ended workers and servers said: their connections end then. At most so long."""
@@ -133,31 +125,11 @@ class Hub:
 
     def admit(self, peer: Peer, who: Who) -> Welcome | Evicted | Stale:
         """Let a worker in that was not here before, hosts until all have come, and all of them again."""
-        term = self._begun.term
-        if who.term > term:
-            self._notify(-1, Superseded(who.term))
-            return Stale(who.term)
-        refusal = self._refusal(peer, back=who.term > 0)
-        if not refusal:
-            others = [] if self._lives_once else self.known().doors()
-            return Welcome(self._begun.settings, term, self._patience_s, peer.number, others)
-        if who.term > 0:
-            self._notify(-1, WarningEvent(f"{peer.name} came back to the coordinator and was refused: {refusal}"))
-        return Evicted(refusal)
-
-    def _refusal(self, peer: Peer, *, back: bool) -> str:
-        """Why this peer, new or `back`, is not let in; empty if it is."""
-        if peer.role == "node":
-            return self._launchers.refusal(peer, self.stewards.left, back=back)
-        if peer.role == "server":
-            return "" if self.stewards.awaits(peer.number) else "it is none of the parameter servers of this run"
-        if self.roster.has_lost(peer.number):
-            return "it was evicted: the others continued without it"
-        return f"worker {peer.number} is here already" if (peer.role, peer.number) in self._server.peers else ""
+        return self._door.admit(peer, who, self.roster, [] if self._lives_once else self.known().doors())
 
     def came(self, peer: Peer, who: Who) -> None:
         """Enter a worker into the roster, or number all workers once all hosts have come."""
-        self._absent.came(peer)
+        self._door.came(peer)
         if peer.role == "worker":
             if not who.term:
                 self.roster = self.roster.join(peer.number)
@@ -167,7 +139,7 @@ class Hub:
         if peer.role == "server":
             self.stewards.came(peer, Place(peer.number, peer.host, who.interface, who.port, who.pid))
             return
-        self._launchers.came(peer, who)
+        self.launchers.came(peer, who)
         if self.hosts.order and not who.term:
             self.roster = dataclasses.replace(self.roster, expected=sum(self.hosts.counts))
 
@@ -176,7 +148,7 @@ class Hub:
         if self._ending:
             return
         if peer.role == "node":
-            self._launchers.gone(peer)
+            self.launchers.gone(peer)
         else:
             self._lost(peer.number, reason, peer.host)
 
@@ -222,10 +194,8 @@ class Hub:
                 self.stewards.filled(server)
             case messages.Stuck():
                 self._notify(peer.number, msgspec.structs.replace(message, others=self._server.whereabouts(peer)))
-            case messages.Failed():  # the run ends: the others do not continue without this one
-                self._ending = True
-                self._notify(peer.number, message)
-            case messages.Saving():
+            case messages.Failed() | messages.Saving():
+                self._ending = self._ending or isinstance(message, messages.Failed)  # the others do not continue then
                 self._notify(peer.number, message)
             case _:
                 raise ValueError(f"{type(message).__name__} is not for the coordinator")
@@ -233,15 +203,13 @@ class Hub:
     # ------------------------------------------------------------- what follows
 
     def _notify(self, worker: int, notice: object) -> None:
-        if self._lives_once:
-            if self._heard and notice is not None:
-                self.notices.put((worker, notice))
-            return
-        known = self.known()
-        self.notices.put((worker, notice, None if known == self._last else known))
-        if known != self._last and known.heirs:
-            self._launchers.tell(messages.Known(known.packed()))
-        self._last = known
+        if not self._lives_once:
+            before, self._last = self._last, (known := self.known())
+            self.notices.put((worker, notice, None if known == before else known))
+            if known != before and known.heirs:
+                self.launchers.tell(messages.Known(known.packed()))
+        elif self._heard and notice is not None:
+            self.notices.put((worker, notice))
 
     def _advance(self) -> None:
         """Let all leave, or begin the next generation, if it is time."""
@@ -263,25 +231,12 @@ class Hub:
     def _returned(self, peer: Peer, back: messages.Back) -> None:
         """A worker has come back, and says what it knows."""
         self.roster, self._go, words = returned(self.roster, self._go, peer.number, back)
-        refusals = [one.reason for one in words if isinstance(one, Evicted)]
-        for reason in refusals:
-            self._notify(-1, WarningEvent(f"{peer.name} came back to the coordinator and was refused: {reason}"))
-            self._server.drop(peer.number, Evicted(reason))
-        if not refusals:
-            self._notify(-1, None)
-            for word in words:
-                self._server.tell(peer, word)
-            self._advance()
-
-    def _never_back(self, role: str, number: int) -> None:
-        """A peer of the coordinator before is not here."""
-        if self._ending:
-            return
-        reason = "it did not come back to the coordinator, which was started again"
-        if role == "node":
-            self._launchers.never_back(number, reason)
-        else:
-            self._lost(number, reason)
+        self._notify(-1, None)
+        for word in words:
+            self._server.tell(peer, word)
+            if isinstance(word, Evicted):
+                self._door.refused(peer, word)
+        self._advance()
 
     def _ready(self, worker: int, committed: int, admits: bool) -> None:
         self.roster = self.roster.report(worker, committed, admits=admits)
@@ -309,22 +264,17 @@ class Hub:
             self._server.tell_all(messages.Newcomers(sorted(self.roster.waiting)))
 
     def _lose_host(self, number: int, host: str, reason: str) -> None:
-        """By the launcher of a host, which is none of the peers any more."""
         for worker in self.hosts.workers_of(number):
             self._lost(worker, reason, host, with_host=True)
         self.stewards.lost_host(self.hosts.order.index(number), host)
 
     def _evict(self, node: int, reason: str) -> None:
         if not self._ending:
-            self._launchers.evict(node, reason)
-
-    def _expect(self, servers: Servers, persist: bool) -> None:
-        self.stewards.expect(servers, persist=persist)
-        self._notify(-1, None)
+            self.launchers.evict(node, reason)
 
     def _invite(self, worker: int, node: int) -> None:
         self.roster = self.roster.invite(worker)
-        self._launchers.start_later(worker, node)
+        self.launchers.start_later(worker, node)
         self._notify(-1, None)
 
     def _torn(self, generation: int) -> None:

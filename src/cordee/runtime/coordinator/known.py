@@ -41,6 +41,8 @@ class Known:
     settings: dict[str, str] = field(default_factory=dict)
     recorded: int = -1
     """The last step that is on record."""
+    patience_s: float = 0.0
+    """How long peers look for the next coordinator when they have lost this one; 0: there will be none."""
     job: JobEvent | None = None
     """What is trained, for a record that begins on another host."""
     ended: bool = False
@@ -80,16 +82,14 @@ class Again:
     """Of its launcher: it stays open when the coordinator ends, and peers wait there for the next one."""
     notices: Any
     """A queue for its launcher, to which notices are put with what is known then, if that has changed."""
-    patience_s: float
-    """How long peers look for the next one."""
     standing: Message | None = None
     """What every peer is told, whenever it connects."""
     tickets: Tickets | None = None
 
 
-def first_known(expected: int, nodes: int, settings: Mapping[str, str]) -> Known:
+def first_known(expected: int, nodes: int, settings: Mapping[str, str], patience_s: float = 0.0) -> Known:
     """At the start of a run."""
-    return Known(Roster(expected), Hosts(nodes, {0: expected}), settings=dict(settings))
+    return Known(Roster(expected), Hosts(nodes, {0: expected}), settings=dict(settings), patience_s=patience_s)
 
 
 def unpack_known(text: str) -> Known:

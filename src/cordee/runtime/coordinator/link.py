@@ -55,7 +55,6 @@ class Begin(Call):
 
     address: Address
     known: Known
-    patience_s: float
     standing: AnyMessage | None
     tickets: Tickets | None
 

@@ -154,7 +154,7 @@ class Coordinator:
         with theirs:
             self._start(self._listener.fileno(), theirs.fileno())
         with contextlib.suppress(OSError):  # it could not be started: then the link is at its end
-            line.send(link.Begin(self.address, self._known, PATIENCE_S, self._standing, self._tickets))
+            line.send(link.Begin(self.address, self._known, self._standing, self._tickets))
             for call in self._calls:
                 line.send(call)
         return line
