@@ -44,7 +44,7 @@ def started(twin: Emulated, job: Path, folder: Path, *, shared: bool) -> Iterato
 @pytest.mark.parametrize(
     ("count", "cut", "continues"),
     [
-        pytest.param(2, "b", "a", id="of two, the coordinator's side continues"),
+        pytest.param(2, "b", "a", id="of two, the coordinator's side continues", marks=pytest.mark.slow),
         pytest.param(3, "a", "b", id="of three, the two that see each other continue, without the coordinator's"),
     ],
 )
@@ -68,6 +68,28 @@ def test_a_host_is_cut_off(count: int, cut: str, continues: str, up: Up, warm: i
     # The step under way when the cable was cut may have ended on one side alone: the other side does the same again.
     regrouped = min(one["step"] for one in run.of("position") if one["why"] == "regroup")
     assert max(one["step"] for one in read(left) if one["event"] == "step") <= regrouped + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [True, False])
+def test_half_of_the_hosts_claim_the_run_in_a_folder_that_they_share(
+    gone: bool, up: Up, warm: int, job: Path, tmp_path: Path
+) -> None:
+    """The first host is silent: if it is gone, the other one continues; if it is only cut off, it was the first."""
+    twin = up("2")
+    with started(twin, job, tmp_path, shared=True) as hosts:
+        (first, out), (second, _) = hosts
+        events_until(out, first, 5)
+        twin.say("cut", "a")
+        if gone:
+            twin.made.end_processes("a")
+        ends = [(host.communicate(timeout=DEADLINE_S), host.returncode) for host in (first, second)]
+    continues, other = (1, 0) if gone else (0, 1)
+    assert ends[continues][1] == 0 and (gone or ends[other][1] == CutOff.code), ends
+    assert len(list(out.glob("run.claim-*"))) == 1
+    run = Run(out)
+    assert [one["worker"] for one in run.of("failure")] == [other]
+    assert_same(run, train(job, tmp_path / "alone", epochs=15))
 
 
 def test_the_first_host_is_gone(up: Up, warm: int, job: Path, tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import itertools
 import queue
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +20,8 @@ from cordee.group.wire import LOOPBACK, Address, Refused, connect
 from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.known import Again, Known, first_known, rebuild, returned, unpack_known
-from cordee.runtime.coordinator.policy import next_generation
+from cordee.runtime.coordinator.lease import claim, is_shared
+from cordee.runtime.coordinator.policy import goes_on, next_generation
 from cordee.runtime.coordinator.server import listen
 from cordee.runtime.coordinator.state import Hosts, Roster
 from cordee.runtime.notices import Superseded
@@ -34,6 +38,16 @@ def test_it_is_the_same_value_after_a_way_as_text() -> None:
     known = Known(ROSTER, hosts, 3, go=GO, servers=servers, lost_servers=frozenset({1_000_003}), settings={"lr": "0.1"})
     assert unpack_known(known.packed()) == known
     assert known.servers.shards[0] == Holding(Place(1_000_000, "a", "127.0.0.1", 1))
+
+
+def test_the_hosts_that_may_coordinate_next_and_where() -> None:
+    """In their order, by their names; the first host has no door, and is none of them once another one coordinates."""
+    hosts = Hosts(3, {0: 2}).come(1, 1, ("10.0.0.3", 7)).come(2, 1, ("10.0.0.2", 8)).numbered({1: "c", 2: "b"})
+    known = Known(Roster(4), hosts)
+    assert (known.heirs, known.doors()) == ((2, 1), [("10.0.0.2", 8), ("10.0.0.3", 7)])
+    after = replace(known, home=2)
+    assert (after.heirs, after.doors()) == ((0, 1), [("10.0.0.3", 7)])
+    assert replace(after, left_hosts=frozenset({0})).heirs == (1,)
 
 
 def test_of_those_that_are_ready_only_those_count_that_say_so_again() -> None:
@@ -133,3 +147,34 @@ def test_a_coordinator_with_an_older_number_is_none_any_more(again: Hub) -> None
     assert not isinstance(refusal.value, Refused)  # the worker looks for the other one
     assert words_of(again, Superseded).term == 3
     assert first_known(1, 1, {}).term == 1
+
+
+# ------------------------------------------------------------- which side continues
+
+
+def test_of_hosts_that_lose_each_other_at_most_one_side_continues() -> None:
+    """However they are cut into two, and whichever of the two has the tie."""
+    for of in range(1, 8):
+        for here in range(1, of + 1):
+            sides = [(goes_on(here, of, tie=tie), goes_on(of - here, of, tie=not tie)) for tie in (True, False)]
+            assert all(sum(side) == 1 for side in sides)
+            assert not (goes_on(here, of, tie=False) and goes_on(of - here, of, tie=False))
+
+
+def test_one_side_of_two_halves_has_the_claim(tmp_path: Path) -> None:
+    """The first one; it keeps it when its coordinator is started again, and each parting has a claim of its own."""
+    with ThreadPoolExecutor(8) as pool:
+        homes = [home for home in range(4) for _ in range(2)]
+        claims = pool.map(lambda home: claim(tmp_path, "r", 1, home), homes)
+        won = {home for home, mine in zip(homes, claims, strict=True) if mine}
+    (winner,) = won
+    assert claim(tmp_path, "r", 1, winner) and not claim(tmp_path, "r", 1, winner + 1)
+    assert claim(tmp_path, "r", 2, winner + 1) and claim(tmp_path, "another", 1, winner + 1)
+    assert not claim(tmp_path / "missing", "r", 1, winner)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.claim-another-1", "run.claim-r-1", "run.claim-r-2"]
+
+
+def test_a_folder_is_shared_if_the_first_launcher_wrote_there(tmp_path: Path) -> None:
+    assert not is_shared(tmp_path, "r")
+    (tmp_path / "run.json").write_text('{"run": "r", "workers": 2}')
+    assert is_shared(tmp_path, "r") and not is_shared(tmp_path, "s") and not is_shared(tmp_path, "")

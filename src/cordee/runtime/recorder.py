@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import secrets
 import socket
 import time
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ from cordee.core.times import TimeTotals
 from cordee.core.usage import Resources
 from cordee.group.messages import FIRST_SERVER, Go, Holders
 from cordee.runtime.coordinator.stragglers import Stragglers
-from cordee.runtime.folder import Hold, check, is_there, last_recorded, make
+from cordee.runtime.folder import GLANCE_S, RELEASE_S, Hold, check, is_there, last_recorded, make
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Formed, Lost, ServerLost, ServersHold
 
@@ -56,6 +57,8 @@ class Recorder:
         self._resources = Resources()
         self._fed: dict[int, events.FeedEvent] = {}
         """Where the samples of each worker came from."""
+        self.run = secrets.token_hex(8)
+        """What tells this start of the run from others."""
         self._run: dict[str, Any] = {}
         self._first = 0
         """The worker that writes the run's files, besides this record."""
@@ -70,7 +73,7 @@ class Recorder:
             refuse()
         make(out, wording)
         self._identity = out.stat()
-        self._hold = Hold(out, wording)
+        self._hold = Hold(out, wording, RELEASE_S if takes_over else GLANCE_S)
         try:  # not before we hold it: another run may be training there
             refuse()
             if not launch.resume and not takes_over:  # of a start that came to nothing
@@ -110,6 +113,7 @@ class Recorder:
 
         launch = self._launch
         self._run = {
+            "run": self.run,
             "target": launch.target.path or launch.target.kind,
             "settings": launch.target.settings,
             "plan": str(launch.plan),

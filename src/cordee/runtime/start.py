@@ -67,8 +67,9 @@ def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any
         spec_of = partial(launch.spec, address, address.host)
         local = LocalEngine(notices, spec_of, launch.output, sent_job, coordinates=True)
         ends.callback(local.close)
-        known = first_known(launch.workers, nodes, launch.taken_over, PATIENCE_S)
-        hub = Coordinator(notices, listener, address, local.coordinate, known)
+        known = first_known(launch.workers, nodes, launch.taken_over)
+        known = replace(known, run=recorder.run, patience_s=PATIENCE_S)
+        hub = Coordinator(notices, listener, address, local.coordinate, known, launch.out)
         ends.callback(hub.close)
         engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
 
@@ -79,10 +80,10 @@ def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any
             servers = launch.servers(counts)
             launch.plan.check(sum(counts))
             recorder.begin(sum(counts), nodes)
-            recorder.event(hub.introduced())
             hub.expect(servers, persist=launch.plan.persist)
             engine.start([seat for _, seat in servers.seats])
             engine.start(places := seats(counts))
+            recorder.event(hub.introduced())
             return places
 
         return Controller(launch, hub, engine, recorder).watch(begin, signals)

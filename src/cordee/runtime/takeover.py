@@ -17,6 +17,7 @@ from cordee.core.interrupts import Interrupts
 from cordee.group.messages import Seat
 from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.known import Known
+from cordee.runtime.coordinator.lease import is_shared
 from cordee.runtime.coordinator.policy import what_ends
 from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.hosts import Follower, HostsEngine
@@ -38,11 +39,11 @@ def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[s
         ends.callback(follower.close)
         follower.address = replace(follower.address, host=host, port=port)
         start, begin_with = follower.engine.coordinate, _heritage(known, follower.number, last_recorded(launch.out))
-        hub = Coordinator(follower.notices, follower.listener, follower.address, start, begin_with, reason)
+        hub = Coordinator(follower.notices, follower.listener, follower.address, start, begin_with, launch.out, reason)
         ends.callback(hub.close)
         for worker in known.roster.invited:  # whose place it was to take is known on the host that is gone
             hub.lose(worker, reason)
-        hub.leave(gone, reason, follower.votes)
+        hub.leave(gone, reason, follower.votes, tie=is_shared(launch.out, known.run))
         if not hub.may_go_on(gone):  # the folder may be another side's, which continues
             hub.abort(reason)
             raise cut_off(hub.minority, reason, launch)

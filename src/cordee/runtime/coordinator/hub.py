@@ -61,7 +61,7 @@ class Hub:
         self._server = Server(bind, self, self._strangers, again.listener if again else None)
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
-        self.launchers = Launchers(self._server, self._notify, known, self._lose_host)
+        self.launchers = Launchers(self._server, self._notify, known, self._lose_host, again.folder if again else "")
         self._parted = Parted(self._server, self._notify, self._evict, known)
         self.stewards.restore(known)
         self._door = Door(self._server, self._notify, (self.launchers, self.stewards), known)
@@ -82,7 +82,7 @@ class Hub:
     def known(self) -> Known:
         """What the next coordinator would begin with."""
         run = dataclasses.replace(self.stewards.known(self._begun), roster=self.roster, hosts=self.hosts, go=self._go)
-        return dataclasses.replace(run, job=self._job, ended=self._ending)
+        return dataclasses.replace(run, job=self._job, claims=self.launchers.claims, ended=self._ending)
 
     # ------------------------------------------------------------- from other threads
 

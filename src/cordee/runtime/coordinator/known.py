@@ -29,6 +29,10 @@ class Known:
     hosts: Hosts
     term: int = 1
     """How many coordinators there were, with this one."""
+    run: str = ""
+    """What tells this start of the run from others."""
+    claims: int = 0
+    """How often hosts were parted into two halves."""
     home: int = 0
     """The host on which it is."""
     go: Go | None = None
@@ -65,8 +69,8 @@ class Known:
         return tuple(host for host in self.here if host != self.home)
 
     def doors(self) -> list[tuple[str, int]]:
-        """Where those listen."""
-        return [self.hosts.doors[host] for host in self.heirs]
+        """Where those listen; not the first host, which is not there any more when another one coordinates."""
+        return [self.hosts.doors[host] for host in self.heirs if host in self.hosts.doors]
 
     def packed(self) -> str:
         """As text."""
@@ -82,14 +86,16 @@ class Again:
     """Of its launcher: it stays open when the coordinator ends, and peers wait there for the next one."""
     notices: Any
     """A queue for its launcher, to which notices are put with what is known then, if that has changed."""
+    folder: str = ""
+    """The run's, on this host."""
     standing: Message | None = None
     """What every peer is told, whenever it connects."""
     tickets: Tickets | None = None
 
 
-def first_known(expected: int, nodes: int, settings: Mapping[str, str], patience_s: float = 0.0) -> Known:
+def first_known(expected: int, nodes: int, settings: Mapping[str, str]) -> Known:
     """At the start of a run."""
-    return Known(Roster(expected), Hosts(nodes, {0: expected}), settings=dict(settings), patience_s=patience_s)
+    return Known(Roster(expected), Hosts(nodes, {0: expected}), settings=dict(settings))
 
 
 def unpack_known(text: str) -> Known:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from cordee.group.messages import Evicted, Message, Present, Seat, Start, Who
 from cordee.runtime.coordinator.known import Known
+from cordee.runtime.coordinator.lease import claim
 from cordee.runtime.coordinator.policy import goes_on
 from cordee.runtime.coordinator.server import Peer, Server
 from cordee.runtime.notices import Minority
@@ -24,8 +26,11 @@ Leave = Callable[[int, str, str], None]
 class Launchers:
     """The launchers of a run; called by the thread of the hub's server."""
 
-    def __init__(self, server: Server, notify: Callable[[int, object], None], known: Known, leave: Leave) -> None:
-        """`known` has the hosts that are here from the start."""
+    def __init__(
+        self, server: Server, notify: Callable[[int, object], None], known: Known, leave: Leave, folder: str = ""
+    ) -> None:
+        """`known` has the hosts that are here from the start; `folder` is the run's, where half of them claim it."""
+        self._run, self._home, self._folder, self.claims = known.run, known.home, folder, known.claims
         self._server, self._notify, self._leave = server, notify, leave
         self.hosts = known.hosts
         self._left = set(known.hosts.order) - set(known.here)
@@ -75,26 +80,30 @@ class Launchers:
         if self._may_go_on(f"host {name} did not come back", 1 + len(self._server.those("node"))):
             self._lose(number, name, f"its host {name} left: {reason}")
 
-    def left(self, number: int, reason: str, votes: int) -> None:
+    def left(self, number: int, reason: str, votes: int, tie: bool) -> None:
         """The host of the coordinator before is gone: so says its heir, which needs as many `votes`, with its own.
 
-        Without them it looks again a little later: the others are on their way.
+        Without them it looks again a little later: the others are on their way. `tie`: half of the hosts may claim it.
         """
         name = self.hosts.names.get(number, "")
         if 1 + len(self._server.those("node")) >= votes:
             self._lose(number, name, f"its host {name} left: {reason}")
         elif time.monotonic() - self._began < VOTES_S:
-            self._server.later(AGAIN_S, partial(self.left, number, reason, votes))
-        else:
-            self._may_go_on(f"host {name} fell silent", 1 + len(self._server.those("node")), tie=False)
+            self._server.later(AGAIN_S, partial(self.left, number, reason, votes, tie))
+        elif self._may_go_on(f"host {name} fell silent", 1 + len(self._server.those("node")), tie=tie):
+            self._lose(number, name, f"its host {name} left: {reason}")
 
     def _may_go_on(self, what: str, here: int, *, tie: bool = True) -> bool:
         """Whether those hosts that are here are enough; if not, the launcher ends the run on this side."""
         of = len(self.hosts.order) - len(self._left)
-        if goes_on(here, of, tie=tie):
+        if goes_on(here, of, tie=False) or (goes_on(here, of, tie=tie) and self._claim()):
             return True
         self._notify(-1, Minority(here, of, what))
         return False
+
+    def _claim(self) -> bool:
+        self.claims += 1
+        return claim(Path(self._folder), self._run, self.claims, self._home)
 
     def _lose(self, number: int, name: str, reason: str) -> None:
         self._left.add(number)

@@ -55,6 +55,7 @@ class Begin(Call):
 
     address: Address
     known: Known
+    folder: str
     standing: AnyMessage | None
     tickets: Tickets | None
 
@@ -100,6 +101,7 @@ class Leave(Call):
     host: int
     reason: str
     votes: int
+    tie: bool
 
 
 class HearOut(Call):

@@ -40,7 +40,7 @@ def _serve(launcher: Line, listener: socket.socket) -> None:
     begin = launcher.receive(link.decode_call)
     if not isinstance(begin, link.Begin):
         return
-    again = Again(begin.known, listener, Queue(launcher), begin.standing, begin.tickets)
+    again = Again(begin.known, listener, Queue(launcher), begin.folder, begin.standing, begin.tickets)
     hub = Hub(begin.address, expected=0, again=again)
     launcher.send(Frame(known=hub.known(), pid=os.getpid()))
     while True:
@@ -66,8 +66,8 @@ def _act(hub: Hub, call: link.Call, launcher: Line) -> None:
             hub.start_on(node, seats)
         case link.Expect(servers, persist):
             hub.call(partial(hub.stewards.expect, servers, persist=persist))
-        case link.Leave(host, reason, votes):
-            hub.call(hub.launchers.left, host, reason, votes)
+        case link.Leave(host, reason, votes, tie):
+            hub.call(hub.launchers.left, host, reason, votes, tie)
         case link.HearOut(seconds):
             threading.Thread(target=_hear_out, args=(hub, seconds, launcher), daemon=True).start()
 

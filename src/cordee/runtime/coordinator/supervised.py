@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from cordee.core.errors import CordeeError
 from cordee.core.events import CoordinatorEvent, StepEvent
@@ -54,14 +55,15 @@ class Coordinator:
         address: Address,
         start: Starter,
         known: Known,
+        folder: Path,
         reason: str = "",
     ) -> None:
         """Start the process; peers come to the `listener`, which is at this address.
 
-        `reason`: why, if there was one before on another host.
+        `folder` is the run's. `reason`: why, if there was one before on another host.
         """
         self.notices, self.address = notices, address
-        self._listener, self._start = listener, start
+        self._listener, self._start, self._folder = listener, start, str(folder.absolute())
         self._known, self._recorded = known, known.recorded
         self._tickets: Tickets | None = None
         self._standing: Message | None = None
@@ -115,9 +117,12 @@ class Coordinator:
         """These parameter servers are about to be started; what they `persist` outlives them."""
         self._call(link.Expect(servers, persist))
 
-    def leave(self, host: int, reason: str, votes: int) -> None:
-        """Say that a host is gone; the run continues without it only if so many others are here after a while."""
-        self._call(link.Leave(host, reason, votes))
+    def leave(self, host: int, reason: str, votes: int, *, tie: bool) -> None:
+        """Say that a host is gone; the run continues without it only if so many are here after a while, with this one.
+
+        Or half of them, with a `tie`, if they are the first to claim it.
+        """
+        self._call(link.Leave(host, reason, votes, tie))
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
@@ -154,7 +159,7 @@ class Coordinator:
         with theirs:
             self._start(self._listener.fileno(), theirs.fileno())
         with contextlib.suppress(OSError):  # it could not be started: then the link is at its end
-            line.send(link.Begin(self.address, self._known, self._standing, self._tickets))
+            line.send(link.Begin(self.address, self._known, self._folder, self._standing, self._tickets))
             for call in self._calls:
                 line.send(call)
         return line
@@ -175,6 +180,7 @@ class Coordinator:
                 if len(self._began) > MOST_STARTS and time.monotonic() - self._began[0] < WITHIN_S:
                     often = f"the coordinator was started {MOST_STARTS} times within {WITHIN_S:.0f} s and ended again"
                     self.notices.put((-1, CordeeError(f"{often}: {self._reason}. Look at the memory of this host")))
+                    self._is_here.set()
                     return
                 self._known, self._first = self._known.next_term(self._recorded), False
                 self._line.sock.close()
@@ -182,6 +188,7 @@ class Coordinator:
                     self._line = self._begin()
                 except CordeeError as error:
                     self.notices.put((-1, error))
+                    self._is_here.set()
                     return
 
     def _listen(self, line: Line) -> str:
