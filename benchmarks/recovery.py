@@ -1,20 +1,22 @@
-"""How long a run stands still when a worker is lost: `python benchmarks/recovery.py`.
+"""What a run loses when workers are lost, beside torchrun and torchft: `python benchmarks/recovery.py`.
 
-Of 3 workers one, drawn at random, is killed (SIGKILL) or stopped (SIGSTOP) at a random instant: in training, in
-evaluation, while a checkpoint is written, worker 0 (which speaks for all) included. Measured is the time from the
-signal to the first step that the survivors commit together, less the run's median step. Every run is compared with an
-undisturbed one of one process: losses, parameters, order of the samples.
+`blows`: of 3 workers one, drawn at random, is killed (SIGKILL) or stopped (SIGSTOP) at a random instant: in
+training, in evaluation, while a checkpoint is written, worker 0 (which speaks for all) included. Measured is the time
+from the signal to the first step that the survivors commit together, less the run's median step. Every run is compared
+with an undisturbed one of one process: losses, parameters, order of the samples.
 
-This file is also the job that is trained.
+The other parts are in `peers/losing_parts.py`: `kill` (beside the peers: stalls, joins, steps and samples, goodput),
+`hosts` (workers and hosts that are lost in a twin), `coordinator`, and `overhead`. `--only` chooses parts; each
+replaces what is recorded of it.
+
+This file is also the job of `blows`.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -190,12 +192,12 @@ def measure(count: int, folder: Path) -> dict[str, Any]:
         blows.append(strike(seed, folder / str(seed), folder / "alone"))
         shutil.rmtree(folder / str(seed))
         print(" ".join(f"{name}={value}" for name, value in blows[-1].items()), flush=True)
+    by = {
+        one: [blow for blow in blows if one in (blow["signal"], blow["phase"])]
+        for one in ("SIGKILL", "SIGSTOP", *PHASES)
+    }
     return {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{processor()}, {os.cpu_count()} cores",
-        "versions": f"Python {platform.python_version()}, torch {torch.__version__}",
-        "beyond_a_step_s": {"all": summary(blows)}
-        | {phase: summary([one for one in blows if one["phase"] == phase]) for phase in dict.fromkeys(PHASES)},
+        "beyond_a_step_s": {"all": summary(blows)} | {name: summary(some) for name, some in by.items()},
         "all_the_same": all(
             one["same_order"] and not one["lost"] and not one["repeated"] and one["failures"] == 1
             and one["loss_off"] <= 1e-12 and one["tensor_off"] <= 1e-9
@@ -214,34 +216,43 @@ def summary(blows: list[dict[str, Any]]) -> dict[str, float]:
     return {"count": len(values), "median": statistics.median(values), "p95": high, "max": values[-1]}
 
 
-def processor() -> str:
-    """The processor's name, where the system tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def main() -> None:
     """Measure, print and record."""
+    from peers.losing_parts import PARTS
+    from peers.machine import described
+
     from cordee.runtime.engines.warm import start_warm
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=50, help="how many blows; nothing is recorded below 50")
-    count = parser.parse_args().count
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", help="of blows, " + ", ".join(PARTS) + "; joined by commas")
+    parser.add_argument("--count", type=int, default=50, help="how many blows")
+    parser.add_argument("--kills", type=int, default=6, help="of each system, and of each kind in a twin")
+    parser.add_argument("--quick", action="store_true", help="few of everything, nothing is recorded")
+    given = parser.parse_args()
+    if given.quick:
+        given.count, given.kills = 6, 2
+    chosen = given.only.split(",") if given.only else ["blows", *PARTS]
+    if odd := set(chosen) - {"blows", *PARTS}:
+        parser.error(f"--only {','.join(sorted(odd))}: expected some of blows, {', '.join(PARTS)}")
+    result = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory(prefix="cordee-") as folder:
         os.environ["XDG_RUNTIME_DIR"] = folder  # a warm server of our own
         server = start_warm(minutes=60)
         try:
-            result = measure(count, Path(folder))
+            for name in chosen:
+                began = time.monotonic()
+                place = Path(folder) / name
+                found = measure(given.count, place) if name == "blows" else PARTS[name](given.kills, place)
+                found = {**described(), "took_s": round(time.monotonic() - began), **found}
+                shown = {key: value for key, value in found.items() if key != "blows"}
+                print(name, json.dumps(shown, indent=1), flush=True)
+                result[name] = found
+                if not given.quick:
+                    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
         finally:
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
-    for name, figures in result["beyond_a_step_s"].items():
-        print(f"{name:>12}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures.items()))
-    print("all runs equal to one process:", result["all_the_same"])
-    if count >= 50:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    sys.exit(0 if result["all_the_same"] else 1)
+    sys.exit(0 if result.get("blows", {"all_the_same": True})["all_the_same"] else 1)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ import warmer
 from harness import DEADLINE_S, Run, stat_of, train
 
 TWIN = "tests/twin/"
+HOUSE = "tests/shape/"
+SEPARATE = ("tests/shape/test_docs.py", "tests/shape/test_readme.py")
+"""What takes long of the house's tests; the others read the whole package, which one process does once."""
 LONGEST = (
     TWIN,
     "tests/ranks/test_same_training.py",
@@ -75,6 +78,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file.startswith(HOUSE) and file not in SEPARATE:
+                return HOUSE
             return TWIN if file.startswith(TWIN) else file
 
     config.option.loadscopereorder = False  # the order of the collection, see below
@@ -119,19 +124,12 @@ def private_runtime() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def warm(private_runtime: Path) -> Iterator[int]:
     """The number of a warm server's process."""
-    from cordee.runtime.engines import warm as engine
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "python_module", lambda _, *given: [sys.executable, str(warmer.SERVER), *given])
-        pid = engine.start_warm(minutes=60)
-    try:
+    with warmer.serving() as pid:
         yield pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + DEADLINE_S
-        while (found := stat_of(pid)) is not None and found[0] != "Z" and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert found is None or found[0] == "Z", f"the warm server {pid} did not end"
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := stat_of(pid)) is not None and found[0] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found is None or found[0] == "Z", f"the warm server {pid} did not end"
 
 
 Reference = Callable[..., Run]

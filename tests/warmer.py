@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 SERVER = Path(__file__)
 
@@ -22,6 +25,22 @@ def untraced(out: Path) -> Path:
     """The file that says so of a run."""
     name = hashlib.sha256(os.path.abspath(out).encode()).hexdigest()[:16]
     return Path(os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir())) / f"untraced-{name}"
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[int]:
+    """The number of such a server's process, which is there within the block."""
+    from cordee.runtime.engines import warm
+
+    def words(_: str, *given: str) -> list[str]:
+        return [sys.executable, str(SERVER), *given]
+
+    with mock.patch.object(warm, "python_module", words):
+        pid = warm.start_warm(minutes=60)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:

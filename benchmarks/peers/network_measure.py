@@ -286,8 +286,10 @@ def measure_trained(stage: Stage, book: Book, given: argparse.Namespace) -> None
     """The fastest at each speed, each trained there: nothing is composed, and all pay for their first steps.
 
     In every round another one begins, so that what changes on the machine in that time does not favour one of them.
+    Other speeds of the record stay as they are.
     """
-    table = book.result["trained"] = {"date": book.date, "starts": {}, "summary": {}}
+    table = book.result["trained"] = {"starts": {}, "summary": {}, **book.result.get("trained", {}), "date": book.date}
+    table["starts"] = {speed: cells for speed, cells in table["starts"].items() if speed not in given.speeds}
     starts: list[tuple[Contender, list[str]]] = []
     for number in range(given.rounds):
         for speed in given.speeds:
@@ -303,7 +305,7 @@ def measure_trained(stage: Stage, book: Book, given: argparse.Namespace) -> None
             with stage.trained(contender, "small", float(speed)) as running:
                 cell = _trained(running, contender, speed, book, given)
         except FAILURES as error:
-            book.failed("trained", contender, (), error)
+            book.ended_badly("trained", contender, error)
             continue
         table["starts"].setdefault(speed, {}).setdefault(contender.name, []).append({"round": int(number), **cell})
         table["summary"] = summary_of(table["starts"], AUTO)

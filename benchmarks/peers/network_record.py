@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -129,8 +130,14 @@ class Book:
         if not speeds or any(not self.cell(table, contender, speed) for speed in speeds):
             self.leave_out(table, contender, error)
             return
+        self.ended_badly(table, contender, error)
+
+    def ended_badly(self, table: str, contender: Contender, error: object) -> None:
+        """It was measured, but for one start, or it failed only at its end; no path of this machine is written."""
         print(f"{table}: {contender.name} was measured, but ended badly: {error}", file=sys.stderr, flush=True)
-        self.result.setdefault("ended_badly", {})[f"{table}: {contender.name}"] = str(error).rpartition(" -- ")[2]
+        told = re.sub(r"/\S*/(\.venv/|benchmarks/)", r"\1", str(error).rpartition(" -- ")[2])
+        told = re.sub(r"/tmp/[^/\s]+", "FOLDER", told)
+        self.result.setdefault("ended_badly", {})[f"{table}: {contender.name}"] = told
         self.write()
 
     def write(self) -> None:

@@ -84,11 +84,11 @@ gradient_as_bucket_view."""
 
 
 @contextlib.contextmanager
-def cordee(task: str, path: str, folder: Path, plan: str = "auto") -> Iterator[Process]:
-    """A run of Cordée, by its own command."""
+def cordee(task: str, path: str, folder: Path, plan: str = "auto", side: str = "cordee") -> Iterator[Process]:
+    """A run of Cordée, by its own command; its workers introduce themselves as of a `side`."""
     command = [sys.executable, "-m", "cordee", "train", str(HERE / "job.py"), "--workers", str(WORKERS)]
     command += ["--plan", plan, "--threads", "1", "--out", str(folder / "run")]
-    command += ["--set", f"task={task}", "--set", f"turns={path}"]
+    command += ["--set", f"task={task}", "--set", f"turns={path}", "--set", f"side={side}"]
     with process(command, {}, folder / "said") as running:
         yield running
 

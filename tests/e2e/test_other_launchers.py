@@ -82,6 +82,7 @@ def test_a_job_under_torchrun(warm: int, tmp_path: Path) -> None:
     assert {event["node"] for event in Run(tmp_path / "two").of("worker")} == {0}
 
 
+@pytest.mark.slow
 def test_local_steps_under_torchrun(tmp_path: Path) -> None:
     """Rank 0 has the hub that hands out parts of steps."""
     plan = ("--plan", "sync=local,local_steps=4")

@@ -88,6 +88,7 @@ def test_the_only_worker_that_knows_of_a_gradient_dies(workers: int, reference: 
     assert_same(run, reference("pushing"))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "strikes",
     [

@@ -93,6 +93,7 @@ def assert_in_order(errors: str, code: int) -> None:
     assert "Traceback" not in errors and "Exception ignored" not in errors
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("place", "number"), EARLY)
 def test_before_the_training(place: str, number: signal.Signals, warm: int, tmp_path: Path) -> None:
     """Nothing is left of a run whose folder Cordée named."""
@@ -112,6 +113,7 @@ def test_before_the_training_in_a_folder_that_the_user_named(warm: int, tmp_path
     assert "stopped" not in again.end() and again.process.returncode == 0
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("place", LATE)
 def test_when_all_is_trained(place: str, warm: int, tmp_path: Path) -> None:
     """The run is complete, and so are its files."""

@@ -48,6 +48,7 @@ def formed_alone(warm: int, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return formed(tmp_path_factory.mktemp("forming") / "alone", {}, workers=1)[0]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("acts", "generation"),
     [

@@ -46,6 +46,20 @@ def model(kind: str) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 24), *blocks, drop, nn.Linear(24, 10))
 
 
+def marked_model(kind: str) -> nn.Module:
+    """Its parameters have a mark, as `docs/how-to/jobs.md` shows it."""
+    made = model(kind).double()
+    for name, one in made.named_parameters():
+        one.is_norm = ".norm." in name  # type: ignore[attr-defined]
+    return made
+
+
+def grouped(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Two groups, by the mark."""
+    norms, rest = ([one for one in params if one.is_norm == wanted] for wanted in (True, False))  # type: ignore[attr-defined]
+    return torch.optim.AdamW([{"params": rest, "weight_decay": 0.1}, {"params": norms, "lr": 1e-2}], lr=3e-3)
+
+
 PLANS = {"mlp": {"0": "colwise", "2": "rowwise"}}
 BLOCKS = {"*.up": "colwise", "*.down": "rowwise"}
 
@@ -72,10 +86,11 @@ def job(
     optimizers = {
         "adamw": lambda params: torch.optim.AdamW(params, lr=3e-3),
         "hooked": hooked,
+        "grouped": grouped,
         "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3),
     }
     return cordee.Job(
-        model=lambda: model(kind).double(),
+        model=lambda: marked_model(kind),
         loss=nn.functional.cross_entropy,
         optimizer=optimizers[optimizer],
         data={"train": (x.double(), y), "validation": (x[:50].double(), y[:50])},

@@ -1,7 +1,7 @@
 """A job whose workers can be made to die at a chosen place of the training, and that leaves their numbers in a folder.
 
 `fate` is a list such as `1:forward:7, 2:update:9:SIGSTOP`: which worker, where, after how many steps, by what signal.
-With `awaits`, all workers wait after step 25 until there is such a file: until they were struck from outside.
+With `awaits`, all workers wait after step `awaits_at` until there is such a file: until they were struck from outside.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cordee.train.job import Save
 class Fate(Callback):
     """Knows how far the training is, and ends this process where it was told to."""
 
-    def __init__(self, text: str, raises: int, awaits: str) -> None:
+    def __init__(self, text: str, raises: int, awaits: str, awaits_at: int) -> None:
         me = cordee.World.from_env().rank
         self.raises = raises if me == 1 else -1
-        self.awaits = Path(awaits) if awaits else None
+        self.awaits, self.awaits_at = Path(awaits) if awaits else None, awaits_at
         self.step = 0
         self.judged = -1
         self.doom: dict[tuple[str, int], str] = {}
@@ -47,7 +47,7 @@ class Fate(Callback):
             raise RuntimeError("it fails, as it was told to")
         self.meet("after")
         deadline = time.monotonic() + 120.0
-        while self.step == 25 and self.awaits is not None and not self.awaits.exists():
+        while self.awaits is not None and self.step >= self.awaits_at and not self.awaits.exists():
             assert time.monotonic() < deadline
             time.sleep(0.002)
 
@@ -59,11 +59,11 @@ class Fate(Callback):
 
 
 class Model(nn.Module):
-    def __init__(self, fate: Fate, delay: float, batchnorm: bool) -> None:
+    def __init__(self, fate: Fate, delay: float, batchnorm: bool, drop: float) -> None:
         super().__init__()
         fate.meet("start")
         self.fate, self.delay = fate, delay
-        norm = nn.BatchNorm1d(48) if batchnorm else nn.Identity()
+        norm = nn.BatchNorm1d(48) if batchnorm else nn.Dropout(drop)
         self.body = nn.Sequential(nn.Linear(64, 48, bias=False), norm, nn.ReLU(), nn.Linear(48, 10)).double()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Model(nn.Module):
         return out
 
 
-def job(
+def job(  # noqa: PLR0913 (what tests ask of it)
     fate: str = "",
     delay: float = 0.005,
     pids: str = "",
@@ -90,8 +90,10 @@ def job(
     weighed: bool = False,
     raises: int = -1,
     awaits: str = "",
+    awaits_at: int = 25,
+    drop: float = 0.0,
 ) -> cordee.Job:
-    told = Fate(fate, raises, awaits)
+    told = Fate(fate, raises, awaits, awaits_at)
     if pids:
         (Path(pids) / str(cordee.World.from_env().rank)).write_text(str(os.getpid()))
 
@@ -101,7 +103,7 @@ def job(
         return made
 
     return cordee.Job(
-        model=lambda: Model(told, delay, batchnorm),
+        model=lambda: Model(told, delay, batchnorm, drop),
         loss=nn.functional.cross_entropy,
         optimizer=optimizer,
         data=cordee.data.digits(),

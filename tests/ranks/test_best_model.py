@@ -51,6 +51,7 @@ def assert_last(run: Run, alone: Run) -> None:
         np.testing.assert_allclose(tensor.numpy(), alone.tensors[name], rtol=0, atol=1e-9)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_model_is_the_best_and_a_run_goes_on_with_the_last(
     workers: int, reference: Reference, tmp_path: Path

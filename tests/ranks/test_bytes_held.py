@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness import assert_same, train
+from harness import Run, assert_same, train
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,10 @@ from harness import assert_same, train
         pytest.param("tensor=2,pipeline=2", 8, 4, marks=pytest.mark.slow),
     ],
 )
-def test_every_worker_holds_its_part(warm: int, tmp_path: Path, plan: str, workers: int, parts: int) -> None:
-    run, alone = train("tall", tmp_path / "run", workers=workers, plan=plan), train("tall", tmp_path / "alone")
+def test_every_worker_holds_its_part(
+    reference: Callable[..., Run], tmp_path: Path, plan: str, workers: int, parts: int
+) -> None:
+    run, alone = train("tall", tmp_path / "run", workers=workers, plan=plan), reference("tall")
     assert_same(run, alone, loss=1e-10, tensor=1e-8)
     ideal = sum(tensor.nbytes for tensor in alone.tensors.values()) / parts
     held = {event["worker"]: event for event in run.of("held")}

@@ -47,6 +47,7 @@ def test_where_the_link_is_fast_sums_stay_exact(tmp_path: Path) -> None:
     assert [event["choice"] for event in run.of("decision")] == ["none"]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "topk"])
 def test_what_was_left_out_is_resumed(codec: str, tmp_path: Path) -> None:
     """PowerSGD begins with other columns after a resume, so it is not compared."""

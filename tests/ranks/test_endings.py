@@ -15,6 +15,7 @@ Reference = Callable[..., Run]
 ENDINGS = JOBS / "endings.py"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("settings", "steps", "cause"),
     [

@@ -72,6 +72,7 @@ def test_other_conditions_are_told(tmp_path: Path) -> None:
     assert "the run had pieces 8, here it is pieces 2" in told
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("settings", [{"weighed": True}, {"keep_best": True}])
 def test_weights_and_what_an_evaluation_decides(settings: dict[str, Any], tmp_path: Path) -> None:
     runs = [train("pieces", tmp_path / str(one), workers=one, plan="exact=true", **settings) for one in (1, 3)]

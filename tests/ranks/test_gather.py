@@ -80,6 +80,7 @@ with cordee.session() as s:
 """
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("kind", "workers", "plan", "settings"),
     [

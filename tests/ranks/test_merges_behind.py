@@ -48,6 +48,7 @@ def test_it_is_not_what_waiting_comes_to(tmp_path: Path) -> None:
     assert float(np.abs(np.subtract(*(run.tensors["body.0.weight"] for run in runs))).max()) > 1e-6
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("settings", "ends"),
     [
@@ -73,6 +74,7 @@ def test_an_evaluation_waits(tmp_path: Path) -> None:
     assert_replayed(run, "mlp", optimizer="momentum")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("compress", ["none", "topk"])
 def test_a_run_is_resumed_from_the_middle(compress: str, tmp_path: Path) -> None:
     """Local steps of plain SGD keep no state of their own, so the resumed run is the one that was not stopped."""

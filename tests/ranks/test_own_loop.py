@@ -41,6 +41,7 @@ def assert_told_the_same(found: Told, wanted: Told) -> None:
         np.testing.assert_allclose(found["state"][name], value, rtol=0, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("script", "workers", "plan"),
     [

@@ -86,9 +86,11 @@ def test_equals_one_process(reference: Callable[..., Run], tmp_path: Path, plan:
     ],
     ids=str,
 )
-def test_any_share_and_any_weight(warm: int, tmp_path: Path, plan: str, workers: int, settings: dict[str, Any]) -> None:
+def test_any_share_and_any_weight(
+    reference: Callable[..., Run], tmp_path: Path, plan: str, workers: int, settings: dict[str, Any]
+) -> None:
     run = train("staged", tmp_path / "stages", workers=workers, plan=plan, **settings)
-    assert_same(run, train("staged", tmp_path / "alone", **settings), loss=1e-10, tensor=1e-8)
+    assert_same(run, reference("staged", **settings), loss=1e-10, tensor=1e-8)
 
 
 RESUMED = [("pipeline=2,schedule=interleaved", 4), ("auto", 3), ("pipeline=2,tensor=2", 4)]
@@ -102,8 +104,8 @@ ALSO = [
 
 
 @pytest.mark.parametrize("turns", [RESUMED, pytest.param(ALSO, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_resumes_under_any_plan(warm: int, tmp_path: Path, turns: list[tuple[str, int]]) -> None:
-    reference = start("gpt", tmp_path / "alone")
+def test_resumes_under_any_plan(reference: Callable[..., Run], tmp_path: Path, turns: list[tuple[str, int]]) -> None:
+    whole = reference("gpt", **settings_of("gpt"))
     for turn, (plan, workers) in enumerate(turns):  # each of them stops in the middle of an epoch
         stops = {"stop_steps": 4 * (turn + 1)} if turn + 1 < len(turns) else {}
         run = start("gpt", tmp_path / "run", workers=workers, plan=plan, resume=turn > 0, traced=True, **stops)
@@ -118,9 +120,9 @@ def test_resumes_under_any_plan(warm: int, tmp_path: Path, turns: list[tuple[str
     assert [event["message"] for event in run.of("warning")] == []
     losses = {event["step"]: event["loss"] for event in run.of("step")}
     assert list(losses) == list(range(1, 21))
-    assert list(losses.values()) == pytest.approx(reference.losses, rel=1e-10)
-    assert distance(run, reference) < 1e-8
-    assert run.result["order_sha256"] == reference.result["order_sha256"]
+    assert list(losses.values()) == pytest.approx(whole.losses, rel=1e-10)
+    assert distance(run, whole) < 1e-8
+    assert run.result["order_sha256"] == whole.result["order_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -129,22 +131,24 @@ def test_resumes_under_any_plan(warm: int, tmp_path: Path, turns: list[tuple[str
     ids=str,
 )
 def test_the_others_go_on_where_a_whole_replica_is_left(
-    warm: int, tmp_path: Path, victims: dict[int, int], how: signal.Signals
+    reference: Callable[..., Run], tmp_path: Path, victims: dict[int, int], how: signal.Signals
 ) -> None:
     settings: dict[str, Any] = {"save_steps": 3, "epochs": 4}
     run = train("staged", tmp_path / "run", workers=4, plan="pipeline=2", listen=striking(victims, how), **settings)
     assert len(run.of("failure")) == 2, "the other stage of the replica leaves too"
-    assert_same(run, train("staged", tmp_path / "alone", **settings), loss=1e-10, tensor=1e-8)
+    assert_same(run, reference("staged", **settings), loss=1e-10, tensor=1e-8)
 
 
 @pytest.mark.parametrize("victim", [5, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_stage_of_slices_is_lost_where_another_replica_is_left(warm: int, tmp_path: Path, victim: int) -> None:
+def test_a_stage_of_slices_is_lost_where_another_replica_is_left(
+    reference: Callable[..., Run], tmp_path: Path, victim: int
+) -> None:
     settings: dict[str, Any] = {"save_steps": 3, "epochs": 4}
     strike = striking({victim: 6}, signal.SIGKILL)
     run = train("staged", tmp_path / "run", workers=8, plan="tensor=2,pipeline=2", listen=strike, **settings)
     first = 4 * (victim // 4)
     assert sorted(event["worker"] for event in run.of("failure")) == [first, first + 1, first + 2, first + 3]
-    assert_same(run, train("staged", tmp_path / "alone", **settings), loss=1e-10, tensor=1e-8)
+    assert_same(run, reference("staged", **settings), loss=1e-10, tensor=1e-8)
 
 
 def test_a_forecast_stands_beside_what_was_measured(warm: int, tmp_path: Path) -> None:

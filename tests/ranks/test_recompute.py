@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from cordee.core.errors import ModelError
 from cordee.core.plan import Plan
 from cordee.train.fitting import estimate_of_job
 from cordee.train.jobfile import load_job
-from harness import JOBS, assert_same, run_script, train
+from harness import JOBS, Run, assert_same, run_script, train
 
 SLOW = pytest.mark.slow
 
@@ -34,11 +35,11 @@ SLOW = pytest.mark.slow
     ids=str,
 )
 def test_equals_one_process(
-    warm: int, tmp_path: Path, job: str, plan: str, workers: int, settings: dict[str, Any]
+    reference: Callable[..., Run], tmp_path: Path, job: str, plan: str, workers: int, settings: dict[str, Any]
 ) -> None:
     ends = {"steps": 6} if job == "cut_models" else {"stop_steps": 6}
     run = train(job, tmp_path / "run", workers=workers, plan=plan, **settings, **ends)
-    assert_same(run, train(job, tmp_path / "alone", **settings, **ends), loss=1e-10, tensor=1e-8)
+    assert_same(run, reference(job, **settings, **ends), loss=1e-10, tensor=1e-8)
     assert {one["worker"] for one in run.of("memory")} == set(range(workers))
 
 
@@ -66,13 +67,13 @@ CUT_SLOW = [
 
 @pytest.mark.parametrize(("model", "plan", "workers"), [*CUT, *(pytest.param(*one, marks=SLOW) for one in CUT_SLOW)])
 def test_equals_one_process_where_a_replica_is_cut(
-    warm: int, tmp_path: Path, model: str, plan: str, workers: int
+    reference: Callable[..., Run], tmp_path: Path, model: str, plan: str, workers: int
 ) -> None:
     job = {"mlp": "sliced", "gpt": "gpt"}.get(model, "cut_models")
     settings = {"kind": model} if job != "gpt" else {}
     ends = {"steps": 6} if job == "cut_models" else {"stop_steps": 6, "clip": 0.5}
     run = train(job, tmp_path / "run", workers=workers, plan=plan, **settings, **ends)
-    assert_same(run, train(job, tmp_path / "alone", **settings, **ends), loss=1e-10, tensor=1e-8)
+    assert_same(run, reference(job, **settings, **ends), loss=1e-10, tensor=1e-8)
     if "pipeline" in plan:
         assert all(one["activations"] > 0 for one in run.of("memory"))
     elif "tensor" not in plan:

@@ -90,6 +90,7 @@ def test_the_launcher_of_a_host_is_killed(warm: int, tmp_path: Path) -> None:
     assert (run.result["workers"], run.result["failures"]) == (4, 2)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("struck", [(1,), (0,), (0, 1), (1, 0)], ids=str)
 def test_a_signal_on_any_host_stops_the_run_in_good_order(

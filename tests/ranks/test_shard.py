@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("cut_models", {"kind": "bert"}),
     "blocks": ("sliced", {"kind": "blocks", "stop_steps": 20, "clip": 0.5}),
     "scaled": ("sliced", {"kind": "scaled", "cut": "found", "stop_steps": 20, "clip": 0.5}),
+    "marked": ("sliced", {"kind": "scaled", "cut": "found", "stop_steps": 6, "optimizer": "grouped"}),
 }
 FAST = [
     ("mlp", "shard=params,proportions=5:0:3", 3),  # an empty share, and a norm over the batch
@@ -36,6 +37,7 @@ FAST = [
     ("mlp", "shard=optimizer,shards=2", 4),
     ("gpt", "shard=params,shards=2", 4),
     ("scaled", "shard=params,tensor=2", 4),  # with a parameter of one number, and slices
+    ("marked", "shard=params,tensor=2", 4),  # whose optimizer makes groups by a mark of its parameters
 ]
 SLOW = [
     (model, f"shard={word}{more}", workers)
@@ -61,12 +63,12 @@ def test_equals_one_process(reference: Callable[..., Run], tmp_path: Path, model
     assert_same(run, alone, loss=1e-10, tensor=1e-8)
     (event,) = run.of("shard")
     assert event["units"] and event["loss"] < 1e-12 and event["gradient"] < 1e-9
-    assert event["whole"] == (["1.scale"] if model == "scaled" else [])
+    assert event["whole"] == (["1.scale"] if model in ("scaled", "marked") else [])
 
 
-def test_every_worker_holds_its_part_of_the_state(warm: int, tmp_path: Path) -> None:
+def test_every_worker_holds_its_part_of_the_state(reference: Callable[..., Run], tmp_path: Path) -> None:
     run = start("blocks", tmp_path / "run", workers=4, plan="shard=params")
-    alone = start("blocks", tmp_path / "alone")
+    alone = reference(MODELS["blocks"][0], **MODELS["blocks"][1])
     ideal = sum(tensor.nbytes for tensor in alone.tensors.values()) / 4
     held = {event["worker"]: event for event in run.of("held")}
     assert sorted(held) == [0, 1, 2, 3]
@@ -79,8 +81,8 @@ def test_every_worker_holds_its_part_of_the_state(warm: int, tmp_path: Path) -> 
         assert event["total"] == parts + event["gathered"]
 
 
-def test_resumes_under_any_plan_on_any_number_of_workers(warm: int, tmp_path: Path) -> None:
-    reference = train("sliced", tmp_path / "alone", kind="blocks")
+def test_resumes_under_any_plan_on_any_number_of_workers(reference: Callable[..., Run], tmp_path: Path) -> None:
+    whole = reference("sliced", kind="blocks")
     stops = [(4, "shard=params", 3), (8, "auto", 2), (14, "shard=optimizer,tensor=2", 4), (99, "shard=gradients", 2)]
     for turn, (stop, plan, workers) in enumerate(stops):  # 11 steps an epoch: each of them in the middle of one
         out = tmp_path / "run"
@@ -95,14 +97,14 @@ def test_resumes_under_any_plan_on_any_number_of_workers(warm: int, tmp_path: Pa
                 offsets["model.1.up.weight"] == offsets["optim.main.1.up.weight.exp_avg"] == [[0, 0], [32, 0], [64, 0]]
             )
     steps = {event["step"]: event["loss"] for event in run.of("step")}
-    assert list(steps) == list(range(1, len(reference.losses) + 1))
-    assert np.allclose(list(steps.values()), reference.losses, rtol=0, atol=1e-10)
-    for name, tensor in reference.tensors.items():
+    assert list(steps) == list(range(1, len(whole.losses) + 1))
+    assert np.allclose(list(steps.values()), whole.losses, rtol=0, atol=1e-10)
+    for name, tensor in whole.tensors.items():
         assert np.allclose(run.tensors[name], tensor, rtol=0, atol=1e-8), name
-    assert run.result["order_sha256"] == reference.result["order_sha256"]
+    assert run.result["order_sha256"] == whole.result["order_sha256"]
 
 
-def test_a_lost_shard_ends_the_run_and_says_how_to_continue(warm: int, tmp_path: Path) -> None:
+def test_a_lost_shard_ends_the_run_and_says_how_to_continue(reference: Callable[..., Run], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"kind": "blocks", "save_steps": 2, "epochs": 200}
     with pytest.raises(WorkersLost, match="part of the model") as caught:
         strike = striking({1: 6}, signal.SIGKILL)
@@ -110,7 +112,7 @@ def test_a_lost_shard_ends_the_run_and_says_how_to_continue(warm: int, tmp_path:
     assert "--resume" in str(caught.value)
     settings |= {"stop_steps": 20}
     run = train("sliced", tmp_path / "run", resume=True, **settings)
-    alone = train("sliced", tmp_path / "alone", **settings)
+    alone = reference("sliced", **settings)
     assert run.result["order_sha256"] == alone.result["order_sha256"]
     assert np.allclose(run.losses[-1], alone.losses[-1], rtol=0, atol=1e-10)
 
@@ -125,13 +127,13 @@ def test_a_lost_shard_ends_the_run_and_says_how_to_continue(warm: int, tmp_path:
     ids=str,
 )
 def test_the_others_go_on_where_a_whole_replica_is_left(
-    warm: int, tmp_path: Path, victims: dict[int, int], plan: str, how: signal.Signals
+    reference: Callable[..., Run], tmp_path: Path, victims: dict[int, int], plan: str, how: signal.Signals
 ) -> None:
     settings: dict[str, Any] = {"kind": "blocks", "save_steps": 3, "epochs": 4}
     workers = 2 * len(victims) + 2
     run = train("sliced", tmp_path / "run", workers=workers, plan=plan, listen=striking(victims, how), **settings)
     assert len(run.of("failure")) == workers - 2, "those who held the rest of a replica leave too"
-    assert_same(run, train("sliced", tmp_path / "alone", **settings), loss=1e-10, tensor=1e-8)
+    assert_same(run, reference("sliced", **settings), loss=1e-10, tensor=1e-8)
 
 
 @pytest.mark.parametrize(

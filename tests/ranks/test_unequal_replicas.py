@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def shares(run: Run) -> list[dict[int, int]]:
     ids=str,
 )
 def test_proportions_are_those_of_replicas(
-    warm: int,
+    reference: Callable[..., Run],
     tmp_path: Path,
     job: str,
     plan: str,
@@ -41,16 +42,16 @@ def test_proportions_are_those_of_replicas(
     last: tuple[int, int],
 ) -> None:
     run = train(job, tmp_path / "run", workers=4, plan=plan, **settings)
-    assert_same(run, train(job, tmp_path / "alone", **settings), loss=1e-10, tensor=1e-8)
+    assert_same(run, reference(job, **settings), loss=1e-10, tensor=1e-8)
     for step, (one, other) in ((0, first), (-1, last)):  # both workers of a replica compute its share
         assert shares(run)[step] == {0: one, 1: one, 2: other, 3: other}
 
 
-def test_the_replicas_that_are_left_keep_their_proportions(warm: int, tmp_path: Path) -> None:
+def test_the_replicas_that_are_left_keep_their_proportions(reference: Callable[..., Run], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"kind": "blocks", "save_steps": 3, "epochs": 4}
     plan, strike = "tensor=2,proportions=5:3:2", striking({3: 6}, signal.SIGKILL)
     run = train("sliced", tmp_path / "run", workers=6, plan=plan, listen=strike, **settings)
     assert sorted(event["worker"] for event in run.of("failure")) == [2, 3]
-    assert_same(run, train("sliced", tmp_path / "alone", **settings), loss=1e-10, tensor=1e-8)
+    assert_same(run, reference("sliced", **settings), loss=1e-10, tensor=1e-8)
     assert shares(run)[0] == {0: 19, 1: 19, 2: 11, 3: 11, 4: 7, 5: 7}
     assert shares(run)[-1] == {0: 26, 1: 26, 4: 11, 5: 11}  # 5:2

@@ -30,6 +30,7 @@ def test_a_later_start_draws_the_same(reference: Reference, tmp_path: Path) -> N
     assert_same(Run(tmp_path / "run"), reference("drawn"))
 
 
+@pytest.mark.slow
 def test_users_may_choose_the_order_of_sets(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

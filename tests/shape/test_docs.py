@@ -162,6 +162,7 @@ def test_the_reference_is_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_site_is_built_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="make docs installs it")

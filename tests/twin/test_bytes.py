@@ -82,6 +82,7 @@ def test_parameter_servers(plan: str, able: None, warm: int, tmp_path: Path) -> 
     assert 0 < summary.resources["bytes_near"] < summary.resources["bytes_sent"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_workers_per_host(able: None, warm: int, tmp_path: Path) -> None:
     """One of them sums with the other host: its link carries 2 (h - 1) / h of a gradient, in a flat ring 2 (n - 1) / n.

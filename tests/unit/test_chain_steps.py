@@ -177,6 +177,22 @@ def test_kinds_of_labels(label: Any, expected: Any, dtype: torch.dtype) -> None:
     assert (found.tolist(), found.dtype) == (expected, dtype)
 
 
+def test_a_label_called_y_is_treated_as_any_other() -> None:
+    for given, expected in (([5, 1, 5], [1, 0, 1]), (["b", "a", "b"], [1, 0, 1]), ([0.5, 1.5, 2], [0.5, 1.5, 2])):
+        data = chain("y", a=[1.0, 2, 3], y=given).data()
+        assert data.train.gather(np.arange(3))["y"].tolist() == expected
+    assert chain("y", a=[1.0, 2], y=["b", "a"]).classes("y").data().classes == {"y": ("a", "b")}
+
+
+def test_whole_numbers_that_became_classes_are_told_where_they_may_be_a_quantity() -> None:
+    assert chain("t", a=[1, 2, 3], t=[100, 250, 990]).data().notes == (
+        "the label's whole numbers became 3 classes: 100 is 0, 250 is 1, ... 990 is 2. If it is a quantity that a "
+        "model is to give back, make floats of it: types={'...': 'float64'}",
+    )
+    for plain in ([0, 1, 2], [1, 2, 1], ["a", "b", "c"], [0.5, 1.5, 9.0], [True, False, True]):
+        assert chain("t", a=[1, 2, 3], t=plain).data().notes == ()
+
+
 def test_two_targets_and_an_image_beside_a_table() -> None:
     found = whole(chain(("a", "b"), a=[1, 2], b=[0.5, 1.5], c=[7, 8]).data().train)
     assert found["y"].tolist() == [[1, 0.5], [2, 1.5]]
@@ -265,6 +281,12 @@ DAYS = np.array(["2024-01-01", "2024-05-01"], "datetime64[D]")
         (lambda: chain(a=[1, 2]).flat_map(lambda row: 3), "list of rows"),
         (lambda: chain(a=np.arange(9)).split(0.8, 0.1, 0.1, by="b"), "no such column"),
         (lambda: chain("t", a=DAYS, t=[1, 2]), r"'a' \(datetime.*map"),
+        (lambda: chain("t", a=["1", "2,5"], t=[0, 1]), r"decimal comma, such as '2,5': .*Dialect\(decimal=','"),
+        (lambda: chain(a=["1,234.5", "2"]).standardize("a"), "thousands are set apart, such as '1,234.5'"),
+        (lambda: chain(a=["31.12.1999", ""]).standardize(), r"dates, such as '31.12.1999': .*%d\.%m\.%Y"),
+        (lambda: chain(a=["1"] * 9 + ["?"]).fill("mean", "a"), r"also '\?': if that means missing, .*\('', '\?'\)"),
+        (lambda: chain("t", a=["2,5"], b=[1], t=[0]).standardize(), "decimal comma"),  # gathered with the one before
+        (lambda: chain("t", a=["1", "2e3"], t=[0, 1]), "numbers in its first rows and texts in others.*float64"),
     ],
 )
 def test_what_a_user_can_get_wrong(wrong: Any, said: str) -> None:

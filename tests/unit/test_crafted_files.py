@@ -126,7 +126,7 @@ def test_checkpoints(tmp_path: Path, counts: dict[str, int]) -> None:
         if problems:
             raise problems[0]
 
-    for _ in range(150):
+    for _ in range(60):
         crafted = mutated(body, draw)
         if isinstance(crafted, dict):
             crafted["sha256"] = seal(crafted)
@@ -157,7 +157,7 @@ def test_stores(tmp_path: Path, counts: dict[str, int]) -> None:
         for source in open_store(out).sets.values():
             source.rows(np.arange(len(source)))
 
-    for _ in range(600):
+    for _ in range(250):
         crafted = mutated(whole, draw)
         (out / MANIFEST).write_text(json.dumps(crafted))
         only_ours(read, crafted, counts)
@@ -241,7 +241,7 @@ def test_plans(tmp_path: Path, counts: dict[str, int]) -> None:
     ]
     texts += ["a: !!python/object:os.system x", "share: !!binary x", "accumulate: 2026-01-01", "accumulate: .nan"]
     texts += ["bucket_mb: " + "9" * 400, "accumulate: " + "9" * 5000, "- 1", ""]
-    texts += [yaml.safe_dump(mutated(Plan().to_dict(), draw)) for _ in range(150)]
+    texts += [yaml.safe_dump(mutated(Plan().to_dict(), draw)) for _ in range(100)]
     for text in texts:
         file.write_text(text)
         only_ours(lambda: Plan.parse(str(file)), text, counts)
@@ -266,7 +266,7 @@ def test_programs(tmp_path: Path, counts: dict[str, int]) -> None:
     def use() -> None:
         load(tmp_path)
 
-    for _ in range(300):
+    for _ in range(120):
         crafted = mutated(header, draw)
         save_file(constants, path, metadata={"program": json.dumps(crafted)})
         only_ours(use, crafted, counts)
@@ -316,7 +316,7 @@ def test_records(tmp_path: Path, counts: dict[str, int]) -> None:
     ]
     run = {"target": "job.py", "plan": "sync=allreduce", "workers": 2, "versions": {"torch": "2"}, "job": {"name": "x"}}
     draw = random.Random(0)
-    for number in range(300):
+    for number in range(120):
         crafted = mutated({"events": events, "run": run}, draw)
         folder = tmp_path / str(number)
         about, lines = crafted.get("run"), crafted.get("events")

@@ -208,7 +208,7 @@ def test_whole_numbers_that_no_float_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "row 1: the file is empty"),
+        ("", "row 1: the file is empty, .*; remove it, or leave such files out .*on_error='skip'"),
         ("\n\r\n", "row 1: the file is empty"),
         ("a,c\n1,2\n", "row 1: .*it has no b and also c"),
         ("a,b,c\n1,2,3\n", "row 1: .*it has also c"),
@@ -225,7 +225,7 @@ def test_files_that_do_not_belong(tmp_path: Path, content: str | bytes, message:
     schema = reader.schema(places)
     assert everything(reader, places, schema) == {"a": [1, 3], "b": [2, 4]}
     (fault,) = faults(reader, places[1], schema)
-    assert fault.row == 1 and fault.file == places[1].url
+    assert fault.row == 1 and fault.file == places[1].url and "on_error" not in fault.reason
     (last,) = reader.chunks(places[1], schema)
     assert not list(reader.chunks(places[1], schema, last.next))
 

@@ -31,6 +31,14 @@ def test_errors_are_found_by_name() -> None:
     assert errors.error_named("NotOurs") is errors.CordeeError
 
 
+def test_an_error_of_a_part_is_known_elsewhere_by_the_nearest_one_with_a_code() -> None:
+    class Unreadable(errors.DataError):
+        pass
+
+    assert errors.kind_of_error(Unreadable("a.csv")) is errors.DataError
+    assert all(errors.kind_of_error(kind("x")) is kind for kind in CLASSES)
+
+
 def test_a_worker_failure_keeps_who_and_where() -> None:
     error = errors.WorkerFailed("boom", rank=1, host="a", traceback="Traceback ...")
     assert (str(error), error.rank, error.host, error.traceback, error.code) == ("boom", 1, "a", "Traceback ...", 20)

@@ -131,7 +131,7 @@ def test_a_broken_image_is_named_or_left_out_and_counted(tmp_path: Path) -> None
     chunks = [chunk for place in places for chunk in reader.chunks(place, schema)]
     assert sum(chunk.rows for chunk in chunks) == 6
     reasons = [fault.reason for chunk in chunks for fault in chunk.faults]
-    assert len(reasons) == 3 and reasons[1] == "the file is empty" and "UnidentifiedImageError" in reasons[2]
+    assert len(reasons) == 3 and reasons[1] == "the file is empty" and reasons[2].startswith("it is no image")
 
 
 def test_images_of_several_sizes_without_a_size_are_refused(tmp_path: Path) -> None:

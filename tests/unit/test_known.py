@@ -19,7 +19,7 @@ from cordee.group.messages import Back, Break, Evicted, Go, Holding, Place, Read
 from cordee.group.wire import LOOPBACK, Address, Refused, connect
 from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.coordinator.known import Again, Known, first_known, rebuild, returned, unpack_known
+from cordee.runtime.coordinator.known import Known, Successor, first_known, rebuild, returned, unpack_known
 from cordee.runtime.coordinator.lease import claim, is_shared
 from cordee.runtime.coordinator.policy import goes_on, next_generation
 from cordee.runtime.coordinator.server import listen
@@ -95,8 +95,8 @@ def again() -> Iterator[Hub]:
     """The second coordinator of a run whose workers are to come back."""
     notices: queue.SimpleQueue[Any] = queue.SimpleQueue()
     address = Address(LOOPBACK, 0, secrets.token_hex(32))
-    start = Again(KNOWN, listen(LOOPBACK, 0), notices)
-    made = Hub(address, expected=0, again=start)
+    start = Successor(KNOWN, listen(LOOPBACK, 0), notices)
+    made = Hub(address, expected=0, successor=start)
     yield made
     made.close()
 

@@ -73,6 +73,7 @@ print(faults() < 2_000)
 """
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "1048576"}, False)])
 def test_memory_that_is_freed_is_kept_unless_the_user_has_settings_of_his_own(
     variables: dict[str, str], kept: bool

@@ -17,6 +17,7 @@ F = nn.functional
 pytestmark = pytest.mark.usefixtures("calm")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_sequence_of_layers(stages: int, split: bool) -> None:
@@ -24,6 +25,7 @@ def test_a_sequence_of_layers(stages: int, split: bool) -> None:
     assert names(plan) == ["0", "2", "4", "6"]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_gpt(stages: int, tied: bool) -> None:
@@ -66,6 +68,7 @@ class ResNet(nn.Module):
         return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stages", [2, 3, 4, 7])
 def test_a_residual_network_with_batch_norm(stages: int) -> None:
     plan = compare(ResNet().double(), loss_of, rows(5, 3, 2, shape=(3, 8, 8)), stages)
@@ -94,6 +97,7 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("stages", [2, 3, 4, 7])
 def test_values_that_skip_over_cuts_are_carried_along(stages: int, split: bool) -> None:
@@ -189,6 +193,7 @@ class Translator(nn.Module):
         return self.head(self.decoder(self.table(ids.flip(1)), memory, tgt_mask=mask))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stages", [2, 3, 5])
 def test_an_encoder_whose_result_all_decoder_blocks_use(stages: int) -> None:
     def objective(model: nn.Module, ids: Tensor) -> Tensor:
@@ -260,6 +265,7 @@ class Recurrent(nn.Module):
         return self.head(self.second(out)[0][:, -1])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_recurrent_layers(stages: int) -> None:
     batches = [(torch.randint(0, 20, size), torch.randint(0, 3, size[:1])) for size in ((4, 5), (2, 5), (3, 7))]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from staging import compare, loss_of, make_stages, mlp, names, rows, run_stages
+from cordee.core.errors import ModelError
+from staging import close, compare, loss_of, make_stages, mlp, names, rows, run_stages
 
 F = nn.functional
 pytestmark = pytest.mark.usefixtures("calm")
@@ -106,3 +107,38 @@ def test_what_lies_on_other_stages_takes_no_memory() -> None:
     assert dropped.untyped_storage().nbytes() == 8  # one number
     optimizer = torch.optim.SGD(last.model.parameters(), lr=0.1)
     assert len(optimizer.param_groups[0]["params"]) == 2
+
+
+class Experts(nn.Module):
+    """Each sample is computed by one of three layers; those that no sample chooses are not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.gate, self.head = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        weights, chosen = self.gate(x).softmax(-1).max(-1)
+        for number, expert in enumerate(self.experts):
+            places = (chosen == number).nonzero()[:, 0]
+            if len(places):
+                x = x.index_add(0, places, weights[places, None] * expert(x[places]))
+        return self.head(x)
+
+
+def test_a_layer_that_was_not_called_when_stages_were_planned_is_refused() -> None:
+    """On stages that do not hold it, it would compute with zeros."""
+    model = Experts().double()
+    with torch.no_grad():
+        model.gate.bias.copy_(torch.tensor([9.0, 0.0, 0.0]))
+    batch = rows(4)[0]
+    staged = make_stages(model, loss_of, batch, ["enter", "gate"])
+    wanted = loss_of(model, batch)
+    wanted.backward()
+    close(run_stages(staged, loss_of, batch), wanted.detach(), "loss")
+    for one in (one for one in staged if 1 in one.mine):
+        with torch.no_grad():
+            one.model.gate.bias.copy_(torch.tensor([0.0, 9.0, 0.0]))  # type: ignore[union-attr, operator]
+    with pytest.raises(ModelError, match=r"layer 'experts\.1' was called, but not when the stages were planned"):
+        run_stages(staged, loss_of, batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cordee.core.errors import ModelError, PlanError
+from cordee.split import costs as costs_of_units
 from cordee.split.balance import balance, speeds_of
 from cordee.split.costs import pass_ms
 from cordee.split.stages import Stages, plan_stages
@@ -78,6 +80,22 @@ def test_a_quota_for_the_processor_makes_a_worker_slower() -> None:
     model, x = mlp(), torch.randn(4, 6)
     whole, hardly = (pass_ms(model, lambda: model(x).sum(), *cores) for cores in ((), (1e-4,)))
     assert hardly > 100 * whole > 0
+
+
+def test_time_in_which_others_have_the_core_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks that only the layers move: the first computes for 0.1 s and waits for 5, the second computes for 0.3."""
+    now, waited = [0.0], [0.0]
+
+    class Timed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            wait, work = (5.0, 0.1) if self.out_features == 8 else (0.0, 0.3)
+            now[0], waited[0] = now[0] + wait + work, waited[0] + wait
+            return super().forward(x)
+
+    monkeypatch.setattr(costs_of_units, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(costs_of_units, "_waited_for_core", lambda: waited[0])
+    made = plan(nn.Sequential(Timed(6, 8), Timed(8, 3)), costs="time")
+    assert [unit.cost for unit in made.units] == pytest.approx([100.0, 300.0])
 
 
 def test_balance_refuses() -> None:

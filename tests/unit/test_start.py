@@ -16,9 +16,10 @@ import cordee
 from cordee.core.errors import CheckpointError
 from cordee.group.team import Team
 from cordee.state.export import PROGRAM, WEIGHTS
+from cordee.train.agreement import refuse_another
 from cordee.train.ending import end
 from cordee.train.job import Job, Save, Stop
-from cordee.train.loop import Training, refuse_another, run_job
+from cordee.train.loop import Training, run_job
 from cordee.train.saving import Saver
 from cordee.train.start import set_up, set_up_from
 from cordee.train.stepper import Stepper
@@ -105,9 +106,10 @@ def test_what_a_run_was_resumed_from_is_let_go_before_its_first_step(tmp_path: P
         return given
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        gc.collect()
-        alive.append(handed[0]() is not None)
+        if len(alive) < 2:
+            gc.collect()
+            alive.append(handed[0]() is not None)
         return nn.functional.cross_entropy(output, target)
 
     run_job(job(5, loss=loss), Stepper(), out=tmp_path / "second", receive=receive)
-    assert alive[:2] == [False, False]
+    assert alive == [False, False]

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from cordee.core.errors import DataError, WaitedTooLong, WorkerFailed, WorkersLost
+from cordee.feed.places import Place
+from cordee.feed.sources.seam import Unreadable
 from cordee.feed.tasks import run_tasks
 from cordee.feed.taskwire import report
 from harness import DEADLINE_S, stat_of, until
@@ -120,6 +122,8 @@ def test_exceptions_arrive_as_they_were() -> None:
     def fail(kind: str) -> None:
         if kind == "ours":
             raise DataError("a.csv, row 3: no number", next_step="fix it")
+        if kind == "file":
+            raise Unreadable("the file is empty", Place("/b.csv", "b.csv", 0, ""), 7)
         if kind == "exit":
             sys.exit(3)
         if kind == "strange":
@@ -128,6 +132,8 @@ def test_exceptions_arrive_as_they_were() -> None:
 
     with pytest.raises(DataError, match=r"a\.csv, row 3: no number; fix it"):
         list(run_tasks(fail, ["ours"], processes=1))
+    with pytest.raises(DataError, match=r"^/b.csv, row 7: the file is empty$"):  # a constructor of its own
+        list(run_tasks(fail, ["file"], processes=1))
     with pytest.raises(ZeroDivisionError, match="by zero") as caught:
         list(run_tasks(fail, ["zero"], processes=1))
     assert "in fail" in str(caught.value.__cause__)

@@ -128,6 +128,11 @@ def all_errors() -> list[type[CordeeError]]:
     return sorted((one for one in CordeeError.__subclasses__() if "code" in vars(one)), key=lambda one: one.code)
 
 
+def kind_of_error(error: CordeeError) -> type[CordeeError]:
+    """Its class, or the nearest one above with an exit code of its own: what other processes know it by."""
+    return next(kind for kind in type(error).__mro__ if issubclass(kind, CordeeError) and "code" in vars(kind))
+
+
 def error_named(name: str) -> type[CordeeError]:
     """The error class called `name`; `CordeeError` itself for a name we do not know."""
     return next((error for error in all_errors() if error.__name__ == name), CordeeError)

@@ -13,6 +13,7 @@ from cordee.core.event import Count, Event, Moment, Number
 from cordee.core.feedevents import FeedEvent
 from cordee.core.splitevents import CutEvent, HeldEvent, MemoryEvent, PipelineEvent, PipelineStepEvent, ShardEvent
 from cordee.core.syncevents import (
+    ContinuedEvent,
     CoordinatorEvent,
     DecisionEvent,
     PositionEvent,
@@ -25,6 +26,7 @@ from cordee.core.syncevents import (
 )
 
 __all__ = [
+    "ContinuedEvent",
     "CoordinatorEvent",
     "CutEvent",
     "DecisionEvent",
@@ -87,8 +89,7 @@ class JobEvent(Event):
     settings: dict[str, Any] = {}
     """other settings of the job: seed, shuffle, metrics, ..."""
     order: dict[str, Any] = {}
-    """what decides the samples of each step, for `cordee audit`: samples, batch, seed, shuffle, ...; empty in former
-    versions"""
+    """what decides the samples of each step, for `cordee audit`: batch, seed, ...; empty in former versions"""
 
 
 class WorkerEvent(Event):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from cordee.core.errors import PlanError
+from cordee.core.fewer import fewer
 from cordee.core.mesh import Shape
 from cordee.core.plantext import read_pairs, read_yaml, shown, written
 from cordee.core.refusals import REFUSALS
@@ -196,6 +197,20 @@ class Plan:
     )
 
     replace: bool = _key(False, "sync", "start another worker in the place of one that was lost, on the same host")
+    recover: str = _key(
+        "ask",
+        "sync",
+        "when no whole replica is left: end with the command that resumes the run, or continue by itself from the "
+        "newest state, on the workers that are left (fewer) or on as many as before (full)",
+        choices=("ask", "fewer", "full"),
+    )
+    copy_every: int = _key(
+        0,
+        "sync",
+        "for recover=fewer and full: steps between two copies of the state in memory, of this host and of the next "
+        "one; 0: none",
+        minimum=0,
+    )
 
     precision: str = _key(
         "fp32", "device", "the number format of the mathematics", choices=("fp32", "tf32", "bf16", "fp16")
@@ -310,18 +325,7 @@ class Plan:
 
     def on_fewer(self, workers: int) -> Plan:
         """This plan where it runs on so many workers; else one that runs on any number, state in shares."""
-        if not self.refusals(workers):
-            return self
-        cut = ("tensor", "sequence", "pipeline", "schedule", "micro_batches", "shard", "shards", "proportions", "share")
-        defaults = {key.name: key.default for key in plan_keys()}
-        whole = {name: value for name, value in defaults.items() if name in cut}
-        fewer = replace(self, **whole | {"shard": "params" if workers > 1 else "none"})
-        for name in (
-            one for one in defaults if one not in cut
-        ):  # what does not go with shards, such as layout=channels_last
-            without = replace(fewer, **{name: defaults[name]})
-            fewer = min(fewer, without, key=lambda plan: len(plan.refusals(workers)))
-        return fewer
+        return fewer(self, workers)
 
     def refusals(self, workers: int) -> list[str]:
         """Why this plan cannot run on so many workers; empty when it can."""

@@ -49,6 +49,11 @@ REFUSALS = (
         "proportions=5:3:2.",
     ),
     Refusal(
+        lambda plan, workers: plan.copy_every > 0 and plan.recover == "ask",
+        "copy_every={copy_every} means nothing under recover=ask, where a run that lost its state ends; set "
+        "recover=fewer or recover=full.",
+    ),
+    Refusal(
         lambda plan, workers: plan.share == "balanced" and (plan.merges or plan.sync == "auto" or plan.mode != "sync"),
         "share=balanced works where all replicas commit each step together: with sync=allreduce, or sync=server and "
         "mode=sync. Where they compute windows, the faster ones take more parts by themselves; leave share out.",

@@ -170,3 +170,20 @@ class DecisionEvent(Event):
     """the time of a step since the last decision"""
     forecast_ms: dict[str, Number]
     """the time of a step by each way that may be chosen"""
+
+
+class ContinuedEvent(Event):
+    """A run that had lost its last whole replica continues by itself."""
+
+    step: Count
+    """after which step"""
+    source: Literal["memory", "disk"]
+    """where the state of that step was"""
+    workers: Count
+    """workers that continue"""
+    plan: str
+    """their plan"""
+    repeats: Count
+    """steps on record after that one, which are computed again: they count once"""
+    reason: str
+    """what ended the start before"""

@@ -75,7 +75,7 @@ def _advise_on_types(text: str, model: nn.Module, batch: Batch) -> str:
         which = f"{' and '.join(doubles)} of the data {'are' if len(doubles) > 1 else 'is'} float64"
         return f"{which}, the model's weights are float32: {TO_FLOAT32}"
     if "target dtype" in text or "long but found" in text:
-        return f"Classes as targets are int64: {TO_INT64}"
+        return f"Classes as targets are int64: {TO_INT64}; in a chain: .classes('the label')"
     if field is not None and not field.is_floating_point():
         return f"{name} of the data is {dtype_name(field)}, the model computes in {dtype_name(weights)}: {TO_FLOAT32}"
     return FIT

@@ -158,7 +158,9 @@ def _torch_dtype(label: str, rows: NDArray[Any]) -> torch.dtype:
         return torch.from_numpy(np.empty(0, dtype=rows.dtype)).dtype
     except TypeError:
         raise DataError(
-            f"{label}: values of type {rows.dtype} cannot become a tensor; convert them to numbers"
+            f"{label}: values of type {rows.dtype} cannot become a tensor; convert them to numbers. Of texts that "
+            "name classes, cordee.data.table({'x': x, 'y': y}, label='y') makes them, in npy and npz files "
+            "cordee.data.array_files(path).labelled('y')"
         ) from None
 
 

@@ -38,7 +38,7 @@ def _share(sizes: Sequence[int], owners: Sequence[int]) -> Share:
 
 
 def _cut(speeds: Sequence[float], batch: int) -> list[int]:
-    """Cut a batch by speeds: each sample to whom it costs least, after the whole parts and one for each."""
+    """Cut a batch by speeds: each sample to the worker that it costs least, after the whole parts and one for each."""
     total = sum(speeds)
     sizes = [max(1, int(batch * speed / total)) for speed in speeds]
     places = range(len(speeds))

@@ -64,7 +64,8 @@ class Batch:
             return fields
         raise DataError(
             f"this batch has no {name!r}, it holds {_names(fields)}: use batch.fields, or name a field {name!r}; of a "
-            "table, a data set of Hugging Face or a dict of columns, cordee.data.table(..., label=...) makes x and y"
+            "table, a data set of Hugging Face or a dict of columns, cordee.data.table(..., label=...) makes x and y, "
+            "of any other dataset cordee.data.rows(..., label=...)"
         )
 
 

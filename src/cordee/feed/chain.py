@@ -227,9 +227,11 @@ class Chain(MakesData, OnRows, OnColumns, Viewed):
     def _set(self, store: Store, name: str) -> StoreSource:
         if name not in store.sets:
             total = sum(len(one) for one in store.sets.values())
+            whole = {"row": "", "path": " (by='path' deals whole files)", GIVEN: ""}
+            keys = whole.get(self.parts.by, f" (all rows with one value of {self.parts.by!r} go to one set)")
             raise DataError(
-                f"split left no row for {name}, of {plural(total, 'row')} in all: choose another seed, a larger ratio, "
-                "or more data"
+                f"split left no row for {name}, of {plural(total, 'row')} in all{keys}: choose another seed, a larger "
+                "ratio, or more data"
             )
         return store.sets[name]
 

@@ -33,7 +33,7 @@ class Coming:
     order: Order
     shares: Shares
     owners: tuple[int, ...]
-    """The numbers of those over whom a batch is cut, and which of them this reader is."""
+    """The numbers of the workers over which a batch is cut, and which of them this reader is."""
     index: int
     accumulate: int = 1
     start: tuple[int, int, int] = (0, 0, 0)

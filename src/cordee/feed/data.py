@@ -17,11 +17,11 @@ from cordee.feed.arrays import ArraySource, is_arrow, is_frame, is_rows, is_seri
 from cordee.feed.batch import Batch
 from cordee.feed.cache.device import Budgeted
 from cordee.feed.cache.settings import size_of
-from cordee.feed.dataset import Collate, DatasetSource
+from cordee.feed.dataset import Collate, DatasetSource, only_iterated
 from cordee.feed.features import with_late
 from cordee.feed.files import existing, read_idx, read_npy, read_npz
 from cordee.feed.late import Late, Transformed
-from cordee.feed.notes import lacking_note, skipped_note
+from cordee.feed.notes import lacking_note, numbered_note, skipped_note
 from cordee.feed.permute import permutation
 from cordee.feed.source import Fields, Source, Subset
 from cordee.feed.store.layout import NO_ROWS, Features, Manifest, Skipped
@@ -65,7 +65,7 @@ class Data:
     def notes(self) -> tuple[str, ...]:
         """What a user should know of them before a training."""
         lacking = () if self.features is None else lacking_note(self.features.lacking)
-        return (*skipped_note(self.skipped), *lacking)
+        return (*skipped_note(self.skipped), *lacking, *numbered_note(self.classes.get("y", ())))
 
     @property
     def classes(self) -> dict[str, tuple[Any, ...]]:
@@ -254,6 +254,9 @@ def as_source(given: Any) -> Source:
     plain = isinstance(given, tuple | list | str | bytes)
     if _is_samples(given) or (not plain and (indexed or hasattr(given, "__iter__"))):
         return _from_dataset(given, None)
+    if callable(given):
+        name = getattr(given, "__name__", type(given).__name__)
+        raise only_iterated(f"the function {name}", name)
     listed = "; samples in a list or tuple: cordee.data.dataset(samples)" if isinstance(given, tuple | list) else ""
     raise DataError(
         f"data of type {type(given).__name__} is not understood: give one of cordee.data's, a PyTorch map-style "

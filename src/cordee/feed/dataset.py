@@ -25,6 +25,17 @@ _LOOKED = 16
 """So many, from first to last, are read once to see whether they draw from Python's or NumPy's generator."""
 
 
+def only_iterated(what: str, given: str) -> DataError:
+    """The error for what gives samples in its own order alone, with the lines that make data of it."""
+    return DataError(
+        f"{what} can only be iterated: samples are asked for by number here, so that any worker can take any of them. "
+        "Its rows can be written to a store once:\n"
+        f"    data=cordee.data.rows({given})\n"
+        "or read as an endless stream, whose order is that in which they come:\n"
+        f"    data=cordee.data.stream({given}), steps_per_epoch=1000, shuffle='none'"
+    )
+
+
 class DatasetSource:
     """A dataset with `__len__` and `__getitem__` (or `__getitems__`), whose samples are collated into batches."""
 
@@ -33,14 +44,7 @@ class DatasetSource:
         kind = type(dataset).__name__
         by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if isinstance(dataset, IterableDataset) or not by_number:
-            given = "function" if isinstance(dataset, Iterator) else "dataset"
-            raise DataError(
-                f"{kind} can only be iterated: samples are asked for by number here, so that any worker can take any "
-                "of them. Its rows can be written to a store once:\n"
-                f"    data=cordee.data.rows({given})\n"
-                "or read as an endless stream, whose order is that in which they come:\n"
-                f"    data=cordee.data.stream({given}), steps_per_epoch=1000, shuffle='none'"
-            )
+            raise only_iterated(kind, "function" if isinstance(dataset, Iterator) else "dataset")
         if len(dataset) < 1:
             raise DataError(f"the dataset {kind} is empty: at least 1 sample is needed")
         self.dataset = dataset

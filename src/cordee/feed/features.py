@@ -71,7 +71,10 @@ def class_names(run: str | Path) -> tuple[Any, ...]:
     """What each class number of a run's label stands for: `class_names(run)[int(output.argmax())]`."""
     classes = load_features(run).classes
     if "y" not in classes:
-        raise DataError(f"the label of {Path(run).absolute()} is no class: its model predicts numbers")
+        raise DataError(
+            f"the label of {Path(run).absolute()} has no names of classes: its model predicts numbers, or the data had "
+            "class numbers already"
+        )
     return classes["y"]
 
 
@@ -87,6 +90,8 @@ def reader_of(given: Mapping[str, Any], columns: Sequence[str]) -> Reader | None
         options = dict(given["options"])
         if "columns" in options:
             options["columns"] = list(columns)
+        if "y" not in columns and "label" in options:  # of images and texts: the folder of a new file says nothing
+            options["label"] = None
         reader: Any = msgspec.convert(options, kind)
     except (ImportError, LookupError, TypeError, ValueError) as error:
         raise DataError(

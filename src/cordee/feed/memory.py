@@ -38,7 +38,7 @@ class Gathered(NamedTuple):
 
 
 class Memory:
-    """Room for the last `depth` batches and the next one: whoever gathers a batch has taken the one before it."""
+    """Room for the last `depth` batches and the next one: the loop that gathers a batch has taken the one before it."""
 
     def __init__(self, source: Source, device: torch.device, depth: int, *, seed: int, deadline_s: float) -> None:
         """Allocate nothing before it is needed; `seed` is for random draws of the user's code."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cordee.core.words import plural
 from cordee.feed.store.layout import Skipped
@@ -21,6 +22,17 @@ def skipped_note(skipped: Skipped) -> tuple[str, ...]:
     files = ", ".join([*named, *([f"{others:,} of other files"] if named and others else [])])
     rows = f"{plural(skipped.rows, 'row')} could not be read and {'was' if skipped.rows == 1 else 'were'} left out"
     return (f"{rows}{f': {files}' if files else ''} (such as {'; '.join(skipped.faults[:_FAULTS])})",)
+
+
+def numbered_note(classes: Sequence[Any]) -> tuple[str, ...]:
+    """Of a label of whole numbers that became classes, which a quantity must not; class numbers already say nothing."""
+    if len(classes) < 3 or list(classes) == list(range(len(classes))) or not all(type(one) is int for one in classes):
+        return ()
+    first, last = ", ".join(f"{one} is {at}" for at, one in enumerate(classes[:2])), len(classes) - 1
+    return (
+        f"the label's whole numbers became {len(classes):,} classes: {first}, ... {classes[last]} is {last}. If it is "
+        "a quantity that a model is to give back, make floats of it: types={'...': 'float64'}",
+    )
 
 
 def lacking_note(lacking: Sequence[str]) -> tuple[str, ...]:

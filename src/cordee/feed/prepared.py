@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from cordee.core.errors import DataError
 from cordee.core.words import did_you_mean
 from cordee.feed.arrays import ArraySource, is_arrow, is_frame
+from cordee.feed.batch import Batch
 from cordee.feed.columns import TEXT, Column, Kind, Ragged, Schema, kind_of_column, rows_of
 from cordee.feed.features import load_features, reader_of
 from cordee.feed.late import Late, Transformed
 from cordee.feed.places import resolve
-from cordee.feed.source import Source
+from cordee.feed.source import Fields, Source
 from cordee.feed.steps.base import shown
 from cordee.feed.steps.fit import applied
 from cordee.feed.steps.inprocess import joined_rows, raw_rows
-from cordee.feed.steps.rows import Filter, FlatMap, Map, Rename, Sample, Select
+from cordee.feed.steps.pack import Y
+from cordee.feed.steps.rows import Drop, Filter, FlatMap, Map, Rename, Sample, Select
 from cordee.feed.steps.seam import Rows
 from cordee.feed.steps.user import as_column
 from cordee.feed.steps.written import read_steps
@@ -36,8 +40,9 @@ def prepared(run: str | Path, new_rows: Any, functions: Mapping[str, Callable[..
     """New rows as the model of a run takes them: `cordee.predict(model, cordee.data.prepared(run, "new.csv"))`.
 
     `new_rows`: paths of files as those of the training, a table, a dict of columns, or a list of dicts. A label may be
-    missing, and is not looked at. No row is left out: `filter` and `sample` are for training. Functions of the user's
-    are given again by their names: `functions={"clean": clean}`.
+    missing, and is not looked at; so may columns that `drop` or `select` takes away before any step uses them. No row
+    is left out: `filter` and `sample` are for training. Functions of the user's are given again by their names:
+    `functions={"clean": clean}`.
     """
     features = load_features(run)
     known = dict(functions or {})
@@ -48,14 +53,19 @@ def prepared(run: str | Path, new_rows: Any, functions: Mapping[str, Callable[..
             f"batches of {Path(run)} were changed by a function of yours, {missing[0]!r}, which is not saved: give it "
             f"again, functions={{{missing[0]!r}: ...}}"
         )
-    labels = _raw_labels(features.labels, steps)
+    labels = _raw_labels(features.labels or (Y,), steps)
     schema = {name: Kind(kind.dtype, tuple(kind.shape), kind.ragged) for name, kind in features.columns.items()}
-    wanted = {name: kind for name, kind in schema.items() if name not in labels}
-    adapted, absent = [], set(labels) & schema.keys()
+    absent = (set(labels) | _unused(steps, schema)) & schema.keys()
+    wanted = {name: kind for name, kind in schema.items() if name not in absent}
+    adapted = []
     for step in steps:
         adapted.append(_without(step, absent))
         if isinstance(step, Rename):
             absent = {dict(step.names).get(name, name) for name in absent}
+        elif isinstance(step, Drop):
+            absent = absent - set(step.columns)
+        elif isinstance(step, Select):
+            absent = absent & set(step.columns)
     rows = joined_rows([applied(adapted, one) for one in _raw(features, new_rows, wanted)], {})
     if not len(rows):
         raise DataError("there are no rows to predict: the file, or what was given, is empty")
@@ -63,8 +73,40 @@ def prepared(run: str | Path, new_rows: Any, functions: Mapping[str, Callable[..
         raise DataError(f"column {odd[0]!r} is no array of numbers behind the steps of the training")
     source: Source = ArraySource({name: np.asarray(column) for name, column in rows.columns.items()})
     for name in features.transforms:
-        source = Transformed(source, Late(known[name]))
+        source = Transformed(source, Late(known[name] if Y in rows.columns else _unlabelled(known[name])))
     return source
+
+
+def _unlabelled(function: Callable[[Batch], Fields]) -> Callable[[Batch], Fields]:
+    """The function for rows without a label: it sees zeros where it asks for one, and what it makes of them is left."""
+
+    @wraps(function)
+    def changed(batch: Batch) -> Fields:
+        assert isinstance(batch.fields, Mapping)
+        zeros = torch.zeros(len(batch.ids), dtype=torch.int64, device=next(iter(batch.fields.values())).device)
+        batch.fields = {**batch.fields, Y: zeros}
+        made = function(batch)
+        return {name: field for name, field in made.items() if name != Y} if isinstance(made, Mapping) else made
+
+    return changed
+
+
+def _unused(steps: Sequence[Any], names: Iterable[str]) -> set[str]:
+    """Columns of the files that `drop` or `select` takes away before anything looks at them."""
+    left = {name: name for name in names}  # what they are called at this step → in the files
+    unused: set[str] = set()
+    for step in steps:
+        if isinstance(step, Map | FlatMap):  # the user's function may look at any
+            break
+        if isinstance(step, Rename):
+            left = {dict(step.names).get(name, name): raw for name, raw in left.items()}
+        elif isinstance(step, Drop | Select):
+            gone = [name for name in left if (name in step.columns) == isinstance(step, Drop)]
+            unused |= {left.pop(name) for name in gone}
+        else:
+            used = {*getattr(step, "columns", ()), getattr(step, "column", ""), *getattr(step, "inputs", ())}
+            left = {name: raw for name, raw in left.items() if name not in used}
+    return unused
 
 
 def _raw(features: Features, given: Any, wanted: Schema) -> list[Rows]:

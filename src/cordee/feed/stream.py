@@ -1,8 +1,8 @@
 """Endless streams: samples that come one after the other, read without a store.
 
 The sample with number n of the stream has the id n, so the global batch of step s is its samples from `s * batch` on,
-whoever computes it. Each worker reads the whole stream and keeps its share: the stream must be the same each time that
-it is begun. The last global batches are kept, so that a step can be done again when a worker was lost.
+whichever worker computes it. Each worker reads the whole stream and keeps its share: the stream must be the same each
+time that it is begun. The last global batches are kept, so that a step can be done again when a worker was lost.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import traceback
 from queue import SimpleQueue
 from typing import Any
 
+from cordee.core.errors import CordeeError, kind_of_error
 from cordee.feed.taskwire import DONE, FAILED, NOTICE, heard, packed, receive, send, unpacked
 from cordee.feed.threads import use_threads
 
@@ -41,6 +42,8 @@ def main(descriptor: int, parent: int, threads: int) -> None:
 def _told(error: BaseException) -> tuple[bytes, str]:
     """The exception, as far as it can be sent, and its traceback."""
     told = "".join(traceback.format_exception(error))
+    if isinstance(error, CordeeError) and (kind := kind_of_error(error)) is not type(error):
+        error = kind(error.message, next_step=error.next_step)
     with contextlib.suppress(Exception):
         raw = packed(error, "an error")
         unpacked(raw)  # some can be packed and not unpacked: their constructors want more than one argument

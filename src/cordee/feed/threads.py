@@ -33,7 +33,7 @@ _mine = _Mine()
 
 
 class _Stopped(Exception):
-    """Nobody waits for the result any more."""
+    """No thread waits for the result any more."""
 
 
 def use_threads(count: int) -> None:

@@ -204,7 +204,7 @@ class Listener:
     """Lets peers in that know the token, each served by a thread of its own."""
 
     strangers: Strangers | None = None
-    """Counts whom it has refused; None: that is not told."""
+    """Counts the peers that it has refused; None: that is not told."""
 
     def __init__(self, interface: str, token: str, *, tls: bool, silence_s: float, port: int = 0) -> None:
         """Listen on `port`, or on one that is free."""

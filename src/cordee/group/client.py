@@ -142,6 +142,10 @@ class Client:
                 for message in (*due, *words):
                     self._connection.send(message)
 
+    def expect_end(self) -> None:
+        """The coordinator is about to hang up: no other one is looked for."""
+        self._patience_s = 0.0
+
     def forget(self, kinds: tuple[type[Message], ...]) -> None:
         """These were answered, or are of no use any more: no other coordinator is told of them."""
         with self._writing:

@@ -10,7 +10,7 @@ from cordee.core.mesh import Mesh, Shape, lay_out
 from cordee.group.channel import Channel
 from cordee.group.comm import Comm
 from cordee.group.membership import Membership
-from cordee.group.messages import Unreached
+from cordee.group.messages import LEAVES, Unreached
 from cordee.group.meter import Meter
 from cordee.group.reach import Contact, Lookout, meet, other_hosts
 from cordee.group.registered import Registered
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 PART_LOST = "a worker was lost, and with it a part of the model, without which the others cannot continue"
-LEAVES = "it holds a part of a replica of which another part was lost"
 
 
 class Lines:

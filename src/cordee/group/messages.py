@@ -18,6 +18,9 @@ else:
 
 __all__ = ["FIRST_SERVER", "Holding", "Place", "Seat", "name_of"]
 
+LEAVES = "it holds a part of a replica of which another part was lost"
+"""Why a worker leaves that is sound itself: a process in its place can compute."""
+
 
 class Message(msgspec.Struct, tag_field="message", tag=str.lower, forbid_unknown_fields=True):
     """One message; `message` holds its kind."""
@@ -41,13 +44,15 @@ class Who(Message):
     number: int = -1
     """A worker's or a server's; the coordinator numbers the hosts."""
     interface: str = ""
-    """Of a parameter server: the address at which it listens, the port, and its process."""
+    """Where a parameter server listens, or a launcher for copies of the state: address, port, and its process."""
     port: int = 0
     pid: int = 0
     workers: int = 0
     """Of a host: how many it will start."""
     term: int = 0
     """Of the coordinator that it was connected to before; 0: of none."""
+    door: tuple[str, int] = ("", 0)
+    """Of a launcher: address and port at which it coordinates if it has to."""
     proof: str = ""
 
 
@@ -252,7 +257,7 @@ class Go(Message):
     giver: int | None
     """The worker that hands the result of agreement number `target` to those behind; None if none is behind."""
     admits: bool = False
-    """Whether all former members were ready to let others in; if some were not, nobody came in."""
+    """Whether all former members were ready to let others in; if some were not, no worker came in."""
     newcomers: tuple[int, ...] = ()
     """Members that have come in with this generation, and have no state yet."""
     recorded: int = -1
@@ -283,10 +288,24 @@ class Stop(Message):
     reason: str
 
 
+class Again(msgspec.Struct, frozen=True):
+    """How the hosts of a run that has lost its last whole replica continue it."""
+
+    plan: str
+    workers: list[int]
+    """So many on each host, by its place in their order; the launcher of a host that had some, and has none, ends."""
+    nodes: int
+    """Hosts that continue, with those that only hold parameters."""
+    keeper: Place | None = None
+    """Where the coordinator takes what other hosts hold of the state in their memory."""
+
+
 class Abort(Message):
     """End at once."""
 
     reason: str
+    again: Again | None = None
+    """For launchers: whether to come back to the coordinator, which continues the run."""
 
 
 class Evicted(Message):
@@ -312,6 +331,8 @@ class Start(Message):
     """A host is to start these workers."""
 
     seats: list[Seat]
+    keeper: Place | None = None
+    """The launcher that keeps copies of this host's state in its memory."""
 
 
 ANY_MESSAGE: Any = Union[tuple(Message.__subclasses__())]  # noqa: UP007 - of a tuple

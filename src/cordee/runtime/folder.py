@@ -102,10 +102,10 @@ def is_there(folder: Path, was: os.stat_result) -> bool:
         return True
 
 
-def check(folder: Path, resume: bool, script: bool, wording: Wording) -> None:
-    """Refuse to go on with nothing, and to begin where a run is."""
+def check(folder: Path, resume: bool, script: bool, wording: Wording, *, held: bool = False) -> None:
+    """Refuse to go on with nothing, and to begin where a run is. `held`: its state may be in memory alone."""
     name = wording.option("out")
-    if resume and not _is_resumable(folder):
+    if resume and not held and not _is_resumable(folder):
         raise CheckpointError(
             f"{folder} holds no checkpoint to go on with: start without {wording.flag('resume')}, "
             f"or name the run's folder with {name}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from cordee.core.errors import PlanError, RendezvousError, SecurityError, UsageError, WaitedTooLong
+from cordee.core.errors import PlanError, RendezvousError, SecurityError, WaitedTooLong
 from cordee.core.events import PlanEvent, WarningEvent
 from cordee.core.plan import Plan
 from cordee.core.world import World
@@ -22,7 +22,7 @@ from cordee.group.team import Team
 from cordee.group.token import read_token
 from cordee.group.wire import LOOPBACK, Address, own_address_towards
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.launch import DEADLINE_S, JOBS_ALONE, check_deadline
+from cordee.runtime.launch import DEADLINE_S, check_deadline, refuse_own_loop
 from cordee.runtime.resources import devices
 from cordee.runtime.wording import PYTHON
 from cordee.train.jobfile import refuse_session
@@ -126,8 +126,7 @@ def session(*, plan: Plan | str | None = None, seed: int = 0, deadline: float | 
     entry = _current or enter(World.from_env(), deadline_s=DEADLINE_S if deadline is None else deadline, plan=chosen)
     entry.deadline_s = entry.deadline_s if deadline is None else deadline
     stepper = entry.assemble(chosen, seed=seed)
-    if stepper.plan.replace:
-        raise UsageError(JOBS_ALONE)
+    refuse_own_loop(stepper.plan)
     stepper.reporter.tell(PlanEvent(stepper.plan.to_dict(), stepper.plan.faithfulness))
     if stepper.plan.backend != entry.backend:
         late = f"backend={stepper.plan.backend} comes too late: the first session of this script connected the workers"

@@ -17,7 +17,7 @@ from cordee.core.refusals import refuse_on_cpu
 from cordee.core.words import plural
 from cordee.diagnose.machine import find_compiler
 from cordee.diagnose.number_format import NOTABLE, recall_format, try_format
-from cordee.group.messages import Seat
+from cordee.group.messages import Again, Seat
 from cordee.group.wire import LOOPBACK, Address
 from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.folder import former_settings, saved_step
@@ -28,11 +28,21 @@ from cordee.runtime.spec import Target, WorkerSpec
 from cordee.runtime.wording import COMMAND, Wording
 
 JOBS_ALONE = (
-    "replace=true is for jobs (cordee train): what a script of your own holds, and where it stands, only the script "
+    "{given} is for jobs (cordee train): what a script of your own holds, and where it stands, only the script "
     "knows. Take it out of the plan: when a worker is lost, the others continue without it"
 )
 DEADLINE_S = 300.0
 """How long workers wait for each other unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Continued:
+    """What a start continues by itself."""
+
+    reached: int
+    """The last step that was committed before."""
+    lost: str
+    """Why the start before ended."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class Launch:
     """Where the output of the workers goes, if not to our own."""
     given: Mapping[str, object] = field(default_factory=dict)
     """Options that the user gave, besides the folder."""
+    continued: Continued | None = None
+    """What this start continues without being asked; None: the user has started it."""
 
     @property
     def nodes(self) -> int:
@@ -77,8 +89,8 @@ class Launch:
 
     def check(self) -> None:
         """Refuse what cannot be started, before anything is."""
-        if self.plan.replace and self.target.kind == "script":
-            raise UsageError(JOBS_ALONE)
+        if self.target.kind == "script":
+            refuse_own_loop(self.plan)
         check_deadline(self.deadline_s, self.wording)
         if self.workers == 0:
             self._check_storing()
@@ -222,3 +234,23 @@ def check_deadline(seconds: float, wording: Wording) -> None:
     """Refuse what leaves workers no time to wait for each other."""
     if seconds <= 0:
         raise UsageError(f"{wording.option('deadline', seconds)}: a number of seconds above 0 is needed")
+
+
+def refuse_own_loop(plan: Plan) -> None:
+    """Refuse what starts workers in the middle of a run, for a loop of the user's own."""
+    for given, wanted in (("replace=true", plan.replace), (f"recover={plan.recover}", plan.recover != "ask")):
+        if wanted:
+            raise UsageError(JOBS_ALONE.format(given=given))
+
+
+def continued(launch: Launch, again: Again, node: int, why: Continued) -> Launch:
+    """What to start on the host with this place, in a run that continues."""
+    meeting = launch.rendezvous and replace(launch.rendezvous, nodes=again.nodes)
+    return replace(
+        launch,
+        workers=again.workers[node],
+        plan=Plan.parse(again.plan),
+        resume=True,
+        rendezvous=meeting,
+        continued=why,
+    )

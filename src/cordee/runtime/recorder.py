@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import json, structs
 
@@ -29,8 +29,25 @@ from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Formed, Lost, ServerLost, ServersHold
 
 
-def _nothing() -> None:
-    """There is nothing to refuse."""
+def _roles(holders: Holders, before: dict[int, str], at: float) -> tuple[dict[int, str], list[events.ServerEvent]]:
+    """The role of each parameter server, and those that have another one than `before`."""
+    roles: dict[int, str] = {}
+    changes = []
+    for shard, holding in enumerate(holders.shards):
+        for role, place in (("first", holding.first), ("backup", holding.backup)):
+            if place is None:
+                continue
+            roles[place.number] = role
+            if before.get(place.number) != role:
+                number, why = place.number - FIRST_SERVER, "another one was lost" if holders.view > 1 else ""
+                changes.append(events.ServerEvent(number, shard, role, place.host, place.pid, why, at))
+    return roles, changes
+
+
+def _refuse_unless(takes_over: bool, launch: Launch, *, script: bool) -> None:
+    """Refuse a folder in which this launch cannot begin; a run that is taken over goes on there, whatever it holds."""
+    if not takes_over:
+        check(launch.out, launch.resume, script, launch.wording, held=launch.continued is not None)
 
 
 class Recorder:
@@ -48,7 +65,8 @@ class Recorder:
         self._launch, self._listen = launch, listen
         self.out, self._script = launch.out, launch.target.kind == "script"
         self._waits = launch.resume and not takes_over
-        self._last_step = 0
+        self.last_step = 0
+        """The last step of the run that is on record."""
         self._lost_at: float | None = None
         self.saved: int | None = None
         """The step of the last checkpoint that stands, on whatever host."""
@@ -60,6 +78,7 @@ class Recorder:
         self.run = secrets.token_hex(8)
         """What tells this start of the run from others."""
         self._run: dict[str, Any] = {}
+        self._memory: int | None = None
         self._first = 0
         """The worker that writes the run's files, besides this record."""
         self._hosts: dict[int, str] = {}
@@ -68,7 +87,7 @@ class Recorder:
         self._writes_on = ""
         """The host where it does."""
         out, wording = launch.out, launch.wording
-        refuse = _nothing if takes_over else partial(check, out, launch.resume, self._script, wording)
+        refuse = partial(_refuse_unless, takes_over, launch, script=self._script)
         if not out.is_dir():  # refused before anything is made
             refuse()
         make(out, wording)
@@ -97,7 +116,7 @@ class Recorder:
 
     def _read(self) -> None:
         """What the launcher that is gone has written here, if anything."""
-        self._last_step = last_recorded(self.out)
+        self.last_step = last_recorded(self.out)
         with contextlib.suppress(OSError, ValueError):
             self._run = json.decode((self.out / "run.json").read_bytes())
             self._writes_on = self._run["host"]
@@ -107,11 +126,14 @@ class Recorder:
         """Whether what is about to run is written down."""
         return bool(self._run)
 
-    def begin(self, workers: int, nodes: int = 1) -> None:
-        """Write down what is about to run, on so many workers of all hosts; of a run that goes on, once it does."""
+    def begin(self, workers: int, nodes: int = 1, *, memory: int | None = None) -> None:
+        """Write down what is about to run, on so many workers of all hosts; of a run that goes on, once it does.
+
+        `memory`: the step of the state that hosts hold in their memory.
+        """
         from cordee import __version__
 
-        launch = self._launch
+        launch, self._memory = self._launch, memory
         self._run = {
             "run": self.run,
             "target": launch.target.path or launch.target.kind,
@@ -158,8 +180,8 @@ class Recorder:
         """Something that the hub or a worker said; of a generation, who `joined`, where, and in whose place."""
         match notice:
             case events.StepEvent():
-                if notice.step > self._last_step:  # a worker that took over as speaker may say it again
-                    self._last_step = notice.step
+                if notice.step > self.last_step:  # a worker that took over as speaker may say it again
+                    self.last_step = notice.step
                     self.event(notice, later=True)
             case events.TimesEvent():
                 self._times.add(notice)
@@ -179,13 +201,14 @@ class Recorder:
                 self._hosts[notice.worker] = notice.host
                 self._see_who_writes()
             case events.JobEvent():
-                self._last_step = notice.steps
+                self.last_step = notice.steps
                 about = structs.asdict(notice)
                 self._run["job"] = {name: about[name] for name in about if name not in ("time", "settings")}
                 self._run["job"] |= notice.settings
                 self._waits = False
                 self._write_json("run.json", self._run)
                 self.event(notice)
+                self._tell_continued(notice.steps)
             case events.PlanEvent():
                 self._own_plan(notice)
             case events.ResultEvent(result):
@@ -207,7 +230,17 @@ class Recorder:
                     events.ServerEvent(worker - FIRST_SERVER, shard, "lost", host, reason=reason, at=round(at, 6))
                 )
             case ServersHold(holders, at):
-                self._see_servers(holders, round(at, 6))
+                self._servers, changes = _roles(holders, self._servers, round(at, 6))
+                for change in changes:
+                    self.event(change)
+
+    def _tell_continued(self, step: int) -> None:
+        """A start that nobody asked for has taken up the state of this step."""
+        if (before := self._launch.continued) is None:
+            return
+        source: Literal["memory", "disk"] = "memory" if step == self._memory else "disk"
+        workers, plan, repeats = self._run["workers"], self._run["plan"], max(0, before.reached - step)
+        self.event(events.ContinuedEvent(step, source, workers, plan, repeats, before.lost))
 
     def _formed(self, go: Go, at: float, joined: Iterable[tuple[int, str, int]]) -> None:
         members = list(go.members)
@@ -220,20 +253,6 @@ class Recorder:
             self.event(events.RegroupEvent(go.generation, members, ms, at))
         self._first = members[0]
         self._see_who_writes()
-
-    def _see_servers(self, holders: Holders, at: float) -> None:
-        """Which of them have another role than in the view before."""
-        roles: dict[int, str] = {}
-        for shard, holding in enumerate(holders.shards):
-            for role, place in (("first", holding.first), ("backup", holding.backup)):
-                if place is None:
-                    continue
-                roles[place.number] = role
-                if self._servers.get(place.number) != role:
-                    number = place.number - FIRST_SERVER
-                    why = "another one was lost" if holders.view > 1 else ""
-                    self.event(events.ServerEvent(number, shard, role, place.host, place.pid, why, at))
-        self._servers = roles
 
     def _see_who_writes(self) -> None:
         """Say so if the run's files come to another host from now on."""

@@ -29,6 +29,8 @@ WORD_EVERY_S = 10.0
 LOOK_S = 0.2
 PATIENCE_S = 600.0
 """How long hosts wait for each other: the same command is rarely typed everywhere at once."""
+BACK_S = 60.0
+"""How long they do where they come back to a run that continues."""
 
 T = TypeVar("T")
 
@@ -92,9 +94,9 @@ class Rendezvous:
 class HostWait:
     """How long a host has waited for the others, and what it says of it meanwhile."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> None:
         """The time begins now; `say` tells the user."""
-        self._say = say
+        self._say, self._patience_s = say, patience_s
         self._began = time.monotonic()
         self._told = -WORD_EVERY_S
         self._last = ""
@@ -102,7 +104,7 @@ class HostWait:
     @property
     def left_s(self) -> float:
         """How much longer to wait."""
-        return PATIENCE_S - (time.monotonic() - self._began)
+        return self._patience_s - (time.monotonic() - self._began)
 
     def tell(self, what: str) -> None:
         """Say what is awaited: at once when it changes, otherwise now and then."""
@@ -124,9 +126,9 @@ class HostWait:
                 time.sleep(LOOK_S)
 
 
-def await_hosts(hub: Coordinator, nodes: int, say: Callable[[str], None]) -> list[int]:
+def await_hosts(hub: Coordinator, nodes: int, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> list[int]:
     """Until all hosts are here; returns the number of workers of each, in their order."""
-    wait = HostWait(say)
+    wait = HostWait(say, patience_s)
     here = 1
     while wait.left_s > 0:
         interrupts.check()  # a signal leaves a notice, and so ends the wait below
@@ -140,13 +142,13 @@ def await_hosts(hub: Coordinator, nodes: int, say: Callable[[str], None]) -> lis
             if here == nodes:
                 return hub.hosts.counts
     raise RendezvousError(
-        f"only {here} of {nodes} hosts came to {hub.address} within {PATIENCE_S:.0f} s: start the same command on each "
+        f"only {here} of {nodes} hosts came to {hub.address} within {patience_s:.0f} s: start the same command on each "
         "of them"
     )
 
 
 def not_a_launcher(error: CordeeError, address: Address, cause: BaseException | None) -> CordeeError:
-    """Why we could not join at an address; if we could not listen there either, because it is taken, by whom it is."""
+    """Why we could not join at an address; if we could not listen there either, as it is taken, by which process."""
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return error  # it is another host's
     taken = judge_port(address.port, cause)

@@ -48,5 +48,9 @@ class WorkerSpec:
     """With its place among the workers, as `World.from_env` reads it."""
     deadline_s: float
     device: str
+    memory: str = ""
+    """The folder in the memory of its host for copies of the state; empty: there is none."""
+    keeper: Address | None = None
+    """The launcher that takes these copies on another host; None: none does."""
     joins: bool = False
     """It comes in while others train, and gets their state."""

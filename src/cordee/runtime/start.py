@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from dataclasses import replace
-from functools import partial
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cordee.core import interrupts
 from cordee.core.errors import RendezvousError, SecurityError
 from cordee.core.events import Listener, WarningEvent
+from cordee.core.interrupts import Interrupts
 from cordee.core.world import World
 from cordee.group.messages import Seat
+from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.controller import Controller
 from cordee.runtime.coordinator.known import first_known
 from cordee.runtime.coordinator.server import listen
-from cordee.runtime.coordinator.supervised import PATIENCE_S, Coordinator
+from cordee.runtime.coordinator.supervised import PATIENCE_S as FIND_S
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.engines.hosts import Follower, HostsEngine
-from cordee.runtime.engines.local import LocalEngine
+from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine, seats
+from cordee.runtime.keeping import Kept
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Notices
 from cordee.runtime.recorder import Recorder
-from cordee.runtime.rendezvous import await_hosts, not_a_launcher
+from cordee.runtime.recovering import Recovery
+from cordee.runtime.rendezvous import BACK_S, PATIENCE_S, await_hosts, not_a_launcher
 from cordee.runtime.sent import pack_job
+from cordee.runtime.spec import WorkerSpec
 from cordee.runtime.takeover import take_over
 
 if TYPE_CHECKING:
@@ -42,48 +49,117 @@ def run(launch: Launch, hear: Listener, job: Job | None = None) -> dict[str, Any
         from cordee.runtime.engines.foreign import run_foreign
 
         return run_foreign(launch, world, hear, job)
-    with interrupts.counted() as signals, contextlib.ExitStack() as ends:
-        nodes, address = launch.nodes, launch.address()
+    with interrupts.counted() as signals:
+        address = launch.address()
         launch.check()
         launch.check_formats(say := lambda message: hear(WarningEvent(message)))
         sent_job = None if job is None else pack_job(job)
         interrupts.check()
         try:
-            listener = listen(address.host, address.port)
+            door = _open(address)
         except RendezvousError as error:
-            if nodes == 1:
+            if launch.nodes == 1:
                 raise
+            return _follow(launch, address, error, (say, hear, sent_job, signals))
+        beyond = address.host if launch.nodes > 1 else ""
+        copies = Kept(launch.plan.copy_every > 0, beyond, address)
+        with contextlib.closing(door[0]), copies as kept, contextlib.ExitStack() as ends:
+            coordination = _Coordination(Recovery(launch, kept), hear, sent_job, signals)
+            ends.callback(coordination.close)
+            result, following = coordination.run(launch, door)
+            while following is not None:
+                result, following = coordination.run(following, _open(following.address()))
+            return result
+
+
+Door = tuple[socket.socket, Address]
+"""Where peers come: a listener, and its address."""
+
+
+def _open(address: Address) -> Door:
+    listener = listen(address.host, address.port)
+    return listener, replace(address, port=listener.getsockname()[1])
+
+
+@dataclass
+class _Coordination:
+    """The starts of one run, each after the first of which continues it by itself."""
+
+    recovery: Recovery
+    hear: Listener
+    sent_job: bytes | None
+    signals: Interrupts
+    local: LocalEngine | None = None
+
+    def close(self) -> None:
+        if self.local is not None:
+            self.local.close()
+
+    def run(self, launch: Launch, door: Door) -> tuple[dict[str, Any], Launch | None]:
+        """One start: the run's result, or what continues it."""
+        nodes, kept, (listener, address) = launch.nodes, self.recovery.kept, door
+        with contextlib.ExitStack() as ends:
+            ends.callback(listener.close)
+            recorder = Recorder(launch, self.hear)
+            ends.callback(recorder.close)
+            notices: Notices = queue.SimpleQueue()
+
+            def spec_of(seat: Seat) -> WorkerSpec:
+                return kept.told(launch.spec(address, address.host, seat))
+
+            given = (launch.output, self.sent_job)
+            local = self.local = engine_for(self.local, notices, spec_of, given, coordinates=True)
+            ends.callback(local.end)
+            known = first_known(launch.workers, nodes, launch.taken_over)
+            known = replace(known, run=recorder.run, patience_s=FIND_S)
+            known = known if kept.place is None else replace(known, hosts=known.hosts.keeping(0, kept.place))
+            hub = Coordinator(notices, listener, address, local.coordinate, known, launch.out)
+            ends.callback(hub.close)
+            engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
+
+            def begin() -> list[Seat]:
+                counts = [launch.workers]
+                if nodes > 1:
+                    patience_s = PATIENCE_S if launch.continued is None else BACK_S
+                    counts = await_hosts(hub, nodes, lambda said: recorder.event(WarningEvent(said)), patience_s)
+                servers = launch.servers(counts)
+                launch.plan.check(sum(counts))
+                kept.send_to(hub.hosts.keeper_after(0))
+                recorder.begin(sum(counts), nodes, memory=kept.newest())
+                hub.expect(servers, persist=launch.plan.persist)
+                engine.start([seat for _, seat in servers.seats])
+                engine.start(places := seats(counts))
+                recorder.event(hub.introduced())
+                return places
+
+            result = Controller(launch, hub, engine, recorder, self.recovery).watch(begin, self.signals)
+            return result, self.recovery.next(launch, recorder.last_step)
+
+
+def _follow(
+    launch: Launch,
+    address: Address,
+    error: RendezvousError,
+    given: tuple[Callable[[str], None], Listener, bytes | None, Interrupts],
+) -> dict[str, Any]:
+    """The launcher of a host that does not coordinate, as another one has the address, where we could not listen.
+
+    If it has to coordinate in the place of that host, it returns the result.
+    """
+    say, hear, sent_job, signals = given
+    interface = own_address_towards(address.host, address.port) if launch.plan.copy_every else ""
+    with Kept(launch.plan.copy_every > 0, interface, address) as kept, contextlib.ExitStack() as ends:
+        following: Launch | None = launch
+        local: LocalEngine | None = None
+        while following is not None:
             try:
-                follower = Follower(launch, address, say, sent_job)
+                follower = Follower(following, address, say, sent_job, kept, local)
             except (RendezvousError, SecurityError) as refusal:
                 raise not_a_launcher(refusal, address, error.__cause__) from refusal
-            follower.watch(signals)
-            return {} if follower.votes is None else take_over(follower, hear, signals)
-        ends.callback(listener.close)
-        address = replace(address, port=listener.getsockname()[1])
-        recorder = Recorder(launch, hear)
-        ends.callback(recorder.close)
-        notices: Notices = queue.SimpleQueue()
-        spec_of = partial(launch.spec, address, address.host)
-        local = LocalEngine(notices, spec_of, launch.output, sent_job, coordinates=True)
-        ends.callback(local.close)
-        known = first_known(launch.workers, nodes, launch.taken_over)
-        known = replace(known, run=recorder.run, patience_s=PATIENCE_S)
-        hub = Coordinator(notices, listener, address, local.coordinate, known, launch.out)
-        ends.callback(hub.close)
-        engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
-
-        def begin() -> list[Seat]:
-            counts = [launch.workers]
-            if nodes > 1:
-                counts = await_hosts(hub, nodes, lambda message: recorder.event(WarningEvent(message)))
-            servers = launch.servers(counts)
-            launch.plan.check(sum(counts))
-            recorder.begin(sum(counts), nodes)
-            hub.expect(servers, persist=launch.plan.persist)
-            engine.start([seat for _, seat in servers.seats])
-            engine.start(places := seats(counts))
-            recorder.event(hub.introduced())
-            return places
-
-        return Controller(launch, hub, engine, recorder).watch(begin, signals)
+            local = follower.engine
+            ends.callback(local.close)
+            following = follower.watch(signals)
+            if follower.votes is not None:
+                return take_over(follower, hear, signals)
+            kept.newest()
+        return {}

@@ -25,6 +25,7 @@ from cordee.runtime.folder import last_recorded
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Minority
 from cordee.runtime.recorder import Recorder
+from cordee.runtime.recovering import Recovery
 
 
 def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[str, Any]:
@@ -59,7 +60,9 @@ def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[s
             return ()
 
         engine = HostsEngine(follower.engine, hub, node)
-        return Controller(launch, hub, engine, recorder).watch(begin, signals)
+        # To continue by itself after its last whole replica, it would have to know how all hosts were started.
+        last = replace(launch, plan=replace(launch.plan, recover="ask"))
+        return Controller(launch, hub, engine, recorder, Recovery(last, follower.kept)).watch(begin, signals)
 
 
 def _heritage(known: Known, home: int, recorded: int) -> Known:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cordee.core import heap
-from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed
+from cordee.core.errors import CordeeError, JobError, UsageError, WorkerFailed, kind_of_error
 from cordee.core.events import WarningEvent
 from cordee.core.interpreter import search_in, shadowed
 from cordee.core.world import World
@@ -27,6 +27,7 @@ from cordee.runtime.holding import hold
 from cordee.runtime.join import Entry, set_current
 from cordee.runtime.sent import receive_job
 from cordee.runtime.spec import WorkerSpec
+from cordee.train.copying import Memory
 from cordee.train.job import Job
 from cordee.train.jobfile import load_job
 from cordee.train.loop import run_job
@@ -86,7 +87,8 @@ def _run(spec: WorkerSpec, entry: Entry, sent_job: int | None) -> None:
         run_trial(job, stepper, out=Path(spec.out), steps=target.trial.steps, batch_times=target.trial.batch_times)
     else:
         receive = partial(come_in, job, stepper.team) if spec.joins else None
-        run_job(job, stepper, out=Path(spec.out), resume=spec.resume, receive=receive)
+        memory = Memory(Path(spec.memory), spec.keeper) if spec.memory else None
+        run_job(job, stepper, out=Path(spec.out), resume=spec.resume, memory=memory, receive=receive)
 
 
 def _see(left: dict[str, Any], spec: WorkerSpec, team: Team) -> None:
@@ -129,7 +131,7 @@ def _load(path: Path, settings: dict[str, str]) -> Job:
 def _fail(channel: Channel, error: BaseException) -> int:
     """Tell the launcher what happened; it speaks to the user, once."""
     if isinstance(error, CordeeError):
-        code, failed = error.code, Failed(type(error).__name__, error.message, next_step=error.next_step)
+        code, failed = error.code, Failed(kind_of_error(error).__name__, error.message, next_step=error.next_step)
     else:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
         notes += shadowed(error, Path(sys.argv[0]).resolve().parent)

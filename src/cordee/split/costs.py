@@ -23,8 +23,9 @@ PASSES, ENOUGH_S = 3, 0.1
 def measure(model: nn.Module, run: Callable[[], Any], segments: Sequence[Segment]) -> tuple[float, ...]:
     """Milliseconds of each segment: of what happens between the end of the one before and its own.
 
-    The last one ends with the pass. Where nothing carries gradients, the forward pass alone counts. Gradients of
-    parameters, buffers and random state are as before afterwards.
+    The last one ends with the pass. Where nothing carries gradients, the forward pass alone counts. While other
+    processes have the core, it does not count. Gradients of parameters, buffers and random state are as before
+    afterwards.
     """
     ends = [segment.calls[-1] for segment in segments[:-1]]
     with unchanged(model):
@@ -71,7 +72,7 @@ def _time(model: nn.Module, run: Callable[[], Any], ends: Sequence[Call]) -> lis
     def clock() -> float:
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
-        return time.perf_counter()
+        return time.perf_counter() - _waited_for_core()
 
     def noted(place: int) -> Callable[[Tensor], None]:
         return lambda gradient: backward.__setitem__(place, clock())

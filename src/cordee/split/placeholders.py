@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -89,10 +91,11 @@ def _infer(name: str, module: nn.Module, forward: Callable[..., Any], given: Any
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a moment; the way torch.compile finds shapes
 
     leaves, tree = pytree.tree_flatten(given)
+    copies = [_copied(one) for one in leaves]
     with torch.no_grad(), unchanged(module), apart():
         try:
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                passed = [mode.from_tensor(one) if isinstance(one, Tensor) else one for one in leaves]
+                passed = [mode.from_tensor(one) if isinstance(one, Tensor) else one for one in copies]
                 args, kwargs = pytree.tree_unflatten(passed, tree)
                 made, made_tree = pytree.tree_flatten(forward(*args, **kwargs))
         except Exception:
@@ -112,6 +115,14 @@ def _infer(name: str, module: nn.Module, forward: Callable[..., Any], given: Any
     ], made_tree
 
 
+def _copied(leaf: Any) -> Any:
+    """What a layer may change, such as a cache of keys and values: it must not keep tensors without numbers."""
+    try:
+        return copy.deepcopy(leaf) if _is_object(leaf) and not isinstance(leaf, Tensor) else leaf
+    except Exception:  # a user's object may refuse with anything
+        return leaf
+
+
 def _is_object(leaf: Any) -> bool:
     return not isinstance(leaf, (int, float, str, bytes, type(None), torch.dtype, torch.device))
 
@@ -124,6 +135,31 @@ def _described(leaf: Any) -> Hashable:
 
 def _casts() -> Hashable:
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
+def refuse_unplanned(model: nn.Module, gates: AbstractSet[str], passing: Callable[[], bool]) -> None:
+    """Refuse calls of layers that were not called when the stages were planned: on most workers they have no numbers.
+
+    `gates` are those that were called; `passing`: whether code between them runs now. To be called while the model has
+    all its parameters.
+    """
+
+    def refusing(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            if passing():
+                raise ModelError(
+                    f"layer {name!r} was called, but not when the stages were planned, with other samples. Let the "
+                    "forward pass call the same layers for every batch, or leave pipeline= out of the plan"
+                )
+            return forward(*args, **kwargs)
+
+        return refuse
+
+    called = {model.get_submodule(name) for name in gates}
+    inside = {part for one in called for part in one.modules()}
+    for name, module in model.named_modules():
+        if module not in inside and called.isdisjoint(module.modules()) and any(True for _ in module.parameters()):
+            module.forward = refusing(name, module.forward)
 
 
 def drop(module: nn.Module, name: str) -> None:

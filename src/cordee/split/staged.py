@@ -21,7 +21,7 @@ from cordee.core.words import plural
 from cordee.group.sliced import local_of
 from cordee.split.halves import backward_to_inputs
 from cordee.split.layers import apart
-from cordee.split.placeholders import Shape, StandIns, drop
+from cordee.split.placeholders import Shape, StandIns, drop, refuse_unplanned
 from cordee.split.record import random_state, set_random_state
 from cordee.split.stages import Key, Point, Stages, slots
 
@@ -107,6 +107,7 @@ class Staged:
         """`mine` are the numbers of this process's stages; several for interleaved schedules."""
         self.model, self.stages, self.mine = model, stages, tuple(mine)
         self.run: _Run | None = None
+        refuse_unplanned(model, stages.gates, lambda: self.run is not None and not self.run.inside)
         for buffers, places in ((False, stages.parameters), (True, stages.buffers)):
             for name, part, last, _ in list(slots(model, buffers=buffers)):
                 if name in places and not set(self.mine).intersection(places[name]):

@@ -122,7 +122,10 @@ def check_found(cut: Cut, model: nn.Module) -> None:
     """Refuse to start where nothing is cut: it would take several workers for what one computes."""
     if cut.layers:
         return
-    why = "; ".join(f"{one.layer}: {one.reason}" for one in cut.whole[:4]) or "it has no linear layer"
+    why = (
+        "; ".join(f"{one.layer}: {one.reason}" for one in cut.whole[:4])
+        or "it has no plain linear layer (those with a parametrization, such as weight_norm, stay whole)"
+    )
     raise ModelError(
         f"tensor={cut.slices} cuts linear layers over {cut.slices} workers, but of this {type(model).__name__} none "
         f"can be cut: {why}. Choose another tensor= in the plan, or name layers yourself with tensor_plan=, such as "

@@ -16,7 +16,7 @@ from threading import Event, Thread
 from cordee.core.errors import CheckpointError, UsageError, WaitedTooLong
 from cordee.core.locks import lock
 from cordee.state.files import need_space, storage_errors, sync
-from cordee.state.index import list_checkpoints, read_index
+from cordee.state.index import folder_name, list_checkpoints, read_index
 from cordee.state.layout import Owners, read_folder, tensor_bytes, write_folder
 from cordee.state.naming import Snapshot
 from cordee.state.staging import Staging
@@ -35,10 +35,12 @@ class Checkpoints:
         keep_best: str | None = None,
         deadline_s: float = 600.0,
         owners: Owners | None = None,
+        write: Callable[[Snapshot, int, Mapping[str, float], Callable[[], None]], Path] | None = None,
     ) -> None:
         """Keep the `keep_last` newest and the best by `keep_best`: `"accuracy"`, or `"-loss"` where less is better.
 
-        `owners` says which of several writers this is, where workers hold slices.
+        `owners` says which of several writers this is, where workers hold slices. `write` may take the place of what
+        writes one: it returns where.
         """
         if keep_last <= 0:
             raise UsageError(f"keep_last={keep_last}: expected more than 0.")
@@ -53,6 +55,7 @@ class Checkpoints:
         self._read = Event()
         """Set when the save under way needs no tensor of its snapshot any more."""
         self._staging = Staging()
+        self._put = write or self._write
         if self.owners.first:
             sweep(self.folder)
 
@@ -80,7 +83,7 @@ class Checkpoints:
                 copy = self._staging.copied(snapshot) if live else None
                 if copy is not None:
                     read.set()
-                on_saved(self._write(copy or snapshot, step, metrics or {}, read.set))
+                on_saved(self._put(copy or snapshot, step, metrics or {}, read.set))
                 future.set_result(None)
             except BaseException as problem:
                 future.set_exception(problem)
@@ -126,10 +129,11 @@ class Checkpoints:
         """All complete checkpoints as (step, folder), oldest step first."""
         return list_checkpoints(self.folder)
 
-    def read_latest(self) -> tuple[Snapshot | None, Sequence[CheckpointError]]:
-        """The newest checkpoint that can be read, or None; and why newer ones cannot."""
+    def read_latest(self, memory: Path | None = None) -> tuple[Snapshot | None, Sequence[CheckpointError]]:
+        """The newest checkpoint that can be read, here or in `memory`, or None; and why newer ones cannot."""
         problems: Sequence[CheckpointError] = ()
-        for _, path in reversed(self.list()):
+        held = [] if memory is None else list_checkpoints(memory)
+        for _, path in sorted([*held, *self.list()], key=lambda one: one[0], reverse=True):
             try:
                 return read_folder(path), problems
             except CheckpointError as problem:
@@ -191,11 +195,6 @@ class Checkpoints:
         for _, path in self.list():
             if path not in kept:
                 discard(path)
-
-
-def folder_name(step: int) -> str:
-    """What the checkpoint of a step is called."""
-    return f"step-{step:08d}"
 
 
 def unfinished(final: Path, token: str) -> Path:

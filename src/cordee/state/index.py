@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,11 @@ from cordee.core.errors import CheckpointError
 FORMAT = 1
 INDEX = "checkpoint.json"
 STEP = re.compile(r"step-(\d{8,})")
+
+
+def folder_name(step: int) -> str:
+    """What the checkpoint of a step is called."""
+    return f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -92,3 +99,47 @@ def seal(body: Mapping[str, Any]) -> str:
 def damaged(path: Path, why: str) -> CheckpointError:
     """The error for a file that is not what was written."""
     return CheckpointError(f"{path} is damaged: {why}", next_step="resume from another checkpoint")
+
+
+def join(
+    first: Mapping[str, Any], others: Iterable[Mapping[str, Any]], *, step: int, metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """The content of an index, of what its owners say of their parts: `meta`, `files` and `tensors`, as they come."""
+    meta = first["meta"]
+    files, tensors = dict(first["files"]), dict(first["tensors"])
+    for more in others:
+        meta = merge_meta(meta, more["meta"])
+        files.update(more["files"])
+        for name, entry in more["tensors"].items():
+            slices = [*tensors[name]["slices"], *entry["slices"]] if name in tensors else entry["slices"]
+            tensors[name] = {**tensors.get(name, entry), "slices": slices}
+    body = {
+        "format": FORMAT,
+        "step": step,
+        "time": time.time(),
+        # A NaN has no place in JSON, and no use as "best".
+        "metrics": {name: float(value) for name, value in metrics.items() if math.isfinite(value)},
+        "meta": meta,
+        "files": files,
+        "tensors": tensors,
+    }
+    found: dict[str, Any] = json.loads(json.dumps(body, allow_nan=False))  # as a reader gets it: both seal the same
+    return found
+
+
+def merge_meta(meta: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept beside the tensors, of two owners that hold different parts of a model; the first one counts."""
+    merged = {**meta, **{name: {**more.get(name, {}), **meta.get(name, {})} for name in ("aliases", "model")}}
+    merged["optimizers"] = {
+        key: _merge_optimizer(one, more["optimizers"][key]) if key in more.get("optimizers", {}) else one
+        for key, one in meta.get("optimizers", {}).items()
+    }
+    return merged
+
+
+def _merge_optimizer(kept: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    groups = [
+        {**group, "params": list(dict.fromkeys([*group["params"], *other["params"]]))}
+        for group, other in zip(kept["groups"], more["groups"], strict=True)
+    ]
+    return {**kept, "groups": groups, "state": {**more["state"], **kept["state"]}}

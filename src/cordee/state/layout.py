@@ -21,8 +21,8 @@ from cordee.core.damage import named, write_whole
 from cordee.core.errors import WaitedTooLong, WorkersLost
 from cordee.group.sliced import Place, box_of
 from cordee.state.files import read_tensors, sha256, sync, write_tensors
-from cordee.state.index import FORMAT, INDEX, check_size, damaged, read_index, seal
-from cordee.state.naming import Slice, Snapshot, merge_meta
+from cordee.state.index import INDEX, check_size, damaged, join, read_index, seal
+from cordee.state.naming import Slice, Snapshot
 from cordee.state.plain import decode
 
 LOOK_S = 0.01
@@ -47,22 +47,8 @@ def write_folder(
     `on_read` is called when no tensor of the snapshot is needed any more: from then on a live one may change. `others`
     gives what other owners have written into the same folder, as it comes.
     """
-    part, meta = write_part(folder, snapshot, 0, on_read), snapshot.meta
-    for more in others:
-        meta = merge_meta(meta, more["meta"])
-        part["files"].update(more["files"])
-        for name, entry in more["tensors"].items():
-            part["tensors"].setdefault(name, {**entry, "slices": []})["slices"] += entry["slices"]
-    body = {
-        "format": FORMAT,
-        "step": step,
-        "time": time.time(),
-        # A NaN has no place in JSON, and no use as "best".
-        "metrics": {name: float(value) for name, value in metrics.items() if math.isfinite(value)},
-        "meta": meta,
-        **part,
-    }
-    body = json.loads(json.dumps(body, allow_nan=False))  # as a reader gets it, so that both seal the same thing
+    part = {"meta": snapshot.meta, **write_part(folder, snapshot, 0, on_read)}
+    body = join(part, others, step=step, metrics=metrics)
     (folder / INDEX).write_text(json.dumps({"sha256": seal(body), **body}, indent=1), encoding="utf-8")
     sync(folder / INDEX)
     sync(folder)
@@ -160,8 +146,14 @@ class Owners:
         """Of an owner that does not commit: its slices, into the folder that the first owner has made."""
         self._await(folder, "which the first owner makes", deadline_s)
         part = write_part(folder, snapshot.only(self.writes, self.copied), self.number, on_read)
-        part["meta"] = {name: snapshot.meta.get(name, {}) for name in ("aliases", "model", "optimizers")}
+        part["meta"] = self.described(snapshot)
         write_whole(folder / f"part-{self.number:05d}.json", json.dumps(part))
+
+    def described(self, snapshot: Snapshot) -> dict[str, Any]:
+        """What this owner says of its part beside the tensors; the first one says all that belongs to none."""
+        if self.first:
+            return snapshot.meta
+        return {name: snapshot.meta.get(name, {}) for name in ("aliases", "model", "optimizers")}
 
     def parts(self, folder: Path, deadline_s: float) -> Iterator[dict[str, Any]]:
         """Of the first owner: what the others have written, as it comes."""

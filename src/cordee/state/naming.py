@@ -160,24 +160,6 @@ def restore(
             schedule.load_state_dict(decode(kept["schedules"][key], tensors))
 
 
-def merge_meta(meta: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept beside the tensors, of two owners that hold different parts of a model; the first one counts."""
-    merged = {**meta, **{name: {**more.get(name, {}), **meta.get(name, {})} for name in ("aliases", "model")}}
-    merged["optimizers"] = {
-        key: _merge_optimizer(one, more["optimizers"][key]) if key in more.get("optimizers", {}) else one
-        for key, one in meta.get("optimizers", {}).items()
-    }
-    return merged
-
-
-def _merge_optimizer(kept: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    groups = [
-        {**group, "params": list(dict.fromkeys([*group["params"], *other["params"]]))}
-        for group, other in zip(kept["groups"], more["groups"], strict=True)
-    ]
-    return {**kept, "groups": groups, "state": {**more["state"], **kept["state"]}}
-
-
 def under_all_names(weights: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """`weights` with tied ones under each of their names."""
     return {**weights, **{name: weights[kept] for name, kept in aliases.items()}}

@@ -184,7 +184,7 @@ class Adaptive(Sync):
         return True
 
     def _decide(self, steps: int) -> None:
-        """After so many steps: all replicas measure, agree and decide; until they do, whoever is lost meanwhile.
+        """After so many steps: all replicas measure, agree and decide; until they do, also if workers are lost.
 
         Between local steps the link is as fast as the last merge was, or seems slower: a merge by a way that is new
         does much for the first time, and one that sends little tells little. It is probed before another way is taken.

@@ -1,4 +1,4 @@
-"""`exact=true`: gradients of fixed pieces of a batch, added up in a fixed tree: the same bits whoever has which.
+"""`exact=true`: gradients of fixed pieces of a batch, added up in a fixed tree: the same bits on any workers.
 
 A backward pass leaves the gradients of one piece. They are put aside and folded with those of its neighbours as far as
 this replica has them. When the step commits, all replicas gather the subtrees that are left, never sums along a ring,

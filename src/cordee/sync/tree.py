@@ -1,4 +1,4 @@
-"""A sum over the pieces of a batch in one fixed order: a binary tree over their numbers, whoever has which of them.
+"""A sum over the pieces of a batch in one fixed order: a binary tree over their numbers, on any workers.
 
 Two neighbours are added first, then two neighbouring pairs, and so on; what has no neighbour goes up as it is. A worker
 folds what it has up to the roots of whole subtrees. Those are exchanged, and folded in the same way by all.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cordee.core.errors import JobError
+from cordee.core.errors import CheckpointError, JobError
 from cordee.core.plan import Plan
 from cordee.feed.source import Source, digest_of
 from cordee.group.alike import alike
@@ -152,3 +152,14 @@ def differing(first: Any, other: Any) -> tuple[str, str]:
 def in_json(value: Any) -> Any:
     """In a form that a file gives back as it was."""
     return json.loads(json.dumps(value, default=str))
+
+
+def refuse_another(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise if a checkpoint was trained on another data set, batch or order than what is asked for now."""
+    for what in now:
+        if saved[what] != now[what]:
+            before, after = differing(saved[what], now[what])
+            raise CheckpointError(
+                f"the checkpoint belongs to another {what}: saved {before}, now {after}. Resume with the same job and "
+                "data, or start a new run in another folder (start_from= takes only the weights)"
+            )

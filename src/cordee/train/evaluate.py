@@ -92,7 +92,7 @@ def evaluate(
 
 
 class Feeding(NamedTuple):
-    """What is evaluated in pieces, and by whom."""
+    """What is evaluated in pieces, and by which worker."""
 
     source: Source
     order: Order
@@ -103,7 +103,7 @@ class Feeding(NamedTuple):
 def _evaluate_pieces(
     job: Job, model: nn.Module, compute: Callable[[Batch], tuple[Tensor, Any]], feeding: Feeding
 ) -> dict[str, float]:
-    """The same bits whoever computes which piece: each has a row of its own, and rows are added up in a fixed tree."""
+    """The same bits on any workers: each piece has a row of its own, and rows are added up in a fixed tree."""
     source, order, team, pieces = feeding
     names = list(job.metrics)
     while True:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cordee.core.errors import CheckpointError, JobError
+from cordee.core.errors import JobError
 from cordee.core.events import EpochEvent, WarningEvent
 from cordee.feed.batch import Batch
 from cordee.feed.features import save_features
@@ -19,8 +19,9 @@ from cordee.feed.share import Shares
 from cordee.feed.source import Source
 from cordee.split.tensor import holding_together
 from cordee.state.naming import Snapshot, capture, restore
-from cordee.train.agreement import differing, without_counts
+from cordee.train.agreement import differing, refuse_another, without_counts
 from cordee.train.compiling import Loss, training_loss
+from cordee.train.copying import Memory
 from cordee.train.devices import conditions
 from cordee.train.ending import Outcome, end
 from cordee.train.evaluate import evaluate
@@ -42,15 +43,17 @@ def run_job(
     *,
     out: Path,
     resume: bool = False,
+    memory: Memory | None = None,
     receive: Callable[[], Snapshot] | None = None,
     finish: Callable[[Training], Outcome] = end,
 ) -> Outcome:
     """Train `job` by the steps of `stepper`, with its files in `out`; every worker of the run calls this.
 
-    A worker that enters in mid-run gets a snapshot of the others by `receive`; they take it with `Training.handed`.
+    `memory` is for copies of the state, and may hold the newest one. A worker that enters in mid-run gets a snapshot of
+    the others by `receive`; they take it with `Training.handed`.
     """
     evaluations = Evaluations(job.stop, job.save.keep_best)
-    saver = Saver(out / "checkpoints", replace(job.save, keep_best=evaluations.metric), stepper.team.channel)
+    saver = Saver(out / "checkpoints", replace(job.save, keep_best=evaluations.metric), stepper.team.channel, memory)
     stepper.team.channel.before_end = partial(_part, stepper, saver)
     with holding_together(stepper.team):
         if receive is None:
@@ -102,6 +105,8 @@ class Training:
         self._session = Session(stepper)
         self._began = self._saved_at = time.monotonic()
         self._validated_at = -1
+        self._every = stepper.plan.copy_every or None
+        """Steps between two copies of the state into memory."""
 
     @property
     def steps(self) -> int:
@@ -169,8 +174,10 @@ class Training:
         wish.stop |= job.stop.minutes is not None and now - self._began >= 60 * job.stop.minutes
         wish.stop |= job.stop.when is not None and bool(job.stop.when(done))
         wish.save = job.save.seconds is not None and now - self._saved_at >= job.save.seconds
-        if done.save or self._due(done, end_of_epoch):
-            self._save()
+        copied = self._every is not None and done.steps % self._every == 0
+        saved = done.save or self._due(done, end_of_epoch)
+        if copied or saved:
+            self._save(copied=copied, saved=saved)
         if done.asked:  # agreed with the step: the launcher's own word may not have reached every worker yet
             self.interrupted = self.stepper.team.channel.stop_reason or "interrupted"
         return done.stop or self._enough()
@@ -195,7 +202,8 @@ class Training:
         save, stop, epochs = job.save.steps, job.stop.steps, steps // per_epoch + 1
         measured = job.data.validation is not None or bool(job.callbacks) or epochs == job.epochs
         measured |= job.save.epochs is not None and epochs % job.save.epochs == 0
-        ends = [*([] if save is None else [steps - steps % save + save]), *([] if stop is None else [stop])]
+        ends = [steps - steps % one + one for one in (save, self._every) if one is not None]
+        ends += [] if stop is None else [stop]
         return min([*ends, *([epochs * per_epoch] if measured else [])], default=None)
 
     def _due(self, done: Committed, end_of_epoch: bool) -> bool:
@@ -239,12 +247,15 @@ class Training:
 
     # ------------------------------------------------------------- what is kept
 
-    def _save(self) -> None:
-        """A checkpoint of this moment, written in the background by the workers of the first replica."""
-        self._saved_at = time.monotonic()
+    def _save(self, *, copied: bool, saved: bool) -> None:
+        """The state of this moment, in the background by the workers of the first replica: into memory, to disk."""
         with self.stepper.reporter.aside("saving"):
             self.stepper.merge(saving=True)
-            self.write_checkpoint()
+            if copied and self.stepper.team.replica == 0:
+                self.saver.copy(self.stepper.done, self._capture)
+            if saved:
+                self._saved_at = time.monotonic()
+                self.write_checkpoint()
 
     def write_checkpoint(self) -> None:
         """The same, of parameters that are merged already."""
@@ -298,7 +309,7 @@ class Training:
         )
         self._check_alike(kept.get("exact"))
         self.next = tuple(kept["next"])
-        self.saver.step = self.steps
+        self.saver.took_up(self.steps)
         stepper.ledger = Ledger(**kept["ledger"])
         self.samples_before = stepper.ledger.samples
         self.evaluations.take_up(kept["evaluations"])
@@ -330,14 +341,3 @@ class Training:
         """What a run cannot change when it goes on, and what its batch and learning rate were resolved from."""
         asked = {name: getattr(self.job, name) for name in ("batch", "batch_per", "scale_lr")}
         return {"data": self.job.data.train.fingerprint, "batch": asked, "order": self.setup.order.describe()}
-
-
-def refuse_another(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise if a checkpoint was trained on another data set, batch or order than what is asked for now."""
-    for what in now:
-        if saved[what] != now[what]:
-            before, after = differing(saved[what], now[what])
-            raise CheckpointError(
-                f"the checkpoint belongs to another {what}: saved {before}, now {after}. Resume with the same job and "
-                "data, or start a new run in another folder (start_from= takes only the weights)"
-            )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -31,6 +32,14 @@ class Layout(NamedTuple):
 WHOLE = Layout()
 
 
+def _mark(model: nn.Module, marks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give parameters the attributes that the user's own had, by which an optimizer's function may make groups."""
+    for name, one in model.named_parameters(remove_duplicate=False):
+        for attribute, value in marks.get(name, {}).items():
+            if attribute not in vars(one):
+                setattr(one, attribute, value)
+
+
 class Placing:
     """Applies a plan to models that are the same on every worker already."""
 
@@ -49,6 +58,7 @@ class Placing:
         Replicas come last, with the optimizer.
         """
         team, plan = self._team, self._plan
+        marks = {name: dict(vars(one)) for name, one in model.named_parameters(remove_duplicate=False)}
         refuse_unstaged(plan, layout.staging)
         refuse_in_pieces(model, plan)
         lay_out(model, plan.layout)
@@ -63,6 +73,7 @@ class Placing:
             self.sharding.place(model, layout.called)
             if isinstance(self.split, Pipeline):
                 self.split.shard(plan.shard)
+        _mark(model, marks)
         return model
 
     def begin_backward(self, *, last: bool) -> None:

@@ -23,12 +23,15 @@ from cordee.state.checkpoint import Checkpoints
 from cordee.state.layout import Owners, tensor_bytes
 from cordee.state.naming import MODEL, OPTIM, Snapshot
 from cordee.train.agreement import gather_bytes
+from cordee.train.copying import Copier, Memory
 from cordee.train.job import Save
 
 MOST_S = 120.0
 """How long a checkpoint may still take when the run has failed already: the disk may be what failed."""
 COPIED_BYTES = 16 * 2**20
 """A state of fewer bytes is copied; of a larger one a copy would be a second model in memory, while it is written."""
+COPY_S = 1.0
+"""How long a copy into memory may still take then: an older one is as good."""
 WORD_AFTER_S = 2.0
 """After so long the user wants to know what the run waits for."""
 
@@ -57,14 +60,13 @@ class Stall:
 class Saver:
     """Writes checkpoints into a folder, by a rule, and says so in the record when they stand."""
 
-    def __init__(self, folder: Path, rule: Save, channel: Channel | Unconnected) -> None:
-        """Nothing is written or read yet."""
-        self._folder, self._rule, self._channel = folder, rule, channel
+    def __init__(self, folder: Path, rule: Save, channel: Channel | Unconnected, memory: Memory | None = None) -> None:
+        """Nothing is written or read yet; `memory` is for what `copy` makes."""
+        self._folder, self._rule, self._channel, self._memory = folder, rule, channel, memory
         self.owners = Owners()
         """Which of several writers this worker is."""
-        self._stall = Stall(0.0)
-        self.live = False
-        """Whether the checkpoint under way reads tensors that the next update changes."""
+        self._live: list[tuple[Checkpoints, Stall]] = []
+        """Those whose checkpoint under way reads tensors that the next update changes."""
         self.step = -1
         """The step of the last checkpoint that was begun; -1 if it has to be written again."""
 
@@ -73,6 +75,22 @@ class Saver:
         """Made when it is first needed, on the workers that write or read."""
         keep_last, keep_best = self._rule.keep_last, self._rule.keep_best
         return Checkpoints(self._folder, keep_last=keep_last, keep_best=keep_best, owners=self.owners)
+
+    @functools.cached_property
+    def _copies(self) -> Checkpoints:
+        """The same for copies in memory."""
+        assert self._memory is not None
+        copier = Copier(self._memory, self._channel.worker, self._channel.post)
+
+        def write(taken: Snapshot, step: int, metrics: Mapping[str, float], on_read: Callable[[], None]) -> Path:
+            return copier.write(taken, self.owners, step, metrics, on_read)
+
+        return Checkpoints(self._memory.folder, owners=self.owners, write=write)
+
+    @property
+    def live(self) -> bool:
+        """Whether something under way reads tensors that the next update changes."""
+        return bool(self._live)
 
     def check_shared(self, team: Team) -> None:
         """Refuse a folder that the workers of a replica do not have in common; every worker calls this.
@@ -101,8 +119,8 @@ class Saver:
             )
 
     def latest(self) -> Snapshot:
-        """The newest intact checkpoint."""
-        snapshot, problems = self._checkpoints.read_latest()
+        """The newest intact checkpoint, in memory or on disk."""
+        snapshot, problems = self._checkpoints.read_latest(None if self._memory is None else self._memory.folder)
         if snapshot is None:
             why = "".join(f": {problem.message}" for problem in problems[:1])
             way = "start without it, in another folder"
@@ -110,6 +128,10 @@ class Saver:
         for problem in problems:
             self._warn(f"an older checkpoint is used: {problem.message}")
         return snapshot
+
+    def took_up(self, step: int) -> None:
+        """The training continues after this step. Its checkpoint stands, unless its state was in memory."""
+        self.step = step if self._memory is None else -1
 
     def model_of(self, step: int) -> Snapshot:
         """The model alone, from the checkpoint of this step."""
@@ -124,29 +146,46 @@ class Saver:
         if step == self.step:
             return
         self.step = step
-        began = time.perf_counter()
         at = time.time() + self._channel.clock_offset_s
-        self._checkpoints.close()
-        snapshot = capture()
-        self.live = tensor_bytes(snapshot.tensors.values()) > COPIED_BYTES
-        if not self.live:
-            snapshot = snapshot.copied()
         say = self._channel.post if self.owners.first else (lambda record: None)
-        stall = self._stall = Stall(time.perf_counter() - began)
-        self._checkpoints.save(
-            snapshot,
-            step=step,
-            metrics=metrics,
-            live=self.live,
-            on_saved=lambda saved: say(CheckpointEvent(step, round(stall.seconds() * 1e3, 3), round(at, 6))),
+        self._begin(
+            self._checkpoints,
+            step,
+            capture,
+            metrics,
+            lambda stall: say(CheckpointEvent(step, round(stall.seconds() * 1e3, 3), round(at, 6))),
         )
 
+    def copy(self, step: int, capture: Callable[[], Snapshot]) -> None:
+        """Begin to copy the state of this step into memory, if there is any, once the copy before it stands."""
+        if self._memory is not None:
+            self._begin(self._copies, step, capture, {}, lambda stall: None)
+
+    def _begin(
+        self,
+        files: Checkpoints,
+        step: int,
+        capture: Callable[[], Snapshot],
+        metrics: Mapping[str, float],
+        on_saved: Callable[[Stall], None],
+    ) -> None:
+        began = time.perf_counter()
+        files.close()
+        snapshot = capture()
+        live = tensor_bytes(snapshot.tensors.values()) > COPIED_BYTES
+        if not live:
+            snapshot = snapshot.copied()
+        stall = Stall(time.perf_counter() - began)
+        if live:
+            self._live.append((files, stall))
+        files.save(snapshot, step=step, metrics=metrics, live=live, on_saved=lambda saved: on_saved(stall))
+
     def before_update(self) -> None:
-        """Wait until the checkpoint under way has read all that the next update changes."""
-        if self.live:
-            with self._stall.lasting():
-                self._checkpoints.await_read()
-            self.live = False
+        """Wait until what is under way has read all that the next update changes."""
+        while self._live:
+            files, stall = self._live.pop()
+            with stall.lasting():
+                files.await_read()
 
     def close(self) -> None:
         """Wait for the checkpoint under way, and raise its error."""
@@ -154,6 +193,12 @@ class Saver:
 
     def see_through(self, *, most_s: float = MOST_S, word_s: float = WORD_AFTER_S) -> None:
         """The run ends early: let the checkpoint under way come to its end, and say so if it does not."""
+        self._see_through(most_s, word_s)
+        copies: Checkpoints | None = vars(self).get("_copies")
+        if copies is not None:
+            copies.await_end(COPY_S)
+
+    def _see_through(self, most_s: float, word_s: float) -> None:
         files: Checkpoints | None = vars(self).get("_checkpoints")  # None: this worker has written nothing
         if files is None or (step := files.under_way) is None:
             return

@@ -86,6 +86,8 @@ class ProgressView:
 
     _on_joined = _on_stranger = _on_regroup = _on_links = _on_cut = _on_shares = _on_shard = _on_straggler = _on_failure
 
+    _on_continued = _on_failure
+
     def _on_server(self, event: events.Event) -> None:
         if text := tell(event):  # not the roles at the start, nor a decision that changes nothing
             self._note(text)

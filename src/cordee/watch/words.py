@@ -153,6 +153,10 @@ def tell(event: events.Event) -> str:
             return f"shares from step {event.step} on: {sizes[0]}{more} → {sizes[1]}{more} samples ({event.reason})"
         case events.StragglerEvent():
             return _straggling(event)
+        case events.ContinuedEvent():
+            again = f"; {plural(event.repeats, 'step')} after it will be computed again" if event.repeats else ""
+            who = f"on {plural(event.workers, 'worker')}, plan {event.plan}"
+            return f"the run continues by itself after step {event.step}, from {event.source}, {who}{again}"
         case events.JoinedEvent():
             return f"worker {event.worker} on {event.host} has joined, in the place of worker {event.replaces}"
         case events.RegroupEvent():

@@ -14,7 +14,7 @@ from cordee.feed.store.layout import MANIFEST
 class Below:
     """Brings bytes of files: on S3, HDFS or the web, or in a slow folder. All of them of the same store.
 
-    Whoever replaces a store writes its manifest too: it is looked at again with the first bytes of each file.
+    A build that replaces a store writes its manifest too: it is looked at again with the first bytes of each file.
     """
 
     url: str

@@ -38,7 +38,7 @@ Held = Callable[[Sequence[Shard]], Holders]
 
 
 class FarOrigin:
-    """Blocks of a store, by asking whoever has it for parts of its files."""
+    """Blocks of a store, by asking a host that has it for parts of its files."""
 
     def __init__(self, bring: Bring, table: BlockTable, name: str) -> None:
         """`name` is what messages call the store."""

@@ -1,6 +1,6 @@
 """Blocks on their way from a far origin to the batches: looked up near to far, and kept where they are needed soonest.
 
-A block is immutable: whoever changes rows changes a copy, and nothing is ever written to the origin. What memory gives
+A block is immutable: a step that changes rows changes a copy, and nothing is written to the origin. What memory gives
 up goes to the disk, if it is needed sooner than something there; so both levels together hold what one level of their
 size would. A block in memory may stay on the disk too, as long as nothing else wants the room.
 """
@@ -90,7 +90,7 @@ class Levels:
         self._shelf = Shelf(cache.memory_bytes - cache.ahead_bytes)
         self._lock = threading.RLock()
         self._counting = threading.Lock()
-        # First in, first out: whoever waits for a block in there waits for one that began before it.
+        # First in, first out: a reader that waits for a block in there waits for one that began before it.
         self._fetchers = ThreadPoolExecutor(cache.connections, "cordee-fetch")
         self.moving = 0
         """Blocks that are fetched just now, with what makes room for them: their memory is taken."""
@@ -166,7 +166,7 @@ class Levels:
             block, disk = victims.pop(0), self._disk
             if block is None or disk is None:
                 continue
-            with contextlib.suppress(Exception):  # whoever waits for it is told
+            with contextlib.suppress(Exception):  # readers that wait for it are told
                 buffer = block.wait(self.cache.deadline_s)
                 if (claim := disk.claim(block.number, len(buffer))) is None:
                     disk.rerank(block.number)
@@ -188,7 +188,7 @@ class Levels:
             self.moving += count
 
     def _abandon(self, block: Block, error: Exception) -> None:
-        """It cannot be had: whoever waits for it is told, and the next one who asks tries again."""
+        """It cannot be had: readers that wait for it are told, and the next one that asks tries again."""
         block.ready.set_exception(error)
         with self._lock:
             if self._memory.get(block.number) is block:

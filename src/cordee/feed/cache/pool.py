@@ -13,7 +13,7 @@ Buffer = NDArray[np.uint8]
 
 
 class Pool:
-    """Buffers that were given back, for whoever asks for one of the same size next.
+    """Buffers that were given back, for the next request of the same size.
 
     What is in use is never freed. Idle buffers are kept until they are more than `threshold` bytes. Those that were
     idle longest are then marked, and given back to the system at the next request, which may still take one of them.

@@ -56,7 +56,7 @@ class Delivery:
 
     @property
     def orphaned(self) -> bool:
-        """Whether nobody sends at the moment."""
+        """Whether no peer sends at the moment."""
         with self._state:
             return self._link is None
 
@@ -83,7 +83,7 @@ class Delivery:
             self._refuse(link, f"it cannot be written there: {named}")
 
     def watch(self) -> None:
-        """Called now and then: gives up when nobody has sent for too long."""
+        """Called now and then: gives up when no peer has sent for too long."""
         with self._state:
             waited = time.monotonic() - self._lost_at if self._link is None and self._lost_at else 0.0
         if waited > 2 * self._silence_s + 10:
@@ -194,7 +194,7 @@ class Delivery:
                 self._reason = f"the connection to the host before this one was lost ({reason})"
         if not lost:
             self._leave_to_another(link)
-        elif self.offer.first:  # nobody else goes on
+        elif self.offer.first:  # no other sender goes on
             self.fail(f"the sender was lost ({reason})")
 
 

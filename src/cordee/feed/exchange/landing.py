@@ -165,7 +165,7 @@ class Landing:
                 os.unlink(_part(entry), dir_fd=folder)
                 self._set(number, 0, whole=False)
                 raise ValueError(f"{entry.path!r} came, but its checksum is another: send it again")
-            with self._changed:  # whoever reads opens it by one name or the other
+            with self._changed:  # a reader opens it by one name or the other
                 os.rename(_part(entry), name, src_dir_fd=folder, dst_dir_fd=folder)
                 self.sizes[number], self.whole[number] = entry.size, True
                 self._changed.notify_all()

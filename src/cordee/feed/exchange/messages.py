@@ -56,7 +56,7 @@ class Offer(Exchanged):
     route: Annotated[list[Place], Meta(max_length=MOST_HOSTS)]
     files: Annotated[int, Meta(ge=1, le=MOST_FILES)]
     first: bool
-    """Whether it comes from where the data is from, so that nobody else goes on if this one is lost."""
+    """Whether it comes from where the data is from, so that no other sender goes on if this one is lost."""
 
 
 class Entries(Exchanged):

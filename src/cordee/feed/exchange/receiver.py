@@ -113,7 +113,7 @@ class Receiver:
         return entries
 
     def _delivery(self, offer: said.Offer, entries: list[Entry]) -> Delivery:
-        """The one of this offer: that which has begun, or a new one in place of one that nobody sends any more."""
+        """The one of this offer: that which has begun, or a new one in place of one that no peer sends any more."""
         with self._turn:
             there = self._deliveries.get(offer.name)
             if there is not None and there.offer.id == offer.id and list(there.landing.entries) == entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -255,7 +256,8 @@ def _begun(block: bytes, names: tuple[str, ...], dialect: Dialect, place: Place,
     head = head_of(block, names, separator, dialect.quote, final=final)
     if head is None:
         if final:
-            raise Unreadable("the file is empty, where a header and rows are expected", place)
+            step = "remove it, or leave such files out and count them by on_error='skip'"
+            raise Unreadable("the file is empty, where a header and rows are expected", place, next_step=step)
         return None
     if len(head.names) == 1 and not names:
         other = next((one for one in (",", ";", "\t", "|") if one in head.names[0] and one != separator), None)
@@ -263,8 +265,8 @@ def _begun(block: bytes, names: tuple[str, ...], dialect: Dialect, place: Place,
             raise Unreadable(
                 f"the header is one column, {head.names[0][:60]!r}: give its separator, dialect={other!r}", place
             )
-    twice = next((name for at, name in enumerate(head.names) if name in head.names[:at]), None)
-    if twice is not None:
+    if len(set(head.names)) < len(head.names):
+        twice = Counter(head.names).most_common(1)[0][0]
         raise Unreadable(f"two columns are called {twice!r}: rename one of them", place)
     return head
 

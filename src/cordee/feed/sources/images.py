@@ -86,8 +86,11 @@ class ImageReader:
         except DataError:
             raise
         except Exception as error:  # Pillow raises whatever its readers of many formats come upon
-            what = "the file is empty" if not raw else f"it cannot be decoded ({type(error).__name__}: {error})"
-            return Fault(place.shown, 1, what)
+            kind = type(error).__name__
+            what = f"it cannot be decoded ({kind}: {error})"
+            if kind == "UnidentifiedImageError":  # whose text is where a buffer of ours lies
+                what = "it is no image, or of a form that Pillow does not read"
+            return Fault(place.shown, 1, what if raw else "the file is empty")
 
 
 def _is_clutter(place: Place) -> bool:

@@ -48,9 +48,9 @@ class Fault:
 class Unreadable(DataError):
     """A file that is not of its form from some row on: nothing more of it can be read."""
 
-    def __init__(self, reason: str, place: Place, row: int = 1) -> None:
+    def __init__(self, reason: str, place: Place, row: int = 1, *, next_step: str = "") -> None:
         """The row is the first where that is not known."""
-        super().__init__(f"{place.shown}, row {row}: {reason}")
+        super().__init__(f"{place.shown}, row {row}: {reason}", next_step=next_step)
         self.reason, self.row = reason, row
 
 

@@ -33,7 +33,8 @@ def with_types(schema: Schema, types: TypePairs) -> Schema:
 
 def check_names(asked: Sequence[str], there: Sequence[str], argument: str) -> None:
     """Columns that an argument names must be there."""
-    absent = [name for name in asked if name not in there]
+    known = set(there)
+    absent = [name for name in asked if name not in known]
     if absent:
         shown = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
         raise DataError(
@@ -43,8 +44,9 @@ def check_names(asked: Sequence[str], there: Sequence[str], argument: str) -> No
 
 def other_columns(found: Sequence[str], wanted: Sequence[str], *, only: bool) -> str | None:
     """What is wrong with the columns of a file; their order does not matter. `only`: it may have no others either."""
-    lacking = [name for name in wanted if name not in found]
-    more = [name for name in found if name not in wanted] if only else []
+    there, known = set(found), set(wanted)
+    lacking = [name for name in wanted if name not in there]
+    more = [name for name in found if name not in known] if only else []
     parts = [f"{word} {', '.join(names[:5])}" for word, names in (("no", lacking), ("also", more)) if names]
     shown = ", ".join(list(wanted)[:5]) + ", ..." * (len(wanted) > 5)
     return f"it has {' and '.join(parts)}: not the columns {shown}" if parts else None

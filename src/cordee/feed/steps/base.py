@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +10,9 @@ import msgspec
 
 from cordee.core.errors import DataError
 from cordee.core.words import did_you_mean
-from cordee.feed.columns import TEXT, Kind, Schema
+from cordee.feed.columns import TEXT, Column, Kind, Schema
 from cordee.feed.steps.code import code_of
+from cordee.feed.steps.hints import hint
 from cordee.feed.steps.user import Function
 
 NUMBERS = frozenset(
@@ -43,19 +44,33 @@ def _code(held: Any) -> str:
 
 
 def chosen(
-    called: str, schema: Schema, names: Sequence[str], what: str, fits: Iterable[str], but: Sequence[str] = ()
+    called: str,
+    schema: Schema,
+    names: Sequence[str],
+    what: str,
+    fits: Iterable[str],
+    but: Sequence[str] = (),
+    sample: Mapping[str, Column] = {},
 ) -> tuple[str, ...]:
-    """The columns that a step is for: those named, all of which must fit; without names, all that do, but for `but`."""
+    """The columns that a step is for: those named, all of which must fit; without names, all that do, but for `but`.
+
+    Of a `sample` of rows an error tells what its texts look like.
+    """
     fitting = tuple(fits)
     if not names:
         found = tuple(name for name in fitting if name not in but)
         if not found:
-            raise DataError(f"{called}(): there is no column of {what}; there are {shown(schema)}")
+            raise DataError(
+                f"{called}(): there is no column of {what}; there are {shown(schema)}{hint(schema, sample)}"
+            )
         return found
+    fits_too = set(fitting)
     for name in names:
         present(called, schema, name)
-        if name not in fitting:
-            raise DataError(f"{called}({name!r}): the column holds {schema[name]}; {what} were expected")
+        if name not in fits_too:
+            raise DataError(
+                f"{called}({name!r}): the column holds {schema[name]}; {what} were expected{hint([name], sample)}"
+            )
     return tuple(names)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
 
 from cordee.core.errors import DataError
 from cordee.feed.columns import Schema
@@ -19,9 +18,6 @@ Blocks = Callable[[], Iterator[Rows]]
 
 LOOK = 512
 """So many rows are looked at to see what a user's function makes of them; the next ones where steps leave none."""
-
-
-_NOTHING = np.zeros(0, np.uint64), np.zeros(0, np.uint8)
 
 
 @runtime_checkable
@@ -132,8 +128,10 @@ def _beside(group: Sequence[Fitting], step: Step | Fitting, schema: Schema, look
     """The next step if its statistics can be gathered in the same pass."""
     if not isinstance(step, Fitting) or not all(isinstance(one, Apart) for one in group):
         return None
-    found = step.on(schema, Rows({}, *_NOTHING)) if isinstance(step, Open) else step
+    made = {name for one in group if isinstance(one, Apart) for name in one.makes}
+    rows = looked.rows()
+    untouched = replace(rows, columns={name: one for name, one in rows.columns.items() if name not in made})
+    found = step.on(schema, untouched) if isinstance(step, Open) else step
     if not isinstance(found, Fitting) or not isinstance(found, Apart):
         return None
-    made = {name for one in group if isinstance(one, Apart) for name in one.makes}
     return found if made.isdisjoint(found.reads) else None

@@ -56,7 +56,7 @@ class _OfNumbers(Written, frozen=True):
     def on(self, schema: Schema, sample: Rows) -> _OfNumbers:
         """For these columns: those named, or all of single numbers but the label."""
         fits = numbers_of_one_shape(schema) if self.columns else single_numbers(schema)
-        names = chosen(self.called, schema, self.columns, "numbers", fits, self.but)
+        names = chosen(self.called, schema, self.columns, "numbers", fits, self.but, sample.columns)
         return msgspec.structs.replace(self, columns=names)
 
     @property
@@ -129,7 +129,9 @@ class Fill(_OfNumbers, frozen=True, tag="fill"):
         fits = single_numbers(schema)
         if not self.columns:
             fits = [name for name in fits if schema[name].dtype.startswith("float")]
-        names = chosen(f"fill({self.how!r})", schema, self.columns, "numbers that may be missing", fits, self.but)
+        names = chosen(
+            f"fill({self.how!r})", schema, self.columns, "numbers that may be missing", fits, self.but, sample.columns
+        )
         return msgspec.structs.replace(self, columns=names)
 
     def schema(self, schema: Schema) -> Schema:
@@ -174,7 +176,7 @@ class Filled(Written, frozen=True, tag="filled"):
             fits, what = [name for name, kind in schema.items() if kind.dtype in NUMBERS and not kind.ragged], "numbers"
             if not self.columns:
                 fits = [name for name in fits if schema[name].dtype.startswith("float") and not schema[name].shape]
-        names = chosen(f"fill({value!r})", schema, self.columns, what, fits, self.but)
+        names = chosen(f"fill({value!r})", schema, self.columns, what, fits, self.but, sample.columns)
         values = self.values if len(self.values) == len(names) else (value,) * len(names)
         return msgspec.structs.replace(self, columns=names, values=values)
 

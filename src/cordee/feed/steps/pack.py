@@ -13,6 +13,7 @@ from cordee.core.words import did_you_mean, plural
 from cordee.feed.columns import Columns, Kind, Schema, kind_of_column
 from cordee.feed.steps.base import NUMBERS, TEXTS, Written, present, shown
 from cordee.feed.steps.categories import MOST_CLASSES, classes_in, numbers_of_classes
+from cordee.feed.steps.hints import hint
 from cordee.feed.steps.seam import Rows
 from cordee.feed.steps.values import Value, merge_values, values_of
 
@@ -51,7 +52,8 @@ class Pack(Written, frozen=True, tag="pack"):
                     f"pack({self.name!r}): column {name!r} holds {kind}; numbers were expected. {advice(kind)}"
                 )
             width += int(np.prod(kind.shape))
-        left = {name: kind for name, kind in schema.items() if name not in self.columns}
+        packed = set(self.columns)
+        left = {name: kind for name, kind in schema.items() if name not in packed}
         if self.name in left:
             raise DataError(f"pack({self.name!r}): there is a column of this name already: pack it too, or rename it")
         return left | {self.name: Kind("float32", (width,))}
@@ -74,7 +76,8 @@ class Pack(Written, frozen=True, tag="pack"):
                         f"nothing brings them near 1: float32 knows whole numbers up to {LARGEST:.3g} only. "
                         f"standardize({name!r}), scale({name!r}), or drop({name!r})"
                     )
-        left = {name: column for name, column in rows.columns.items() if name not in self.columns}
+        packed = set(self.columns)
+        left = {name: column for name, column in rows.columns.items() if name not in packed}
         return replace(rows, columns=left | {self.name: np.concatenate(flat, axis=1)})
 
 
@@ -89,13 +92,16 @@ class Finish(Written, frozen=True, tag="finish"):
 
     def on(self, schema: Schema, sample: Rows) -> Finish | Finished:
         """The step for these columns; `DataError` for such as no tensor can be made of."""
-        kinds = [self._label(schema, name) for name in self.label] if Y not in schema else []
+        if not self.label and schema.get(Y) == TEXTS:  # a column that is called y is the label, and texts are classes
+            return Finish((Y,)).on(schema, sample)
+        kinds = [self._label(schema, name) for name in self.label] if Y not in schema or Y in self.label else []
         inputs = self._inputs(schema) if self.label and X not in schema else ()
         strange = {n: k for n, k in schema.items() if n not in self.label and (k.ragged or k.dtype not in _PACKED)}
         if strange:
             raise DataError(
                 f"nothing makes numbers of {named(strange)} ({', '.join(str(kind) for kind in strange.values())}). "
                 + advice(next(iter(strange.values())), next(iter(strange)))
+                + hint(strange, sample.columns)
             )
         if len(kinds) == 1 and not kinds[0].shape and (kinds[0] == TEXTS or not kinds[0].dtype.startswith("float")):
             return Finish(self.label, inputs, True)

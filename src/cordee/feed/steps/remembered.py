@@ -24,7 +24,7 @@ from cordee.feed.store.cached import cache_folder
 
 DEADLINE_S = 3600.0
 """How long a process waits until another one of this host has gathered the same statistics."""
-FORM = "2"
+FORM = "3"
 """Counted up when steps are fitted otherwise."""
 _LOOK_S = 0.05
 MOST = 1000

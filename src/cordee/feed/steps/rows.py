@@ -163,7 +163,8 @@ class Drop(Written, frozen=True, tag="drop"):
 
     def apply(self, rows: Rows) -> Rows:
         """The same rows."""
-        left = {name: column for name, column in rows.columns.items() if name not in self.columns}
+        dropped = set(self.columns)
+        left = {name: column for name, column in rows.columns.items() if name not in dropped}
         return replace(rows, columns=left)
 
 

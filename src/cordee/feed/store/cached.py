@@ -39,7 +39,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def cache_folder() -> Path:
-    """Where stores are kept that nobody named a folder for."""
+    """Where stores are kept for which the user named no folder."""
     if given := os.environ.get("CORDEE_CACHE"):
         return Path(given).expanduser().absolute()
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -238,7 +238,7 @@ def _remove(path: Path) -> bool:
         if not _locked(path / LOCK, locks):
             return False
         gone = path.with_name(f"{path.name[:32]}.gone-{os.getpid()}")
-        path.rename(gone)  # at once, so that nobody opens half of it
+        path.rename(gone)  # at once, so that no process opens half of it
         shutil.rmtree(gone, ignore_errors=True)
         if not building:
             builders.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """What a store's folder holds, as values: `manifest.json`, and one folder per shard with a file for each column.
 
     manifest.json
-    .lock                            held by whoever builds here, and shared by those who have the store open
+    .lock                            held by a build, and shared by processes that have the store open
     train-000000-000/x.npy           rows of one shape: an ordinary npy file whose head is 4096 bytes long, so that its
                                      rows can be mapped behind those of other shards
     train-000000-000/words.0.npy     rows of any length: their offsets (int64, one more than rows)

@@ -193,7 +193,7 @@ def open_store(path: str | Path) -> Store:
         check_manifest(manifest)
     except DataError as error:
         raise DataError(f"{folder} is no store: {error.message}; build it again") from None
-    opened = Folder(folder, manifest)  # from here on nobody removes its files
+    opened = Folder(folder, manifest)  # from here on no process removes its files
     check_files(folder, manifest)
     return Store(opened)
 

@@ -33,6 +33,7 @@ from cordee.runtime.folder import saved_step
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Formed, Interrupt, Lost, NotStarted, ServerLost, ServersHold
 from cordee.runtime.recorder import Recorder
+from cordee.runtime.recovering import Recovery, failed
 
 IDLE_S = 0.5
 """How long to wait for news before looking whether there is anything to do."""
@@ -49,9 +50,12 @@ GOES_ON = (CutOff, DivergedError, WorkerFailed, WorkersLost, WaitedTooLong, Stor
 class Controller:
     """Reads notices until the run has ended one way or another."""
 
-    def __init__(self, launch: Launch, hub: Coordinator, engine: Engine, recorder: Recorder) -> None:
-        """Nothing happens before `watch`."""
+    def __init__(
+        self, launch: Launch, hub: Coordinator, engine: Engine, recorder: Recorder, recovery: Recovery
+    ) -> None:
+        """Nothing happens before `watch`; `recovery` knows how the run goes on when it has ended."""
         self._launch, self._hub, self._engine, self._recorder = launch, hub, engine, recorder
+        self._recovery = recovery
         self._hosts: dict[int, str] = {}
         self._begun = self._stepped = False
         """Whether the training is known to have begun, and a step of it to be done."""
@@ -207,13 +211,15 @@ class Controller:
     def _wind_up(self) -> None:
         """Let the workers end, then see that they have."""
         if self._error is not None:
-            self._hub.abort(str(self._error))
+            if not self._stopping:
+                self._recovery.see_end(self._error, self._hub.known, self._places, self._recorder, self._steps)
+            self._hub.abort(str(self._error), self._recovery.again)
         self._ends_by = time.monotonic() + (END_S if self._error is None else PART_S)
         while not self._engine.wait(max(0.0, min(0.1, self._ends_by - time.monotonic()))):
             self._hear_out()
             if time.monotonic() >= self._ends_by:
                 break
-        self._engine.close()
+        self._engine.end()
         self._hub.hear_out(READ_S)
         self._hear_out()
 
@@ -246,13 +252,16 @@ class Controller:
             self._error = Interrupted(f"stopped{self._what_was_saved()}")
         elif isinstance(self._error, Interrupted) and self._stepped and not self._begun:  # news of steps came late
             self._error = Interrupted("stopped at once, in the first steps")
-        if isinstance(self._error, GOES_ON):
+        if self._error is not None:
+            self._error = failed(self._launch, self._error, begun=self._begun)
+        if isinstance(self._error, GOES_ON) and self._recovery.again is None:
+            self._recovery.keep_newest(self._error, self._recorder)
             left = self._left if isinstance(self._error, WorkersLost) else 0
             self._error.next_step = self._launch.going_on(left) or self._error.next_step
         try:
             result = self._recorder.end(self._error)
         except StorageError as error:
             raise self._error or error from None
-        if self._error is not None:
+        if self._error is not None and self._recovery.again is None:
             raise self._error
         return result

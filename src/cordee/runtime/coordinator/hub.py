@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,12 +17,12 @@ import msgspec
 from cordee.core.errors import CordeeError
 from cordee.core.events import JobEvent, StepEvent
 from cordee.group import messages
-from cordee.group.messages import FIRST_SERVER, Evicted, Message, Place, Seat, Stale, Welcome, Who
+from cordee.group.messages import FIRST_SERVER, Again, Evicted, Message, Place, Stale, Start, Welcome, Who
 from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
 from cordee.runtime.coordinator.desk import Board, Desk
 from cordee.runtime.coordinator.door import Door
-from cordee.runtime.coordinator.known import Again, Known, first_known, returned
+from cordee.runtime.coordinator.known import Known, Successor, first_known, returned
 from cordee.runtime.coordinator.launchers import Launchers
 from cordee.runtime.coordinator.parted import Parted
 from cordee.runtime.coordinator.policy import all_finished, next_generation
@@ -43,34 +43,34 @@ class Hub:
         nodes: int = 1,
         heard: bool = True,
         settings: dict[str, str] | None = None,
-        again: Again | None = None,
+        successor: Successor | None = None,
     ) -> None:
         """Listen at `bind` (port 0 picks one). `expected` workers form the first generation.
 
         With several `nodes` they are this one's; those of the others come with them. `heard=False`: `notices` are not
-        read. Peers are told the `settings` of a resumed run. `again`: of a coordinator that may be started anew.
+        read. Peers are told the `settings` of a resumed run. `successor`: of a coordinator that may be started anew.
         """
-        self.notices: Any = queue.SimpleQueue()
-        self._heard = heard
-        self._begun = known = again.known if again else first_known(expected, nodes, settings or {})
-        self._lives_once, self._job = again is None, known.job
+        self.notices, self._heard = queue.SimpleQueue[Any](), heard
+        self._begun = known = successor.known if successor else first_known(expected, nodes, settings or {})
+        self._lives_once, self._recorded = successor is None, known.recorded
         self._last: Known | None = None
-        self.roster, self._go = known.roster, known.go
-        self._recorded, self._ending = known.recorded, known.ended
+        self.roster, self._go, self._job, self._ending = known.roster, known.go, known.job, known.ended
         self._strangers = Strangers("the coordinator", lambda event: self._notify(-1, event))
-        self._server = Server(bind, self, self._strangers, again.listener if again else None)
+        self._server = Server(bind, self, self._strangers, successor.listener if successor else None)
         self.address = self._server.address
         self.stewards = Stewards(self._server, self._notify)
-        self.launchers = Launchers(self._server, self._notify, known, self._lose_host, again.folder if again else "")
+        self.launchers = Launchers(
+            self._server, self._notify, known, self._lose_host, successor.folder if successor else ""
+        )
         self._parted = Parted(self._server, self._notify, self._evict, known)
         self.stewards.restore(known)
         self._door = Door(self._server, self._notify, (self.launchers, self.stewards), known)
         self._board = Board(self._server)
-        self._desk = Desk(self._server, lambda turn: self._notify(-1, turn) if again else None)
-        if again:
-            self.notices, self._desk.tickets = again.notices, again.tickets
-            if again.standing is not None:
-                self._server.tell_all(again.standing, later=True)
+        self._desk = Desk(self._server, lambda turn: self._notify(-1, turn) if successor else None)
+        if successor:
+            self.notices, self._desk.tickets = successor.notices, successor.tickets
+            if successor.standing is not None:
+                self._server.tell_all(successor.standing, later=True)
         self._server.start()
         self._server.call(self._door.await_back, self._lost)
 
@@ -103,14 +103,14 @@ class Hub:
         """Ask all workers to end after the step they are in, with a checkpoint; those too that connect later."""
         self._server.call(self._server.tell_all, messages.Stop(reason), True)
 
-    def abort(self, reason: str) -> None:
-        """End all workers at once."""
+    def abort(self, reason: str, again: Again | None = None) -> None:
+        """End all workers at once; if the run is to start `again`, other hosts come back for it."""
         self._ending = True
-        self._server.call(self._server.tell_all, messages.Abort(reason), True)
+        self._server.call(self._server.tell_all, messages.Abort(reason, again), True)
 
-    def start_on(self, node: int, seats: Sequence[Seat]) -> None:
-        """Let the launcher of the host with this place in the order of hosts start these."""
-        self._server.call(self.launchers.start_on, node, seats)
+    def start_on(self, node: int, start: Start) -> None:
+        """Tell the launcher of the host with this place in the order of hosts."""
+        self._server.call(self.launchers.start_on, node, start)
 
     def hear_out(self, seconds: float) -> None:
         """Wait until all is read that ended workers and servers said: their connections end then. At most so long."""

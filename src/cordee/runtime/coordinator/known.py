@@ -55,13 +55,18 @@ class Known:
     def next_term(self, recorded: int) -> Known:
         """What the next coordinator begins with: no worker has come back to it yet."""
         roster = replace(self.roster, ready={}, admitting=frozenset(), finished=frozenset(), waiting=frozenset())
-        hosts = self.hosts if self.hosts.order else Hosts(self.hosts.nodes, {0: self.hosts.workers[0]})
+        hosts = self.hosts if self.hosts.order else replace(self.hosts, workers={0: self.hosts.workers[0]}, doors={})
         return replace(self, roster=roster, hosts=hosts, term=self.term + 1, recorded=max(self.recorded, recorded))
 
     @property
     def here(self) -> tuple[int, ...]:
         """The hosts that have not left, in their order."""
         return tuple(host for node, host in enumerate(self.hosts.order) if node not in self.left_hosts)
+
+    @property
+    def nodes_here(self) -> set[int]:
+        """The places of those in their order; of a run on one host, 0."""
+        return {self.hosts.order.index(host) for host in self.here} or {0}
 
     @property
     def heirs(self) -> tuple[int, ...]:
@@ -78,7 +83,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Again:
+class Successor:
     """What a coordinator is started with that may be ended and started anew."""
 
     known: Known

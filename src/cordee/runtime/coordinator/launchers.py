@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cordee.group.messages import Evicted, Message, Present, Seat, Start, Who
+from cordee.group.messages import Evicted, Message, Place, Present, Start, Who
 from cordee.runtime.coordinator.known import Known
 from cordee.runtime.coordinator.lease import claim
 from cordee.runtime.coordinator.policy import goes_on
@@ -34,7 +34,7 @@ class Launchers:
         self._server, self._notify, self._leave = server, notify, leave
         self.hosts = known.hosts
         self._left = set(known.hosts.order) - set(known.here)
-        self._starts: dict[int, list[Seat]] = {}
+        self._starts: dict[int, Start] = {}
         self._began = time.monotonic()
 
     def refusal(self, peer: Peer, left: frozenset[int], *, back: bool) -> str:
@@ -55,9 +55,11 @@ class Launchers:
     def came(self, peer: Peer, who: Who) -> None:
         """Number all workers once all hosts have come; one that is back hears again what it was to start."""
         if who.term and self.hosts.order:  # what it has started already, it does not start again
-            self._server.tell(peer, Start(self._starts.get(self.hosts.order.index(peer.number), [])))
+            if (start := self._starts.get(self.hosts.order.index(peer.number))) is not None:
+                self._server.tell(peer, start)
             return
-        self.hosts = self.hosts.come(peer.number, who.workers, (who.interface, who.port))
+        keeper = Place(peer.number, peer.host, who.interface, who.port) if who.port else None
+        self.hosts = self.hosts.come(peer.number, who.workers, who.door, keeper)
         if len(self.hosts.workers) == self.hosts.nodes:
             names = {one.number: one.host for one in self._server.those("node")}
             self.hosts = self.hosts.numbered(names)
@@ -120,10 +122,11 @@ class Launchers:
         if peer is not None:
             self._lose(peer.number, peer.host, f"its host {peer.host} was evicted: {reason}")
 
-    def start_on(self, node: int, seats: Sequence[Seat]) -> None:
-        """Let the launcher of the host with this place in the order of hosts start these."""
-        self._starts.setdefault(node, []).extend(seats)
-        self._server.tell_one("node", self.hosts.order[node], Start(list(seats)))
+    def start_on(self, node: int, start: Start) -> None:
+        """Tell the launcher of the host with this place in the order of hosts."""
+        before = self._starts.get(node, Start([]))
+        self._starts[node] = Start([*before.seats, *start.seats], start.keeper)
+        self._server.tell_one("node", self.hosts.order[node], start)
 
     def start_later(self, worker: int, node: int) -> None:
         """A worker is about to be started there."""

@@ -15,7 +15,7 @@ import msgspec
 
 from cordee.core.errors import CordeeError
 from cordee.core.events import ANY_EVENT, Event
-from cordee.group.messages import ANY_MESSAGE, Message, Seat
+from cordee.group.messages import ANY_MESSAGE, Again, Message, Start
 from cordee.group.wire import HEADER, Address, length_of, pack, unpack
 from cordee.runtime.coordinator.holders import Servers
 from cordee.runtime.coordinator.known import Known
@@ -79,13 +79,14 @@ class Halt(Call):
 
     reason: str
     at_once: bool
+    again: Again | None = None
 
 
 class StartOn(Call):
     """The launcher of another host shall start these."""
 
     node: int
-    seats: list[Seat]
+    start: Start
 
 
 class Expect(Call):

@@ -58,7 +58,7 @@ def next_generation(roster: Roster) -> tuple[Roster, Go] | None:
 
 
 def decide(generation: int, committed: dict[int, int]) -> Go:
-    """From how far each survivor has come: who goes on, from where, and who gives what to whom.
+    """From how far each survivor has come: which workers go on, from where, and which of them hands over the gradient.
 
     Survivors differ by at most one agreement: number n + 1 needs a contribution of every member, also of those
     that still work on number n. A larger difference is a defect of ours and must not be papered over.

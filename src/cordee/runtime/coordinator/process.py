@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from cordee.runtime.coordinator import link
 from cordee.runtime.coordinator.hub import Hub
-from cordee.runtime.coordinator.known import Again
+from cordee.runtime.coordinator.known import Successor
 from cordee.runtime.coordinator.link import Frame, Line, Queue
 from cordee.runtime.notices import HeardOut
 
@@ -40,8 +40,8 @@ def _serve(launcher: Line, listener: socket.socket) -> None:
     begin = launcher.receive(link.decode_call)
     if not isinstance(begin, link.Begin):
         return
-    again = Again(begin.known, listener, Queue(launcher), begin.folder, begin.standing, begin.tickets)
-    hub = Hub(begin.address, expected=0, again=again)
+    successor = Successor(begin.known, listener, Queue(launcher), begin.folder, begin.standing, begin.tickets)
+    hub = Hub(begin.address, expected=0, successor=successor)
     launcher.send(Frame(known=hub.known(), pid=os.getpid()))
     while True:
         readable, _, _ = select.select([launcher.sock], [], [], PULSE_S)
@@ -60,10 +60,10 @@ def _act(hub: Hub, call: link.Call, launcher: Line) -> None:
             hub.lose(worker, reason)
         case link.Invite(worker, node):
             hub.invite(worker, node)
-        case link.Halt(reason, at_once):
-            (hub.abort if at_once else hub.ask_to_stop)(reason)
-        case link.StartOn(node, seats):
-            hub.start_on(node, seats)
+        case link.Halt(reason, at_once, again):
+            hub.abort(reason, again) if at_once else hub.ask_to_stop(reason)
+        case link.StartOn(node, start):
+            hub.start_on(node, start)
         case link.Expect(servers, persist):
             hub.call(partial(hub.stewards.expect, servers, persist=persist))
         case link.Leave(host, reason, votes, tie):

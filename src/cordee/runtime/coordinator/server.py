@@ -182,7 +182,7 @@ class Server:
             peer.writer.close()
 
     async def _accept(self, listener: socket.socket) -> None:
-        """By ourselves: `asyncio.start_server` does not say when a TLS handshake fails, nor with whom."""
+        """By ourselves: `asyncio.start_server` does not say when a TLS handshake fails, nor with which peer."""
         listener.setblocking(False)
         serving: set[asyncio.Task[None]] = set()
         while True:

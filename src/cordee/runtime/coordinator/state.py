@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from cordee.group.messages import Seat
+from cordee.group.messages import Place, Seat
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,26 @@ class Hosts:
     """What each is called."""
     doors: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Where the launcher of each of the others listens: there it coordinates if it has to."""
+    keepers: dict[int, Place] = field(default_factory=dict)
+    """Where the launcher of each keeps copies of the state."""
 
     def free(self) -> int:
         """The number of the next host that comes."""
         return next(number for number in itertools.count(1) if number not in self.workers)
 
-    def come(self, host: int, workers: int, door: tuple[str, int] = ("", 0)) -> Hosts:
-        """A host came; its launcher listens there."""
-        return replace(self, workers={**self.workers, host: workers}, doors={**self.doors, host: door})
+    def come(self, host: int, workers: int, door: tuple[str, int] = ("", 0), keeper: Place | None = None) -> Hosts:
+        """A host came; its launcher listens there, and keeps copies of the state at another place, if at any."""
+        came = replace(self, workers={**self.workers, host: workers}, doors={**self.doors, host: door})
+        return came if keeper is None else came.keeping(host, keeper)
+
+    def keeping(self, host: int, keeper: Place) -> Hosts:
+        """The launcher of a host keeps copies of the state there."""
+        return replace(self, keepers={**self.keepers, host: keeper})
+
+    def keeper_after(self, node: int) -> Place | None:
+        """Who keeps what the host with this place has of the state: the host after it."""
+        order = self.order
+        return self.keepers.get(order[(node + 1) % len(order)]) if len(order) > 1 else None
 
     def leave(self, host: int) -> Hosts:
         """A host left before the run began: another one may take its place."""

@@ -106,7 +106,7 @@ def _paused(times: Mapping[int, Times]) -> list[Slow]:
 def _behind_a_slow_link(times: Mapping[int, Times], links: Iterable[Link]) -> list[Slow]:
     """The first worker of the host of which all links are slow, while every other host has a fast one.
 
-    Of two hosts nobody can say whose link it is.
+    Of two hosts, times do not tell whose link it is.
     """
     speeds: dict[str, float] = {}
     for one, other, mbit_s, _ in links:

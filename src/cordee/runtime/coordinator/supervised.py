@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from cordee.core.errors import CordeeError
 from cordee.core.events import CoordinatorEvent, StepEvent
 from cordee.group import messages
-from cordee.group.messages import Message, Posted, Seat
+from cordee.group.messages import Message, Posted, Start
 from cordee.group.wire import Address
 from cordee.runtime.coordinator import link
 from cordee.runtime.coordinator.holders import Servers
@@ -85,6 +85,11 @@ class Coordinator:
         self._thread.start()
 
     @property
+    def known(self) -> Known:
+        """The run as the coordinator knows it."""
+        return self._known
+
+    @property
     def hosts(self) -> Hosts:
         """The hosts of the run, as far as they have come."""
         return self._known.hosts
@@ -109,9 +114,9 @@ class Coordinator:
         """Say that a worker is about to be started on a host, and shall come in between two steps."""
         self._call(link.Invite(worker, node))
 
-    def start_on(self, node: int, seats: Sequence[Seat]) -> None:
-        """Let the launcher of the host with this place in the order of hosts start these."""
-        self._call(link.StartOn(node, list(seats)))
+    def start_on(self, node: int, start: Start) -> None:
+        """Tell the launcher of the host with this place in the order of hosts."""
+        self._call(link.StartOn(node, start))
 
     def expect(self, servers: Servers, *, persist: bool) -> None:
         """These parameter servers are about to be started; what they `persist` outlives them."""
@@ -129,10 +134,10 @@ class Coordinator:
         self._standing = messages.Stop(reason)
         self._call(link.Halt(reason, at_once=False))
 
-    def abort(self, reason: str) -> None:
-        """End all workers at once."""
-        self._standing = messages.Abort(reason)
-        self._call(link.Halt(reason, at_once=True))
+    def abort(self, reason: str, again: messages.Again | None = None) -> None:
+        """End all workers at once; if the run is to start `again`, other hosts come back for it."""
+        self._standing = messages.Abort(reason, again)
+        self._call(link.Halt(reason, at_once=True, again=again))
 
     def hear_out(self, seconds: float) -> None:
         """Wait until all is read that ended workers and servers said. At most so long."""

@@ -85,7 +85,7 @@ class Tickets:
     def ask(self, worker: int) -> Tickets:
         """A worker asks for its part, or for the next one."""
         if worker not in self.window.members:
-            raise ValueError(f"worker {worker} is none of {self.window.members}, for whom the window was opened")
+            raise ValueError(f"worker {worker} is none of {self.window.members}, for which the window was opened")
         return self if worker in self.waiting else replace(self, waiting=(*self.waiting, worker))
 
     def finish(self, worker: int, item: Item, record: Iterable[float]) -> Tickets:

@@ -39,11 +39,12 @@ def run_foreign(launch: Launch, world: World, listen: Listener, made: Job | None
         )
     check_deadline(launch.deadline_s, launch.wording)
     launch.plan.check(world.size)
-    if launch.plan.replace:
-        raise UsageError(
-            f"replace=true needs workers that Cordée starts, but {world.source} started these: take it out of the "
-            "plan, or use cordee train"
-        )
+    for given, wanted in (("replace=true", launch.plan.replace), ("recover=", launch.plan.recover != "ask")):
+        if wanted:
+            raise UsageError(
+                f"{given} needs workers that Cordée starts, but {world.source} started these: take it out of the "
+                "plan, or use cordee train"
+            )
     heap.keep_later()
     launch.check_formats(lambda message: listen(WarningEvent(message)))
     with contextlib.ExitStack() as ends:

@@ -12,7 +12,15 @@ from dataclasses import replace
 import msgspec
 
 from cordee.core import interrupts
-from cordee.core.errors import CoordinatorLost, CordeeError, Evicted, Interrupted, RendezvousError, WorkerFailed
+from cordee.core.errors import (
+    CoordinatorLost,
+    CordeeError,
+    Evicted,
+    Interrupted,
+    RendezvousError,
+    WorkerFailed,
+    WorkersLost,
+)
 from cordee.core.interrupts import Interrupts
 from cordee.core.words import plural
 from cordee.group import messages
@@ -22,11 +30,12 @@ from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.known import Known, unpack_known
 from cordee.runtime.coordinator.server import listen
 from cordee.runtime.coordinator.supervised import Coordinator
-from cordee.runtime.engines.local import LocalEngine
+from cordee.runtime.engines.local import LocalEngine, engine_for
 from cordee.runtime.engines.seam import Engine
-from cordee.runtime.launch import Launch
+from cordee.runtime.keeping import Kept
+from cordee.runtime.launch import Continued, Launch, continued
 from cordee.runtime.notices import Notices, NotStarted
-from cordee.runtime.rendezvous import HostWait
+from cordee.runtime.rendezvous import BACK_S, PATIENCE_S, HostWait
 from cordee.runtime.spec import WorkerSpec
 
 LOOK_S = 0.1
@@ -48,7 +57,8 @@ class HostsEngine:
     def __init__(self, local: Engine, hub: Coordinator, node: int = 0) -> None:
         """`local` starts the workers of this host, the `node`; the launchers of the others are connected to `hub`."""
         self._local, self._hub, self._node = local, hub, node
-        self.look, self.wait, self.how_it_ended, self.close = local.look, local.wait, local.how_it_ended, local.close
+        self.look, self.wait, self.how_it_ended = local.look, local.wait, local.how_it_ended
+        self.end, self.close = local.end, local.close
         """Of this host: the others look after their own workers, say what became of them, and end with the run."""
 
     def start(self, seats: Iterable[Seat]) -> None:
@@ -57,37 +67,51 @@ class HostsEngine:
             if node == self._node:
                 self._local.start(group)
             else:
-                self._hub.start_on(node, list(group))
+                self._hub.start_on(node, messages.Start(list(group), self._hub.hosts.keeper_after(node)))
 
 
 class Follower:
     """The launcher of a host that does not coordinate, unless it has to: when the coordinator's host is gone."""
 
     def __init__(
-        self, launch: Launch, address: Address, say: Callable[[str], None], sent_job: bytes | None = None
+        self,
+        launch: Launch,
+        address: Address,
+        say: Callable[[str], None],
+        sent_job: bytes | None,
+        kept: Kept,
+        former: LocalEngine | None = None,
     ) -> None:
-        """Connect to the coordinator at `address`, which may be started a little later; `say` tells the user."""
-        self.address, self._say = address, say
+        """Connect to the coordinator at `address`, which may be started a little later; `say` tells the user.
+
+        `former` has started the workers of this host before, in a run that continues.
+        """
+        self.address, self._say, self.kept = address, say, kept
         """Where the coordinator is."""
-        self.notices: Notices = queue.SimpleQueue()
         self.known: Known | None = None
         """What the next coordinator begins with, once all hosts have come."""
         self.votes: int | None = None
         """None: this host does not take over. How many hosts have to come to it, with itself; 0: it needs none."""
+        self._node = 0
+        """The place of this host among the hosts."""
+        self._again: messages.Again | None = None
+        """How the run continues, of which every start ends with the connection to the coordinator."""
+        self.notices: Notices = queue.SimpleQueue()
         self._started: set[int] = set()
         """The workers and servers that were started here."""
         self._awaited = ""
         self._asked = self._stopping = False
         """Whether a signal has come here, and whether the run was asked to end after a step, wherever one came."""
         # Made now, as its server imports while hosts wait for each other.
-        self.engine = LocalEngine(self.notices, self._spec, launch.output, sent_job)
-        self._wait = HostWait(say)
+        self.engine = engine_for(former, self.notices, self._spec, (launch.output, sent_job))
+        at = kept.place or messages.Place(0, "", "", 0)
+        who = messages.Who("node", socket.gethostname(), workers=launch.workers, interface=at.interface, port=at.port)
+        self._wait = HostWait(say, PATIENCE_S if launch.continued is None else BACK_S)
         try:
             interface = own_address_towards(address.host, address.port)
             self.listener = listen(interface, 0)
             self.door = interface, int(self.listener.getsockname()[1])
-            who = messages.Who("node", socket.gethostname(), workers=launch.workers)
-            who = msgspec.structs.replace(who, interface=interface, port=self.door[1])
+            who = msgspec.structs.replace(who, door=self.door)
             waited = f"waiting for the host that has the address {address.host}"
             self._client = self._wait.reach(lambda: Client(address, who, self._hear, self._lost), waited)
         except BaseException:
@@ -98,19 +122,23 @@ class Follower:
         self._client.start()
         self.launch = launch.told(self._client.settings)
 
-    def watch(self, signals: Interrupts) -> None:
+    def watch(self, signals: Interrupts) -> Launch | None:
         """Start workers and say what becomes of them, until the run has ended; raises what ended it early.
 
-        If this host takes over, it returns before that, with the workers as they are.
+        Returns what to start on this host in a run that continues. If this host takes over, it returns before the run
+        has ended, with the workers as they are.
         """
         try:
             while not self._take(signals):
                 pass
             if self.votes is not None:
-                return
+                return None
             self.engine.wait(END_S)
+            if self._again is not None:
+                return continued(self.launch, self._again, self._node, Continued(0, ""))
             if self._stopping:
                 raise Interrupted(f"{STOPPED} {self.address}, says how to go on")
+            return None
         finally:
             self._client.close()
             if self.votes is None:
@@ -118,7 +146,7 @@ class Follower:
 
     def close(self) -> None:
         """End the workers of this host; a second call does nothing."""
-        self.engine.close()
+        self.engine.end()
         self.listener.close()
 
     @property
@@ -127,7 +155,7 @@ class Follower:
         return self._client.number
 
     def _take(self, signals: Interrupts) -> bool:
-        """Take the next message or notice, or wait a moment for it; True when there is no more to follow."""
+        """Take the next message or notice, or wait a moment for it; True when the run has ended."""
         if signals.count and not self._started:
             raise Interrupted(interrupts.EARLY)
         if signals.count > 1:
@@ -150,11 +178,15 @@ class Follower:
                     self._client.send(messages.Lose(worker, f"could not be started: {reason}"))
                 case messages.Present(here, of):
                     self._awaited = f"waiting for the other hosts: {here} of {of} hosts are here" if here < of else ""
-                case messages.Start(seats):
-                    self._start([seat for seat in seats if seat.worker not in self._started])
+                case messages.Start(seats, keeper):
+                    self.kept.send_to(keeper)
+                    if new := [seat for seat in seats if seat.worker not in self._started]:  # else it is told again
+                        self._start(new)
                 case messages.Abort() | CoordinatorLost() if not self._started:
                     raise RendezvousError(NOT_STARTED)
-                case CoordinatorLost() if self.votes is not None:
+                case messages.Abort(reason, again) if again is not None and not self._asked:
+                    self._come_back(reason, again)
+                case CoordinatorLost() if self._again is not None or self.votes is not None:
                     return True
                 case messages.Abort(reason):
                     raise (Interrupted if self._asked else WorkerFailed)(f"the run was ended: {reason}")
@@ -169,6 +201,7 @@ class Follower:
         return False
 
     def _start(self, seats: list[Seat]) -> None:
+        self._node = seats[0].world.node
         if not self._started and self.launch.workers == 0:
             self._say("this host computes nothing; it holds parameters for the others")
         self._started |= {seat.worker for seat in seats}
@@ -177,14 +210,26 @@ class Follower:
             self._say(f"on this host, of {plural(workers[0].world.size, 'worker')} in all: {numbers}")
         self.engine.start(seats)
 
+    def _come_back(self, reason: str, again: messages.Again) -> None:
+        """The run has lost its last whole replica, and continues: once the coordinator has hung up, meet there anew."""
+        if self.launch.workers and not again.workers[self._node]:
+            raise WorkersLost(f"no worker of this host is left, and the run continues without it: {reason}")
+        self._say("the run has lost its last whole replica; this host continues it with the others")
+        self._again = again
+        if again.keeper is not None:
+            self.engine.wait(END_S)  # until workers have written their last copies
+            self.kept.bring(again.keeper)
+
     def _hear(self, message: Message) -> None:
         if isinstance(message, messages.Known):
             self.known = unpack_known(message.state)
             first, *_ = self._client.addresses
             doors = [door for door in self.known.doors() if door != self.door]
             self._client.addresses = [first, *(replace(first, host=host, port=port) for host, port in doors)]
-        else:
-            self.notices.put((-1, message))
+            return
+        if isinstance(message, messages.Abort):
+            self._client.expect_end()
+        self.notices.put((-1, message))
 
     def _stays(self, seconds: float, refused: bool) -> bool:
         """The coordinator is lost: whether to look for another one, or be it. The hosts do so in their order."""
@@ -201,4 +246,4 @@ class Follower:
 
     def _spec(self, seat: Seat) -> WorkerSpec:
         interface = own_address_towards(self.address.host, self.address.port)
-        return self.launch.spec(self.address, interface, seat)
+        return self.kept.told(self.launch.spec(self.address, interface, seat))

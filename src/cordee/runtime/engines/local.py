@@ -56,6 +56,7 @@ class LocalEngine:
         self._ended: dict[int, str] = {}
         self._stopped_since: dict[int, float] = {}
         self._changed = threading.Condition()
+        self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._sock = connect_warm(lambda message: notices.put((-1, WarningEvent(message)))) or self._serve(
             [COORDINATE] if coordinates else []
@@ -108,8 +109,8 @@ class LocalEngine:
         """As the fork server reaped it."""
         return self._ended.get(worker)
 
-    def close(self) -> None:
-        """End workers, the run's server, and the reading of their output."""
+    def end(self) -> None:
+        """End workers."""
         if self._process is not None and not self._is_ready.is_set():
             self._process.kill()  # still importing: it has no workers, and does not listen yet
         with self._changed:
@@ -117,6 +118,23 @@ class LocalEngine:
         for worker in list(self._pids):
             self._kill(worker)
         self.wait(CLOSE_S)
+
+    def serve_again(self, notices: Notices, spec_of: Callable[[Seat], WorkerSpec]) -> bool:
+        """Start the workers of another start of the run, now that those of one have ended; False: it cannot."""
+        with self._changed:
+            if self._pids or self._asked or not self._is_ready.is_set() or not self._listener.is_alive():
+                return False
+            self._notices, self._spec_of = notices, spec_of
+            self._ended.clear()
+            self._stopped_since.clear()
+            return True
+
+    def close(self) -> None:
+        """End workers, the run's server, and the reading of their output; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.end()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # our listener sits in a read; closing alone would not wake it
         self._listener.join(CLOSE_S)
@@ -181,6 +199,22 @@ class LocalEngine:
                 self._pids.pop(worker, None)
                 self._ended[worker] = _in_words(os.waitstatus_to_exitcode(news.status))
                 self._notices.put((worker, Lose(worker, self._ended[worker])))
+
+
+def engine_for(
+    former: LocalEngine | None,
+    notices: Notices,
+    spec_of: Callable[[Seat], WorkerSpec],
+    given: tuple[Output, bytes | None],
+    *,
+    coordinates: bool = False,
+) -> LocalEngine:
+    """The engine that has served a former start of the run, as its server need not import again, or another one."""
+    if former is not None and former.serve_again(notices, spec_of):
+        return former
+    if former is not None:
+        former.close()
+    return LocalEngine(notices, spec_of, *given, coordinates=coordinates)
 
 
 def _in_words(status: int) -> str:

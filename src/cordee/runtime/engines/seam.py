@@ -42,5 +42,8 @@ class Engine(Protocol):
     def how_it_ended(self, worker: int) -> str | None:
         """How a process ended, in words; None if it has not, or the engine cannot know."""
 
+    def end(self) -> None:
+        """End all processes that are left."""
+
     def close(self) -> None:
         """End all processes that are left, and what the engine itself needed; a second call does nothing."""

@@ -38,7 +38,7 @@ def warm_path() -> Path:
     """The socket of this user's warm server for this very interpreter and code."""
     package = Path(__file__).resolve().parents[2]
     newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
-    # Workers inherit from the server where they may run and whom they can reach, so it must be as for ourselves.
+    # Workers inherit from the server where they may run and what they can reach, so it must be as for ourselves.
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "pid")]
     # Read when torch is loaded, and when Python starts, so they must be as for ourselves too.
     variables = [server_environment().get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "PYTHONPATH", HASHES)]
