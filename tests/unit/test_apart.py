@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from cordee.core.events import Event, WarningEvent
+from cordee.core.events import Event, StrangerEvent, WarningEvent
 from cordee.group.bulk import Gone, dial
 from cordee.group.messages import Who
 from cordee.group.sliced import Place as Box
@@ -190,6 +191,12 @@ def test_a_host_that_is_gone_or_full_costs_a_copy_and_nothing_else(
     ],
 )
 def test_what_is_no_part_is_refused(kept: Kept, address: Address, offer: dict[str, object]) -> None:
+    told: list[Event] = []
+    kept.tell = told.append
+    with pytest.raises(Gone):
+        dial(replace(towards(kept, address), token=secrets.token_hex(32)), Who("worker", "x", 0), DEADLINE_S)
+    until(lambda: told)
+    assert [type(one) for one in told] == [StrangerEvent]
     link = dial(towards(kept, address), Who("worker", "x", 0), DEADLINE_S)
     link.send(offer)
     with pytest.raises(Gone):

@@ -42,7 +42,9 @@ def test_it_is_the_same_value_after_a_way_as_text() -> None:
 
 def test_the_hosts_that_may_coordinate_next_and_where() -> None:
     """In their order, by their names; the first host has no door, and is none of them once another one coordinates."""
-    hosts = Hosts(3, {0: 2}).come(1, 1, ("10.0.0.3", 7)).come(2, 1, ("10.0.0.2", 8)).numbered({1: "c", 2: "b"})
+    hosts = (
+        Hosts(3, {0: 2}).come(1, 1, None, ("10.0.0.3", 7)).come(2, 1, None, ("10.0.0.2", 8)).numbered({1: "c", 2: "b"})
+    )
     known = Known(Roster(4), hosts)
     assert (known.heirs, known.doors()) == ((2, 1), [("10.0.0.2", 8), ("10.0.0.3", 7)])
     after = replace(known, home=2)

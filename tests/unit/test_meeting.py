@@ -121,7 +121,7 @@ def test_a_host_that_follows_starts_its_workers_when_all_have_come(
     third, _ = come(hub, 1)
     coordinator = Workers(hub.notices, lambda seat: seat)  # type: ignore[arg-type,return-value]
     until(lambda: hub.hosts.order)
-    engine = HostsEngine(coordinator, hub)  # type: ignore[arg-type]
+    engine = HostsEngine(coordinator, hub, None)  # type: ignore[arg-type]
     engine.start(seats([2, 4, 1]))
     assert [seat.worker for seat in coordinator.specs] == [0, 1]
     specs = follower.engine.specs  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ def test_a_signal_to_a_host_that_follows(second: bool, tmp_path: Path, monkeypat
     watching = threading.Thread(target=watch)
     watching.start()
     until(lambda: hub.hosts.order)
-    HostsEngine(Workers(hub.notices, lambda seat: seat), hub).start(seats([1, 1]))  # type: ignore[arg-type,return-value]
+    HostsEngine(Workers(hub.notices, lambda seat: seat), hub, None).start(seats([1, 1]))  # type: ignore[arg-type,return-value]
     until(lambda: follower.engine.specs)  # type: ignore[attr-defined]
     signals.count = 1
     while not isinstance(notice := hub.notices.get(timeout=DEADLINE_S)[1], Interrupt):

@@ -106,6 +106,7 @@ REFUSED = (
     (Plan(share="proportional"), 2, "needs proportions"),
     (Plan(share="proportional", proportions=(5, 3, 2)), 2, "name 3 worker.s., but 2 start"),
     (Plan(graphs="true"), 2, "graphs=true needs compile=true"),
+    (Plan(copy_every=5), 2, "copy_every=5 means nothing under recover=ask.*; set recover=fewer or recover=full"),
     (Plan(servers=2), 2, "servers=2 means nothing under sync=allreduce; set sync=server"),
     (Plan(sync="server", precision="fp16"), 2, "sync=server does not work with precision=fp16"),
     (Plan(faithful="same"), 2, "faithful=same says what sync=auto may choose"),

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cordee.core.errors import PlanError
 from cordee.core.plan import Plan
-from cordee.group.messages import LEAVES, Again
+from cordee.group.messages import LEAVES, Again, Place
 from cordee.runtime.coordinator.recovery import MOST_CONTINUED, Course, Left, decide
+from cordee.runtime.coordinator.state import Hosts
 from cordee.runtime.engines.seam import seats
 
 KILLED = "killed by SIGKILL"
@@ -75,7 +75,10 @@ def test_what_a_run_has_reached_does_not_go_back() -> None:
     assert isinstance(decide(Plan.parse("recover=full"), course, left([1], {0: KILLED}, {0}, steps=51)), Again)
 
 
-def test_copies_that_nothing_reads_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"copy_every=5 means nothing under recover=ask.*set recover=fewer"):
-        Plan.parse("copy_every=5").check(1)
-    Plan.parse("copy_every=5,recover=full").check(1)
+def test_copies_go_round_the_hosts_that_are_here() -> None:
+    own, b, c = (Place(number, name, name, 1) for number, name in enumerate("abc"))
+    hosts = Hosts(3, {0: 1}).come(1, 1, c).come(2, 1, b).numbered({1: "c", 2: "b"})
+    assert [hosts.keeper_after(node, own) for node in range(3)] == [b, c, own]
+    assert (hosts.here, hosts.lose(2).here) == ({0, 1, 2}, {0, 2})
+    alone = Hosts(1, {0: 1})
+    assert (alone.keeper_after(0, own), alone.here) == (None, {0})

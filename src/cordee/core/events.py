@@ -287,7 +287,7 @@ class StrangerEvent(Event):
     """Connections were refused."""
 
     listener: str
-    """what they reached: the coordinator, or a parameter server"""
+    """what they reached: the coordinator, a parameter server, or a launcher that takes copies of the state"""
     host: str
     """where that listens"""
     address: str

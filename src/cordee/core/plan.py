@@ -200,15 +200,13 @@ class Plan:
     recover: str = _key(
         "ask",
         "sync",
-        "when no whole replica is left: end with the command that resumes the run, or continue by itself from the "
-        "newest state, on the workers that are left (fewer) or on as many as before (full)",
+        "where no whole replica is left: end, or continue by itself, on fewer workers or on the full number",
         choices=("ask", "fewer", "full"),
     )
     copy_every: int = _key(
         0,
         "sync",
-        "for recover=fewer and full: steps between two copies of the state in memory, of this host and of the next "
-        "one; 0: none",
+        "steps between two copies of the state in memory, here and on the next host, for recover=; 0: none",
         minimum=0,
     )
 

@@ -11,13 +11,16 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from cordee.core.errors import PlanError
+from cordee.core.events import Event
 from cordee.core.locks import is_locked, take_lock
-from cordee.group.bulk import Gone, Link, Listener, dial
+from cordee.group.bulk import Link, Listener, dial
 from cordee.group.messages import Place, Who
+from cordee.group.strangers import Strangers
 from cordee.group.wire import Address
 from cordee.runtime.folder import saved_step
 from cordee.runtime.spec import WorkerSpec
@@ -44,6 +47,8 @@ class Kept:
         self.next: Address | None = None
         """Where the workers of this host send their copies."""
         self._address = address
+        self.tell: Callable[[Event], None] = lambda event: None
+        """Takes what is for the record: of whom it has refused."""
         self._listener: Listener | None = None
         self._lock = -1
         if wanted:
@@ -57,6 +62,7 @@ class Kept:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._listener is not None:
             self._listener.close()
+            self._strangers.tell()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
@@ -81,7 +87,7 @@ class Kept:
         """Give all parts to the host that reads them."""
         if self.folder is None:
             return
-        with contextlib.suppress(Gone):  # then it does without
+        with contextlib.suppress(OSError):  # it is gone: then it does without
             link = dial(self._at(keeper), Who("node", socket.gethostname()), SILENCE_S)
             try:
                 for part in parts_in(self.folder):
@@ -128,8 +134,10 @@ class Kept:
         hidden.rename(self.folder)  # not before it is locked: another launcher may be looking
 
     def _listen(self, interface: str, address: Address) -> None:
+        self._strangers = Strangers("the memory for copies of the state", lambda event: self.tell(event))
         self._listener = Listener(interface, address.token, tls=address.tls, silence_s=SILENCE_S)
         self.place = Place(0, socket.gethostname(), interface, self._listener.port)
+        self._listener.strangers = self._strangers
         self._listener.start(self._serve)
 
     def _serve(self, link: Link, who: Who) -> None:

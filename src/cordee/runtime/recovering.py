@@ -39,13 +39,13 @@ class Recovery:
         left = Left.of(
             places.seats.values(),
             dict(known.roster.lost),
-            known.nodes_here,
+            known.hosts.here,
             steps=steps,
             saved=recorder.saved is not None or saved_step(recorder.out) is not None or not self.kept.is_empty(),
         )
         answer = decide(self.launch.plan, self.course, left)
         if isinstance(answer, Again):
-            self.again = structs.replace(answer, keeper=self.kept.place if len(answer.workers) > 2 else None)
+            self.again = structs.replace(answer, keeper=self.kept.place)
             self.course, self.lost = self.course.after(steps), str(error)
         elif answer:
             recorder.event(WarningEvent(f"the run does not continue by itself: {answer}"))

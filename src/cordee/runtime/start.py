@@ -103,6 +103,7 @@ class _Coordination:
             recorder = Recorder(launch, self.hear)
             ends.callback(recorder.close)
             notices: Notices = queue.SimpleQueue()
+            kept.tell = lambda event: notices.put((-1, event))
 
             def spec_of(seat: Seat) -> WorkerSpec:
                 return kept.told(launch.spec(address, address.host, seat))
@@ -112,10 +113,9 @@ class _Coordination:
             ends.callback(local.end)
             known = first_known(launch.workers, nodes, launch.taken_over)
             known = replace(known, run=recorder.run, patience_s=FIND_S)
-            known = known if kept.place is None else replace(known, hosts=known.hosts.keeping(0, kept.place))
             hub = Coordinator(notices, listener, address, local.coordinate, known, launch.out)
             ends.callback(hub.close)
-            engine: Engine = local if nodes == 1 else HostsEngine(local, hub)
+            engine: Engine = local if nodes == 1 else HostsEngine(local, hub, kept.place)
 
             def begin() -> list[Seat]:
                 counts = [launch.workers]
@@ -124,7 +124,7 @@ class _Coordination:
                     counts = await_hosts(hub, nodes, lambda said: recorder.event(WarningEvent(said)), patience_s)
                 servers = launch.servers(counts)
                 launch.plan.check(sum(counts))
-                kept.send_to(hub.hosts.keeper_after(0))
+                kept.send_to(hub.hosts.keeper_after(0, kept.place))
                 recorder.begin(sum(counts), nodes, memory=kept.newest())
                 hub.expect(servers, persist=launch.plan.persist)
                 engine.start([seat for _, seat in servers.seats])

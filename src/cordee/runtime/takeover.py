@@ -48,6 +48,7 @@ def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[s
         if not hub.may_go_on(gone):  # the folder may be another side's, which continues
             hub.abort(reason)
             raise cut_off(hub.minority, reason, launch)
+        follower.kept.tell = lambda event: follower.notices.put((-1, event))
         recorder = Recorder(launch, hear, takes_over=True)
         ends.callback(recorder.close)
 
@@ -59,7 +60,7 @@ def take_over(follower: Follower, hear: Listener, signals: Interrupts) -> dict[s
             recorder.event(hub.introduced())
             return ()
 
-        engine = HostsEngine(follower.engine, hub, node)
+        engine = HostsEngine(follower.engine, hub, follower.kept.place, node)
         # To continue by itself after its last whole replica, it would have to know how all hosts were started.
         last = replace(launch, plan=replace(launch.plan, recover="ask"))
         return Controller(launch, hub, engine, recorder, Recovery(last, follower.kept)).watch(begin, signals)

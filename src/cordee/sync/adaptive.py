@@ -38,6 +38,8 @@ FIRST, SOON, EVERY = 2, 8, 20
 """Steps before the first decision, after one that changed the way, and after one that did not."""
 SPARE = 30
 """Then so many times as long as it took to measure the link lies between that decision and the next one."""
+FASTER = 2.0
+"""Merges that send little tell too little of a fast link: if they seem so many times faster, the link is probed."""
 BEGIN_S = 0.1
 """The first steps or window, which measure computing, go by the gentlest way that sends at most so long per step."""
 BUCKET_MB = 2.0
@@ -73,9 +75,11 @@ class Adaptive(Sync):
         self._apart = False
         """Whether the states of optimizers are each replica's own."""
         self._clock = Clock(team, warms_up=True)
-        self._compute_s = float("inf")
+        self._compute_s = math.inf
         """Of a step without what is sent, as far as it is known."""
         self._link = Link(team, self.parameters)
+        self._link_then = math.inf
+        """How fast it was at the last decision, in bytes per second."""
         self._generation = 0
         """In which this was measured."""
         self._tried: dict[Way, tuple[float, float]] = {}
@@ -98,6 +102,7 @@ class Adaptive(Sync):
                 costs = self._try_codecs()
                 ways = [way for way in self._settings.ways if merges or not way.every]
                 self._use(first_way(ways, costs, link, BEGIN_S))
+                self._link_then = link
                 if self.way != Way():
                     reason = f"{self.way}: an exact sum would take {costs['none'].sent / link:.3g} s"
                     self._tell(1, Way(), reason, Measured(0.0, 0.0, 0.0, link), {})
@@ -205,6 +210,9 @@ class Adaptive(Sync):
             (compute_s, _, step_s, *_), seconds = table[:, :5].amax(dim=0).tolist(), table[:, 5:].amax(dim=0).tolist()
             shared_s = self.team.replicas / float(table[:, 1].sum())
             measured = self._seen(Measured(compute_s, shared_s, step_s, float(table[:, 3].min()), self._is_new))
+            if not probes and measured.link > FASTER * self._link_then:
+                probes = True
+                continue
             ways = ways[: int(table[:, 4].min())]  # local steps are the last: the others are the same on all replicas
             costs = {name: costs[name]._replace(seconds=most) for name, most in zip(names, seconds, strict=True)}
             decision = decide(measured, costs, ways, self.way, self._tried)
@@ -220,7 +228,7 @@ class Adaptive(Sync):
         if self._generation != self.team.membership.generation:
             self._generation = self.team.membership.generation
             self._link.forget()
-            self._costs, self._tried, self._compute_s = {}, {}, float("inf")
+            self._costs, self._tried, self._compute_s, self._link_then = {}, {}, math.inf, math.inf
 
     def _try_codecs(self) -> dict[str, Cost]:
         """What each of them takes; tried once among these replicas."""
@@ -238,7 +246,7 @@ class Adaptive(Sync):
     def _take(self, steps: int, measured: Measured, decision: Decision) -> None:
         before = self.way
         self._use(decision.choice)
-        self._compute_s = measured.compute_s
+        self._compute_s, self._link_then = measured.compute_s, measured.link
         self._tried[before] = measured.link, measured.step_s / measured.compute_s
         self._sums.overlap = self._overlap
         self._is_new = before != self.way

@@ -34,7 +34,7 @@ from cordee.train.session import Session
 from cordee.train.shares import Computed
 from cordee.train.start import Setup, set_up, set_up_from
 from cordee.train.stepper import Stepper
-from cordee.train.stopping import Evaluations
+from cordee.train.stopping import Evaluations, boundary
 
 
 def run_job(
@@ -136,7 +136,7 @@ class Training:
         setup.model.train()
         if stepper.plan.compile:
             stepper.reporter.tell(WarningEvent("the model is compiled in the first step, which takes longer"))
-        stepper.boundary = self._boundary
+        stepper.boundary = partial(boundary, job, setup.order.steps, stepper.plan.copy_every)
         alone = stepper.team.alone and not stepper.team.grows
         loss_of = training_loss(job, setup.model, stepper.plan, alone=alone)
         piping = Piping(stepper.team, stepper.split, stepper.reporter)
@@ -192,19 +192,6 @@ class Training:
 
     def _enough(self) -> bool:
         return self.evaluations.exhausted or (self.job.stop.steps is not None and self.steps >= self.job.stop.steps)
-
-    def _boundary(self, steps: int) -> int | None:
-        """After so many steps, the next one that all workers have to end together, equal: saved, measured, or the last.
-
-        At the end of an epoch callbacks may do so.
-        """
-        job, per_epoch = self.job, self.setup.order.steps
-        save, stop, epochs = job.save.steps, job.stop.steps, steps // per_epoch + 1
-        measured = job.data.validation is not None or bool(job.callbacks) or epochs == job.epochs
-        measured |= job.save.epochs is not None and epochs % job.save.epochs == 0
-        ends = [steps - steps % one + one for one in (save, self._every) if one is not None]
-        ends += [] if stop is None else [stop]
-        return min([*ends, *([epochs * per_epoch] if measured else [])], default=None)
 
     def _due(self, done: Committed, end_of_epoch: bool) -> bool:
         save = self.job.save

@@ -83,6 +83,7 @@ class Saver:
         copier = Copier(self._memory, self._channel.worker, self._channel.post)
 
         def write(taken: Snapshot, step: int, metrics: Mapping[str, float], on_read: Callable[[], None]) -> Path:
+            self._channel.send()  # a state that outlives this worker is not newer than the record of its steps
             return copier.write(taken, self.owners, step, metrics, on_read)
 
         return Checkpoints(self._memory.folder, owners=self.owners, write=write)

@@ -98,3 +98,16 @@ def tell_cause(job: Job, steps: int, epochs: int, *, exhausted: bool) -> str:
     # Each worker looks at these by itself: another one's wish is not known here.
     wishes = [f"Stop(minutes={stop.minutes:g})"] if stop.minutes is not None else []
     return " or ".join(wishes + ["Stop(when=...)"] * (stop.when is not None)) or "a callback wished to stop"
+
+
+def boundary(job: Job, per_epoch: int, copied: int, steps: int) -> int | None:
+    """After so many steps, the next one that all workers have to end together, equal: saved, measured, or the last.
+
+    `copied`: steps between two copies of the state in memory, or 0. At the end of an epoch callbacks may do so.
+    """
+    epochs = steps // per_epoch + 1
+    measured = job.data.validation is not None or bool(job.callbacks) or epochs == job.epochs
+    measured |= job.save.epochs is not None and epochs % job.save.epochs == 0
+    ends = [steps - steps % one + one for one in (job.save.steps, copied) if one]
+    ends += [] if job.stop.steps is None else [job.stop.steps]
+    return min([*ends, *([epochs * per_epoch] if measured else [])], default=None)

@@ -168,7 +168,7 @@ class Hub:
                 self._recorded = max([self._recorded, *(one.step for one in events if isinstance(one, StepEvent))])
                 self._job = next((one for one in events if isinstance(one, JobEvent)), self._job)
                 for one in (message,) if not self._lives_once else events:  # a launcher has to tell what comes twice
-                    self._notify(peer.number, one)
+                    self._notify(peer.number if peer.role != "node" else -1 - peer.number, one)
                 peer.heard = number
             case messages.Ready(committed, admits):
                 self._ready(peer.number, committed, admits)
@@ -218,8 +218,7 @@ class Hub:
             self._notify(-1, farewell := messages.Farewell())
             self._server.tell_all(farewell, later=True)
             return
-        step = next_generation(self.roster)
-        if step is None:
+        if (step := next_generation(self.roster)) is None:
             return
         self.roster, go = step
         self._go = go = msgspec.structs.replace(go, recorded=self._recorded)

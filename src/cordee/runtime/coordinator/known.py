@@ -64,11 +64,6 @@ class Known:
         return tuple(host for node, host in enumerate(self.hosts.order) if node not in self.left_hosts)
 
     @property
-    def nodes_here(self) -> set[int]:
-        """The places of those in their order; of a run on one host, 0."""
-        return {self.hosts.order.index(host) for host in self.here} or {0}
-
-    @property
     def heirs(self) -> tuple[int, ...]:
         """The hosts whose launchers coordinate when this one cannot any more, the first of them first."""
         return tuple(host for host in self.here if host != self.home)

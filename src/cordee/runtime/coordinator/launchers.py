@@ -59,7 +59,7 @@ class Launchers:
                 self._server.tell(peer, start)
             return
         keeper = Place(peer.number, peer.host, who.interface, who.port) if who.port else None
-        self.hosts = self.hosts.come(peer.number, who.workers, who.door, keeper)
+        self.hosts = self.hosts.come(peer.number, who.workers, keeper, who.door)
         if len(self.hosts.workers) == self.hosts.nodes:
             names = {one.number: one.host for one in self._server.those("node")}
             self.hosts = self.hosts.numbered(names)
@@ -109,6 +109,7 @@ class Launchers:
 
     def _lose(self, number: int, name: str, reason: str) -> None:
         self._left.add(number)
+        self.hosts = self.hosts.lose(number)
         self._leave(number, name, reason)
 
     def tell(self, message: Message) -> None:

@@ -128,25 +128,33 @@ class Hosts:
     doors: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Where the launcher of each of the others listens: there it coordinates if it has to."""
     keepers: dict[int, Place] = field(default_factory=dict)
-    """Where the launcher of each keeps copies of the state."""
+    """Host → where its launcher takes copies of the state."""
+    gone: frozenset[int] = frozenset()
+    """Hosts that were lost in the run."""
 
     def free(self) -> int:
         """The number of the next host that comes."""
         return next(number for number in itertools.count(1) if number not in self.workers)
 
-    def come(self, host: int, workers: int, door: tuple[str, int] = ("", 0), keeper: Place | None = None) -> Hosts:
-        """A host came; its launcher listens there, and keeps copies of the state at another place, if at any."""
-        came = replace(self, workers={**self.workers, host: workers}, doors={**self.doors, host: door})
-        return came if keeper is None else came.keeping(host, keeper)
+    def come(self, host: int, workers: int, keeper: Place | None = None, door: tuple[str, int] = ("", 0)) -> Hosts:
+        """A host came; its launcher listens at the `door`, and for copies of the state at another place, if at any."""
+        keepers = self.keepers if keeper is None else {**self.keepers, host: keeper}
+        doors = {**self.doors, host: door}
+        return replace(self, workers={**self.workers, host: workers}, keepers=keepers, doors=doors)
 
-    def keeping(self, host: int, keeper: Place) -> Hosts:
-        """The launcher of a host keeps copies of the state there."""
-        return replace(self, keepers={**self.keepers, host: keeper})
+    def lose(self, host: int) -> Hosts:
+        """A host was lost in the run."""
+        return replace(self, gone=self.gone | {host})
 
-    def keeper_after(self, node: int) -> Place | None:
-        """Who keeps what the host with this place has of the state: the host after it."""
-        order = self.order
-        return self.keepers.get(order[(node + 1) % len(order)]) if len(order) > 1 else None
+    @property
+    def here(self) -> frozenset[int]:
+        """The node numbers of the hosts that are here."""
+        return frozenset(node for node, host in enumerate(self.order or (0,)) if host not in self.gone)
+
+    def keeper_after(self, node: int, own: Place | None) -> Place | None:
+        """Where copies of the host with this node number go: to the next one; `own`: the coordinator's."""
+        after = (node + 1) % max(1, len(self.order))
+        return None if after == node else self.keepers.get(self.order[after], own if after == 0 else None)
 
     def leave(self, host: int) -> Hosts:
         """A host left before the run began: another one may take its place."""

@@ -25,7 +25,7 @@ from cordee.core.interrupts import Interrupts
 from cordee.core.words import plural
 from cordee.group import messages
 from cordee.group.client import Client
-from cordee.group.messages import Message, Seat
+from cordee.group.messages import Message, Place, Seat
 from cordee.group.wire import Address, own_address_towards
 from cordee.runtime.coordinator.known import Known, unpack_known
 from cordee.runtime.coordinator.server import listen
@@ -54,9 +54,12 @@ NOT_STARTED = "the coordinator did not start the run: look there for the reason"
 class HostsEngine:
     """Starts workers on several hosts: on this one itself, on the others through their launchers."""
 
-    def __init__(self, local: Engine, hub: Coordinator, node: int = 0) -> None:
-        """`local` starts the workers of this host, the `node`; the launchers of the others are connected to `hub`."""
-        self._local, self._hub, self._node = local, hub, node
+    def __init__(self, local: Engine, hub: Coordinator, keeper: Place | None, node: int = 0) -> None:
+        """`local` starts the workers of this host, the `node`; the launchers of the others are connected to `hub`.
+
+        `keeper`: where this host takes copies of the state.
+        """
+        self._local, self._hub, self._keeper, self._node = local, hub, keeper, node
         self.look, self.wait, self.how_it_ended = local.look, local.wait, local.how_it_ended
         self.end, self.close = local.end, local.close
         """Of this host: the others look after their own workers, say what became of them, and end with the run."""
@@ -67,7 +70,8 @@ class HostsEngine:
             if node == self._node:
                 self._local.start(group)
             else:
-                self._hub.start_on(node, messages.Start(list(group), self._hub.hosts.keeper_after(node)))
+                keeper = self._hub.hosts.keeper_after(node, self._keeper)
+                self._hub.start_on(node, messages.Start(list(group), keeper))
 
 
 class Follower:
@@ -117,7 +121,7 @@ class Follower:
         except BaseException:
             self.engine.close()
             raise
-        self._client.at = "watching"
+        self._client.at, kept.tell = "watching", self._client.post
         self._client.stays = self._stays
         self._client.start()
         self.launch = launch.told(self._client.settings)
@@ -212,13 +216,13 @@ class Follower:
 
     def _come_back(self, reason: str, again: messages.Again) -> None:
         """The run has lost its last whole replica, and continues: once the coordinator has hung up, meet there anew."""
+        if again.keeper is not None:
+            self.engine.wait(END_S)  # until workers have written their last copies
+            self.kept.bring(again.keeper)
         if self.launch.workers and not again.workers[self._node]:
             raise WorkersLost(f"no worker of this host is left, and the run continues without it: {reason}")
         self._say("the run has lost its last whole replica; this host continues it with the others")
         self._again = again
-        if again.keeper is not None:
-            self.engine.wait(END_S)  # until workers have written their last copies
-            self.kept.bring(again.keeper)
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, messages.Known):
