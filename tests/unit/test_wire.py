@@ -34,7 +34,7 @@ def with_token(address: Address, token: str) -> Address:
 
 def test_the_right_token_is_let_in_and_the_message_comes_through(hub: Hub) -> None:
     connection, welcome = connect(hub.address, WHO)
-    assert welcome == Welcome({})
+    assert welcome == Welcome({}, number=0)
     assert hub.notices.get(timeout=DEADLINE_S) == (0, msgspec.structs.replace(WHO, proof=ANY))
     connection.send(Posted([WarningEvent("hello")]))
     assert hub.notices.get(timeout=DEADLINE_S) == (0, WarningEvent("hello"))

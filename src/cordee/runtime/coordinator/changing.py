@@ -8,12 +8,14 @@ from cordee.core.errors import CordeeError, UsageError
 from cordee.core.events import ChangeEvent
 from cordee.group.messages import Answer, Command, Seat, Woke
 from cordee.runtime.coordinator import joining
-from cordee.runtime.coordinator.hub import Hub
 from cordee.runtime.coordinator.joining import Change, refuses_departures, refuses_newcomers
 from cordee.runtime.coordinator.state import Places
+from cordee.runtime.coordinator.supervised import Coordinator
 from cordee.runtime.launch import Launch
 from cordee.runtime.notices import Commanded, Departed, Formed, HostCame, Leaves
 from cordee.runtime.recorder import Recorder
+
+TOOK_OVER = "this host coordinates in the place of another one, and does not know the places of the workers"
 
 
 class Changes:
@@ -22,7 +24,7 @@ class Changes:
     def __init__(
         self,
         launch: Launch,
-        hub: Hub,
+        hub: Coordinator,
         recorder: Recorder,
         start: Callable[[Seat], None],
         stop: Callable[[str], None],
@@ -34,6 +36,8 @@ class Changes:
         """Workers that are about to leave, and why."""
         self._hosts: list[HostCame] = []
         """Hosts that have come, and have no workers yet."""
+        self._woken: set[int] = set()
+        """Evicted workers that continue: a launcher says so again to a coordinator that was started anew."""
 
     def start(self, seat: Seat) -> None:
         """Start a worker that comes in between two steps."""
@@ -79,7 +83,10 @@ class Changes:
                 answer(self._answer(command, trains))
             case HostCame():
                 self._hosts.append(notice)
+            case Woke() if worker in self._woken:
+                pass
             case Woke() if trains and not refuses_newcomers(self._launch.plan, self._launch.target.kind):
+                self._woken.add(worker)
                 self._carry_out(*joining.take_back(self.places, worker, steps))
 
     def _answer(self, command: Command, trains: bool) -> Answer:
@@ -90,6 +97,8 @@ class Changes:
                 raise UsageError(f"{given} with {command.workers} workers: at least 1 is needed. Ctrl-C ends the run")
             if not trains:
                 raise UsageError(f"{given}: the run does not train now; it is starting or ending")
+            if not self.places.seats:
+                raise UsageError(f"{given}: {TOOK_OVER}. End the run, and resume it with another number of workers")
             more = command.what == "join" or command.workers > len(self.places.here)
             plan, kind, began = self._launch.plan, self._launch.target.kind, len(self.places.began)
             if more and (refusal := refuses_newcomers(plan, kind, began)):
@@ -110,9 +119,9 @@ class Changes:
             self.start(seat)
         for worker in change.leaves:
             self._leaving[worker] = f"asked by cordee {change.why}"
-            self._hub.coming.ask_to_leave(worker, self._leaving[worker])
+            self._hub.ask_to_leave(worker, self._leaving[worker])
 
     def _see_who_stays(self) -> None:
         """End the run in good order if no worker is to stay."""
-        if joining.none_stays(self._hub.roster):
+        if joining.none_stays(self._hub.known.roster):
             self._stop("stopping after this step, with a checkpoint: all workers were asked to leave")
