@@ -89,7 +89,7 @@ def test_a_number_comes_once(hub: Hub) -> None:
 
 
 def test_a_newcomer_that_is_not_let_in_leaves_and_the_run_goes_on(hub: Hub) -> None:
-    hub.invite(3, 0)
+    hub.call(hub.coming.invite, 3, 0)
     member = Membership(Channel(hub.address, 3, "here", joins=True), deadline_s=0.01)
     member.outside = True
     with pytest.raises(WaitedTooLong, match="worker 3 on here waited 0 s for a place among the others"):

@@ -53,7 +53,6 @@ class Coming:
         """A worker is about to be started on a host, and shall come in."""
         self._members.roster = self._members.roster.invite(worker)
         self._launchers.start_later(worker, node)
-        self._notify(-1, None)
 
     def formed(self) -> None:
         """Another generation begins; some that were to leave may still be in it."""

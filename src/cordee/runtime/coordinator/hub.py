@@ -1,6 +1,6 @@
 """Membership of one run: lets workers in, notices losses, forms generations, passes on what is for the record.
 
-All of its state lives in the thread of its server; the outside talks to it through `lose`, `invite`, `ask_to_stop` and
+All of its state lives in the thread of its server; the outside talks to it through `lose`, `coming`, `ask_to_stop` and
 `abort`, and listens on `notices`.
 """
 
@@ -92,10 +92,6 @@ class Hub:
     def lose(self, worker: int, reason: str) -> None:
         """Say that a worker is gone (its process ended, or it was stopped)."""
         self._server.call(self._lost, worker, reason)
-
-    def invite(self, worker: int, node: int) -> None:
-        """Say that a worker is about to be started on a host, and shall come in between two steps."""
-        self._server.call(self.coming.invite, worker, node)
 
     def call(self, function: Callable[..., None], *args: object) -> None:
         """Let the server's thread do this, and the launcher know how the run stands then."""

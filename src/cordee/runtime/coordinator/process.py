@@ -59,7 +59,7 @@ def _act(hub: Hub, call: link.Call, launcher: Line) -> None:
         case link.Gone(worker, reason):
             hub.lose(worker, reason)
         case link.Invite(worker, node):
-            hub.invite(worker, node)
+            hub.call(hub.coming.invite, worker, node)
         case link.AskToLeave(worker, reason):
             hub.call(hub.coming.leave, worker, reason)
         case link.LetIn(late):
