@@ -1,6 +1,6 @@
 """Membership of one run: lets workers in, notices losses, forms generations, passes on what is for the record.
 
-All of its state lives in the thread of its server; the outside talks to it through `lose`, `coming`, `ask_to_stop` and
+All of its state lives in the thread of its server; the outside talks to it through `lose`, `call`, `ask_to_stop` and
 `abort`, and listens on `notices`.
 """
 
